@@ -1,0 +1,45 @@
+# Two commands matter: `make demo` and `make test`. Both set everything up in .venv by themselves.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check format bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@
+
+setup: $(STAMP)  ## create .venv and install evergrow with its development tools
+
+demo: $(STAMP)  ## learn handwritten digits two at a time, forget one, spot an unknown one
+	$(BIN)/evergrow demo
+
+check: $(STAMP)  ## ruff, mypy --strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check  ## the checks and all tests but the slow ones
+	$(BIN)/python -m pytest -q -m 'not slow'
+
+test-all: check  ## the checks and every test
+	$(BIN)/python -m pytest -q
+
+format: $(STAMP)  ## rewrite the sources in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## speed and memory as ratios against a baseline in the same run
+	$(BIN)/python -m benchmarks.run
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

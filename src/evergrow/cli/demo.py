@@ -1,0 +1,185 @@
+"""The demonstration: scikit-learn's handwritten digits as a stream of new classes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from evergrow.heads import SCLClassifier
+
+Array = NDArray[Any]
+HELD_BACK = 9  # the digit that is never learned, to be spotted as unknown
+
+
+@dataclass(frozen=True)
+class DemoTask:
+    """What happened in one task.
+
+    Parameters
+    ----------
+    classes : list of int
+        Digits that arrived.
+    samples : int
+        Pictures of them.
+    seconds : float
+        Time to learn them and to solve for new weights.
+    per_task : list of float
+        Accuracy on the test pictures of every task so far.
+    accuracy : float
+        Accuracy on all digits seen so far.
+    """
+
+    classes: list[int]
+    samples: int
+    seconds: float
+    per_task: list[float]
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class DigitStream:
+    """Digits split into training and test pictures and into tasks."""
+
+    train: tuple[Array, Array]
+    test: tuple[Array, Array]
+    tasks: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def load(cls) -> DigitStream:
+        """Load scikit-learn's 8 x 8 digits: a third for testing, two new classes at a time."""
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+        X, y = load_digits(return_X_y=True)
+        X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=1 / 3, random_state=0, stratify=y)
+        return cls((X_train, y_train), (X_test, y_test), ((0, 1), (2, 3), (4, 5), (6, 7), (8,)))
+
+    def part(self, split: tuple[Array, Array], classes: tuple[int, ...]) -> tuple[Array, Array]:
+        """Return the pictures of some digits."""
+        X, y = split
+        chosen = np.isin(y, classes)
+        return X[chosen], y[chosen]
+
+
+def learn_stream(model: SCLClassifier, stream: DigitStream) -> Iterator[DemoTask]:
+    """Learn task after task and yield how well everything so far is known."""
+    for index, classes in enumerate(stream.tasks):
+        X, y = stream.part(stream.train, classes)
+        started = time.perf_counter()
+        model.partial_fit(X, y)
+        model.predict(X[:1])  # solve for the weights, so that the time is that of a usable model
+        seconds = time.perf_counter() - started
+        seen = stream.tasks[: index + 1]
+        per_task = [float(model.score(*stream.part(stream.test, task))) for task in seen]
+        everything = tuple(label for task in seen for label in task)
+        accuracy = float(model.score(*stream.part(stream.test, everything)))
+        yield DemoTask(list(classes), len(y), seconds, per_task, accuracy)
+
+
+def forgetting(tasks: list[DemoTask]) -> float:
+    """Return the mean over earlier tasks of best accuracy ever less accuracy at the end."""
+    last = tasks[-1].per_task
+    falls = [max(t.per_task[j] for t in tasks[j:]) - last[j] for j in range(len(last) - 1)]
+    return float(np.mean(falls))
+
+
+def run_demo(seed: int = 0, units: int = 600, as_json: bool = False, console: Console | None = None) -> dict[str, Any]:
+    """Run the demonstration and return its figures."""
+    console = console or Console(quiet=as_json)
+    stream = DigitStream.load()
+    model = SCLClassifier.recommended(n_units=units, random_state=seed, device="cpu")
+    started = time.perf_counter()
+    console.print("\n[bold]evergrow[/bold] learns handwritten digits, two new ones at a time, keeping no pictures\n")
+    tasks: list[DemoTask] = []
+    with Live(_table(tasks, stream), console=console, refresh_per_second=8) as live:
+        for task in learn_stream(model, stream):
+            tasks.append(task)
+            live.update(_table(tasks, stream), refresh=True)
+    joint = _joint_gap(model, stream)
+    unknown = _spot_unknown(model, stream)
+    forgotten = _forget(model, stream, tasks)
+    results = {
+        "units": model.n_units_,
+        "tasks": [asdict(task) for task in tasks],
+        "accuracy": tasks[-1].accuracy,
+        "forgetting": forgetting(tasks),
+        "largest_difference_to_joint_training": joint,
+        "unknown_auroc": unknown,
+        **forgotten,
+        "seconds": time.perf_counter() - started,
+    }
+    if as_json:
+        Console().print_json(json.dumps(results))
+    else:
+        _story(console, results)
+    return results
+
+
+def _joint_gap(model: SCLClassifier, stream: DigitStream) -> float:
+    """Return the largest relative difference to a learner with the same layer that saw everything at once."""
+    joint = model.spawn()
+    joint.partial_fit(*stream.part(stream.train, tuple(model.classes_.tolist())))
+    X, _ = stream.test
+    mine, theirs = model.decision_function(X), joint.decision_function(X)
+    return float(np.abs(mine - theirs).max() / np.abs(theirs).max())
+
+
+def _spot_unknown(model: SCLClassifier, stream: DigitStream) -> float:
+    """Return how well the digit that was never learned is told from the known ones (AUROC)."""
+    from sklearn.metrics import roc_auc_score
+
+    X, y = stream.test
+    return float(roc_auc_score(y == HELD_BACK, model.novelty_score(X)))
+
+
+def _forget(model: SCLClassifier, stream: DigitStream, tasks: list[DemoTask]) -> dict[str, Any]:
+    """Forget a digit and report what became of it and of the others."""
+    digit = 8
+    model.forget_classes([digit])
+    X, _ = stream.part(stream.test, (digit,))
+    rest = tuple(model.classes_.tolist())
+    return {
+        "forgotten_digit": digit,
+        "predicted_after_forgetting": int((model.predict(X) == digit).sum()),
+        "accuracy_on_the_rest": float(model.score(*stream.part(stream.test, rest))),
+    }
+
+
+def _table(tasks: list[DemoTask], stream: DigitStream) -> Table:
+    table = Table(title="accuracy in % on the test pictures of each task, after learning ...", title_justify="left")
+    table.add_column("task")
+    table.add_column("pictures", justify="right")
+    for classes in stream.tasks:
+        table.add_column(" ".join(map(str, classes)), justify="right")
+    table.add_column("all seen", justify="right", style="bold")
+    table.add_column("update", justify="right", style="dim")
+    for index, task in enumerate(tasks):
+        cells = [f"{100 * accuracy:.1f}" for accuracy in task.per_task]
+        cells += [""] * (len(stream.tasks) - len(cells))
+        learned = " ".join(map(str, task.classes))
+        row = (f"{index + 1}: {learned}", f"{task.samples}", *cells)
+        table.add_row(*row, f"{100 * task.accuracy:.1f}", f"{1000 * task.seconds:.0f} ms")
+    return table
+
+
+def _story(console: Console, results: dict[str, Any]) -> None:
+    def line(label: str, value: str) -> None:
+        console.print(f"  {label:<58}[bold]{value}[/bold]")
+
+    console.print()
+    line("mean fall of earlier tasks since their best", f"{100 * results['forgetting']:.1f} points")
+    line("largest difference to learning everything at once", f"{results['largest_difference_to_joint_training']:.0e}")
+    line(f"telling the unseen digit {HELD_BACK} from known ones (AUROC)", f"{100 * results['unknown_auroc']:.1f} %")
+    digit = results["forgotten_digit"]
+    line(f"after forget_classes([{digit}]): {digit}s still called {digit}", str(results["predicted_after_forgetting"]))
+    line("    accuracy on the other digits", f"{100 * results['accuracy_on_the_rest']:.1f} %")
+    console.print(f"\n  done in {results['seconds']:.1f} s\n")

@@ -1,0 +1,53 @@
+"""The ``evergrow`` command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from evergrow.core.errors import EvergrowError
+
+app = typer.Typer(
+    name="evergrow",
+    help="Classifiers that keep learning new classes, without old data and without forgetting.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Classifiers that keep learning new classes, without old data and without forgetting."""
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    import evergrow
+
+    typer.echo(evergrow.__version__)
+
+
+@app.command()
+def demo(
+    seed: int = typer.Option(0, help="Seed of the random layer."),
+    units: int = typer.Option(600, min=50, max=20_000, help="Width of the random layer."),
+    json: bool = typer.Option(False, "--json", help="Print the results as JSON instead of tables."),
+) -> None:
+    """Learn handwritten digits two at a time, forget one of them, and spot one never seen.
+
+    Example: [bold]evergrow demo --units 1000[/bold]
+    """
+    from evergrow.cli.demo import run_demo
+
+    run_demo(seed=seed, units=units, as_json=json)
+
+
+def main() -> None:
+    """Run the command line; errors of evergrow's own are shown as one line, without a traceback."""
+    try:
+        app()
+    except EvergrowError as error:
+        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        sys.exit(2)

@@ -1,0 +1,1 @@
+"""What every room needs: errors, validation, seeding, devices, registries, files."""

@@ -1,0 +1,76 @@
+"""The error tree: everything evergrow raises on purpose derives from :class:`EvergrowError`.
+
+Each error also derives from the built-in (or scikit-learn) exception that a caller who does not know
+evergrow would expect, so ``except ValueError`` keeps working.
+"""
+
+from __future__ import annotations
+
+from sklearn.exceptions import NotFittedError as _SklearnNotFittedError
+
+
+class EvergrowError(Exception):
+    """Base class of all errors raised by evergrow."""
+
+
+class InputError(EvergrowError, ValueError):
+    """Data of the wrong shape, type or content."""
+
+
+class LabelError(InputError):
+    """Labels that do not fit the data or the labels seen so far."""
+
+
+class ParameterError(EvergrowError, ValueError):
+    """A setting outside its allowed range, or an unknown name."""
+
+
+class UnknownNameError(ParameterError, KeyError):
+    """A name that is not in a registry; the message lists the nearest ones."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""  # KeyError would print the repr
+
+
+class NotFittedError(EvergrowError, _SklearnNotFittedError):  # type: ignore[misc]
+    """A model was asked for an answer before it learned anything."""
+
+
+class NumericalError(EvergrowError, ArithmeticError):
+    """A factorisation failed, or a result is not finite."""
+
+
+class ConstructionError(EvergrowError, RuntimeError):
+    """A guided layer could not be built as demanded."""
+
+
+class MergeError(EvergrowError, ValueError):
+    """Two learners cannot be merged."""
+
+
+class UnlearnError(EvergrowError, ValueError):
+    """Samples or classes cannot be removed because they were never learned."""
+
+
+class DeviceError(EvergrowError, RuntimeError):
+    """A device was asked for that this machine does not have."""
+
+
+class MissingExtraError(EvergrowError, ImportError):
+    """An optional dependency is not installed; the message holds the pip line that cures it."""
+
+
+class FileFormatError(EvergrowError, ValueError):
+    """A file is not an evergrow file, is damaged, or contradicts itself."""
+
+
+class NewerSchemaError(FileFormatError):
+    """A file was written by a newer evergrow than this one."""
+
+
+class EvergrowWarning(UserWarning):
+    """Base class of all warnings issued by evergrow."""
+
+
+class ConstructionWarning(EvergrowWarning):
+    """A guided layer stopped before it reached its tolerance."""

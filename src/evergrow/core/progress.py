@@ -1,0 +1,41 @@
+"""Progress bars for long work: rich when asked for, silence otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class Meter(Protocol):
+    """Something that can be told how far the work is."""
+
+    def __call__(self, completed: float, note: str = "") -> None:
+        """Report ``completed`` out of the total, with a short note."""
+
+
+@contextmanager
+def meter(title: str, total: float, *, enabled: bool) -> Iterator[Meter]:
+    """Yield a function that moves a progress bar, or one that does nothing.
+
+    Examples
+    --------
+    >>> from evergrow.core.progress import meter
+    >>> with meter("building", 10, enabled=False) as tick:
+    ...     tick(5)
+    """
+    if not enabled:
+        yield lambda completed, note="": None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns) as progress:
+        task = progress.add_task(title, total=total, note="")
+        yield lambda completed, note="": progress.update(task, completed=completed, note=note)

@@ -1,0 +1,79 @@
+"""Registries by decorator, with helpful errors for names that are not there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+from evergrow.core.errors import UnknownNameError
+
+T = TypeVar("T")
+
+
+def nearest(name: str, known: Iterable[str], n: int = 3) -> str:
+    """Return a readable list of the names nearest to ``name``.
+
+    Examples
+    --------
+    >>> from evergrow.core.registry import nearest
+    >>> nearest("gausian", ["gaussian", "fourier"])
+    "'gaussian'"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(str(name), names, n=n, cutoff=0.5) or names
+    return ", ".join(repr(item) for item in close)
+
+
+class Registry(Generic[T]):
+    """A name-to-object table filled by a decorator.
+
+    Parameters
+    ----------
+    kind : str
+        What is registered, for messages ("projection", "method", ...).
+
+    Examples
+    --------
+    >>> from evergrow.core.registry import Registry
+    >>> shapes = Registry("shape")
+    >>> @shapes.register("circle")
+    ... class Circle: ...
+    >>> shapes.names()
+    ['circle']
+    >>> shapes["circel"]
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.UnknownNameError: shape must be one of the registered names, got 'circel'; nearest: 'circle'
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._items: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that files its target under ``name``."""
+
+        def decorate(item: T) -> T:
+            if name in self._items and self._items[name] is not item:
+                raise ValueError(f"{self.kind} {name!r} is registered twice")
+            self._items[name] = item
+            return item
+
+        return decorate
+
+    def names(self) -> list[str]:
+        """Return all registered names, sorted."""
+        return sorted(self._items)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    def __getitem__(self, name: str) -> T:
+        try:
+            return self._items[name]
+        except (KeyError, TypeError):
+            raise UnknownNameError(
+                f"{self.kind} must be one of the registered names, got {name!r}; "
+                f"nearest: {nearest(str(name), self._items)}"
+            ) from None

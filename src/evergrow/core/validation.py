@@ -1,0 +1,83 @@
+"""Checks on what users pass in: the message always says what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.registry import nearest
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    low_open: bool = False,
+    high_open: bool = False,
+    integer: bool = False,
+) -> None:
+    """Raise :class:`ParameterError` unless ``value`` is a finite number in the interval.
+
+    Examples
+    --------
+    >>> from evergrow.core.validation import check_number
+    >>> check_number("alpha", 0.1, low=0, low_open=True)
+    >>> check_number("alpha", -1, low=0, low_open=True)
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.ParameterError: alpha must be a number > 0, got -1
+    """
+    kind = numbers.Integral if integer else numbers.Real
+    bounds = []
+    if low is not None:
+        bounds.append(f"{'>' if low_open else '>='} {low:g}")
+    if high is not None:
+        bounds.append(f"{'<' if high_open else '<='} {high:g}")
+    expected = f"{'an integer' if integer else 'a number'} {' and '.join(bounds)}".strip()
+    ok = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(float(value))
+    if ok and low is not None:
+        ok = value > low if low_open else value >= low
+    if ok and high is not None:
+        ok = value < high if high_open else value <= high
+    if not ok:
+        raise ParameterError(f"{name} must be {expected}, got {value!r}")
+
+
+def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+    """Raise :class:`ParameterError` unless ``value`` is one of ``choices``.
+
+    Examples
+    --------
+    >>> from evergrow.core.validation import check_choice
+    >>> check_choice("criterion", "exakt", ["exact", "theorem"])
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.ParameterError: criterion must be one of 'exact', 'theorem', got 'exakt'; nearest: 'exact'
+    """
+    if not isinstance(value, str) or value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        hint = f"; nearest: {nearest(value, choices, n=1)}" if isinstance(value, str) else ""
+        raise ParameterError(f"{name} must be one of {listed}, got {value!r}{hint}")
+
+
+def check_matrix(name: str, tensor: torch.Tensor, *, columns: int | None = None, rows: int | None = None) -> None:
+    """Raise :class:`InputError` unless ``tensor`` is a finite 2-D floating-point tensor of that shape."""
+    if not isinstance(tensor, torch.Tensor) or tensor.ndim != 2:
+        shape = tuple(getattr(tensor, "shape", ())) or type(tensor).__name__
+        raise InputError(f"{name} must be a 2-D tensor, got {shape}")
+    if not tensor.is_floating_point():
+        raise InputError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
+    if columns is not None and tensor.shape[1] != columns:
+        raise InputError(f"{name} must have {columns} columns, got {tensor.shape[1]}")
+    if rows is not None and tensor.shape[0] != rows:
+        raise InputError(f"{name} must have {rows} rows, got {tensor.shape[0]}")
+    if not bool(torch.isfinite(tensor).all()):
+        bad = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
+        raise InputError(f"{name} must be finite, got NaN or infinity, first in row {bad}")

@@ -1,0 +1,107 @@
+"""An open set of labels: any one kind (integers, strings, ...), growing and shrinking, always sorted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+
+from evergrow.core.errors import LabelError
+
+_KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers", "U": "strings", "S": "bytes"}
+
+
+@dataclass(frozen=True)
+class LabelUpdate:
+    """What a batch of labels means for the table of classes.
+
+    Parameters
+    ----------
+    classes : ndarray of shape (C,)
+        All classes after the batch, sorted.
+    columns : list of int
+        For each of them its column before the batch, -1 where it is new.
+    codes : ndarray of shape (n,)
+        Position of every label in ``classes``.
+    """
+
+    classes: NDArray[Any]
+    columns: list[int]
+    codes: NDArray[np.int64]
+
+
+def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
+    """Return labels as a 1-D array of one kind, one per row, or raise :class:`LabelError`."""
+    if isinstance(y, torch.Tensor):
+        y = y.detach().cpu().numpy()
+    if y is None:
+        raise LabelError("y must be one label per row, got None (requires y to be passed, but the target y is None)")
+    try:
+        labels = column_or_1d(y, warn=True)
+        check_classification_targets(labels)
+    except (ValueError, TypeError) as error:
+        raise LabelError(f"y must be a 1-D sequence of class labels: {error}") from error
+    if labels.shape[0] != n_rows:
+        raise LabelError(f"y must have one label per row of X ({n_rows}), got {labels.shape[0]}")
+    if labels.dtype.kind == "O":
+        labels = _from_objects(labels)
+    if labels.dtype.kind not in _KINDS:
+        raise LabelError(f"labels must be integers, strings or booleans, got {labels.dtype}")
+    return np.asarray(labels)
+
+
+def _from_objects(labels: NDArray[Any]) -> NDArray[Any]:
+    """Turn an object array into a typed one if all its entries are of one kind."""
+    if all(isinstance(label, str) for label in labels):
+        return labels.astype(str)
+    typed = np.array(labels.tolist())
+    if typed.dtype.kind in "USO":  # numpy would silently turn numbers into strings
+        kinds = sorted({type(label).__name__ for label in labels})
+        raise LabelError(f"labels must all be of one kind, got a mix of {', '.join(kinds)}")
+    return typed
+
+
+def update_labels(known: NDArray[Any] | None, labels: NDArray[Any]) -> LabelUpdate:
+    """Fit new labels into the table of known classes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.heads.labels import update_labels
+    >>> change = update_labels(np.array([1, 5]), np.array([3, 5]))
+    >>> change.classes.tolist(), change.columns, change.codes.tolist()
+    ([1, 3, 5], [0, -1, 1], [1, 2])
+    """
+    if known is None or len(known) == 0:
+        classes, codes = np.unique(labels, return_inverse=True)
+        return LabelUpdate(classes, [-1] * len(classes), codes.astype(np.int64))
+    check_kind(known, labels)
+    classes = np.union1d(known, labels)
+    return LabelUpdate(classes, column_map(known, classes), np.searchsorted(classes, labels).astype(np.int64))
+
+
+def check_kind(known: NDArray[Any], labels: NDArray[Any]) -> None:
+    """Raise :class:`LabelError` if new labels are of another kind than the known ones."""
+    old, new = _KINDS.get(known.dtype.kind), _KINDS.get(labels.dtype.kind)
+    if old != new:
+        raise LabelError(f"labels must be {old} as before, got {new} ({labels[:1].tolist()[0]!r})")
+
+
+def column_map(known: NDArray[Any], classes: NDArray[Any]) -> list[int]:
+    """Return for each of ``classes`` its position in ``known``, -1 where it is new."""
+    place = {label: index for index, label in enumerate(known.tolist())}
+    return [place.get(label, -1) for label in classes.tolist()]
+
+
+def known_codes(known: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int64]:
+    """Return positions of labels that must all be known, or raise :class:`LabelError`."""
+    check_kind(known, labels)
+    missing = np.setdiff1d(labels, known)
+    if len(missing):
+        raise LabelError(f"labels must be known classes, got {missing[:5].tolist()} that were never learned")
+    return np.searchsorted(known, labels).astype(np.int64)

@@ -1,0 +1,189 @@
+"""From statistics to answers: the choice of the ridge, class scores, probabilities and novelty."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergrow.linalg import (
+    CholeskyFactor,
+    ClassGeometry,
+    Discriminant,
+    ReducedStatistics,
+    RidgeState,
+    Spectrum,
+    alpha_grid,
+    choose_by_cholesky,
+    choose_by_gcv,
+    safe_cholesky,
+)
+
+EIGEN_LIMIT_CPU = 3000
+"""Above this order the ridge is chosen through a few Cholesky factorisations instead of one decomposition."""
+EIGEN_LIMIT_GPU = 12_000
+
+
+@dataclass(frozen=True)
+class Readout:
+    """Linear class scores ``h @ weights + offset``.
+
+    Parameters
+    ----------
+    weights : Tensor of shape (L, C)
+        Weights.
+    offset : Tensor of shape (C,)
+        Added to every row.
+    alpha : float
+        The ridge used.
+    minimiser : float
+        The ridge with the smallest GCV score where one was chosen, else ``alpha``.
+    jitter : float
+        What the factorisation needed beyond ``alpha``.
+    """
+
+    weights: Tensor
+    offset: Tensor
+    alpha: float
+    minimiser: float
+    jitter: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.weights.nbytes + self.offset.nbytes
+
+
+def row_energy(stats: ReducedStatistics, counts: Tensor) -> float:
+    """Return the mean energy of a row around the mean of all rows."""
+    n = max(stats.count, 1)
+    mean_part = float(stats.cross.sum(dim=1).square().sum()) / max(int(counts.sum()), 1)
+    return max(float(stats.gram.diagonal().sum()) - mean_part, 0.0) / n
+
+
+def solve_readout(
+    state: RidgeState, counts: Tensor, alpha: float | None, kind: str, last: float | None = None
+) -> Readout:
+    """Solve for the class scores.
+
+    Parameters
+    ----------
+    state : RidgeState
+        The statistics.
+    counts : Tensor of shape (C,)
+        Samples per class.
+    alpha : float or None
+        The ridge; None chooses it by generalised cross-validation.
+    kind : {"ridge", "discriminant"}
+        Which readout.
+    last : float, optional
+        The previous choice, where to begin looking for the next.
+    """
+    if alpha is not None:
+        if kind == "ridge":
+            solution = state.solve(alpha)
+            zero = solution.weights.new_zeros(solution.weights.shape[1])
+            return Readout(solution.weights, zero, alpha, alpha, solution.jitter)
+        return _discriminant(state.reduced(), counts, alpha)
+    stats = state.reduced()
+    grid = alpha_grid(row_energy(stats, counts))
+    if stats.gram.shape[0] <= eigen_limit(stats.gram.device):
+        spectrum = Spectrum.of(stats)
+        choice = choose_by_gcv(spectrum, grid)
+        if kind == "ridge":
+            weights = spectrum.weights(choice.alpha)
+            return Readout(weights, weights.new_zeros(weights.shape[1]), choice.alpha, choice.minimiser, 0.0)
+    else:
+        choice = choose_by_cholesky(stats, grid, last)
+        if kind == "ridge":
+            factor = safe_cholesky(stats.gram, shift=choice.alpha)
+            weights = stats.lift(factor.solve(stats.cross))
+            zero = weights.new_zeros(weights.shape[1])
+            return Readout(weights, zero, choice.alpha, choice.minimiser, factor.jitter)
+    # The discriminant needs the plain minimiser: its errors do not fall with a smaller one.
+    return _discriminant(stats, counts, choice.minimiser)
+
+
+def eigen_limit(device: torch.device) -> int:
+    """Return the order up to which an eigendecomposition is the cheaper way."""
+    return EIGEN_LIMIT_CPU if device.type == "cpu" else EIGEN_LIMIT_GPU
+
+
+def _discriminant(stats: ReducedStatistics, counts: Tensor, alpha: float) -> Readout:
+    solved = Discriminant.solve(ClassGeometry.of(stats, counts), alpha)
+    # Scatter is a sum: times the degrees of freedom, scores are log-likelihoods up to a constant.
+    scale = float(max(stats.count - len(counts), 1))
+    return Readout(solved.weights * scale, solved.offset * scale, alpha, alpha, solved.jitter)
+
+
+def temperature(state: RidgeState, counts: Tensor, readout: Readout, kind: str) -> float:
+    """Return the temperature of the softmax that turns scores into probabilities.
+
+    No data is held out. For ridge, with df the trace of the hat matrix and t the mean score of the true
+    class on the rows learned, ``a = 1 - (1 - t) / (1 - df / n)`` estimates that score on new rows (leave one out,
+    on average), and the temperature is ``sqrt(a) / (4 ln C)``. For the discriminant it is 0.065 times the mean
+    gap between a class mean's own score and its average score. Both constants were measured on image and
+    text features.
+    """
+    stats = state.reduced()
+    classes = max(len(counts), 2)
+    if kind == "discriminant":
+        geometry = ClassGeometry.of(stats, counts)
+        at_means = stats.lift(geometry.means).T @ readout.weights + readout.offset
+        gap = float((at_means.diagonal() - at_means.mean(dim=1)).mean())
+        return max(0.065 * gap, 1e-6)
+    n = max(stats.count, 1)
+    factor = safe_cholesky(stats.gram, shift=readout.alpha)
+    dof = stats.gram.shape[0] - readout.alpha * factor.trace_inverse()
+    reduced = factor.solve(stats.cross)
+    learned = float((reduced * stats.cross).sum()) / n
+    fresh = 1.0 - (1.0 - learned) / max(1.0 - dof / n, 1e-9)
+    return 0.25 * math.sqrt(min(max(fresh, 0.05), 1.0)) / math.log(classes)
+
+
+@dataclass(frozen=True)
+class NoveltyScorer:
+    """Relative Mahalanobis distance from the statistics of the learner.
+
+    ``(n - C) min_c |h - m_c|^2_{S_w} - n |h - m|^2_{S_t}``: how far from the nearest class, compared with how far
+    from everything; S_w is the within-class and S_t the total scatter, both shrunk.
+
+    Parameters
+    ----------
+    stats : ReducedStatistics
+        The statistics.
+    within, total : CholeskyFactor
+        Factors of the shrunk scatters.
+    means : Tensor of shape (k, C)
+        ``within^-1/2`` times the class means.
+    centre : Tensor of shape (k, 1)
+        Mean of all rows.
+    """
+
+    stats: ReducedStatistics
+    within: CholeskyFactor
+    total: CholeskyFactor
+    means: Tensor
+    centre: Tensor
+
+    @classmethod
+    def of(cls, state: RidgeState, counts: Tensor, alpha: float) -> NoveltyScorer:
+        """Factor both scatters."""
+        stats = state.reduced()
+        geometry = ClassGeometry.of(stats, counts)
+        known = max(int(counts.sum()), 1)
+        centre = stats.cross.sum(dim=1, keepdim=True) / known
+        within = geometry.factor(alpha)
+        total = safe_cholesky(stats.gram - known * (centre @ centre.T), shift=alpha)
+        return cls(stats, within, total, within.half_solve(geometry.means), centre)
+
+    def score(self, H: Tensor) -> Tensor:
+        """Return the novelty (n,) of rows H (n, L)."""
+        rows = self.stats.project(H).T
+        n, classes = self.stats.count, self.means.shape[1]
+        half = self.within.half_solve(rows)
+        nearest = torch.cdist(half.T, self.means.T).square().amin(dim=1)
+        background = self.total.half_solve(rows - self.centre).square().sum(dim=0)
+        return max(n - classes, 1) * nearest - n * background

@@ -1,0 +1,227 @@
+"""What an SCL learner has learned: a frozen layer and statistics that can be added, subtracted and merged.
+
+A model is a record. Every operation returns a new one and leaves the old as it was, so that whoever holds
+the old one after a failure holds the state before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evergrow.core.errors import MergeError, NumericalError, UnlearnError
+from evergrow.core.progress import Meter
+from evergrow.heads.moments import ClassMoments
+from evergrow.linalg import FORMS, RidgeState, safe_cholesky
+from evergrow.projections import PROJECTIONS, Projection
+from evergrow.projections.normalize import normalize
+
+
+@dataclass(frozen=True)
+class RidgeModel:
+    """A frozen layer and the statistics of everything learned through it.
+
+    Parameters
+    ----------
+    projection : Projection
+        The layer.
+    normalization : str
+        What is done to features before it.
+    state : RidgeState
+        Sufficient statistics of (activations, one-hot labels).
+    counts : Tensor of shape (C,)
+        Samples per class, int64.
+    moments : ClassMoments or None
+        Second moments per class, where they are kept.
+    lineage : frozenset of str
+        Fingerprints of the first batches that went in, to notice what would be counted twice.
+    """
+
+    projection: Projection
+    normalization: str
+    state: RidgeState
+    counts: Tensor
+    moments: ClassMoments | None
+    lineage: frozenset[str]
+
+    def activations(self, Z: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the rows' activations in chunks of bounded size."""
+        yield from self.projection.iter_transform(normalize(Z, self.normalization))
+
+    def _batches(
+        self, Z: Tensor, codes: Tensor, n_classes: int, tick: Meter | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        for rows, H in self.activations(Z):
+            targets = torch.nn.functional.one_hot(codes[rows], n_classes).to(H.dtype)
+            yield H, targets
+            if tick is not None:
+                tick(rows.stop)
+
+    def learn(self, Z: Tensor, codes: Tensor, columns: Sequence[int], tick: Meter | None = None) -> RidgeModel:
+        """Return the model with rows Z of classes ``codes`` learned; ``columns`` places the old classes."""
+        n_classes = len(columns)
+        moments = self.moments
+        if moments is not None:
+            moments = moments.select(columns, self.projection.n_outputs, Z)
+            for rows, H in self.activations(Z):
+                moments = moments.add(H, codes[rows])
+        state = self.state.branch()
+        state.select_targets(columns)
+        state.accumulate(self._batches(Z, codes, n_classes, tick))
+        counts = select_counts(self.counts, columns) + torch.bincount(codes, minlength=n_classes)
+        lineage = self.lineage or frozenset([_fingerprint(Z, codes)])
+        return dataclasses.replace(self, state=state, counts=counts, moments=moments, lineage=lineage)
+
+    def unlearn(self, Z: Tensor, codes: Tensor, alpha: float) -> RidgeModel:
+        """Return the model with rows taken out again; raise :class:`UnlearnError` if they were never in."""
+        removed = torch.bincount(codes, minlength=len(self.counts))
+        if bool((removed > self.counts).any()):
+            worst = int((removed - self.counts).argmax())
+            raise UnlearnError(
+                f"no more samples of a class can be unlearned than were learned, got {int(removed[worst])} "
+                f"where {int(self.counts[worst])} were learned (class at position {worst})"
+            )
+        self._check_inside(Z, alpha)
+        moments = self.moments
+        if moments is not None:
+            for rows, H in self.activations(Z):
+                moments = moments.remove(H, codes[rows])
+        state = self.state.branch()
+        try:
+            state.accumulate(self._batches(Z, codes, len(self.counts)), sign=-1)
+        except NumericalError as error:
+            raise UnlearnError(f"samples to unlearn must have been learned before: {error}") from error
+        return dataclasses.replace(self, state=state, counts=self.counts - removed, moments=moments)
+
+    def _check_inside(self, Z: Tensor, alpha: float) -> None:
+        """Rows that were learned satisfy ``H (G + alpha I)^-1 H^T < I``; others usually do not."""
+        stats = self.state.reduced()
+        factor = safe_cholesky(stats.gram, shift=alpha)
+        for _, H in self.activations(Z):
+            for part in torch.split(H, 1024):
+                half = factor.half_solve(stats.project(part).T)
+                gap = -(half.T @ half)
+                try:
+                    safe_cholesky(gap, shift=1.0 + 1e-7, allow_jitter=False)
+                except NumericalError:
+                    raise UnlearnError(
+                        "samples to unlearn must have been learned before, but at least one of the "
+                        f"{part.shape[0]} given lies where nothing was learned"
+                    ) from None
+
+    def keep(self, columns: Sequence[int]) -> RidgeModel:
+        """Return the model with only the classes at ``columns``.
+
+        With class moments the others' samples are gone. Without, their means are, and the spread of their
+        samples around the mean stays in the pooled statistics.
+        """
+        dropped = [column for column in range(len(self.counts)) if column not in set(columns)]
+        rows, count = self._forgotten_rows(dropped)
+        state = self.state.branch()
+        state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)
+        state.select_targets(columns)
+        counts = self.counts[list(columns)]
+        state.set_totals(self.state.count - count, float(counts.sum()))
+        moments = None if self.moments is None else self.moments.select(columns, rows.shape[1], rows)
+        return dataclasses.replace(self, state=state, counts=counts, moments=moments)
+
+    def _forgotten_rows(self, dropped: Sequence[int]) -> tuple[Tensor, int]:
+        """Return rows whose second moments are to be subtracted, and how many samples they stand for."""
+        if self.moments is not None:
+            rows = torch.cat([self.moments.factors[column] for column in dropped])
+            return rows, int(self.counts[list(dropped)].sum())
+        stats = self.state.reduced()
+        sums = stats.lift(stats.cross[:, list(dropped)])
+        return (sums / self.counts[list(dropped)].clamp_min(1).to(sums).sqrt()).T.contiguous(), 0
+
+    def merge(self, other: RidgeModel, mine: Sequence[int], theirs: Sequence[int]) -> RidgeModel:
+        """Return both models' knowledge; ``mine`` and ``theirs`` place the old classes in the union."""
+        if self.normalization != other.normalization or not self.projection.same_map(other.projection):
+            raise MergeError(
+                "learners to merge must share one frozen layer, got two different ones: make the second "
+                "with spawn(), or load both from files of the same origin"
+            )
+        if (self.moments is None) != (other.moments is None):
+            raise MergeError("learners to merge must agree on class_moments, got one with and one without")
+        shared = self.lineage & other.lineage
+        if shared:
+            raise MergeError(
+                f"learners to merge must have learned separately, but {len(shared)} of their first batches "
+                "are the same, so samples would be counted twice: let the second one start from spawn()"
+            )
+        state, twin = self.state.branch(), other.state.branch()
+        state.select_targets(mine)
+        twin.select_targets(theirs)
+        state.merge(twin)
+        moments = self.moments
+        if moments is not None and other.moments is not None:
+            width = self.projection.n_outputs
+            moments = moments.select(mine, width, self.counts)
+            for code, factor in enumerate(other.moments.select(theirs, width, self.counts).factors):
+                moments = moments.add(factor, torch.full((factor.shape[0],), code, device=factor.device))
+        counts = select_counts(self.counts, mine) + select_counts(other.counts, theirs).to(self.counts.device)
+        lineage = self.lineage | other.lineage
+        return dataclasses.replace(self, state=state, counts=counts, moments=moments, lineage=lineage)
+
+    def empty(self) -> RidgeModel:
+        """Return a model with the same layer that has learned nothing."""
+        state = self.state.empty_like()
+        state.select_targets([])
+        moments = None if self.moments is None else ClassMoments()
+        return dataclasses.replace(self, state=state, counts=self.counts[:0], moments=moments, lineage=frozenset())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors, for saving."""
+        named = {f"projection.{name}": tensor for name, tensor in self.projection.tensors().items()}
+        named |= {f"state.{name}": tensor for name, tensor in self.state.tensors().items()}
+        named["counts"] = self.counts
+        if self.moments is not None:
+            named |= {f"moments.{index}": factor for index, factor in enumerate(self.moments.factors)}
+        return named
+
+    def settings(self) -> dict[str, Any]:
+        """Return the rest, for saving."""
+        return {
+            "projection_kind": self.projection.kind,
+            "projection": self.projection.settings(),
+            "normalization": self.normalization,
+            "state_kind": self.state.kind,
+            "state": self.state.settings(),
+            "moments": self.moments is not None,
+            "lineage": sorted(self.lineage),
+        }
+
+    @classmethod
+    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any], device: torch.device) -> RidgeModel:
+        """Rebuild a model from :meth:`tensors` and :meth:`settings`."""
+        layer = {name.removeprefix("projection."): t for name, t in tensors.items() if name.startswith("projection.")}
+        stats = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
+        projection = PROJECTIONS[settings["projection_kind"]].restore(layer, settings["projection"])
+        state = FORMS[settings["state_kind"]].restore(stats, settings["state"], device)
+        counts = tensors["counts"]
+        moments = None
+        if settings["moments"]:
+            moments = ClassMoments(tuple(tensors[f"moments.{index}"] for index in range(len(counts))))
+        return cls(projection, settings["normalization"], state, counts, moments, frozenset(settings["lineage"]))
+
+
+def select_counts(counts: Tensor, columns: Sequence[int]) -> Tensor:
+    """Return counts at ``columns``, zero where the column is -1."""
+    chosen = torch.as_tensor(list(columns), dtype=torch.long, device=counts.device)
+    out = torch.zeros(len(columns), dtype=torch.int64, device=counts.device)
+    out[chosen >= 0] = counts[chosen[chosen >= 0]]
+    return out
+
+
+def _fingerprint(Z: Tensor, codes: Tensor) -> str:
+    """Identify a batch by its content."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(Z.cpu().contiguous().numpy().data)
+    digest.update(codes.cpu().contiguous().numpy().data)
+    return digest.hexdigest()

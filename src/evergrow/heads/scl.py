@@ -1,0 +1,610 @@
+"""SCL: a guided random layer and an exactly incremental ridge classifier on top of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import Self
+
+from evergrow.core.errors import InputError, LabelError, MergeError, UnlearnError
+from evergrow.core.progress import meter
+from evergrow.core.seeding import generator, resolve_seed
+from evergrow.core.validation import check_choice, check_number
+from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.labels import LabelUpdate, as_labels, check_kind, column_map, known_codes
+from evergrow.heads.layers import KINDS, LayerSpec
+from evergrow.heads.moments import ClassMoments
+from evergrow.heads.readout import NoveltyScorer, Readout, row_energy, solve_readout, temperature
+from evergrow.heads.ridge_model import RidgeModel
+from evergrow.linalg import PAPER_ALPHAS, Spectrum, choose_by_holdout, create_state
+from evergrow.projections import BlockRecord, GuidedProjection, LinkedProjection, Projection
+from evergrow.projections.activations import ACTIVATIONS
+from evergrow.projections.normalize import normalize, resolve_normalization
+from evergrow.projections.scales import Scales, check_scales
+
+CONSTRUCTION_ALPHA = 0.01
+"""The paper's ridge, used to grow the layer where alpha is chosen afterwards."""
+
+AUTO_CONSTRUCTION_ALPHA = 1.0
+"""The same for ``scales="auto"``: with the paper's, a direct link alone fits a first task and nothing is left to
+guide by. Anything from 0.1 to 10 gives, measured, the same accuracy."""
+
+GCV_FLOOR = 1e-6
+"""Smallest ridge of the GCV grid relative to the energy of a row: what the compact form must stay exact for."""
+
+
+@dataclass
+class _Derived:
+    """What follows from the statistics and is worked out when first asked for.
+
+    Parameters
+    ----------
+    last_alpha : float or None
+        The ridge that was chosen before the last change, where the next choice begins.
+    """
+
+    last_alpha: float | None = None
+    readout: Readout | None = None
+    temperature: float | None = None
+    novelty: NoveltyScorer | None = None
+
+    def hint(self) -> float | None:
+        """Return the latest choice."""
+        return self.readout.minimiser if self.readout is not None else self.last_alpha
+
+
+@HEADS.register("scl-mgsm")
+class SCLClassifier(IncrementalClassifier):
+    """A classifier that learns new classes batch by batch, exactly as if it saw everything at once.
+
+    ``fit`` grows a layer of random units from the first task (MGSM) and freezes it; every later batch only adds
+    to sufficient statistics of a ridge regression, so nothing is forgotten and no data is kept. The defaults
+    are the paper's; :meth:`recommended` gives the settings for users.
+
+    Parameters
+    ----------
+    alpha : float, "holdout" or "gcv"
+        Ridge. ``"holdout"`` chooses from the paper's grid on a tenth of the first task; ``"gcv"`` by generalised
+        cross-validation on the accumulated statistics, anew after every update.
+    block_size, n_candidates, contraction, tol : int, int, float, float
+        s, B_max, r and epsilon of the construction.
+    scales : "paper", "auto" or sequence of float
+        Scales of the random weights. ``"paper"`` belongs to un-normalised ViT-B/16 features; ``"auto"`` is set
+        from the first task.
+    activation : str
+        Activation of the units.
+    criterion : {"exact", "theorem"}
+        Acceptance by the true fall of the residual, or by the paper's printed inequality.
+    direct_link : bool
+        Put the features themselves beside the units.
+    readout : {"ridge", "discriminant"}
+        Class scores by ridge regression, or by a shrunk linear discriminant from the same statistics.
+    max_units : int
+        Cap on the width of the layer.
+    projection : {"mgsm", "scsm", "gaussian", "fourier"} or Projection
+        Kind of layer.
+    solver : {"auto", "dense", "recursive", "compact"}
+        Form of the statistics.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+    random_state : int, numpy generator or None
+        Seed of the layer.
+    verbose : int
+        Progress bars if positive.
+    n_units : int or None
+        Exact width; the guided search is filled up with units of the same distribution. None keeps what
+        the search accepts (and 10,000 for kinds that do not search).
+    normalize : {"none", "l2", "sqrt-l2", "auto"}
+        What is done to features first.
+    class_moments : bool
+        Keep the second moments of every class, so that :meth:`forget_classes` is exact. Takes up to
+        ``8 L sum_c min(n_c, L)`` bytes, about as much as keeping the activations of all samples.
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        Labels learned, sorted.
+    class_counts_ : ndarray of int
+        Samples learned of each.
+    n_units_ : int
+        Width L of the layer.
+    status_ : str
+        How its construction ended: ``"converged"``, ``"exhausted"``, ``"capped"`` or ``"drawn"`` for unguided ones.
+    construction_log_ : list of BlockRecord
+        One entry per accepted block.
+    alpha_ : float
+        The ridge in use.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from evergrow import SCLClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = SCLClassifier.recommended(n_units=300, random_state=0)
+    >>> for first in range(0, 10, 2):            # two new classes at a time
+    ...     task = (y[:1000] == first) | (y[:1000] == first + 1)
+    ...     _ = model.partial_fit(X[:1000][task], y[:1000][task])
+    >>> model.score(X[1000:], y[1000:]) > 0.93
+    True
+    """
+
+    min_first_classes: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        alpha: float | str = 0.01,
+        block_size: int = 50,
+        n_candidates: int = 10,
+        contraction: float = 0.99,
+        tol: float = 0.01,
+        scales: Scales = "paper",
+        activation: str = "sigmoid",
+        criterion: str = "exact",
+        direct_link: bool = False,
+        readout: str = "ridge",
+        max_units: int = 20_000,
+        projection: str | Projection = "mgsm",
+        solver: str = "auto",
+        device: str | torch.device = "auto",
+        random_state: Any = None,
+        verbose: int = 0,
+        n_units: int | None = None,
+        normalize: str = "none",
+        class_moments: bool = False,
+    ) -> None:
+        self.alpha = alpha
+        self.block_size = block_size
+        self.n_candidates = n_candidates
+        self.contraction = contraction
+        self.tol = tol
+        self.scales = scales
+        self.activation = activation
+        self.criterion = criterion
+        self.direct_link = direct_link
+        self.readout = readout
+        self.max_units = max_units
+        self.projection = projection
+        self.solver = solver
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+        self.n_units = n_units
+        self.normalize = normalize
+        self.class_moments = class_moments
+
+    @classmethod
+    def recommended(cls, **overrides: Any) -> Self:
+        """Return a classifier with the settings for users rather than the paper's.
+
+        Nonlinear scales set from the first task, a direct link, features brought to comparable length, the
+        discriminant readout and its shrinkage by generalised cross-validation; 3,000 units.
+
+        Parameters
+        ----------
+        **overrides
+            Constructor arguments to set otherwise, for example ``n_units=1000``.
+
+        Examples
+        --------
+        >>> from evergrow import SCLClassifier
+        >>> SCLClassifier.recommended(n_units=1000).alpha
+        'gcv'
+        """
+        settings: dict[str, Any] = {
+            "alpha": "gcv",
+            "scales": "auto",
+            "direct_link": True,
+            "normalize": "auto",
+            "readout": "discriminant",
+            "n_units": 3000,
+        }
+        return cls(**{**settings, **overrides})
+
+    # -- hooks of the base ------------------------------------------------------------------------------
+
+    def _check_params(self) -> None:
+        if isinstance(self.alpha, str):
+            check_choice("alpha", self.alpha, ("holdout", "gcv"))
+        else:
+            check_number("alpha", self.alpha, low=0, low_open=True)
+        for name in ("block_size", "n_candidates", "max_units"):
+            check_number(name, getattr(self, name), low=1, integer=True)
+        if self.n_units is not None:
+            check_number("n_units", self.n_units, low=1, high=self.max_units, integer=True)
+        check_number("contraction", self.contraction, low=0, high=1, low_open=True, high_open=True)
+        check_number("tol", self.tol, low=0)
+        check_scales(self.scales)
+        check_choice("activation", self.activation, ACTIVATIONS.names())
+        check_choice("criterion", self.criterion, ("exact", "theorem"))
+        check_choice("readout", self.readout, ("ridge", "discriminant"))
+        check_choice("solver", self.solver, ("auto", "dense", "recursive", "compact"))
+        check_choice("normalize", self.normalize, ("none", "l2", "sqrt-l2", "auto"))
+        if not isinstance(self.projection, Projection):
+            check_choice("projection", self.projection, KINDS)
+
+    def _reset(self) -> None:
+        for name in ("_model", "_derived", "_holdout_alpha"):
+            self.__dict__.pop(name, None)
+
+    def _is_started(self) -> bool:
+        return hasattr(self, "_model")
+
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        codes = torch.from_numpy(labels.codes).to(Z.device)
+        model = self._model if self._is_started() else self._first_model(Z, codes, len(labels.classes))
+        with meter("learning", Z.shape[0], enabled=self.verbose > 0) as tick:
+            learned = model.learn(Z, codes, labels.columns, tick)
+        self._commit(learned)
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        readout = self._solved()
+        out = Z.new_empty(Z.shape[0], readout.weights.shape[1])
+        for rows, H in self._model.activations(Z):
+            out[rows] = torch.addmm(readout.offset, H, readout.weights)
+        return out
+
+    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        meta = {"model": self._model.settings(), "seed": self._seed, "holdout_alpha": self._holdout()}
+        return self._model.tensors(), meta
+
+    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        self._seed = int(meta["seed"])
+        if meta["holdout_alpha"] is not None:
+            self._holdout_alpha = float(meta["holdout_alpha"])
+        self._commit(RidgeModel.restore(tensors, meta["model"], self.device_))
+
+    # -- growing the layer ------------------------------------------------------------------------------
+
+    def _first_model(self, Z: Tensor, codes: Tensor, n_classes: int) -> RidgeModel:
+        """Grow the layer on the first task and return a model that has learned nothing yet."""
+        self._seed = resolve_seed(self.random_state)
+        rule = resolve_normalization(self.normalize, Z)
+        Y = torch.nn.functional.one_hot(codes, n_classes).to(Z.dtype)
+        Z = normalize(Z, rule)
+        if self.alpha == "holdout":
+            self._holdout_alpha = self._choose_by_holdout(Z, Y)
+        layer = self._build(Z, Y, self._layer_spec(self._fixed_alpha() or self._construction_alpha()))
+        floor = self._fixed_alpha() or self._gcv_floor(layer, Z)
+        state = create_state(self.solver, layer.n_outputs, 0, alpha=self._fixed_alpha(), floor=floor, device=Z.device)
+        counts = torch.zeros(0, dtype=torch.int64, device=Z.device)
+        return RidgeModel(layer, rule, state, counts, ClassMoments() if self.class_moments else None, frozenset())
+
+    def _construction_alpha(self) -> float:
+        auto = isinstance(self.scales, str) and self.scales == "auto"
+        return AUTO_CONSTRUCTION_ALPHA if auto else CONSTRUCTION_ALPHA
+
+    def _layer_spec(self, alpha: float) -> LayerSpec:
+        guidance: dict[str, Any] = {
+            "block_size": self.block_size,
+            "n_candidates": self.n_candidates,
+            "contraction": self.contraction,
+            "tol": self.tol,
+            "criterion": self.criterion,
+        }
+        return LayerSpec(
+            self.projection,
+            alpha,
+            self.n_units,
+            self.max_units,
+            self.scales,
+            self.activation,
+            self.direct_link,
+            guidance,
+        )
+
+    def _build(self, Z: Tensor, Y: Tensor, spec: LayerSpec) -> Projection:
+        layer = spec.create(self._seed, self.verbose > 0)
+        if layer.is_built:
+            if layer.n_features_in != Z.shape[1]:
+                raise InputError(f"X must have {layer.n_features_in} columns as the layer has, got {Z.shape[1]}")
+            return layer.to(Z.device)
+        return layer.build(Z, Y)
+
+    def _choose_by_holdout(self, Z: Tensor, Y: Tensor) -> float:
+        """Choose from the paper's grid: a layer grown on nine tenths of the first task, one decomposition."""
+        n = Z.shape[0]
+        held = max(n // 10, 1)
+        order = torch.randperm(n, generator=generator(self._seed, "holdout")).to(Z.device)
+        train, test = order[held:], order[:held]
+        if len(train) < 2:
+            return self._construction_alpha()
+        layer = self._build(Z[train], Y[train], self._layer_spec(self._construction_alpha()))
+        state = create_state("auto", layer.n_outputs, Y.shape[1], alpha=None, floor=min(PAPER_ALPHAS), device=Z.device)
+        state.accumulate((H, Y[train][rows]) for rows, H in layer.iter_transform(Z[train]))
+        spectrum = Spectrum.of(state.reduced())
+        return choose_by_holdout(spectrum, layer.transform(Z[test]), Y[test], PAPER_ALPHAS).alpha
+
+    def _gcv_floor(self, layer: Projection, Z: Tensor) -> float:
+        """Return the smallest ridge that GCV will look at on the first task."""
+        total, squares = Z.new_zeros(layer.n_outputs), 0.0
+        for _, H in layer.iter_transform(Z):
+            total += H.sum(dim=0)
+            squares += float(H.square().sum())
+        energy = (squares - float(total.square().sum()) / Z.shape[0]) / Z.shape[0]
+        return GCV_FLOOR * max(energy, 1e-12)
+
+    # -- what is solved only when asked for -------------------------------------------------------------
+
+    def _commit(self, model: RidgeModel) -> None:
+        """Make a new model the current one; whatever was derived from the old is solved anew when needed."""
+        before: _Derived | None = getattr(self, "_derived", None)
+        self._derived = _Derived(last_alpha=None if before is None else before.hint())
+        self._model = model
+
+    def _fixed_alpha(self) -> float | None:
+        """Return the ridge where it is settled, None where it is chosen from the statistics."""
+        if isinstance(self.alpha, str):
+            return self._holdout() if self.alpha == "holdout" else None
+        return float(self.alpha)
+
+    def _holdout(self) -> float | None:
+        return getattr(self, "_holdout_alpha", None)
+
+    def _solved(self) -> Readout:
+        derived, model = self._derived, self._model
+        if derived.readout is None:
+            derived.readout = solve_readout(
+                model.state, model.counts, self._fixed_alpha(), self.readout, derived.last_alpha
+            )
+        return derived.readout
+
+    # -- answers ----------------------------------------------------------------------------------------
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return class probabilities: a softmax of the scores at a temperature set from the statistics.
+
+        The temperature corrects the scores on learned rows by their average leave-one-out inflation; no data
+        is held out (see :func:`evergrow.heads.readout.temperature`). Expect them to be honest on data like the
+        learned, not on unknown classes: use :meth:`novelty_score` for those.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Features.
+
+        Returns
+        -------
+        ndarray of shape (n, C)
+            Rows sum to one; columns follow ``classes_``.
+        """
+        scores = torch.from_numpy(self._class_scores(X))
+        derived, model = self._derived, self._model
+        if derived.temperature is None:
+            derived.temperature = temperature(model.state, model.counts, self._solved(), self.readout)
+        return np.asarray(torch.softmax(scores / derived.temperature, dim=1).numpy())
+
+    def novelty_score(self, X: Any) -> NDArray[np.float64]:
+        """Return how unlike anything learned each row is; higher means more novel.
+
+        The relative Mahalanobis distance: to the nearest class, less that to everything learned, from the same
+        statistics as the classifier.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Features.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Scores on an open scale; compare them with those of known data.
+        """
+        self._require_fitted()
+        Z = self._features(X, self.device_, reset=False)
+        derived, model = self._derived, self._model
+        if derived.novelty is None:
+            derived.novelty = NoveltyScorer.of(model.state, model.counts, self._novelty_alpha())
+        scores = [derived.novelty.score(H) for _, H in model.activations(Z)]
+        return np.asarray(torch.cat(scores).cpu().numpy())
+
+    def _novelty_alpha(self) -> float:
+        """Return the GCV minimiser: distances need more shrinkage than the fewest errors do."""
+        if self._fixed_alpha() is None:
+            return self._solved().minimiser
+        model = self._model
+        return solve_readout(model.state, model.counts, None, "ridge", self._derived.last_alpha).minimiser
+
+    # -- exact edits ------------------------------------------------------------------------------------
+
+    def spawn(self) -> Self:
+        """Return an empty learner with the same frozen layer, for another site or worker.
+
+        What it learns can be brought back with :meth:`merge`. Calling ``fit`` on it starts from scratch with a
+        layer of its own; ``partial_fit`` keeps the shared one.
+        """
+        self._require_started()
+        child = type(self)(**self.get_params(deep=False))
+        child.device_, child.n_features_in_, child._seed = self.device_, self.n_features_in_, self._seed
+        if hasattr(self, "feature_names_in_"):
+            child.feature_names_in_ = self.feature_names_in_
+        if self._holdout() is not None:
+            child._holdout_alpha = self._holdout_alpha
+        child.classes_ = self.classes_[:0]
+        child._commit(self._model.empty())
+        return child
+
+    def merge(self, other: SCLClassifier) -> Self:
+        """Add everything another learner with the same layer has learned; exact, nothing counted twice.
+
+        Parameters
+        ----------
+        other : SCLClassifier
+            Made by :meth:`spawn` from this learner or from a common ancestor; not changed.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        MergeError
+            If the layers differ, or if both learned the same first batch (one is a copy of the other, or the
+            same learner is merged twice), so that samples would be counted twice.
+        """
+        self._require_started()
+        if not isinstance(other, SCLClassifier) or not other._is_started():
+            raise MergeError(f"other must be a learner that shares this layer, got {type(other).__name__}")
+        if len(self.classes_) and len(other.classes_):
+            check_kind(self.classes_, other.classes_)
+        classes = np.union1d(self.classes_, other.classes_) if len(self.classes_) else other.classes_
+        mine, theirs = column_map(self.classes_, classes), column_map(other.classes_, classes)
+        self._commit(self._model.merge(other._model, mine, theirs))
+        self.classes_ = classes
+        return self
+
+    def unlearn(self, X: Any, y: Any) -> Self:
+        """Take samples out again that were learned before: the learner then equals one that never saw them.
+
+        A class whose last sample goes is gone.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            The samples, as they were learned.
+        y : array-like of shape (n,)
+            The labels they were learned with.
+
+        Raises
+        ------
+        UnlearnError
+            If more samples of a class are given than were learned, or some lie where nothing was learned.
+        """
+        self._require_fitted()
+        Z = self._features(X, self.device_, reset=False)
+        codes = torch.from_numpy(known_codes(self.classes_, as_labels(y, Z.shape[0]))).to(Z.device)
+        model = self._model.unlearn(Z, codes, self._check_alpha())
+        kept = torch.nonzero(model.counts).ravel().tolist()
+        if not kept:
+            raise UnlearnError("at least one sample must remain; call fit to start anew")
+        if len(kept) < len(self.classes_):
+            model = model.keep(kept)
+        self._commit(model)
+        self.classes_ = self.classes_[kept]
+        return self
+
+    def forget_classes(self, labels: Iterable[Any]) -> Self:
+        """Remove whole classes: they are never predicted again.
+
+        With ``class_moments=True`` the learner then equals one that never saw them. Without, label, count and mean
+        of each class are gone, but the spread of its samples around that mean stays in the pooled
+        second moments (as it does for every class) and keeps a slight influence on the others' scores; pass the
+        samples to :meth:`unlearn` to remove that too.
+
+        Parameters
+        ----------
+        labels : iterable
+            Classes to forget.
+        """
+        self._require_fitted()
+        names = [labels] if isinstance(labels, str) else list(labels)
+        if not names:
+            raise LabelError("labels must name at least one class, got none")
+        codes = set(known_codes(self.classes_, as_labels(names, len(names))).tolist())
+        kept = [column for column in range(len(self.classes_)) if column not in codes]
+        if not kept:
+            raise UnlearnError("at least one class must remain; call fit to start anew")
+        self._commit(self._model.keep(kept))
+        self.classes_ = self.classes_[kept]
+        return self
+
+    def regularize(self, alpha: float | str) -> Self:
+        """Change the ridge without data.
+
+        Parameters
+        ----------
+        alpha : float or "gcv"
+            The new ridge, or its choice from the statistics from now on.
+        """
+        self._require_started()
+        if alpha == "gcv":
+            self.alpha = alpha
+        else:
+            check_number("alpha", alpha, low=0, low_open=True)
+            self.alpha = float(alpha)
+        self._commit(self._model)
+        return self
+
+    def _check_alpha(self) -> float:
+        """Return a ridge for consistency checks without forcing a choice."""
+        fixed = self._fixed_alpha()
+        if fixed is not None:
+            return fixed
+        return 1e-3 * max(row_energy(self._model.state.reduced(), self._model.counts), 1e-12)
+
+    def _require_started(self) -> None:
+        if not self._is_started():
+            self._require_fitted()
+
+    # -- looking inside ---------------------------------------------------------------------------------
+
+    @property
+    def layer_(self) -> Projection:
+        """The frozen layer."""
+        self._require_started()
+        return self._model.projection
+
+    @property
+    def n_units_(self) -> int:
+        """Width L of the layer."""
+        return self.layer_.n_units
+
+    @property
+    def class_counts_(self) -> NDArray[np.int64]:
+        """Samples learned of each class."""
+        self._require_started()
+        return np.asarray(self._model.counts.cpu().numpy())
+
+    @property
+    def alpha_(self) -> float:
+        """The ridge in use."""
+        self._require_fitted()
+        return self._solved().alpha
+
+    @property
+    def construction_log_(self) -> list[BlockRecord]:
+        """One entry per accepted block; empty for layers that are drawn."""
+        return list(getattr(self._units(), "log", []))
+
+    @property
+    def status_(self) -> str:
+        """How the construction ended."""
+        return str(getattr(self._units(), "status", "drawn"))
+
+    def _units(self) -> Projection:
+        layer = self.layer_
+        return layer.inner if isinstance(layer, LinkedProjection) else layer
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Return what the layer is, numerically: rank, conditioning, form and size of the statistics.
+
+        Returns
+        -------
+        dict
+            ``n_units``, ``n_guided``, ``status``, ``classes``, ``samples``, ``alpha``, ``effective_rank`` (degrees of freedom at
+            alpha), ``condition_number`` of the regularised Gram matrix, ``common_mode`` (share of the energy in its
+            largest direction), ``solver``, ``error_bound`` and ``state_bytes``. Costs one decomposition.
+        """
+        self._require_fitted()
+        spectrum = Spectrum.of(self._model.state.reduced())
+        state, units = self._model.state, self._units()
+        bound = getattr(state, "error_bound", 0.0)
+        return {
+            "n_units": self.n_units_,
+            "n_guided": units.n_guided if isinstance(units, GuidedProjection) else 0,
+            "status": self.status_,
+            "classes": len(self.classes_),
+            "samples": int(self._model.counts.sum()),
+            "alpha": self.alpha_,
+            "effective_rank": spectrum.dof(self.alpha_),
+            "condition_number": spectrum.condition_number(self.alpha_),
+            "common_mode": float(spectrum.values[-1] / spectrum.values.sum().clamp_min(1e-300)),
+            "solver": getattr(state, "form", state.kind),
+            "error_bound": float(bound(self.alpha_) if callable(bound) else bound),
+            "state_bytes": state.nbytes,
+        }

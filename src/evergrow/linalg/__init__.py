@@ -1,0 +1,45 @@
+"""Matrices only: safe Cholesky, ridge states, the lambda path, the discriminant."""
+
+from evergrow.linalg.auto import FORMS, AutoState, create_state
+from evergrow.linalg.cholesky import CholeskyFactor, safe_cholesky
+from evergrow.linalg.compact import CompactState
+from evergrow.linalg.dense import DenseState
+from evergrow.linalg.discriminant import ClassGeometry, Discriminant
+from evergrow.linalg.eigen import symmetric_eigh
+from evergrow.linalg.recursive import RecursiveState
+from evergrow.linalg.spectrum import (
+    PAPER_ALPHAS,
+    AlphaChoice,
+    Spectrum,
+    alpha_grid,
+    choose_by_cholesky,
+    choose_by_gcv,
+    choose_by_holdout,
+    gcv_by_cholesky,
+)
+from evergrow.linalg.state import ReducedStatistics, RidgeSolution, RidgeState
+
+__all__ = [
+    "FORMS",
+    "PAPER_ALPHAS",
+    "AlphaChoice",
+    "AutoState",
+    "CholeskyFactor",
+    "ClassGeometry",
+    "CompactState",
+    "DenseState",
+    "Discriminant",
+    "RecursiveState",
+    "ReducedStatistics",
+    "RidgeSolution",
+    "RidgeState",
+    "Spectrum",
+    "alpha_grid",
+    "choose_by_cholesky",
+    "choose_by_gcv",
+    "choose_by_holdout",
+    "create_state",
+    "gcv_by_cholesky",
+    "safe_cholesky",
+    "symmetric_eigh",
+]

@@ -1,0 +1,19 @@
+"""Frozen random feature maps: guided (MGSM, SCSM), Gaussian, Fourier, and the direct link beside them."""
+
+from evergrow.projections.base import PROJECTIONS, Projection
+from evergrow.projections.gaussian import FourierProjection, GaussianProjection
+from evergrow.projections.guided import BlockRecord, GuidedConfig, GuidedProjection
+from evergrow.projections.linked import LinkedProjection
+from evergrow.projections.scsm import SCSMProjection
+
+__all__ = [
+    "PROJECTIONS",
+    "BlockRecord",
+    "FourierProjection",
+    "GaussianProjection",
+    "GuidedConfig",
+    "GuidedProjection",
+    "LinkedProjection",
+    "Projection",
+    "SCSMProjection",
+]

@@ -1,0 +1,115 @@
+"""A direct link: the features themselves beside the random units."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from evergrow.core.validation import check_matrix
+from evergrow.projections.base import PROJECTIONS, Projection
+from evergrow.projections.guided import GuidedProjection
+
+
+@PROJECTIONS.register("linked")
+class LinkedProjection(Projection):
+    """Rows ``[g(z W + b), scale (z - mean)]``: random units and a linear path, as in RVFL networks.
+
+    The two parts are scaled to equal energy on the first task: the sum of the variances of the link's columns
+    equals that of the units'. A guided inner layer is grown on what the link leaves unexplained.
+
+    Parameters
+    ----------
+    inner : Projection
+        The random units, not yet built.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.projections import GaussianProjection, LinkedProjection
+    >>> Z = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    >>> layer = LinkedProjection(GaussianProjection(n_units=5)).build(Z, torch.eye(8))
+    >>> layer.transform(Z).shape
+    torch.Size([8, 8])
+    """
+
+    kind: ClassVar[str] = "linked"
+
+    def __init__(self, inner: Projection) -> None:
+        super().__init__("identity", inner.random_state)
+        self.inner = inner
+        self.mean: Tensor | None = None
+        self.scale = 1.0
+
+    def build(self, Z: Tensor, Y: Tensor) -> Self:
+        """Build the inner layer and fix the link's centre and scale."""
+        check_matrix("Z", Z)
+        self.mean = Z.to(torch.float64).mean(dim=0)
+        if isinstance(self.inner, GuidedProjection):
+            self.inner.build(Z, Y, base=_unit_energy(Z.to(torch.float64) - self.mean))
+        else:
+            self.inner.build(Z, Y)
+        units, count = 0.0, max(Z.shape[0] - 1, 1)
+        total = torch.zeros(self.inner.n_outputs, dtype=torch.float64, device=Z.device)
+        for _, H in self.inner.iter_transform(Z):
+            total += H.to(torch.float64).sum(dim=0)
+            units += float(H.to(torch.float64).square().sum())
+        units -= float(total.square().sum()) / Z.shape[0]
+        link = float((Z.to(torch.float64) - self.mean).square().sum())
+        self.scale = (units / link) ** 0.5 if units > 1e-12 * count and link > 0.0 else 1.0
+        self.weights, self.bias = self.inner._layer()
+        return self
+
+    @property
+    def n_outputs(self) -> int:
+        """Units and features together."""
+        return self.inner.n_outputs + self.n_features_in
+
+    def transform(self, Z: Tensor) -> Tensor:
+        """Return units and scaled features side by side."""
+        mean = self.mean
+        if mean is None:
+            self._layer()  # raises NotFittedError
+            raise AssertionError("unreachable")
+        return torch.cat([self.inner.transform(Z), (Z - mean.to(Z)) * self.scale], dim=1)
+
+    def to(self, device: torch.device) -> Self:
+        """Move units and centre to a device."""
+        self.inner.to(device)
+        self.weights, self.bias = self.inner._layer()
+        if self.mean is not None:
+            self.mean = self.mean.to(device)
+        return self
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the inner layer's tensors and the centre."""
+        tensors = self.inner.tensors()
+        if self.mean is not None:
+            tensors["mean"] = self.mean
+        return tensors
+
+    def settings(self) -> dict[str, Any]:
+        """Return the inner layer's settings and the scale of the link."""
+        return {"inner_kind": self.inner.kind, "inner": self.inner.settings(), "scale": self.scale}
+
+    @classmethod
+    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
+        """Rebuild the frozen map."""
+        inner = PROJECTIONS[settings["inner_kind"]].restore(tensors, settings["inner"])
+        projection = cls(inner)
+        projection.mean = tensors["mean"]
+        projection.scale = float(settings["scale"])
+        projection.weights, projection.bias = inner._layer()
+        return projection
+
+    def same_map(self, other: Projection) -> bool:
+        """Whether both maps are the same function, bit for bit."""
+        return super().same_map(other) and isinstance(other, LinkedProjection) and self.scale == other.scale
+
+
+def _unit_energy(centred: Tensor) -> Tensor:
+    """Scale centred features so that a row has energy one on average."""
+    rms = float(centred.square().sum(dim=1).mean().sqrt())
+    return centred / rms if rms > 0.0 else centred

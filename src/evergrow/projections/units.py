@@ -1,0 +1,83 @@
+"""Drawing random units: the same seed gives the same units, however they are batched and wherever they run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evergrow.core.errors import ParameterError
+from evergrow.core.seeding import generator
+from evergrow.projections.scales import AUTO_SPREADS, Scales, centred_rms, paper_or_given
+
+BIAS_RULES = ("gaussian", "points")
+
+
+class UnitSampler:
+    """A source of random units ``(w, b)``, addressed by round.
+
+    Round r always yields the same numbers. Within a round block after block is drawn, so the first blocks
+    do not depend on how many follow; weights are drawn in float32 on the CPU and moved.
+
+    Parameters
+    ----------
+    Z : Tensor of shape (n, d)
+        First-task features; ``"auto"`` scales and ``"points"`` biases look at them.
+    scales : "paper", "auto" or sequence of float
+        Scales of the weights. ``"auto"`` draws a spread of pre-activations for every unit.
+    bias : {"gaussian", "points"}
+        ``"gaussian"``: ``b ~ N(0, scale^2)`` as in the paper. ``"points"``: ``b = -w . z_i`` for a random
+        first-task sample, so that every unit bends where there is data.
+    seed : int
+        Seed of the streams.
+    purpose : str
+        Name of the streams.
+    """
+
+    def __init__(self, Z: Tensor, scales: Scales, bias: str, seed: int, purpose: str) -> None:
+        if bias not in BIAS_RULES:
+            raise ParameterError(f"bias must be one of {BIAS_RULES}, got {bias!r}")
+        self.Z = Z
+        self.bias = bias
+        self.seed = seed
+        self.purpose = purpose
+        self.auto = isinstance(scales, str) and scales == "auto"
+        self.scales = (
+            torch.tensor(AUTO_SPREADS, dtype=torch.float64) / centred_rms(Z) if self.auto else paper_or_given(scales)
+        )
+
+    @property
+    def n_scales(self) -> int:
+        """Steps of the schedule; drawing a scale per unit leaves nothing to step through."""
+        return 1 if self.auto else len(self.scales)
+
+    def normals(self, round_: int, n_blocks: int, block: int) -> Tensor:
+        """Return unit normals (d + 1, n_blocks * block), float32, on the CPU."""
+        stream = generator(self.seed, self.purpose, round_)
+        rows = self.Z.shape[1] + 1
+        return torch.cat([torch.randn(rows, block, generator=stream) for _ in range(n_blocks)], dim=1)
+
+    def units(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Turn the normals of a round into weights (d, m) and biases (m,) at one step of the schedule."""
+        device, count = self.Z.device, normals.shape[1]
+        scale = self._unit_scales(round_, count, step).to(device, torch.float32)
+        normals = normals.to(device, non_blocking=True)
+        weights = normals[:-1] * scale
+        if self.bias == "gaussian":
+            return weights, (normals[-1] * scale).to(torch.float64)
+        stream = generator(self.seed, self.purpose, round_, "points")
+        points = torch.randint(self.Z.shape[0], (count,), generator=stream).to(device)
+        chosen = self.Z[points].to(torch.float64)
+        return weights, -(chosen * weights.T.to(torch.float64)).sum(dim=1)
+
+    def _unit_scales(self, round_: int, count: int, step: int) -> Tensor:
+        if not self.auto:
+            return self.scales[step].expand(count)
+        stream = generator(self.seed, self.purpose, round_, "scales")
+        low, high = self.scales
+        share = torch.rand(count, generator=stream, dtype=torch.float64)
+        drawn: Tensor = low * (high / low) ** share
+        return drawn
+
+    def step_scale(self, step: int) -> float:
+        """Return the scale of a step, for the log; with ``"auto"`` the middle of the range."""
+        return float(self.scales.log().mean().exp()) if self.auto else float(self.scales[step])
