@@ -1,0 +1,101 @@
+import json
+import os
+import struct
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from evergrow.core import archive as module
+from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.errors import FileFormatError, NewerSchemaError
+
+
+@pytest.fixture
+def sample():
+    return Archive("Thing", {"a": [1, 2]}, {"x": torch.arange(6.0).view(2, 3), "n": torch.tensor([3])})
+
+
+def test_round_trip(tmp_path, sample):
+    path = tmp_path / "m.evg"
+    write_archive(path, sample)
+    back = read_archive(path, "Thing")
+    assert back.meta == sample.meta
+    assert torch.equal(back.tensors["x"], sample.tensors["x"])
+    assert os.listdir(tmp_path) == ["m.evg"]
+
+
+def test_failure_while_writing_leaves_the_old_file_and_no_litter(tmp_path, sample, monkeypatch):
+    path = tmp_path / "m.evg"
+    write_archive(path, sample)
+    old = path.read_bytes()
+
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "_save_tensors", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_archive(path, sample)
+    assert path.read_bytes() == old
+    assert os.listdir(tmp_path) == ["m.evg"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
+def test_truncated(tmp_path, sample, share):
+    path = tmp_path / "m.evg"
+    write_archive(path, sample)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(FileFormatError):
+        read_archive(path, "Thing")
+
+
+def test_every_flipped_byte_is_noticed(tmp_path, sample):
+    path = tmp_path / "m.evg"
+    write_archive(path, sample)
+    data = path.read_bytes()
+    for place in range(0, len(data), 7):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        try:
+            read_archive(path, "Thing")
+        except FileFormatError:
+            continue
+        pytest.fail(f"byte {place} was altered without notice")
+
+
+def test_newer_schema(tmp_path, sample, monkeypatch):
+    path = tmp_path / "m.evg"
+    monkeypatch.setattr(module, "SCHEMA_VERSION", 99)
+    write_archive(path, sample)
+    monkeypatch.undo()
+    with pytest.raises(NewerSchemaError, match="got 99"):
+        read_archive(path, "Thing")
+
+
+def test_foreign_files(tmp_path, sample):
+    text = tmp_path / "a.txt"
+    text.write_text("hello, I am not a model at all, only a text file")
+    with pytest.raises(FileFormatError, match="must be an evergrow file"):
+        read_archive(text, "Thing")
+    other = tmp_path / "b.safetensors"
+    save_file({"w": torch.zeros(2)}, other)
+    with pytest.raises(FileFormatError, match="must be an evergrow file"):
+        read_archive(other, "Thing")
+    path = tmp_path / "c.evg"
+    write_archive(path, sample)
+    with pytest.raises(FileFormatError, match="must hold a Other, got 'Thing'"):
+        read_archive(path, "Other")
+
+
+def test_pickle_is_never_opened(tmp_path):
+    path = tmp_path / "evil.evg"
+    torch.save({"x": 1}, path)
+    with pytest.raises(FileFormatError):
+        read_archive(path, "Thing")
+
+
+def test_header_with_absurd_length(tmp_path):
+    path = tmp_path / "m.evg"
+    path.write_bytes(struct.pack("<Q", 2**62) + json.dumps({}).encode())
+    with pytest.raises(FileFormatError):
+        read_archive(path, "Thing")

@@ -1,0 +1,196 @@
+"""One file, written atomically, that says what it is and executes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from evergrow import SCLClassifier
+from evergrow.core.errors import FileFormatError, NewerSchemaError
+
+SMALL = {"n_units": 40, "block_size": 10, "random_state": 0}
+VARIANTS = {
+    "paper": {"scales": (0.5, 1.0)},
+    "recommended": {"scales": "auto", "direct_link": True, "alpha": "gcv", "readout": "discriminant", "normalize": "auto"},
+    "holdout": {"scales": "auto", "alpha": "holdout"},
+    "moments": {"scales": "auto", "class_moments": True},
+    "gaussian": {"projection": "gaussian"},
+    "fourier": {"projection": "fourier"},
+    "scsm": {"projection": "scsm"},
+    "dense": {"scales": "auto", "solver": "dense"},
+    "recursive": {"scales": "auto", "solver": "recursive"},
+    "compact": {"scales": "auto", "solver": "compact"},
+}
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_loaded_equals_saved_and_goes_on_learning(name, blobs, tmp_path):
+    X, y = blobs
+    model = SCLClassifier(**SMALL, **VARIANTS[name]).fit(X[:200], y[:200])
+    path = tmp_path / "model.evg"
+    model.save(path)
+    back = SCLClassifier.load(path)
+    assert np.array_equal(back.decision_function(X), model.decision_function(X))
+    assert np.array_equal(back.predict_proba(X), model.predict_proba(X))
+    assert np.array_equal(back.novelty_score(X), model.novelty_score(X))
+    assert back.get_params()["alpha"] == model.alpha
+    assert back.construction_log_ == model.construction_log_
+    assert back.status_ == model.status_
+    for learner in (model, back):
+        learner.partial_fit(X[200:], y[200:] + 1)
+    assert np.array_equal(back.decision_function(X), model.decision_function(X))
+    back.save(path)
+    assert np.array_equal(SCLClassifier.load(path).decision_function(X), model.decision_function(X))
+    assert os.listdir(tmp_path) == ["model.evg"]
+
+
+@pytest.mark.parametrize("labels", [[3, 70], ["böse", "gut"], [False, True], [1.0, 2.0]])
+def test_label_kinds_survive(labels, blobs, tmp_path):
+    X, y = blobs
+    y = np.array(labels)[(y > 2).astype(int)]
+    model = SCLClassifier(scales="auto", **SMALL).fit(X, y)
+    model.save(tmp_path / "m.evg")
+    back = SCLClassifier.load(tmp_path / "m.evg")
+    assert back.predict(X).tolist() == model.predict(X).tolist()
+    assert back.classes_.dtype.kind == model.classes_.dtype.kind
+
+
+def test_spawned_learner_can_travel(blobs, tmp_path):
+    X, y = blobs
+    home = SCLClassifier(scales="auto", **SMALL).fit(X[:150], y[:150])
+    home.spawn().save(tmp_path / "layer.evg")
+    away = SCLClassifier.load(tmp_path / "layer.evg")
+    away.partial_fit(X[150:], y[150:])
+    away.save(tmp_path / "away.evg")
+    home.merge(SCLClassifier.load(tmp_path / "away.evg"))
+    joint = home.spawn().partial_fit(X, y)
+    assert np.allclose(home.decision_function(X), joint.decision_function(X), atol=1e-8)
+
+
+def test_same_seed_same_file(blobs, tmp_path):
+    files = []
+    for name in "ab":
+        model = SCLClassifier(projection="gaussian", n_units=20, random_state=0).fit(*blobs)
+        model.save(tmp_path / name)
+        files.append((tmp_path / name).read_bytes())
+    assert files[0] == files[1]
+
+
+def test_random_state_objects_are_saved_by_what_they_gave(blobs, tmp_path):
+    X, y = blobs
+    model = SCLClassifier(n_units=20, scales="auto", random_state=np.random.RandomState(3)).fit(X, y)
+    model.save(tmp_path / "m.evg")
+    assert np.array_equal(SCLClassifier.load(tmp_path / "m.evg").decision_function(X), model.decision_function(X))
+
+
+@pytest.fixture
+def saved(blobs, tmp_path):
+    path = tmp_path / "m.evg"
+    SCLClassifier(scales="auto", **SMALL).fit(*blobs).save(path)
+    return path
+
+
+def test_damaged_files(saved):
+    data = saved.read_bytes()
+    for size in (0, 5, 100, len(data) // 2, len(data) - 1):
+        saved.write_bytes(data[:size])
+        with pytest.raises(FileFormatError):
+            SCLClassifier.load(saved)
+    saved.write_bytes(data[:-20] + b"x" * 20)
+    with pytest.raises(FileFormatError, match="altered or damaged"):
+        SCLClassifier.load(saved)
+
+
+def test_missing_parts_are_a_format_error(saved):
+    from evergrow.core.archive import read_archive, write_archive
+
+    archive = read_archive(saved, "SCLClassifier")
+    del archive.meta["state"]["model"]["projection_kind"]
+    write_archive(saved, archive)
+    with pytest.raises(FileFormatError, match="projection_kind"):
+        SCLClassifier.load(saved)
+
+
+def test_unknown_settings_are_a_format_error(saved):
+    from evergrow.core.archive import read_archive, write_archive
+
+    archive = read_archive(saved, "SCLClassifier")
+    archive.meta["params"]["surprise"] = 1
+    write_archive(saved, archive)
+    with pytest.raises(FileFormatError, match="surprise"):
+        SCLClassifier.load(saved)
+
+
+def test_newer_schema(saved, monkeypatch):
+    import evergrow.core.archive as module
+
+    archive = module.read_archive(saved, "SCLClassifier")
+    monkeypatch.setattr(module, "SCHEMA_VERSION", 2)
+    module.write_archive(saved, archive)
+    monkeypatch.undo()
+    with pytest.raises(NewerSchemaError, match="pip install -U evergrow"):
+        SCLClassifier.load(saved)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        SCLClassifier.load(tmp_path / "nothing.evg")
+
+
+def test_no_model_is_lost_when_the_disk_is_full(saved, monkeypatch, blobs):
+    import evergrow.core.archive as module
+
+    old = saved.read_bytes()
+    model = SCLClassifier.load(saved)
+    monkeypatch.setattr(module, "_save_tensors", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "No space")))
+    with pytest.raises(OSError, match="No space"):
+        model.save(saved)
+    assert saved.read_bytes() == old
+
+
+SCRIPT = """
+import sys, numpy as np
+from evergrow import SCLClassifier
+model = SCLClassifier.load(sys.argv[1])
+rng = np.random.default_rng(0)
+print("ready", flush=True)
+while True:
+    model.partial_fit(rng.normal(size=(20, 10)), rng.integers(6, size=20))
+    model.save(sys.argv[1])
+"""
+
+
+def test_kill_while_saving_leaves_a_whole_file(saved):
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(saved)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(0.05 + 0.2 * rng.random())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert SCLClassifier.load(saved).class_counts_.sum() >= 300
+
+
+def test_file_is_plain_json_and_numbers(saved):
+    data = saved.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert json.loads(header["__metadata__"]["evergrow"])["kind"] == "SCLClassifier"
+    assert {entry["dtype"] for name, entry in header.items() if name != "__metadata__"} <= {"F64", "F32", "I64"}
+
+
+def test_device_of_a_file_from_a_gpu_machine(blobs, tmp_path):
+    X, y = blobs
+    model = SCLClassifier(scales="auto", device="cpu", **SMALL).fit(X, y)
+    model.device = "cuda"
+    model.save(tmp_path / "m.evg")
+    back = SCLClassifier.load(tmp_path / "m.evg")
+    assert back.device_.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert SCLClassifier.load(tmp_path / "m.evg", device="cpu").device_.type == "cpu"

@@ -1,0 +1,304 @@
+"""SCLClassifier: incremental = joint, and the exact edits, each against an independent computation."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+
+from evergrow import SCLClassifier
+from evergrow.core.errors import LabelError, MergeError, NotFittedError, UnlearnError
+
+SOLVERS = ["dense", "recursive", "compact", "auto"]
+SMALL = {"n_units": 40, "block_size": 10, "random_state": 0, "scales": "auto"}
+
+
+def joint_logits(model, X, y, X_test):
+    """Ridge on the model's own hidden rows by plain numpy least squares."""
+    H, T = model.layer_.transform(torch.from_numpy(X)).numpy(), model.layer_.transform(torch.from_numpy(X_test)).numpy()
+    Y = (y[:, None] == model.classes_[None]).astype(float)
+    A = np.vstack([H, np.sqrt(model.alpha_) * np.eye(H.shape[1])])
+    B = np.vstack([Y, np.zeros((H.shape[1], Y.shape[1]))])
+    return T @ np.linalg.lstsq(A, B, rcond=None)[0]
+
+
+def relative(a, b):
+    return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+
+def learn(model, X, y, groups):
+    for group in groups:
+        chosen = np.isin(y, group)
+        model.partial_fit(X[chosen], y[chosen])
+    return model
+
+
+GROUPS = [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_incremental_equals_joint_ridge(blobs, solver):
+    X, y = blobs
+    model = learn(SCLClassifier(alpha=0.05, solver=solver, **SMALL), X, y, GROUPS)
+    assert model.classes_.tolist() == [0, 1, 2, 3, 4, 5]
+    assert model.class_counts_.tolist() == [50] * 6
+    assert relative(model.decision_function(X), joint_logits(model, X, y, X)) < 1e-6
+    assert model.score(X, y) > 0.9
+
+
+@pytest.mark.parametrize("settings", [{"readout": "ridge"}, {"readout": "discriminant"}, {"direct_link": True}])
+def test_recommended_is_incremental_too(blobs, settings):
+    X, y = blobs
+    model = learn(SCLClassifier.recommended(**{**SMALL, **settings}), X, y, GROUPS)
+    joint = model.spawn().partial_fit(X, y)
+    assert relative(model.decision_function(X), joint.decision_function(X)) < 1e-7
+    assert model.alpha_ == pytest.approx(joint.alpha_)
+
+
+def test_one_sample_at_a_time_mixed_classes(blobs):
+    X, y = blobs
+    model = SCLClassifier(alpha=0.05, **SMALL).fit(X[:60], y[:60])
+    for i in range(60, 120):
+        model.partial_fit(X[i : i + 1], y[i : i + 1])
+    assert relative(model.decision_function(X), joint_logits(model, X[:120], y[:120], X)) < 1e-6
+
+
+def test_string_labels_arrive_in_any_order(blobs):
+    X, y = blobs
+    names = np.array(["pear", "fig", "apple", "kiwi", "plum", "lime"])[y]
+    model = learn(SCLClassifier(**SMALL), X, names, [["pear", "fig"], ["plum"], ["apple", "lime", "kiwi"]])
+    assert model.classes_.tolist() == sorted(set(names))
+    assert model.score(X, names) > 0.9
+
+
+def test_predictions_are_pure(blobs):
+    X, y = blobs
+    model = SCLClassifier(**SMALL).fit(X, y)
+    first = model.decision_function(X)
+    model.predict_proba(X)
+    model.novelty_score(X)
+    assert np.array_equal(first, model.decision_function(X))
+
+
+def test_same_seed_same_model_whatever_else_runs(blobs):
+    X, y = blobs
+    a = SCLClassifier(**SMALL).fit(X, y).decision_function(X)
+    np.random.seed(5)
+    torch.manual_seed(5)
+    np.random.rand(100)
+    b = SCLClassifier(**SMALL).fit(X, y).decision_function(X)
+    assert np.array_equal(a, b)
+    c = SCLClassifier(**{**SMALL, "random_state": 1}).fit(X, y).decision_function(X)
+    assert not np.allclose(a, c)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("readout", ["ridge", "discriminant"])
+def test_merge_of_spawned_learners_equals_joint(blobs, solver, readout):
+    X, y = blobs
+    a = SCLClassifier(alpha=0.05, solver=solver, readout=readout, **SMALL).fit(X[:100], y[:100])
+    b, c = a.spawn(), a.spawn()
+    b.partial_fit(X[100:200], y[100:200])
+    c.partial_fit(X[200:], np.where(y[200:] == 5, 77, y[200:]))
+    a.merge(b).merge(c)
+    labels = np.concatenate([y[:200], np.where(y[200:] == 5, 77, y[200:])])
+    joint = b.spawn().partial_fit(X, labels)
+    assert a.classes_.tolist() == joint.classes_.tolist()
+    assert a.class_counts_.tolist() == joint.class_counts_.tolist()
+    assert relative(a.decision_function(X), joint.decision_function(X)) < 1e-6
+
+
+def test_merge_refuses_to_count_twice(blobs):
+    X, y = blobs
+    a = SCLClassifier(**SMALL).fit(X[:100], y[:100])
+    with pytest.raises(MergeError, match="counted twice"):
+        a.merge(copy.deepcopy(a).partial_fit(X[100:], y[100:]))
+    b = a.spawn().partial_fit(X[100:], y[100:])
+    a.merge(b)
+    with pytest.raises(MergeError, match="counted twice"):
+        a.merge(b)
+    assert a.class_counts_.sum() == 300
+
+
+def test_merge_refuses_other_layers(blobs):
+    X, y = blobs
+    a = SCLClassifier(**SMALL).fit(X, y)
+    b = SCLClassifier(**{**SMALL, "random_state": 9}).fit(X[:50], y[:50])
+    before = a.decision_function(X)
+    with pytest.raises(MergeError, match="one frozen layer"):
+        a.merge(b)
+    with pytest.raises(MergeError, match="must be a learner"):
+        a.merge("b.evg")
+    assert np.array_equal(before, a.decision_function(X))
+
+
+def test_spawn_is_empty_until_it_learns(blobs):
+    X, y = blobs
+    child = SCLClassifier(**SMALL).fit(X, y).spawn()
+    with pytest.raises(NotFittedError):
+        child.predict(X)
+    child.partial_fit(X[:1], y[:1])  # even one sample of one class
+    assert child.classes_.tolist() == [y[0]]
+    assert child.predict(X[:3]).tolist() == [y[0]] * 3
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("readout", ["ridge", "discriminant"])
+@pytest.mark.parametrize("moments", [False, True])
+def test_unlearn_equals_never_seen(blobs, solver, readout, moments):
+    X, y = blobs
+    model = SCLClassifier(alpha=0.05, solver=solver, readout=readout, class_moments=moments, **SMALL).fit(X, y)
+    gone = np.arange(300) % 3 == 0
+    never = model.spawn().partial_fit(X[~gone], y[~gone])
+    model.unlearn(X[gone], y[gone])
+    assert model.class_counts_.tolist() == never.class_counts_.tolist()
+    assert relative(model.decision_function(X), never.decision_function(X)) < 1e-6
+
+
+def test_unlearning_the_last_sample_removes_the_class(blobs):
+    X, y = blobs
+    model = SCLClassifier(alpha=0.05, **SMALL).fit(X, y)
+    model.unlearn(X[y == 4], y[y == 4])
+    assert 4 not in model.classes_
+    never = model.spawn().partial_fit(X[y != 4], y[y != 4])
+    assert relative(model.decision_function(X), never.decision_function(X)) < 1e-6
+
+
+def test_unlearn_refuses_what_was_not_learned(blobs):
+    X, y = blobs
+    model = SCLClassifier(alpha=0.05, **SMALL).fit(X[:200], y[:200])
+    before = model.decision_function(X)
+    with pytest.raises(UnlearnError, match="got 50 where 3[34] were learned"):
+        model.unlearn(np.repeat(X[y == 1][:1], 50, axis=0), np.ones(50, int))
+    with pytest.raises(LabelError, match="never learned"):
+        model.unlearn(X[:1], [99])
+    with pytest.raises(UnlearnError, match="where nothing was learned"):
+        model.unlearn(50.0 * X[:20], y[:20])
+    with pytest.raises(UnlearnError, match="at least one sample must remain"):
+        model.unlearn(X[:200], y[:200])
+    assert np.array_equal(before, model.decision_function(X))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("readout", ["ridge", "discriminant"])
+def test_forget_classes_with_moments_equals_never_seen(blobs, solver, readout):
+    X, y = blobs
+    model = SCLClassifier(alpha=0.05, solver=solver, readout=readout, class_moments=True, **SMALL)
+    learn(model, X, y, GROUPS)
+    kept = ~np.isin(y, [1, 4])
+    never = model.spawn().partial_fit(X[kept], y[kept])
+    model.forget_classes([4, 1])
+    assert model.classes_.tolist() == [0, 2, 3, 5]
+    assert relative(model.decision_function(X), never.decision_function(X)) < 1e-6
+    model.partial_fit(X[y == 1], y[y == 1])  # and can be learned again
+    assert 1 in model.classes_
+
+
+def test_forget_classes_without_moments_never_predicts_them(blobs):
+    X, y = blobs
+    model = SCLClassifier(alpha=0.05, **SMALL).fit(X, y)
+    model.forget_classes([3])
+    assert 3 not in model.predict(X)
+    assert model.score(X[y != 3], y[y != 3]) > 0.9
+    with pytest.raises(LabelError, match="never learned"):
+        model.forget_classes([3])
+    with pytest.raises(UnlearnError, match="at least one class must remain"):
+        model.forget_classes(model.classes_)
+    with pytest.raises(LabelError, match="at least one class"):
+        model.forget_classes([])
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_regularize_equals_training_with_it(blobs, solver):
+    X, y = blobs
+    model = SCLClassifier(alpha=0.05, solver=solver, **SMALL).fit(X, y)
+    model.regularize(7.0)
+    assert model.alpha_ == 7.0
+    assert relative(model.decision_function(X), joint_logits(model, X, y, X)) < 1e-6
+    model.regularize("gcv")
+    assert model.alpha_ != 7.0
+
+
+def test_gcv_is_chosen_anew_after_every_update(blobs):
+    X, y = blobs
+    model = SCLClassifier(alpha="gcv", **SMALL).fit(X[:30], y[:30])
+    first = model.alpha_
+    model.partial_fit(X[30:], y[30:])
+    assert model.alpha_ != first
+
+
+def test_holdout_chooses_from_the_papers_grid(blobs):
+    X, y = blobs
+    model = SCLClassifier(alpha="holdout", **SMALL).fit(X, y)
+    assert model.alpha_ in (0.001, 0.01, 0.1, 10.0, 100.0, 1000.0)
+    assert model.spawn().partial_fit(X, y).alpha_ == model.alpha_
+
+
+@pytest.mark.parametrize("readout", ["ridge", "discriminant"])
+def test_probabilities_are_calibrated(readout):
+    X, y = load_digits(return_X_y=True)
+    model = SCLClassifier.recommended(n_units=200, random_state=0, readout=readout).fit(X[:900], y[:900])
+    P = model.predict_proba(X[900:])
+    assert np.allclose(P.sum(axis=1), 1.0)
+    assert np.array_equal(model.classes_[P.argmax(axis=1)], model.predict(X[900:]))
+    confidence, right = P.max(axis=1), model.predict(X[900:]) == y[900:]
+    assert abs(confidence.mean() - right.mean()) < 0.05
+    nll = -np.log(P[np.arange(len(P)), y[900:]]).mean()
+    assert nll < 0.35
+
+
+def test_novelty_finds_unknown_classes():
+    from sklearn.metrics import roc_auc_score
+
+    X, y = load_digits(return_X_y=True)
+    train = np.arange(len(y)) < 1000
+    known = y < 7
+    model = SCLClassifier.recommended(n_units=300, random_state=0).fit(X[train & known], y[train & known])
+    assert roc_auc_score(~known[~train], model.novelty_score(X[~train])) > 0.85
+
+
+def test_two_classes_have_one_signed_column(blobs):
+    X, y = blobs
+    two = y < 2
+    model = SCLClassifier(**SMALL).fit(X[two], y[two])
+    decision = model.decision_function(X[two])
+    assert decision.shape == (two.sum(),)
+    assert np.array_equal(model.predict(X[two]), model.classes_[(decision > 0).astype(int)])
+    assert model.predict_proba(X[two]).shape == (two.sum(), 2)
+
+
+def test_log_status_and_diagnostics(blobs):
+    X, y = blobs
+    model = SCLClassifier(alpha=0.01, scales=(1.0, 3.0), block_size=10, tol=0.05, random_state=0).fit(X, y)
+    assert model.status_ == "converged"
+    assert model.construction_log_[-1].n_units == model.n_units_
+    figures = model.diagnostics()
+    assert figures["samples"] == 300
+    assert 0 < figures["effective_rank"] <= model.n_units_
+    assert figures["condition_number"] > 1
+    assert model.layer_.n_features_in == 10
+
+
+def test_clone_is_unfitted_and_independent(blobs):
+    X, y = blobs
+    model = SCLClassifier(**SMALL).fit(X, y)
+    with pytest.raises(NotFittedError):
+        clone(model).predict(X)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "fourier", "scsm"])
+def test_other_layers(blobs, kind):
+    X, y = blobs
+    model = SCLClassifier(projection=kind, n_units=60, alpha=0.1, random_state=0)
+    learn(model, X, y, GROUPS)
+    assert model.score(X, y) > 0.8
+
+
+def test_a_layer_of_ones_own_is_taken_as_it_is(blobs):
+    X, y = blobs
+    layer = SCLClassifier(**SMALL).fit(X, y).layer_
+    model = SCLClassifier(projection=layer, alpha=0.01).fit(X, y)
+    assert model.layer_.same_map(layer)
+    assert model.layer_ is not layer

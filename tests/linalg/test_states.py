@@ -1,0 +1,262 @@
+"""The identities every form of the ridge state must keep, against independent computations."""
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+from evergrow.core.errors import InputError, NumericalError, ParameterError
+from evergrow.linalg import FORMS, AutoState, CompactState, DenseState, RecursiveState, create_state
+from evergrow.linalg import auto as auto_module
+
+ALPHA = 0.3
+SOLVERS = ["dense", "recursive", "compact", "auto"]
+
+
+def make(solver, L=30, C=4, device="cpu"):
+    return create_state(solver, L, C, alpha=ALPHA, floor=ALPHA * 1e-9, device=device)
+
+
+def problem(rng, n=80, L=30, C=4):
+    H = torch.randn(n, L, generator=rng, dtype=torch.float64)
+    return H, torch.randn(n, C, generator=rng, dtype=torch.float64)
+
+
+def batch_ridge(H, Y, alpha=ALPHA):
+    """Least squares on the augmented system by QR: no Gram matrix is formed."""
+    H, Y = H.cpu().numpy(), Y.cpu().numpy()
+    A = np.vstack([H, np.sqrt(alpha) * np.eye(H.shape[1])])
+    B = np.vstack([Y, np.zeros((H.shape[1], Y.shape[1]))])
+    q, r = scipy.linalg.qr(A, mode="economic")
+    return torch.from_numpy(scipy.linalg.solve_triangular(r, q.T @ B))
+
+
+def relative(a, b):
+    return float((a.cpu() - b.cpu()).norm() / b.cpu().norm())
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("sizes", [[80], [1] * 80, [3, 50, 27]])
+def test_incremental_equals_batch(solver, sizes, rng, device):
+    H, Y = problem(rng)
+    state = make(solver, device=device)
+    for h, y in zip(H.split(sizes), Y.split(sizes)):
+        state.update(h, y)
+    assert state.count == 80
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-9
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_any_alpha(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver)
+    state.update(H, Y)
+    for alpha in (1e-3, 0.3, 50.0):
+        assert relative(state.solve(alpha).weights, batch_ridge(H, Y, alpha)) < 1e-8
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_order_of_samples_is_irrelevant(solver, rng):
+    H, Y = problem(rng)
+    order = torch.randperm(80, generator=rng)
+    a, b = make(solver), make(solver)
+    a.update(H, Y)
+    for index in order.split(7):
+        b.update(H[index], Y[index])
+    assert relative(a.solve(ALPHA).weights, b.solve(ALPHA).weights) < 1e-10
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_downdate_undoes_update(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver)
+    state.update(H, Y)
+    state.downdate(H[50:], Y[50:])
+    assert state.count == 50
+    assert state.sq_targets == pytest.approx(float(Y[:50].square().sum()))
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H[:50], Y[:50])) < 1e-8
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(SOLVERS, SOLVERS)))
+def test_merge_equals_learning_both(first, second, rng):
+    H, Y = problem(rng)
+    a, b = make(first), make(second)
+    a.update(H[:50], Y[:50])
+    b.update(H[50:], Y[50:])
+    before = b.solve(ALPHA).weights.clone()
+    a.merge(b)
+    assert a.count == 80
+    assert relative(a.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-8
+    assert torch.equal(b.solve(ALPHA).weights, before), "the other side must not change"
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_new_targets_start_at_zero_and_can_be_dropped(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver, C=2)
+    state.update(H[:40], Y[:40, :2])
+    state.select_targets([1, -1, 0])
+    tail = Y[40:, [1, 2, 0]]
+    state.update(H[40:], tail)
+    joint = torch.cat([torch.stack([Y[:40, 1], torch.zeros(40), Y[:40, 0]], dim=1), tail])
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, joint)) < 1e-8
+    state.select_targets([2])
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, joint[:, 2:])) < 1e-8
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_failure_in_a_later_batch_changes_nothing(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver)
+    state.update(H[:40], Y[:40])
+    weights = state.solve(ALPHA).weights.clone()
+    bad = H[60:].clone()
+    bad[3, 3] = float("nan")
+    with pytest.raises(InputError, match="row 3"):
+        state.accumulate([(H[40:60], Y[40:60]), (bad, Y[60:])])
+    assert state.count == 40
+    assert torch.equal(state.solve(ALPHA).weights, weights)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_branch_keeps_what_it_had(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver)
+    state.update(H[:40], Y[:40])
+    twin = state.branch()
+    weights = twin.solve(ALPHA).weights.clone()
+    state.update(H[40:], Y[40:])
+    state.select_targets([0])
+    assert torch.equal(twin.solve(ALPHA).weights, weights)
+    assert twin.count == 40
+    assert twin.n_targets == 4
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_restore_is_bitwise(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver)
+    state.update(H, Y)
+    back = FORMS[state.kind].restore(state.tensors(), state.settings(), torch.device("cpu"))
+    assert torch.equal(back.solve(ALPHA).weights, state.solve(ALPHA).weights)
+    back.update(H, Y)
+    assert back.count == 160
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_float32_rows_are_accumulated_in_float64(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver)
+    state.update(H.float(), Y.float())
+    weights = state.solve(ALPHA).weights
+    assert weights.dtype == torch.float64
+    assert relative(weights, batch_ridge(H, Y)) < 1e-6
+
+
+def test_bad_input(rng):
+    state = make("dense")
+    with pytest.raises(InputError, match="30 columns"):
+        state.update(torch.zeros(2, 29), torch.zeros(2, 4))
+    with pytest.raises(InputError, match="2 rows"):
+        state.update(torch.zeros(2, 30), torch.zeros(3, 4))
+    for alpha in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ParameterError, match="alpha must be"):
+            state.solve(alpha)
+    with pytest.raises(InputError, match="equal shape"):
+        state.merge(DenseState(29, 4))
+
+
+def test_recursive_refuses_to_unlearn_what_was_never_learned(rng):
+    state = RecursiveState(5, 1, alpha=0.1)
+    H = torch.randn(10, 5, generator=rng, dtype=torch.float64)
+    with pytest.raises(NumericalError, match="learned before"):
+        state.downdate(H, torch.zeros(10, 1))
+    assert state.count == 0
+
+
+def low_rank(rng, n, L=400, rank=12, noise=0.0):
+    left = torch.randn(n, rank, generator=rng, dtype=torch.float64)
+    right = torch.randn(rank, L, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    return 0.5 + left @ right + noise * torch.randn(n, L, generator=rng, dtype=torch.float64)
+
+
+def test_compact_finds_the_rank_and_stays_within_its_bound(rng):
+    state, dense = CompactState(400, 2, budget=1e-3), DenseState(400, 2)
+    for _ in range(10):
+        H = low_rank(rng, 60, noise=1e-5)
+        Y = torch.randn(60, 2, generator=rng, dtype=torch.float64)
+        state.update(H, Y)
+        dense.update(H, Y)
+    assert state.rank == 13
+    assert 0 < state.dropped <= state.budget
+    test = low_rank(rng, 50)
+    a, b = (test @ s.solve(1.0).weights for s in (state, dense))
+    assert relative(a, b) <= state.error_bound(1.0) == state.dropped
+
+
+def test_compact_budget_is_never_exceeded(rng):
+    state = CompactState(200, 1, budget=1e-2)
+    for _ in range(60):
+        H = 1e-2 * torch.randn(5, 200, generator=rng, dtype=torch.float64)
+        state.update(H, torch.zeros(5, 1))
+        assert state.dropped <= state.budget
+    basis = state.basis
+    assert torch.allclose(basis.T @ basis, torch.eye(state.rank, dtype=torch.float64), atol=1e-12)
+
+
+def test_auto_switches_once_when_the_rank_is_high(rng, monkeypatch):
+    monkeypatch.setattr(auto_module, "DENSE_BELOW", 10)
+    state = AutoState(60, 2, alpha=None, floor=1e-6)
+    assert state.form == "compact"
+    H, Y = problem(rng, n=200, L=60, C=2)
+    forms = []
+    for h, y in zip(H.split(10), Y.split(10)):
+        state.update(h, y)
+        forms.append(state.form)
+    assert forms[0] == "compact"
+    assert forms[-1] == "dense"
+    assert sum(a != b for a, b in itertools.pairwise(forms)) == 1
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-9
+
+
+def test_auto_takes_the_recursion_for_small_batches_of_a_fixed_ridge(rng, monkeypatch):
+    monkeypatch.setattr(auto_module, "DENSE_BELOW", 10)
+    state = AutoState(300, 2, alpha=ALPHA, floor=ALPHA * 1e-9)
+    H, Y = problem(rng, n=300, L=300, C=2)
+    for h, y in zip(H.split(2), Y.split(2)):
+        state.update(h, y)
+        state.solve(ALPHA)
+    assert state.form == "recursive"
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-9
+
+
+def test_auto_stays_compact_when_the_rank_is_low(rng):
+    state = AutoState(2000, 1, alpha=0.1, floor=0.1)
+    for _ in range(5):
+        state.update(low_rank(rng, 200, L=2000), torch.ones(200, 1))
+    assert state.form == "compact"
+    assert state.nbytes < 0.05 * 8 * 2000**2
+
+
+def test_the_papers_regime_keeps_its_digits():
+    """Kappa about 1e9: dense within 1e-8 of batch ridge, recursive within 1e-6, after 40 updates."""
+    g = torch.Generator().manual_seed(1)
+    d, L, n = 100, 600, 40
+    weights = 0.004 * torch.randn(d, L, generator=g, dtype=torch.float64)
+    dense, recursive = DenseState(L, 3), RecursiveState(L, 3, alpha=0.01)
+    rows, targets = [], []
+    for _ in range(40):
+        H = torch.sigmoid(3.0 * torch.randn(n, d, generator=g, dtype=torch.float64) @ weights)
+        Y = torch.eye(3, dtype=torch.float64)[torch.randint(3, (n,), generator=g)]
+        dense.update(H, Y)
+        recursive.update(H, Y)
+        rows.append(H)
+        targets.append(Y)
+    H, Y = torch.cat(rows), torch.cat(targets)
+    values = torch.linalg.eigvalsh(dense.gram)
+    assert 1e7 < float(values[-1] + 0.01) / 0.01 < 1e10
+    truth = H @ batch_ridge(H, Y, 0.01)
+    assert relative(H @ dense.solve(0.01).weights, truth) < 1e-8
+    assert relative(H @ recursive.solve(0.01).weights, truth) < 1e-6
