@@ -16,18 +16,14 @@ def class_incremental(shared, name, model, increment=10, seed=1993):
     return float(model.score(data["X_test"], y_test))
 
 
-@pytest.mark.parametrize(
-    ("name", "bar"), [("cub200_efficientnet_lite0", 0.715), ("clinc150_minilm", 0.935)]
-)
+@pytest.mark.parametrize(("name", "bar"), [("cub200_efficientnet_lite0", 0.715), ("clinc150_minilm", 0.935)])
 def test_recommended_at_1000_units(shared, name, bar):
     model = SCLClassifier.recommended(n_units=1000, random_state=0)
     assert class_incremental(shared, name, model) > bar
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "bar"), [("cub200_efficientnet_lite0", 0.715), ("clinc150_minilm", 0.945)]
-)
+@pytest.mark.parametrize(("name", "bar"), [("cub200_efficientnet_lite0", 0.715), ("clinc150_minilm", 0.945)])
 def test_recommended_at_3000_units(shared, name, bar):
     model = SCLClassifier.recommended(n_units=3000, random_state=0)
     assert class_incremental(shared, name, model) > bar

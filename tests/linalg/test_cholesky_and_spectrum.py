@@ -89,6 +89,18 @@ def test_gcv_by_hand_and_by_cholesky(data, stats):
     assert gcv_by_cholesky(stats, 3.0) == pytest.approx(truth, rel=1e-9)
 
 
+@pytest.mark.parametrize("alpha", [1e-8, 1e-4, 1.0])
+def test_gcv_with_fewer_rows_than_features(rng, alpha):
+    """The fit is nearly perfect here: against the dual form, which subtracts nothing."""
+    H = torch.randn(20, 60, generator=rng, dtype=torch.float64)
+    Y = torch.eye(4, dtype=torch.float64)[torch.arange(20) % 4]
+    state = DenseState(60, 4)
+    state.update(H, Y)
+    M = alpha * torch.linalg.inv(H @ H.T + alpha * torch.eye(20, dtype=torch.float64))
+    truth = 20 * float((M @ Y).square().sum()) / float(M.trace()) ** 2
+    assert Spectrum.of(state.reduced()).gcv(alpha) == pytest.approx(truth, rel=1e-6)
+
+
 def test_gcv_choice_is_near_leave_one_out(data, stats):
     """RidgeCV's exact leave-one-out is the independent judge of the minimiser."""
     grid = alpha_grid(1.0)
@@ -133,9 +145,7 @@ def test_discriminant_equals_the_textbook(rng):
     state = DenseState(6, 3)
     state.update(H, Y)
     geometry = ClassGeometry.of(state.reduced(), torch.bincount(codes))
-    scatter = sum(
-        (H[codes == c] - H[codes == c].mean(0)).T @ (H[codes == c] - H[codes == c].mean(0)) for c in range(3)
-    )
+    scatter = sum((H[codes == c] - H[codes == c].mean(0)).T @ (H[codes == c] - H[codes == c].mean(0)) for c in range(3))
     assert torch.allclose(geometry.scatter, scatter, atol=1e-10)
     solved = Discriminant.solve(geometry, 0.5)
     inverse = torch.linalg.inv(scatter + 0.5 * torch.eye(6, dtype=torch.float64))

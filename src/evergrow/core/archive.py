@@ -74,8 +74,10 @@ def write_archive(path: str | os.PathLike[str], archive: Archive) -> None:
         "schema": SCHEMA_VERSION,
         "kind": archive.kind,
         "digest": _digest(archive.kind, meta_text, tensors),
+        "meta": meta_text,
     }
-    metadata = {_KEY: json.dumps(head, sort_keys=True), "meta": meta_text}
+    # One key only: safetensors writes several in no fixed order, and the same model must give the same file.
+    metadata = {_KEY: json.dumps(head, sort_keys=True)}
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     os.close(handle)
     try:
@@ -154,7 +156,7 @@ def _read_head(path: str | os.PathLike[str], data: bytes) -> tuple[dict[str, Any
             raise ValueError("the header is cut off")
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
         head = json.loads(metadata[_KEY])
-        meta_text = metadata["meta"]
+        meta_text = head["meta"]
         if not isinstance(head, dict) or not isinstance(meta_text, str):
             raise ValueError("the header has the wrong form")
     except (struct.error, ValueError, KeyError, AttributeError, TypeError, UnicodeDecodeError) as error:

@@ -124,8 +124,8 @@ def temperature(state: RidgeState, counts: Tensor, readout: Readout, kind: str) 
     No data is held out. For ridge, with df the trace of the hat matrix and t the mean score of the true
     class on the rows learned, ``a = 1 - (1 - t) / (1 - df / n)`` estimates that score on new rows (leave one out,
     on average), and the temperature is ``sqrt(a) / (4 ln C)``. For the discriminant it is 0.065 times the mean
-    gap between a class mean's own score and its average score. Both constants were measured on image and
-    text features.
+    gap between a class mean's own score and its average score, less what leaving a sample out takes from that
+    gap. Both constants were measured on image and text features.
     """
     stats = state.reduced()
     classes = max(len(counts), 2)
@@ -133,7 +133,7 @@ def temperature(state: RidgeState, counts: Tensor, readout: Readout, kind: str) 
         geometry = ClassGeometry.of(stats, counts)
         at_means = stats.lift(geometry.means).T @ readout.weights + readout.offset
         gap = float((at_means.diagonal() - at_means.mean(dim=1)).mean())
-        return max(0.065 * gap, 1e-6)
+        return 0.065 * max(gap - _optimism(geometry, readout.alpha), 0.1 * gap, 1e-6)
     n = max(stats.count, 1)
     factor = safe_cholesky(stats.gram, shift=readout.alpha)
     dof = stats.gram.shape[0] - readout.alpha * factor.trace_inverse()
@@ -141,6 +141,17 @@ def temperature(state: RidgeState, counts: Tensor, readout: Readout, kind: str) 
     learned = float((reduced * stats.cross).sum()) / n
     fresh = 1.0 - (1.0 - learned) / max(1.0 - dof / n, 1e-9)
     return 0.25 * math.sqrt(min(max(fresh, 0.05), 1.0)) / math.log(classes)
+
+
+def _optimism(geometry: ClassGeometry, alpha: float) -> float:
+    """Return how much of the gap at class means is owed to each sample having shaped mean and scatter itself."""
+    classes = len(geometry.counts)
+    free = max(geometry.stats.count - classes, 1)
+    per_class = max(float(geometry.counts.sum()) / max(classes, 1), 2.0)
+    factor = geometry.factor(alpha)
+    share = min((geometry.scatter.shape[0] - alpha * factor.trace_inverse()) / free, 0.99)
+    inflation = (per_class / (per_class - 1.0)) ** 2 - 1.0
+    return 0.5 * free * inflation * share / (1.0 - share)
 
 
 @dataclass(frozen=True)

@@ -12,31 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.errors import InputError, LabelError, MergeError, UnlearnError
+from evergrow.core.errors import LabelError, MergeError, UnlearnError
 from evergrow.core.progress import meter
-from evergrow.core.seeding import generator, resolve_seed
+from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.diagnostics import describe, random_units
+from evergrow.heads.growing import KINDS, Grower, LayerSpec
 from evergrow.heads.labels import LabelUpdate, as_labels, check_kind, column_map, known_codes
-from evergrow.heads.layers import KINDS, LayerSpec
-from evergrow.heads.moments import ClassMoments
 from evergrow.heads.readout import NoveltyScorer, Readout, row_energy, solve_readout, temperature
 from evergrow.heads.ridge_model import RidgeModel
-from evergrow.linalg import PAPER_ALPHAS, Spectrum, choose_by_holdout, create_state
-from evergrow.projections import BlockRecord, GuidedProjection, LinkedProjection, Projection
+from evergrow.projections import BlockRecord, Projection
 from evergrow.projections.activations import ACTIVATIONS
-from evergrow.projections.normalize import normalize, resolve_normalization
 from evergrow.projections.scales import Scales, check_scales
-
-CONSTRUCTION_ALPHA = 0.01
-"""The paper's ridge, used to grow the layer where alpha is chosen afterwards."""
-
-AUTO_CONSTRUCTION_ALPHA = 1.0
-"""The same for ``scales="auto"``: with the paper's, a direct link alone fits a first task and nothing is left to
-guide by. Anything from 0.1 to 10 gives, measured, the same accuracy."""
-
-GCV_FLOOR = 1e-6
-"""Smallest ridge of the GCV grid relative to the energy of a row: what the compact form must stay exact for."""
 
 
 @dataclass
@@ -237,10 +225,18 @@ class SCLClassifier(IncrementalClassifier):
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = torch.from_numpy(labels.codes).to(Z.device)
-        model = self._model if self._is_started() else self._first_model(Z, codes, len(labels.classes))
+        model = self._model if self._is_started() else self._first_model(Z, codes)
         with meter("learning", Z.shape[0], enabled=self.verbose > 0) as tick:
             learned = model.learn(Z, codes, labels.columns, tick)
         self._commit(learned)
+
+    def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
+        """Grow the layer on the first task."""
+        self._seed = resolve_seed(self.random_state)
+        model, chosen = self._grower().first_model(Z, codes)
+        if chosen is not None:
+            self._holdout_alpha = chosen
+        return model
 
     def _scores(self, Z: Tensor) -> Tensor:
         readout = self._solved()
@@ -259,27 +255,7 @@ class SCLClassifier(IncrementalClassifier):
             self._holdout_alpha = float(meta["holdout_alpha"])
         self._commit(RidgeModel.restore(tensors, meta["model"], self.device_))
 
-    # -- growing the layer ------------------------------------------------------------------------------
-
-    def _first_model(self, Z: Tensor, codes: Tensor, n_classes: int) -> RidgeModel:
-        """Grow the layer on the first task and return a model that has learned nothing yet."""
-        self._seed = resolve_seed(self.random_state)
-        rule = resolve_normalization(self.normalize, Z)
-        Y = torch.nn.functional.one_hot(codes, n_classes).to(Z.dtype)
-        Z = normalize(Z, rule)
-        if self.alpha == "holdout":
-            self._holdout_alpha = self._choose_by_holdout(Z, Y)
-        layer = self._build(Z, Y, self._layer_spec(self._fixed_alpha() or self._construction_alpha()))
-        floor = self._fixed_alpha() or self._gcv_floor(layer, Z)
-        state = create_state(self.solver, layer.n_outputs, 0, alpha=self._fixed_alpha(), floor=floor, device=Z.device)
-        counts = torch.zeros(0, dtype=torch.int64, device=Z.device)
-        return RidgeModel(layer, rule, state, counts, ClassMoments() if self.class_moments else None, frozenset())
-
-    def _construction_alpha(self) -> float:
-        auto = isinstance(self.scales, str) and self.scales == "auto"
-        return AUTO_CONSTRUCTION_ALPHA if auto else CONSTRUCTION_ALPHA
-
-    def _layer_spec(self, alpha: float) -> LayerSpec:
+    def _grower(self) -> Grower:
         guidance: dict[str, Any] = {
             "block_size": self.block_size,
             "n_candidates": self.n_candidates,
@@ -287,9 +263,8 @@ class SCLClassifier(IncrementalClassifier):
             "tol": self.tol,
             "criterion": self.criterion,
         }
-        return LayerSpec(
+        layer = LayerSpec(
             self.projection,
-            alpha,
             self.n_units,
             self.max_units,
             self.scales,
@@ -297,37 +272,7 @@ class SCLClassifier(IncrementalClassifier):
             self.direct_link,
             guidance,
         )
-
-    def _build(self, Z: Tensor, Y: Tensor, spec: LayerSpec) -> Projection:
-        layer = spec.create(self._seed, self.verbose > 0)
-        if layer.is_built:
-            if layer.n_features_in != Z.shape[1]:
-                raise InputError(f"X must have {layer.n_features_in} columns as the layer has, got {Z.shape[1]}")
-            return layer.to(Z.device)
-        return layer.build(Z, Y)
-
-    def _choose_by_holdout(self, Z: Tensor, Y: Tensor) -> float:
-        """Choose from the paper's grid: a layer grown on nine tenths of the first task, one decomposition."""
-        n = Z.shape[0]
-        held = max(n // 10, 1)
-        order = torch.randperm(n, generator=generator(self._seed, "holdout")).to(Z.device)
-        train, test = order[held:], order[:held]
-        if len(train) < 2:
-            return self._construction_alpha()
-        layer = self._build(Z[train], Y[train], self._layer_spec(self._construction_alpha()))
-        state = create_state("auto", layer.n_outputs, Y.shape[1], alpha=None, floor=min(PAPER_ALPHAS), device=Z.device)
-        state.accumulate((H, Y[train][rows]) for rows, H in layer.iter_transform(Z[train]))
-        spectrum = Spectrum.of(state.reduced())
-        return choose_by_holdout(spectrum, layer.transform(Z[test]), Y[test], PAPER_ALPHAS).alpha
-
-    def _gcv_floor(self, layer: Projection, Z: Tensor) -> float:
-        """Return the smallest ridge that GCV will look at on the first task."""
-        total, squares = Z.new_zeros(layer.n_outputs), 0.0
-        for _, H in layer.iter_transform(Z):
-            total += H.sum(dim=0)
-            squares += float(H.square().sum())
-        energy = (squares - float(total.square().sum()) / Z.shape[0]) / Z.shape[0]
-        return GCV_FLOOR * max(energy, 1e-12)
+        return Grower(layer, self.alpha, self.normalize, self.solver, self.class_moments, self._seed, self.verbose > 0)
 
     # -- what is solved only when asked for -------------------------------------------------------------
 
@@ -569,16 +514,12 @@ class SCLClassifier(IncrementalClassifier):
     @property
     def construction_log_(self) -> list[BlockRecord]:
         """One entry per accepted block; empty for layers that are drawn."""
-        return list(getattr(self._units(), "log", []))
+        return list(getattr(random_units(self.layer_), "log", []))
 
     @property
     def status_(self) -> str:
         """How the construction ended."""
-        return str(getattr(self._units(), "status", "drawn"))
-
-    def _units(self) -> Projection:
-        layer = self.layer_
-        return layer.inner if isinstance(layer, LinkedProjection) else layer
+        return str(getattr(random_units(self.layer_), "status", "drawn"))
 
     def diagnostics(self) -> dict[str, Any]:
         """Return what the layer is, numerically: rank, conditioning, form and size of the statistics.
@@ -586,25 +527,9 @@ class SCLClassifier(IncrementalClassifier):
         Returns
         -------
         dict
-            ``n_units``, ``n_guided``, ``status``, ``classes``, ``samples``, ``alpha``, ``effective_rank`` (degrees of freedom at
-            alpha), ``condition_number`` of the regularised Gram matrix, ``common_mode`` (share of the energy in its
-            largest direction), ``solver``, ``error_bound`` and ``state_bytes``. Costs one decomposition.
+            ``n_units``, ``n_guided``, ``status``, ``classes``, ``samples``, ``alpha``, ``effective_rank`` (degrees of
+            freedom at alpha), ``condition_number`` of the regularised Gram matrix, ``common_mode`` (share of the energy
+            in its largest direction), ``solver``, ``error_bound`` and ``state_bytes``. Costs one decomposition.
         """
         self._require_fitted()
-        spectrum = Spectrum.of(self._model.state.reduced())
-        state, units = self._model.state, self._units()
-        bound = getattr(state, "error_bound", 0.0)
-        return {
-            "n_units": self.n_units_,
-            "n_guided": units.n_guided if isinstance(units, GuidedProjection) else 0,
-            "status": self.status_,
-            "classes": len(self.classes_),
-            "samples": int(self._model.counts.sum()),
-            "alpha": self.alpha_,
-            "effective_rank": spectrum.dof(self.alpha_),
-            "condition_number": spectrum.condition_number(self.alpha_),
-            "common_mode": float(spectrum.values[-1] / spectrum.values.sum().clamp_min(1e-300)),
-            "solver": getattr(state, "form", state.kind),
-            "error_bound": float(bound(self.alpha_) if callable(bound) else bound),
-            "state_bytes": state.nbytes,
-        }
+        return describe(self._model, self._solved())

@@ -3,16 +3,21 @@
 With ``G = U diag(d) U^T`` and ``q = U^T Q``, for any ``a > 0``
 
     W(a)   = U diag(1 / (d + a)) q
-    RSS(a) = |Y|^2 - sum_i |q_i|^2 (d_i + 2 a) / (d_i + a)^2
-    df(a)  = sum_i d_i / (d_i + a)                         (trace of the hat matrix)
-    GCV(a) = RSS(a) / n / (1 - df(a) / n)^2
+    df(a)  = sum_i d_i / (d_i + a)                                     (trace of the hat matrix)
+    RSS(a) = RSS(0) + sum_i |q_i|^2 / d_i (a / (d_i + a))^2
+    GCV(a) = n RSS(a) / (n - df(a))^2          n - df(a) = n - rank + sum_i a / (d_i + a)
+
+The last two are sums of positive terms. The textbook forms subtract nearly equal numbers when there are fewer rows
+than features and the fit is nearly perfect, and GCV then falls for the smallest ridge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from evergrow.core.errors import ParameterError
@@ -67,11 +72,23 @@ class Spectrum:
         scaled = self.cross / (self.values + check_alpha(alpha))[:, None]
         return self.stats.lift(self.vectors @ scaled)
 
+    @cached_property
+    def _row_space(self) -> tuple[Tensor, Tensor, float]:
+        """Nonzero eigenvalues, the squared targets along each, and the squared targets along none."""
+        n, k = self.stats.count, len(self.values)
+        values, cross = self.values.flip(0)[: min(n, k)], self.cross.flip(0)[: min(n, k)]
+        eps = float(torch.finfo(values.dtype).eps)
+        kept = values > k * eps * float(values.max()) if len(values) else values > 0
+        values = values[kept]
+        along = cross[kept].square().sum(dim=1) / values
+        outside = max(self.stats.sq_targets - float(along.sum()), 0.0) if len(values) < n else 0.0
+        return values, along, outside
+
     def rss(self, alpha: float) -> float:
         """Return the residual sum of squares on the rows seen."""
-        shifted = self.values + check_alpha(alpha)
-        explained = self.cross.square().sum(dim=1) * (shifted + alpha) / shifted.square()
-        return max(self.stats.sq_targets - float(explained.sum()), 0.0)
+        values, along, outside = self._row_space
+        alpha = check_alpha(alpha)
+        return outside + float((along * (alpha / (values + alpha)).square()).sum())
 
     def dof(self, alpha: float) -> float:
         """Return the effective degrees of freedom, also called the effective rank at ``alpha``."""
@@ -79,9 +96,10 @@ class Spectrum:
 
     def gcv(self, alpha: float) -> float:
         """Return the generalised cross-validation score; infinite where nothing is left to validate."""
+        values, _, _ = self._row_space
         n = max(self.stats.count, 1)
-        slack = 1.0 - self.dof(alpha) / n
-        return self.rss(alpha) / n / slack**2 if slack > 1e-9 else float("inf")
+        slack = n - len(values) + float((alpha / (values + check_alpha(alpha))).sum())
+        return n * self.rss(alpha) / slack**2 if slack > 0.0 else float("inf")
 
     def condition_number(self, alpha: float) -> float:
         """Return the condition number of ``G + alpha I`` in the full feature space."""
@@ -232,8 +250,10 @@ def gcv_by_cholesky(stats: ReducedStatistics, alpha: float) -> float:
     weights = factor.solve(stats.cross)
     # RSS = |Y|^2 - <W, Q> - alpha |W|^2, from (G + alpha I) W = Q.
     explained = float((weights * stats.cross).sum()) + alpha * float(weights.square().sum())
-    rss = max(stats.sq_targets - explained, 0.0)
+    rss = stats.sq_targets - explained
     n = max(stats.count, 1)
-    dof = stats.gram.shape[0] - alpha * factor.trace_inverse()
-    slack = 1.0 - dof / n
-    return rss / n / slack**2 if slack > 1e-9 else float("inf")
+    slack = n - stats.gram.shape[0] + alpha * factor.trace_inverse()
+    # Both are differences of nearly equal numbers where the fit is nearly perfect: there, rather no score.
+    if rss <= 1e-10 * stats.sq_targets or slack <= 1e-8 * n:
+        return float("inf")
+    return n * rss / slack**2

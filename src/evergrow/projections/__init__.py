@@ -2,9 +2,10 @@
 
 from evergrow.projections.base import PROJECTIONS, Projection
 from evergrow.projections.gaussian import FourierProjection, GaussianProjection
-from evergrow.projections.guided import BlockRecord, GuidedConfig, GuidedProjection
+from evergrow.projections.guided import GuidedProjection
 from evergrow.projections.linked import LinkedProjection
 from evergrow.projections.scsm import SCSMProjection
+from evergrow.projections.search import BlockRecord, GuidedConfig
 
 __all__ = [
     "PROJECTIONS",

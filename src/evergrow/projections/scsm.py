@@ -16,9 +16,9 @@ from evergrow.core.seeding import generator
 from evergrow.core.validation import check_matrix, check_number
 from evergrow.projections.activations import ACTIVATIONS
 from evergrow.projections.base import PROJECTIONS, Projection
-from evergrow.projections.guided import BlockRecord
 from evergrow.projections.residual import DenseDual, DualResidual, FactoredDual
 from evergrow.projections.scales import check_scales
+from evergrow.projections.search import BlockRecord
 
 SCN_SCALES = (0.5, 1.0, 3.0, 5.0, 7.0, 9.0, 15.0, 25.0, 50.0, 100.0, 150.0, 200.0)
 """Half-widths Lambda of the uniform weights that the published networks search through."""

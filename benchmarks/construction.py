@@ -1,0 +1,131 @@
+"""Speed of the guided construction: against the paper's equations, its growth, and its memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import torch
+
+from benchmarks.data import VitLike
+from benchmarks.paper_equations import PaperConstruction
+from benchmarks.timing import Row, seconds
+from evergrow.projections import GuidedProjection
+from evergrow.projections.units import UnitSampler
+
+SEED, BLOCK, CANDIDATES = 0, 50, 10
+
+
+def against_paper(quick: bool) -> list[Row]:
+    """N=600, d=768, C=5 to L=10,000; the transcription to 3,000 and extrapolated by its own growth."""
+    target = 2_000 if quick else 10_000
+    sizes = [500, 1_000] if quick else [1_000, 2_000, 3_000]
+    Z, Y = VitLike(5, seed=SEED).sample(list(range(5)), 600)
+    options = {"scales": (0.0008,), "contraction": 0.9999999, "tol": 0.0, "max_units": target}
+    ours = seconds(lambda: GuidedProjection(random_state=SEED, **options).build(Z, Y), repeat=3)
+    sampler = UnitSampler(Z, (0.0008,), "gaussian", SEED, "mgsm")
+
+    def draw(round_: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        weights, bias = sampler.units(round_, sampler.normals(round_, CANDIDATES, BLOCK), 0)
+        return list(zip(weights.double().split(BLOCK, dim=1), bias.split(BLOCK)))
+
+    paper = PaperConstruction(Z, Y, alpha=0.01, contraction=0.9999999, draw=draw)
+    times: list[float] = []
+    for size in sizes:
+        spent = seconds(lambda size=size: paper.grow_to(size), repeat=1)
+        times.append((times[-1] if times else 0.0) + spent)
+    # The last two sizes give the exponent of its growth; it only steepens towards L^3, so this errs low.
+    exponent = math.log(times[-1] / times[-2]) / math.log(sizes[-1] / sizes[-2])
+    whole = times[-1] * (target / sizes[-1]) ** exponent
+    measured = ", ".join(f"{t:.1f} s at L={n:,}" for n, t in zip(sizes, times))
+    figure = (
+        f"{whole / ours:,.0f}x ({ours:.2f} s against {whole:,.0f} s extrapolated as L^{exponent:.2f} from {measured})"
+    )
+    values = {
+        "ours_s": ours,
+        "paper_s": dict(zip(map(str, sizes), times)),
+        "exponent": exponent,
+        "paper_total_s": whole,
+    }
+    return [Row(f"construction to L={target:,}, N=600", figure, ">= 300x", whole / ours >= 300, values)]
+
+
+def growth(quick: bool) -> list[Row]:
+    """Cost of building and of one update with a solve, over the number of samples and of units."""
+    rows = []
+    sizes = [150, 600] if quick else [150, 600, 2_400, 9_600]
+    widths = [1_000] if quick else [1_000, 4_000, 16_000]
+    for n in sizes:
+        for width in widths:
+            rows.append(_growth_cell(n, width))
+    return rows
+
+
+def _growth_cell(n: int, width: int) -> Row:
+    from evergrow.linalg import create_state
+
+    Z, Y = VitLike(10, seed=SEED).sample(list(range(10)), n)
+    layer = GuidedProjection(random_state=SEED, scales=(0.0008,), contraction=1.0 - 1e-12, tol=0.0, max_units=width)
+    build = seconds(lambda: layer.build(Z, Y), repeat=1)
+    state = create_state("auto", layer.n_units, 10, alpha=0.01, floor=0.01)
+
+    def update() -> None:
+        state.accumulate((H, Y[rows]) for rows, H in layer.iter_transform(Z))
+        state.solve(0.01)
+
+    first = seconds(update, repeat=1)
+    again = seconds(update, repeat=1)
+    figure = f"build {build:.2f} s ({layer.form}), first update {first:.2f} s, next {again:.2f} s ({state.form})"
+    values = {
+        "build_s": build,
+        "form": layer.form,
+        "first_update_s": first,
+        "update_s": again,
+        "state_bytes": state.nbytes,
+    }
+    return Row(f"growth N={n:,}, L={width:,}", figure, "", None, values)
+
+
+def large_first_task(quick: bool) -> list[Row]:
+    """N=20,000 first-task samples in a process of its own: its peak memory is the figure."""
+    n, width = (2_000, 500) if quick else (20_000, 2_000)
+    code = (
+        "import json, resource, time\n"
+        "from benchmarks.data import VitLike\n"
+        "from evergrow import SCLClassifier\n"
+        f"Z, Y = VitLike(10).sample(list(range(10)), {n})\n"
+        "base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "t = time.perf_counter()\n"
+        f"m = SCLClassifier(n_units={width}, tol=0.0, random_state=0).fit(Z.numpy(), Y.argmax(1).numpy())\n"
+        "m.predict(Z[:10].numpy())\n"
+        "s = time.perf_counter() - t\n"
+        "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "print(json.dumps({'seconds': s, 'peak_bytes': peak * 1024, 'before_bytes': base * 1024,"
+        " 'form': m.layer_.form}))\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    values = json.loads(out.stdout.strip().splitlines()[-1])
+    figure = (
+        f"{values['peak_bytes'] / 2**30:.2f} GB peak of the process ({values['before_bytes'] / 2**30:.2f} GB before), "
+        f"{values['seconds']:.0f} s to L={width:,} ({values['form']})"
+    )
+    return [Row(f"first task of N={n:,}", figure, "<= 4 GB", values["peak_bytes"] <= 4 * 2**30, values)]
+
+
+def on_gpu(quick: bool) -> list[Row]:
+    """The paper's settings on a GPU in float64, to about 15,000 units."""
+    if not torch.cuda.is_available():
+        return [Row("construction to L=15,000 on a GPU", "not measured: no CUDA device here", "< 1 s", None, {})]
+    rows = []
+    for n, classes in ((150, 5), (300, 10), (600, 10)):
+        Z, Y = (t.cuda() for t in VitLike(classes, seed=SEED).sample(list(range(classes)), n))
+        layer = GuidedProjection(random_state=SEED, tol=0.0, contraction=1 - 1e-9, max_units=15_000)
+        layer.build(Z, Y)  # warm up
+        spent = seconds(lambda layer=layer, Z=Z, Y=Y: layer.build(Z, Y), repeat=5)
+        name = torch.cuda.get_device_name()
+        figure = f"{spent:.2f} s for {layer.n_units:,} units ({name}, {layer.form}, float64)"
+        values = {"seconds": spent, "units": layer.n_units, "device": name}
+        rows.append(Row(f"construction to L=15,000 on a GPU, N={n}", figure, "< 1 s", spent < 1.0, values))
+    return rows

@@ -1,0 +1,72 @@
+"""Run the benchmarks: ``python -m benchmarks.run [--quick] [--only NAME ...] [--out FILE]``.
+
+Every figure is a ratio or a value measured in this run; nothing is compared with an earlier one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import evergrow
+from benchmarks import construction, updates
+from benchmarks.timing import Row
+
+BENCHES: dict[str, Callable[[bool], list[Row]]] = {
+    "construction": construction.against_paper,
+    "compact": updates.compact_against_dense,
+    "memory": updates.memory,
+    "precision": updates.precision,
+    "gpu": construction.on_gpu,
+    "large": construction.large_first_task,
+    "growth": construction.growth,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
+    parser.add_argument("--only", nargs="*", choices=list(BENCHES), default=list(BENCHES))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "latest.json")
+    arguments = parser.parse_args()
+    console = Console(width=160)
+    rows: list[Row] = []
+    for name in arguments.only:
+        with console.status(f"measuring {name} ..."):
+            found = BENCHES[name](arguments.quick)
+        rows += found
+        for row in found:
+            console.print(f"{row.work}: {row.figure}")
+    console.print(_table(rows))
+    stamp = {
+        "evergrow": evergrow.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "quick": arguments.quick,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps({"stamp": stamp, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(title="evergrow benchmarks", title_justify="left")
+    for column in ("work", "bar", "reached", "figure"):
+        table.add_column(column)
+    marks = {True: "[green]yes[/green]", False: "[red]no[/red]", None: ""}
+    for row in rows:
+        table.add_row(row.work, row.bar, marks[row.reached], row.figure)
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""What a learner is, numerically."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evergrow.heads.readout import Readout
+from evergrow.heads.ridge_model import RidgeModel
+from evergrow.linalg import AutoState, CompactState, RidgeState, Spectrum
+from evergrow.projections import GuidedProjection, LinkedProjection, Projection
+
+
+def random_units(layer: Projection) -> Projection:
+    """Return the random part of a layer, without the direct link."""
+    return layer.inner if isinstance(layer, LinkedProjection) else layer
+
+
+def describe(model: RidgeModel, readout: Readout) -> dict[str, Any]:
+    """Return rank, conditioning, form and size of the statistics; costs one decomposition."""
+    spectrum = Spectrum.of(model.state.reduced())
+    units, state = random_units(model.projection), model.state
+    return {
+        "n_units": units.n_units,
+        "n_guided": units.n_guided if isinstance(units, GuidedProjection) else 0,
+        "status": getattr(units, "status", "drawn"),
+        "classes": len(model.counts),
+        "samples": int(model.counts.sum()),
+        "alpha": readout.alpha,
+        "effective_rank": spectrum.dof(readout.alpha),
+        "condition_number": spectrum.condition_number(readout.alpha),
+        "common_mode": float(spectrum.values[-1] / spectrum.values.sum().clamp_min(1e-300)),
+        "solver": state.form if isinstance(state, AutoState) else state.kind,
+        "error_bound": error_bound(state, readout.alpha),
+        "state_bytes": state.nbytes,
+    }
+
+
+def error_bound(state: RidgeState, alpha: float) -> float:
+    """Return the bound on what a low-rank form has changed, 0 for the exact ones."""
+    if isinstance(state, AutoState):
+        return state.error_bound
+    return state.error_bound(alpha) if isinstance(state, CompactState) else 0.0
