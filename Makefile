@@ -27,11 +27,14 @@ check: $(STAMP)  ## ruff, mypy --strict, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# One thread: the problems are small, and threaded BLAS stalls when another process holds a core.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q
+
 test: check  ## the checks and all tests but the slow ones
-	$(BIN)/python -m pytest -q -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 test-all: check  ## the checks and every test
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 format: $(STAMP)  ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix .

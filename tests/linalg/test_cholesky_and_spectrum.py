@@ -101,6 +101,21 @@ def test_gcv_with_fewer_rows_than_features(rng, alpha):
     assert Spectrum.of(state.reduced()).gcv(alpha) == pytest.approx(truth, rel=1e-6)
 
 
+@pytest.mark.parametrize("way", ["spectrum", "cholesky"])
+def test_gcv_choice_is_not_fooled_by_samples_that_occur_twice(rng, way):
+    H = torch.randn(200, 400, generator=rng, dtype=torch.float64) * torch.logspace(0, -1.5, 400, dtype=torch.float64)
+    codes = (H[:, 0] + 0.5 * torch.randn(200, generator=rng, dtype=torch.float64) > 0).long()
+    Y = torch.eye(2, dtype=torch.float64)[codes]
+    choices = []
+    for rows in (torch.arange(200), torch.cat([torch.arange(200), torch.tensor([0])])):
+        state = DenseState(400, 2)
+        state.update(H[rows], Y[rows])
+        stats, grid = state.reduced(), alpha_grid(float(H.square().sum()) / 200)
+        spectrum = way == "spectrum"
+        choices.append(choose_by_gcv(Spectrum.of(stats), grid) if spectrum else choose_by_cholesky(stats, grid))
+    assert 0.3 < choices[1].minimiser / choices[0].minimiser < 3.0
+
+
 def test_gcv_choice_is_near_leave_one_out(data, stats):
     """RidgeCV's exact leave-one-out is the independent judge of the minimiser."""
     grid = alpha_grid(1.0)
@@ -119,6 +134,12 @@ def test_walking_finds_what_the_whole_grid_does(stats, start):
     assert walk.minimiser == whole.minimiser
     assert walk.alpha == whole.alpha
     assert len(walk.tried) < len(grid)
+
+
+def test_an_empty_grid_is_refused(stats):
+    for choose in (lambda: choose_by_gcv(Spectrum.of(stats), []), lambda: choose_by_cholesky(stats, [])):
+        with pytest.raises(ParameterError, match="at least one"):
+            choose()
 
 
 def test_holdout_counts_errors(rng):

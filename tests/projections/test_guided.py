@@ -1,11 +1,13 @@
 """MGSM: the three forms agree with each other and with a transcription of the paper's equations."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
-
 from benchmarks.data import VitLike
 from benchmarks.paper_equations import PaperConstruction
+
 from evergrow.core.errors import ConstructionError, ConstructionWarning, InputError, ParameterError
 from evergrow.projections import GuidedConfig, GuidedProjection
 from evergrow.projections.residual import FORMS, choose_form
@@ -74,7 +76,7 @@ def test_log_is_consistent_with_a_ridge_fit(task):
 def test_every_block_contracts_the_residual(task):
     layer = grow(task, contraction=0.99)
     energies = [r.rmse**2 for r in layer.log]
-    assert all(b <= 0.99 * a * (1 + 1e-12) for a, b in zip(energies, energies[1:]))
+    assert all(b <= 0.99 * a * (1 + 1e-12) for a, b in itertools.pairwise(energies))
 
 
 def test_statuses(task):
@@ -136,7 +138,7 @@ def test_fixed_width_is_filled(task):
 def test_candidates_do_not_depend_on_their_number(task):
     Z, _ = task
     sampler = UnitSampler(Z, (0.1,), "gaussian", 0, "x")
-    assert torch.equal(sampler.normals(3, 2, 10), sampler.normals(3, 5, 10)[:, :20])
+    assert torch.equal(sampler.normals(3, 2, 10), sampler.normals(3, 5, 10)[:2])
 
 
 @pytest.mark.parametrize("bias", ["gaussian", "points"])
@@ -157,8 +159,10 @@ def test_auto_scales_follow_the_features(task):
     b = GuidedProjection(scales="auto", n_units=400, tol=0.0, random_state=0).build(100.0 * Z, Y)
     spread_a = ((Z - Z.mean(0)) @ a.weights.double()).std(dim=0)
     spread_b = ((100 * Z - 100 * Z.mean(0)) @ b.weights.double()).std(dim=0)
-    assert 0.2 < float(spread_a.min()) and float(spread_a.max()) < 5.0
-    assert 0.2 < float(spread_b.min()) and float(spread_b.max()) < 5.0
+    assert float(spread_a.min()) > 0.2
+    assert float(spread_a.max()) < 5.0
+    assert float(spread_b.min()) > 0.2
+    assert float(spread_b.max()) < 5.0
 
 
 def test_base_is_taken_into_account(task):

@@ -187,7 +187,13 @@ def _extension(basis: Tensor, H: Tensor, rows: Tensor, allowance: float) -> tupl
     outside = float((energy - rows.square().sum(dim=1)).clamp_min_(0.0).sum())
     rounding = 64 * eps * float(energy.sum())
     if outside + rounding <= allowance:
-        return None, outside + rounding  # the Frobenius norm bounds the spectral one
+        return None, outside + rounding  # the trace of R R^T bounds its spectral norm
+    if rounding <= 0.1 * allowance:
+        # R R^T = H H^T - C C^T needs no remainder; its Frobenius norm is the sharper bound.
+        gap = torch.addmm(H @ H.T, rows, rows.T, alpha=-1.0)
+        bound = float(torch.linalg.matrix_norm(gap)) + rounding
+        if bound <= allowance:
+            return None, bound
     remainder = H - rows @ basis.T
     # A second pass: once is not enough where the remainder is tiny beside the row (Kahan, Parlett).
     remainder -= (remainder @ basis) @ basis.T

@@ -13,7 +13,7 @@ than features and the fit is nearly perfect, and GCV then falls for the smallest
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -96,8 +96,10 @@ class Spectrum:
 
     def gcv(self, alpha: float) -> float:
         """Return the generalised cross-validation score; infinite where nothing is left to validate."""
-        values, _, _ = self._row_space
-        n = max(self.stats.count, 1)
+        values, _, outside = self._row_space
+        # Where the rows explain the targets entirely, rows beyond the rank are repetitions and count for nothing.
+        interpolated = outside <= 1e-9 * self.stats.sq_targets
+        n = max(len(values) if interpolated else self.stats.count, 1)
         slack = n - len(values) + float((alpha / (values + check_alpha(alpha))).sum())
         return n * self.rss(alpha) / slack**2 if slack > 0.0 else float("inf")
 
@@ -111,6 +113,10 @@ class Spectrum:
 GCV_SLACK = 0.01
 """GCV measures squared error, which prefers a larger ridge than the fewest wrong answers do; the smallest
 alpha within this share of the minimum is, measured on real features, nearer to the most accurate one."""
+
+GCV_RISE = 0.05
+"""Coming from large ridges, the search ends once the score has risen by this share above its minimum. Samples that
+occur twice make GCV fall again, without end, at ridges far too small: leaving one of them out is no test."""
 
 GCV_REACH = 10.0**0.5
 """How far below the minimiser that choice may lie: where GCV is flat, far smaller ridges gain nothing."""
@@ -158,7 +164,13 @@ def choose_by_gcv(spectrum: Spectrum, grid: Sequence[float]) -> AlphaChoice:
     grid : sequence of float
         Candidates, ascending.
     """
-    return _flat_minimum({alpha: spectrum.gcv(alpha) for alpha in grid})
+    tried = {alpha: spectrum.gcv(alpha) for alpha in grid}
+    place = _first_minimum(range(len(grid) - 1, -1, -1), lambda index: tried[grid[index]])
+    bar, floor = tried[grid[place]] * (1.0 + GCV_SLACK), grid[place] / GCV_REACH * (1.0 - 1e-9)
+    lowest = place
+    while lowest > 0 and grid[lowest - 1] >= floor and tried[grid[lowest - 1]] <= bar:
+        lowest -= 1
+    return AlphaChoice(grid[lowest], grid[place], tried)
 
 
 def choose_by_cholesky(stats: ReducedStatistics, grid: Sequence[float], start: float | None = None) -> AlphaChoice:
@@ -182,7 +194,7 @@ def choose_by_cholesky(stats: ReducedStatistics, grid: Sequence[float], start: f
         return tried[alpha]
 
     if start is None:
-        place = min(range(0, len(grid), 4), key=score)
+        place = _first_minimum(range(len(grid) - 1, -1, -4), score)
     else:
         place = min(range(len(grid)), key=lambda index: abs(grid[index] / start - 1.0))
     while True:
@@ -192,23 +204,24 @@ def choose_by_cholesky(stats: ReducedStatistics, grid: Sequence[float], start: f
             break
         place = best
     floor = grid[place] / GCV_REACH * (1.0 - 1e-9)
-    while place > 0 and grid[place - 1] >= floor and score(place - 1) <= (1.0 + GCV_SLACK) * min(tried.values()):
-        place -= 1
-    return _flat_minimum(tried)
+    lowest = place
+    while lowest > 0 and grid[lowest - 1] >= floor and score(lowest - 1) <= (1.0 + GCV_SLACK) * score(place):
+        lowest -= 1
+    return AlphaChoice(grid[lowest], grid[place], tried)
 
 
-def _flat_minimum(tried: dict[float, float]) -> AlphaChoice:
-    """Return the smallest ridge whose score is within the slack of the best."""
-    if not tried:
-        raise ParameterError("the grid of alphas must hold at least one number, got none")
-    minimiser = min(tried, key=tried.__getitem__)
-    bar = tried[minimiser] * (1.0 + GCV_SLACK)
-    alpha = minimiser
-    for candidate in sorted((a for a in tried if a < minimiser), reverse=True):
-        if not tried[candidate] <= bar or candidate * GCV_REACH < minimiser * (1.0 - 1e-9):
+def _first_minimum(places: Iterable[int], score: Callable[[int], float]) -> int:
+    """Return the place of the first minimum along ``places`` after which the score rises for good measure."""
+    best, lowest = -1, float("inf")
+    for place in places:
+        value = score(place)
+        if best < 0 or value < lowest:
+            best, lowest = place, value
+        elif value > (1.0 + GCV_RISE) * lowest:
             break
-        alpha = candidate
-    return AlphaChoice(alpha, minimiser, tried)
+    if best < 0:
+        raise ParameterError("the grid of alphas must hold at least one number, got none")
+    return best
 
 
 def choose_by_holdout(spectrum: Spectrum, H: Tensor, Y: Tensor, grid: Sequence[float]) -> AlphaChoice:

@@ -211,7 +211,7 @@ class Search:
     def _candidates(self, normals: Tensor, block: int) -> CandidateBlocks:
         weights, bias = self.sampler.units(self.round, normals, self.step)
         if block < self.config.block_size:
-            kept = torch.arange(normals.shape[1]) % self.config.block_size < block
+            kept = torch.arange(weights.shape[1]) % self.config.block_size < block
             kept = kept.to(weights.device)
             weights, bias = weights[:, kept], bias[kept]
         return CandidateBlocks(weights, bias, block, self.config.activation)
@@ -269,28 +269,28 @@ class Search:
 def _prefetch(search: Search) -> Iterator[Callable[[int], Tensor]]:
     """Yield a function that returns the normals of a round.
 
-    On a GPU the next round is drawn on the CPU while this one is being judged.
+    On a GPU the next rounds are drawn by a thread, into a ring of page-locked buffers, while this one is judged. A
+    buffer comes round again only after two further decisions have been waited for, so its copy is long done.
     """
     config, sampler = search.config, search.sampler
+    shape = (config.n_candidates, sampler.Z.shape[1] + 1, config.block_size)
+    if sampler.Z.device.type == "cpu":
+        buffer = torch.empty(shape)
+        yield lambda round_: sampler.normals(round_, shape[0], shape[2], out=buffer)
+        return
+    ring = [torch.empty(shape, pin_memory=True) for _ in range(4)]
 
     def draw(round_: int) -> Tensor:
-        return sampler.normals(round_, config.n_candidates, config.block_size)
+        return sampler.normals(round_, shape[0], shape[2], out=ring[round_ % len(ring)])
 
-    if sampler.Z.device.type == "cpu":
-        yield draw
-        return
     with ThreadPoolExecutor(max_workers=1) as pool:
         ahead: dict[int, Future[Tensor]] = {}
 
-        def pinned(round_: int) -> Tensor:
-            return draw(round_).pin_memory()
-
         def fetch(round_: int) -> Tensor:
-            ready = ahead.pop(round_, None)
-            for later in range(round_ + 1, round_ + 3):
+            for later in range(round_, round_ + 3):
                 if later not in ahead:
-                    ahead[later] = pool.submit(pinned, later)
-            return pinned(round_) if ready is None else ready.result()
+                    ahead[later] = pool.submit(draw, later)
+            return ahead.pop(round_).result()
 
         yield fetch
 

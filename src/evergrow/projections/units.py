@@ -50,17 +50,20 @@ class UnitSampler:
         """Steps of the schedule; drawing a scale per unit leaves nothing to step through."""
         return 1 if self.auto else len(self.scales)
 
-    def normals(self, round_: int, n_blocks: int, block: int) -> Tensor:
-        """Return unit normals (d + 1, n_blocks * block), float32, on the CPU."""
+    def normals(self, round_: int, n_blocks: int, block: int, out: Tensor | None = None) -> Tensor:
+        """Return unit normals (n_blocks, d + 1, block), float32, on the CPU; ``out`` is filled where it is given."""
         stream = generator(self.seed, self.purpose, round_)
-        rows = self.Z.shape[1] + 1
-        return torch.cat([torch.randn(rows, block, generator=stream) for _ in range(n_blocks)], dim=1)
+        if out is None:
+            out = torch.empty(n_blocks, self.Z.shape[1] + 1, block)
+        for piece in out:
+            piece.normal_(generator=stream)
+        return out
 
     def units(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Turn the normals of a round into weights (d, m) and biases (m,) at one step of the schedule."""
-        device, count = self.Z.device, normals.shape[1]
-        scale = self._unit_scales(round_, count, step).to(device, torch.float32)
-        normals = normals.to(device, non_blocking=True)
+        device, count = self.Z.device, normals.shape[0] * normals.shape[2]
+        scale = self._unit_scales(round_, count, step)
+        normals = normals.to(device, non_blocking=True).transpose(0, 1).reshape(normals.shape[1], count)
         weights = normals[:-1] * scale
         if self.bias == "gaussian":
             return weights, (normals[-1] * scale).to(torch.float64)
@@ -69,14 +72,15 @@ class UnitSampler:
         chosen = self.Z[points].to(torch.float64)
         return weights, -(chosen * weights.T.to(torch.float64)).sum(dim=1)
 
-    def _unit_scales(self, round_: int, count: int, step: int) -> Tensor:
+    def _unit_scales(self, round_: int, count: int, step: int) -> float | Tensor:
+        """Return one scale, or one per unit; a plain number spares the device a transfer."""
         if not self.auto:
-            return self.scales[step].expand(count)
+            return float(self.scales[step].to(torch.float32))
         stream = generator(self.seed, self.purpose, round_, "scales")
         low, high = self.scales
         share = torch.rand(count, generator=stream, dtype=torch.float64)
         drawn: Tensor = low * (high / low) ** share
-        return drawn
+        return drawn.to(self.Z.device, torch.float32)
 
     def step_scale(self, step: int) -> float:
         """Return the scale of a step, for the log; with ``"auto"`` the middle of the range."""
