@@ -1,7 +1,7 @@
 """A plain transcription of the paper's printed equations: the baseline of the construction benchmark.
 
-L x L inverses by the block formula, one candidate after another, the residual from the full product: what the
-equations say, and nothing that they do not. Used for timing and as an independent computation in tests.
+The L x L inverse by the block formula for one candidate after another, its ridge weights from that inverse, the
+residual from the full product: what the equations say, and nothing that they do not. Used for timing and as an independent computation in tests.
 """
 
 from __future__ import annotations
@@ -47,40 +47,37 @@ class PaperConstruction:
 
     def grow_to(self, units: int) -> None:
         """Accept the best admissible block of every round until the layer has that many units."""
-        round_ = len(self.chosen)
         while self.H.shape[1] < units:
-            best = self._best(round_)
+            E = self.Y - self.H @ self.W
+            energy = float(E.square().sum())
+            best, lowest = None, self.contraction * energy
+            for index, (weights, bias) in enumerate(self.draw(len(self.chosen))):
+                candidate = self._augmented(torch.sigmoid(self.Z @ weights + bias))
+                left = float((self.Y - candidate[0] @ candidate[2]).square().sum())
+                if left <= lowest:
+                    best, lowest, chosen = candidate, left, index
             if best is None:
-                raise RuntimeError(f"no admissible block in round {round_}")
-            index, block, schur_inverse, W = best
-            self._accept(block, schur_inverse, W)
-            self.chosen.append(index)
-            round_ += 1
+                raise RuntimeError(f"no admissible block in round {len(self.chosen)}")
+            self.H, self.P_inverse, self.W = best
+            self.chosen.append(chosen)
+            self.residuals.append(lowest)
 
-    def _best(self, round_: int) -> tuple[int, Tensor, Tensor, Tensor] | None:
-        E = self.Y - self.H @ self.W
-        energy = float(E.square().sum())
-        best, best_fall = None, (1.0 - self.contraction) * energy
-        for index, (weights, bias) in enumerate(self.draw(round_)):
-            block = torch.sigmoid(self.Z @ weights + bias)
-            cross = self.H.T @ block
-            S = block.T @ block + self.alpha * torch.eye(block.shape[1], dtype=block.dtype)
-            S = S - cross.T @ self.P_inverse @ cross
-            schur_inverse = torch.linalg.inv(S)
-            delta = -self.P_inverse @ cross @ schur_inverse @ block.T
-            W = torch.cat([self.W + delta @ E, schur_inverse @ block.T @ E])
-            residual = self.Y - torch.cat([self.H, block], dim=1) @ W
-            fall = energy - float(residual.square().sum())
-            if fall >= best_fall:
-                best, best_fall = (index, block, schur_inverse, W), fall
-        return best
+    def _augmented(self, block: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return hidden matrix, inverse and ridge weights with a block added.
 
-    def _accept(self, block: Tensor, schur_inverse: Tensor, W: Tensor) -> None:
-        """Update the inverse of ``[[P, C], [C^T, D]]`` by the block inversion formula."""
-        coupling = self.P_inverse @ (self.H.T @ block)
+        The inverse of ``[[P, C], [C^T, D]]`` by the block inversion formula with the Schur complement S, then the
+        weights of the ridge problem on the augmented matrix.
+        """
+        cross = self.H.T @ block
+        S = (
+            block.T @ block
+            + self.alpha * torch.eye(block.shape[1], dtype=block.dtype)
+            - cross.T @ self.P_inverse @ cross
+        )
+        schur_inverse = torch.linalg.inv(S)
+        coupling = self.P_inverse @ cross
         top = torch.cat([self.P_inverse + coupling @ schur_inverse @ coupling.T, -coupling @ schur_inverse], dim=1)
         bottom = torch.cat([-schur_inverse @ coupling.T, schur_inverse], dim=1)
-        self.P_inverse = torch.cat([top, bottom])
-        self.H = torch.cat([self.H, block], dim=1)
-        self.W = W
-        self.residuals.append(float((self.Y - self.H @ self.W).square().sum()))
+        inverse = torch.cat([top, bottom])
+        hidden = torch.cat([self.H, block], dim=1)
+        return hidden, inverse, inverse @ (hidden.T @ self.Y)

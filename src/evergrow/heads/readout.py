@@ -21,9 +21,11 @@ from evergrow.linalg import (
     safe_cholesky,
 )
 
-EIGEN_LIMIT_CPU = 3000
-"""Above this order the ridge is chosen through a few Cholesky factorisations instead of one decomposition."""
-EIGEN_LIMIT_GPU = 12_000
+EIGEN_LIMITS = {"cpu": 3500, "cuda": 12_000}
+"""Up to this order the ridge is chosen from one decomposition, above it through a few Cholesky factorisations."""
+
+WARM_LIMITS = {"cpu": 1200, "cuda": 6000}
+"""The same where the last choice tells where to begin, so that a few factorisations are fewer."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ def solve_readout(
         return _discriminant(state.reduced(), counts, alpha)
     stats = state.reduced()
     grid = alpha_grid(row_energy(stats, counts))
-    if stats.gram.shape[0] <= eigen_limit(stats.gram.device):
+    limits = EIGEN_LIMITS if last is None else WARM_LIMITS
+    if stats.gram.shape[0] <= limits.get(stats.gram.device.type, 0):
         spectrum = Spectrum.of(stats)
         choice = choose_by_gcv(spectrum, grid)
         if kind == "ridge":
@@ -104,11 +107,6 @@ def solve_readout(
             return Readout(weights, zero, choice.alpha, choice.minimiser, factor.jitter)
     # The discriminant needs the plain minimiser: its errors do not fall with a smaller one.
     return _discriminant(stats, counts, choice.minimiser)
-
-
-def eigen_limit(device: torch.device) -> int:
-    """Return the order up to which an eigendecomposition is the cheaper way."""
-    return EIGEN_LIMIT_CPU if device.type == "cpu" else EIGEN_LIMIT_GPU
 
 
 def _discriminant(stats: ReducedStatistics, counts: Tensor, alpha: float) -> Readout:

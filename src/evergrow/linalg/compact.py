@@ -188,26 +188,38 @@ def _extension(basis: Tensor, H: Tensor, rows: Tensor, allowance: float) -> tupl
     rounding = 64 * eps * float(energy.sum())
     if outside + rounding <= allowance:
         return None, outside + rounding  # the trace of R R^T bounds its spectral norm
+    # R R^T = H H^T - C C^T tells which directions matter without forming R, where rounding leaves it any digits.
     if rounding <= 0.1 * allowance:
-        # R R^T = H H^T - C C^T needs no remainder; its Frobenius norm is the sharper bound.
         gap = torch.addmm(H @ H.T, rows, rows.T, alpha=-1.0)
-        bound = float(torch.linalg.matrix_norm(gap)) + rounding
-        if bound <= allowance:
-            return None, bound
-    remainder = H - rows @ basis.T
-    # A second pass: once is not enough where the remainder is tiny beside the row (Kahan, Parlett).
-    remainder -= (remainder @ basis) @ basis.T
-    values, vectors = symmetric_eigh(remainder @ remainder.T)
+        values, vectors = symmetric_eigh(gap)
+    else:
+        remainder = H - rows @ basis.T
+        # A second pass: once is not enough where the remainder is tiny beside the row (Kahan, Parlett).
+        remainder -= (remainder @ basis) @ basis.T
+        values, vectors = symmetric_eigh(remainder @ remainder.T)
+        rounding = 0.0
     keep = values > max(allowance, eps * float(values[-1]), eps * float(energy.max()))
-    lost = float(values[~keep].max().clamp_min(0.0)) if bool((~keep).any()) else 0.0
+    lost = float(values[~keep].max().clamp_min(0.0)) + rounding if bool((~keep).any()) else 0.0
     if not bool(keep.any()):
         return None, lost
-    directions = remainder.T @ vectors[:, keep]
-    directions /= directions.norm(dim=0)
+    kept = vectors[:, keep]
+    directions = H.T @ kept - basis @ (rows.T @ kept)
     for _ in range(2):
+        directions /= torch.linalg.vector_norm(directions, dim=0)
         directions -= basis @ (basis.T @ directions)
-        directions, _ = torch.linalg.qr(directions)
+        directions = _orthonormal(directions)
     return directions[:, : n_features - basis.shape[1]], lost
+
+
+def _orthonormal(columns: Tensor) -> Tensor:
+    """Return an orthonormal basis of the columns, by Cholesky where it is safe and by Householder QR where not."""
+    factor, info = torch.linalg.cholesky_ex(columns.T @ columns)
+    diagonal = factor.diagonal()
+    if int(info) == 0 and float(diagonal.min()) > 1e-3 * float(diagonal.max()):
+        solved: Tensor = torch.linalg.solve_triangular(factor, columns.T, upper=False).T
+        return solved
+    basis: Tensor = torch.linalg.qr(columns).Q
+    return basis
 
 
 def _common_mode(n_features: int, device: torch.device) -> Tensor:

@@ -183,7 +183,7 @@ def choose_by_cholesky(stats: ReducedStatistics, grid: Sequence[float], start: f
     grid : sequence of float
         Candidates, ascending.
     start : float, optional
-        Where to begin, for example the last choice; by default every decade is looked at first.
+        Where to begin, for example the last choice; by default decades are looked at first, from above.
     """
     tried: dict[float, float] = {}
 
@@ -194,7 +194,8 @@ def choose_by_cholesky(stats: ReducedStatistics, grid: Sequence[float], start: f
         return tried[alpha]
 
     if start is None:
-        place = _first_minimum(range(len(grid) - 1, -1, -4), score)
+        # From a decade below the top: a minimum above it, of features that tell nothing, is walked up to.
+        place = _first_minimum(range(max(len(grid) - 5, 0), -1, -4), score)
     else:
         place = min(range(len(grid)), key=lambda index: abs(grid[index] / start - 1.0))
     while True:
