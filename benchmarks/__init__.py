@@ -1,0 +1,1 @@
+"""Speed and memory, measured as ratios against a baseline in the same run."""

@@ -1,7 +1,8 @@
 """A plain transcription of the paper's printed equations: the baseline of the construction benchmark.
 
 The L x L inverse by the block formula for one candidate after another, its ridge weights from that inverse, the
-residual from the full product: what the equations say, and nothing that they do not. Used for timing and as an independent computation in tests.
+residual from the full product: what the equations say, and nothing that they do not. Used for timing and as an
+independent computation in tests.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import evergrow
-from benchmarks import construction, updates
+from benchmarks import construction, heads, updates
 from benchmarks.timing import Row
 
 BENCHES: dict[str, Callable[[bool], list[Row]]] = {
@@ -28,6 +28,7 @@ BENCHES: dict[str, Callable[[bool], list[Row]]] = {
     "gpu": construction.on_gpu,
     "large": construction.large_first_task,
     "growth": construction.growth,
+    "heads": heads.every_head,
 }
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from evergrow.core.version import __version__
 
 if TYPE_CHECKING:
     from evergrow.heads import SCLClassifier
+    from evergrow.methods import create_method, list_methods
 
-_LAZY = {"SCLClassifier": "evergrow.heads"}
+_LAZY = {
+    "SCLClassifier": "evergrow.heads",
+    "create_method": "evergrow.methods",
+    "list_methods": "evergrow.methods",
+}
 
-__all__ = ["SCLClassifier", "__version__"]
+__all__ = ["SCLClassifier", "__version__", "create_method", "list_methods"]
 
 
 def __getattr__(name: str) -> Any:

@@ -87,6 +87,15 @@ def test_one_class_in_the_first_task(blobs):
         SCLClassifier(**SMALL).fit(X[y == 0], y[y == 0])
 
 
+def test_a_failed_fit_leaves_a_fitted_learner_as_it_was(model, blobs):
+    X, y = blobs
+    before = model.decision_function(X)
+    for bad in ((X[:, :4], y[:-1]), (X[:, :4], np.zeros(300, int)), (X * np.nan, y)):
+        with pytest.raises(InputError):
+            model.fit(*bad)
+        assert np.array_equal(before, model.decision_function(X))
+
+
 def test_asked_before_fit(blobs):
     X, y = blobs
     model = SCLClassifier(**SMALL)

@@ -85,9 +85,9 @@ def test_predictions_are_pure(blobs):
 def test_same_seed_same_model_whatever_else_runs(blobs):
     X, y = blobs
     a = SCLClassifier(**SMALL).fit(X, y).decision_function(X)
-    np.random.seed(5)
+    np.random.seed(5)  # noqa: NPY002
     torch.manual_seed(5)
-    np.random.rand(100)
+    np.random.rand(100)  # noqa: NPY002
     b = SCLClassifier(**SMALL).fit(X, y).decision_function(X)
     assert np.array_equal(a, b)
     c = SCLClassifier(**{**SMALL, "random_state": 1}).fit(X, y).decision_function(X)
@@ -170,7 +170,7 @@ def test_unlearn_refuses_what_was_not_learned(blobs):
     X, y = blobs
     model = SCLClassifier(alpha=0.05, **SMALL).fit(X[:200], y[:200])
     before = model.decision_function(X)
-    with pytest.raises(UnlearnError, match="got 50 where 3[34] were learned"):
+    with pytest.raises(UnlearnError, match=r"got 50 where 3[34] were learned"):
         model.unlearn(np.repeat(X[y == 1][:1], 50, axis=0), np.ones(50, int))
     with pytest.raises(LabelError, match="never learned"):
         model.unlearn(X[:1], [99])

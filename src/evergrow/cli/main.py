@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from evergrow.cli.bench import bench_app
 from evergrow.core.errors import EvergrowError
 
 app = typer.Typer(
@@ -14,6 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
+app.add_typer(bench_app, name="bench")
 
 
 @app.callback()
@@ -27,6 +29,14 @@ def version() -> None:
     import evergrow
 
     typer.echo(evergrow.__version__)
+
+
+@app.command()
+def methods() -> None:
+    """List every method, by the name that specs use."""
+    from evergrow.methods import list_methods
+
+    typer.echo("\n".join(list_methods()))
 
 
 @app.command()

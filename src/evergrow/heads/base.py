@@ -92,10 +92,16 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
         """
         self._check_params()
         device = resolve_device(self.device)
-        Z = self._features(X, device, reset=True)
-        labels = as_labels(y, Z.shape[0])
+        before = {name: vars(self)[name] for name in ("n_features_in_", "feature_names_in_") if name in vars(self)}
+        try:
+            Z = self._features(X, device, reset=True)
+            labels = as_labels(y, Z.shape[0])
+        except Exception:
+            self._restore_width(before)
+            raise
         update = update_labels(None, labels)
         if len(update.classes) < self.min_first_classes:
+            self._restore_width(before)
             raise LabelError(
                 f"the first task must have at least {self.min_first_classes} classes, got {len(update.classes)} class"
             )
@@ -106,6 +112,12 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
         self._learn(Z, update)
         self.classes_ = update.classes
         return self
+
+    def _restore_width(self, before: dict[str, Any]) -> None:
+        """Put back what a failed ``fit`` has changed of a learner that was fitted before."""
+        for name in ("n_features_in_", "feature_names_in_"):
+            self.__dict__.pop(name, None)
+        self.__dict__.update(before)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Learn one more batch: new classes, old classes or both, of any size.

@@ -185,6 +185,8 @@ def choose_by_cholesky(stats: ReducedStatistics, grid: Sequence[float], start: f
     start : float, optional
         Where to begin, for example the last choice; by default decades are looked at first, from above.
     """
+    if not grid:
+        raise ParameterError("the grid of alphas must hold at least one number, got none")
     tried: dict[float, float] = {}
 
     def score(index: int) -> float:

@@ -1,0 +1,28 @@
+"""Many runs: a spec, its grid, a resumable runner that writes records, and tables made from them."""
+
+from evergrow.bench.grid import Run, expand, select
+from evergrow.bench.mechanism import load_mechanism, plan_mechanism, run_mechanism
+from evergrow.bench.render import render
+from evergrow.bench.runner import BusyError, Outcome, plan_bench, run_bench
+from evergrow.bench.spec import Spec, SpecError, load_spec
+from evergrow.bench.tables import METRICS, Comparison, compare
+
+__all__ = [
+    "METRICS",
+    "BusyError",
+    "Comparison",
+    "Outcome",
+    "Run",
+    "Spec",
+    "SpecError",
+    "compare",
+    "expand",
+    "load_mechanism",
+    "load_spec",
+    "plan_bench",
+    "plan_mechanism",
+    "render",
+    "run_bench",
+    "run_mechanism",
+    "select",
+]

@@ -1,0 +1,185 @@
+"""One run: learn task by task, test after each on everything seen, and put it all on record."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evergrow.bench.grid import Run
+from evergrow.bench.memory import PeakMemory
+from evergrow.core.devices import resolve_device, synchronize
+from evergrow.core.errors import InputError
+from evergrow.heads.base import IncrementalClassifier
+from evergrow.methods import create_method
+from evergrow.metrics import accuracy_matrix, session_accuracies, summarize, task_accuracies
+from evergrow.records import RunRecord, environment, error_entry, plain, scrub, utc_now, versions
+from evergrow.streams import FeatureSet, Stream, Task
+
+Tick = Callable[[int, int, float], None]
+"""Called after every session with (sessions done, sessions in all, accuracy over seen classes)."""
+
+
+@dataclass
+class PlayLog:
+    """What has been measured so far; survives a failure half-way."""
+
+    rows: list[NDArray[np.float64]] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    learn: list[float] = field(default_factory=list)
+    predict: list[float] = field(default_factory=list)
+
+
+def execute(run: Run, fetch: Callable[[], FeatureSet], tick: Tick | None = None) -> RunRecord:
+    """Carry out a run and return its record, whatever happens.
+
+    Parameters
+    ----------
+    run : Run
+        Settings.
+    fetch : callable
+        Returns the data they name; if that fails, so does the run.
+    tick : callable, optional
+        Told after every session.
+
+    Returns
+    -------
+    RunRecord
+        With status ``"ok"``; ``"failed"`` and the traceback if the run raised; ``"cancelled"`` on Ctrl-C.
+    """
+    log = PlayLog()
+    account = watched(resolve_device(run.device), lambda: play(run, fetch(), log, tick))
+    return RunRecord(
+        run_id=run.run_id,
+        method=run.method.name,
+        label=run.method.label,
+        options=run.settings["options"],
+        dataset=run.dataset,
+        protocol=run.protocol_entry,
+        seed=run.seed,
+        results=plain(play_results(log, complete=account["status"] == "ok")),
+        times={"fit": log.learn[0] if log.learn else None, "update": log.learn[1:], "predict": log.predict},
+        **account,
+    )
+
+
+def watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
+    """Do some work and return the entries of a record that say how it went, whatever happens.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where the work computes.
+    work : callable
+        The work.
+
+    Returns
+    -------
+    dict
+        ``status``, ``started``, ``ended``, ``versions``, ``environment``, ``memory``, ``error`` and ``warnings`` of
+        :class:`evergrow.records.RunRecord`.
+    """
+    started, peak = utc_now(), PeakMemory(device)
+    status, error = "ok", None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            work()
+        except KeyboardInterrupt:
+            status = "cancelled"
+        except Exception as failure:  # any error of any method must leave a record and let the grid go on
+            status, error = "failed", error_entry(failure)
+    return {
+        "status": status,
+        "started": started,
+        "ended": utc_now(),
+        "versions": versions(),
+        "environment": environment(device),
+        "memory": peak.read(),
+        "error": error,
+        "warnings": sorted({scrub(f"{item.category.__name__}: {item.message}") for item in caught}),
+    }
+
+
+def play(run: Run, data: FeatureSet, log: PlayLog, tick: Tick | None = None) -> IncrementalClassifier:
+    """Learn task by task, filling the log, and return the learner."""
+    device = resolve_device(run.device)
+    if data.fingerprint != run.dataset["fingerprint"]:
+        raise InputError(f"data set {data.name!r} must stay as it is while a grid runs, but its contents changed")
+    stream = data.stream(run.protocol, seed=run.seed, earlier_seeds=run.earlier_seeds)
+    head = create_method(run.method.name, **run.options)
+    for task in stream:
+        log.learn.append(_learn(head, stream, task, data, device))
+        rows, task_ids = stream.seen_test(task.index)
+        if len(rows) == 0:
+            # A data set may have no test samples of the first classes: there is nothing to measure yet.
+            log.rows.append(np.full(task.index + 1, np.nan))
+            log.counts.append(0)
+            continue
+        X, y = data.test(rows)
+        synchronize(device)
+        start = time.perf_counter()
+        predictions = head.predict(X)  # one call: every test feature is projected once per evaluation
+        log.predict.append(time.perf_counter() - start)
+        accuracies, counts = task_accuracies(y, predictions, task_ids, task.index + 1)
+        log.rows.append(accuracies)
+        log.counts.append(int(counts[-1]))
+        if tick:
+            tick(task.index + 1, len(stream), float(np.mean(predictions == y)))
+    return head
+
+
+def _learn(head: IncrementalClassifier, stream: Stream, task: Task, data: FeatureSet, device: torch.device) -> float:
+    """Learn one task and return the seconds it took, without those for fetching the rows."""
+    seconds = 0.0
+    batches = stream.batches(task)
+    if task.index == 0:
+        batches = _merge_first(batches, data, head.min_first_classes)
+    for number, rows in enumerate(batches):
+        X, y = data.train(rows)
+        synchronize(device)
+        start = time.perf_counter()
+        if task.index == 0 and number == 0:
+            head.fit(X, y)
+        else:
+            head.partial_fit(X, y)
+        synchronize(device)
+        seconds += time.perf_counter() - start
+    return seconds
+
+
+def _merge_first(
+    batches: Iterator[NDArray[np.int64]], data: FeatureSet, min_classes: int
+) -> Iterator[NDArray[np.int64]]:
+    """Join the leading mini-batches of an online stream until they have the classes a method starts from."""
+    first = next(batches)
+    for rows in batches:
+        if len(np.unique(data.y_train[first])) >= min_classes:
+            yield first
+            yield rows
+            yield from batches
+            return
+        first = np.concatenate([first, rows])
+    yield first
+
+
+def play_results(log: PlayLog, *, complete: bool) -> dict[str, Any]:
+    """Return the results entry of a record; the summary numbers stand only on finished runs."""
+    if not log.rows:
+        return {}
+    done = len(log.rows)
+    matrix, counts = accuracy_matrix(log.rows), log.counts[:done]
+    if complete:
+        return {"matrix": matrix, "counts": counts, **asdict(summarize(matrix, counts))}
+    return {
+        "matrix": matrix,
+        "counts": counts,
+        "by_samples": session_accuracies(matrix, counts),
+        "by_tasks": session_accuracies(matrix, convention="tasks"),
+    }

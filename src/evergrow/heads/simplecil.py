@@ -1,0 +1,83 @@
+"""SimpleCIL: the nearest class mean by cosine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.random_layer import one_hot
+from evergrow.heads.ridge_model import select_counts
+from evergrow.linalg.state import take_columns
+from evergrow.projections.normalize import normalize
+
+
+@HEADS.register("simplecil")
+class SimpleCILClassifier(IncrementalClassifier):
+    """Cosine nearest class mean (Zhou, Cai, Ye, Zhan and Liu, "Revisiting class-incremental learning", IJCV 2024).
+
+    The prototype of a class is the plain mean of its features (RevisitingCIL and PILOT repositories: not normalised
+    before averaging); a sample goes to the prototype of largest cosine. There is no hyperparameter and nothing
+    random.
+
+    Parameters
+    ----------
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        Labels learned, sorted.
+    prototypes_ : ndarray of shape (C, d)
+        Class means.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.heads import SimpleCILClassifier
+    >>> model = SimpleCILClassifier().fit([[1.0, 0.0], [3.0, 0.0]], ["east", "east"])
+    >>> _ = model.partial_fit([[0.0, 2.0]], ["north"])
+    >>> model.predict([[5.0, 1.0], [1.0, 5.0]]).tolist()
+    ['east', 'north']
+    """
+
+    def __init__(self, device: str | torch.device = "auto") -> None:
+        self.device = device
+
+    def _check_params(self) -> None:
+        """There is nothing to check."""
+
+    def _reset(self) -> None:
+        for name in ("_sums", "_counts"):
+            self.__dict__.pop(name, None)
+
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        codes = torch.from_numpy(labels.codes).to(Z.device)
+        n_classes = len(labels.classes)
+        old = vars(self).get("_sums", Z.new_zeros(Z.shape[1], 0))
+        counts = vars(self).get("_counts", codes.new_zeros(0))
+        present, local = torch.unique(codes, return_inverse=True)
+        sums = take_columns(old, labels.columns)
+        sums[:, present] += Z.T @ one_hot(local, len(present), Z)
+        counts = select_counts(counts, labels.columns) + torch.bincount(codes, minlength=n_classes)
+        self._sums, self._counts = sums, counts
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        # The cosine does not care how long the prototype is, so sums do as well as means.
+        return normalize(Z, "l2") @ normalize(self._sums.T, "l2").T
+
+    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return {"sums": self._sums, "counts": self._counts}, {}
+
+    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        self._sums, self._counts = tensors["sums"], tensors["counts"]
+
+    @property
+    def prototypes_(self) -> Any:
+        """Class means, one row per entry of ``classes_``."""
+        self._require_fitted()
+        return (self._sums / self._counts).T.cpu().numpy()

@@ -1,0 +1,65 @@
+"""No random layer at all: the features themselves, with or without a constant beside them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from evergrow.core.validation import check_matrix
+from evergrow.projections.base import PROJECTIONS, Projection
+
+
+@PROJECTIONS.register("identity")
+class IdentityProjection(Projection):
+    """The map ``h = z`` or, with an intercept, ``h = [z, 1]``.
+
+    Parameters
+    ----------
+    intercept : bool
+        Append a column of ones.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.projections.identity import IdentityProjection
+    >>> Z = torch.tensor([[2.0, 3.0]])
+    >>> IdentityProjection(intercept=True).build(Z, Z).transform(Z).tolist()
+    [[2.0, 3.0, 1.0]]
+    """
+
+    kind: ClassVar[str] = "identity"
+
+    def __init__(self, intercept: bool = False) -> None:
+        super().__init__("identity")
+        self.intercept = bool(intercept)
+
+    def build(self, Z: Tensor, Y: Tensor) -> Self:
+        """Remember the width; there is nothing to draw."""
+        check_matrix("Z", Z)
+        self.weights = torch.zeros(Z.shape[1], 0, device=Z.device)
+        self.bias = torch.zeros(0, device=Z.device)
+        return self
+
+    @property
+    def n_outputs(self) -> int:
+        """Width of the transformed rows."""
+        return self.n_features_in + int(self.intercept)
+
+    def transform(self, Z: Tensor) -> Tensor:
+        """Return the rows, with a one appended where there is an intercept."""
+        check_matrix("Z", Z, columns=self.n_features_in)
+        return torch.cat([Z, Z.new_ones(Z.shape[0], 1)], dim=1) if self.intercept else Z
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings, for saving."""
+        return {**super().settings(), "intercept": self.intercept}
+
+    @classmethod
+    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
+        """Rebuild the map."""
+        projection = super().restore(tensors, settings)
+        projection.intercept = bool(settings["intercept"])
+        return projection
