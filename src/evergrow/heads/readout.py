@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from evergrow.linalg import (
+    GCV_REACH,
+    AlphaChoice,
     CholeskyFactor,
     ClassGeometry,
     Discriminant,
@@ -84,29 +86,45 @@ def solve_readout(
         The previous choice, where to begin looking for the next.
     """
     if alpha is not None:
-        if kind == "ridge":
-            solution = state.solve(alpha)
-            zero = solution.weights.new_zeros(solution.weights.shape[1])
-            return Readout(solution.weights, zero, alpha, alpha, solution.jitter)
-        return _discriminant(state.reduced(), counts, alpha)
+        if kind == "discriminant":
+            return _discriminant(state.reduced(), counts, alpha)
+        solution = state.solve(alpha)
+        return Readout(solution.weights, _zero(solution.weights), alpha, alpha, solution.jitter)
     stats = state.reduced()
+    choice = choose_alpha(stats, counts, last, reach=1.0 if kind == "discriminant" else GCV_REACH)
+    if kind == "discriminant":
+        # It needs the plain minimiser: its errors do not fall with a smaller ridge.
+        return _discriminant(stats, counts, choice.minimiser)
+    factor = safe_cholesky(stats.gram, shift=choice.alpha)
+    weights = stats.lift(factor.solve(stats.cross))
+    return Readout(weights, _zero(weights), choice.alpha, choice.minimiser, factor.jitter)
+
+
+def choose_alpha(
+    stats: ReducedStatistics, counts: Tensor, last: float | None = None, *, reach: float = 1.0
+) -> AlphaChoice:
+    """Choose the ridge by generalised cross-validation, in the cheaper of two ways.
+
+    Parameters
+    ----------
+    stats : ReducedStatistics
+        The statistics.
+    counts : Tensor of shape (C,)
+        Samples per class.
+    last : float, optional
+        The previous choice, where to begin looking for the next.
+    reach : float
+        How far below the minimiser to look for a smaller ridge as good.
+    """
     grid = alpha_grid(row_energy(stats, counts))
     limits = EIGEN_LIMITS if last is None else WARM_LIMITS
     if stats.gram.shape[0] <= limits.get(stats.gram.device.type, 0):
-        spectrum = Spectrum.of(stats)
-        choice = choose_by_gcv(spectrum, grid)
-        if kind == "ridge":
-            weights = spectrum.weights(choice.alpha)
-            return Readout(weights, weights.new_zeros(weights.shape[1]), choice.alpha, choice.minimiser, 0.0)
-    else:
-        choice = choose_by_cholesky(stats, grid, last)
-        if kind == "ridge":
-            factor = safe_cholesky(stats.gram, shift=choice.alpha)
-            weights = stats.lift(factor.solve(stats.cross))
-            zero = weights.new_zeros(weights.shape[1])
-            return Readout(weights, zero, choice.alpha, choice.minimiser, factor.jitter)
-    # The discriminant needs the plain minimiser: its errors do not fall with a smaller one.
-    return _discriminant(stats, counts, choice.minimiser)
+        return choose_by_gcv(Spectrum.of(stats), grid)
+    return choose_by_cholesky(stats, grid, last, reach=reach)
+
+
+def _zero(weights: Tensor) -> Tensor:
+    return weights.new_zeros(weights.shape[1])
 
 
 def _discriminant(stats: ReducedStatistics, counts: Tensor, alpha: float) -> Readout:

@@ -20,7 +20,7 @@ from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.diagnostics import describe, random_units
 from evergrow.heads.growing import KINDS, Grower, LayerSpec
 from evergrow.heads.labels import LabelUpdate, as_labels, check_kind, column_map, known_codes
-from evergrow.heads.readout import NoveltyScorer, Readout, row_energy, solve_readout, temperature
+from evergrow.heads.readout import NoveltyScorer, Readout, choose_alpha, row_energy, solve_readout, temperature
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.projections import BlockRecord, Projection
 from evergrow.projections.activations import ACTIVATIONS
@@ -353,7 +353,7 @@ class SCLClassifier(IncrementalClassifier):
         if self._fixed_alpha() is None:
             return self._solved().minimiser
         model = self._model
-        return solve_readout(model.state, model.counts, None, "ridge", self._derived.last_alpha).minimiser
+        return choose_alpha(model.state.reduced(), model.counts, self._derived.last_alpha).minimiser
 
     # -- exact edits ------------------------------------------------------------------------------------
 

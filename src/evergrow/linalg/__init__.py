@@ -8,6 +8,7 @@ from evergrow.linalg.discriminant import ClassGeometry, Discriminant
 from evergrow.linalg.eigen import symmetric_eigh
 from evergrow.linalg.recursive import RecursiveState
 from evergrow.linalg.spectrum import (
+    GCV_REACH,
     PAPER_ALPHAS,
     AlphaChoice,
     Spectrum,
@@ -21,6 +22,7 @@ from evergrow.linalg.state import ReducedStatistics, RidgeSolution, RidgeState
 
 __all__ = [
     "FORMS",
+    "GCV_REACH",
     "PAPER_ALPHAS",
     "AlphaChoice",
     "AutoState",

@@ -173,7 +173,9 @@ def choose_by_gcv(spectrum: Spectrum, grid: Sequence[float]) -> AlphaChoice:
     return AlphaChoice(grid[lowest], grid[place], tried)
 
 
-def choose_by_cholesky(stats: ReducedStatistics, grid: Sequence[float], start: float | None = None) -> AlphaChoice:
+def choose_by_cholesky(
+    stats: ReducedStatistics, grid: Sequence[float], start: float | None = None, *, reach: float = GCV_REACH
+) -> AlphaChoice:
     """Choose the ridge by GCV without an eigendecomposition, walking downhill on the grid.
 
     Parameters
@@ -184,6 +186,8 @@ def choose_by_cholesky(stats: ReducedStatistics, grid: Sequence[float], start: f
         Candidates, ascending.
     start : float, optional
         Where to begin, for example the last choice; by default decades are looked at first, from above.
+    reach : float
+        How far below the minimiser to look for a smaller ridge as good; 1 spares the search.
     """
     if not grid:
         raise ParameterError("the grid of alphas must hold at least one number, got none")
@@ -206,7 +210,7 @@ def choose_by_cholesky(stats: ReducedStatistics, grid: Sequence[float], start: f
         if best == place:
             break
         place = best
-    floor = grid[place] / GCV_REACH * (1.0 - 1e-9)
+    floor = grid[place] / reach * (1.0 - 1e-9)
     lowest = place
     while lowest > 0 and grid[lowest - 1] >= floor and score(lowest - 1) <= (1.0 + GCV_SLACK) * score(place):
         lowest -= 1
