@@ -1,0 +1,119 @@
+"""What to analyse: a TOML file of analyses, each with its methods, over data sets x protocols x seeds.
+
+The file is like that of ``bench run`` (see :mod:`evergrow.bench.spec`), with analyses in place of methods::
+
+    name = "example"
+    seeds = [1993]
+    output = "records/example"
+
+    [[datasets]]
+    name = "clinc150_minilm"
+
+    [[protocols]]
+    increment = 10
+
+    [[analyses]]
+    name = "conditioning"               # conditioning, residual, similarity, sweep or xi
+    options = { n_samples = 500 }       # the settings of evergrow.bench.analyses
+    seeds = [1993, 1994]                # where they are to differ from the spec's
+
+    [[analyses.methods]]                # name, label, options, sweep as for bench run
+    name = "ri"
+    options = { n_units = 1000 }
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from evergrow.bench.analyses import ANALYSES
+from evergrow.bench.lines import KeyPath
+from evergrow.bench.spec import COMMON_KEYS, Spec, SpecReader, open_spec
+from evergrow.core.errors import ParameterError
+from evergrow.core.registry import nearest
+from evergrow.heads.base import HEADS
+from evergrow.methods import method_options
+
+_ANALYSIS = ("name", "options", "seeds", "methods")
+
+
+@dataclass(frozen=True)
+class AnalysisEntry:
+    """An analysis with its settings, and the grid that it is applied to."""
+
+    name: str
+    settings: Any
+    grid: Spec
+
+
+@dataclass(frozen=True)
+class MechanismSpec:
+    """A checked specification; see the module's docstring for the file it comes from.
+
+    Parameters
+    ----------
+    common : Spec
+        Everything but the methods, which stand in the grids of the analyses.
+    analyses : tuple of AnalysisEntry
+        What to measure on what.
+    """
+
+    common: Spec
+    analyses: tuple[AnalysisEntry, ...]
+
+
+def load_mechanism(path: str | os.PathLike[str]) -> MechanismSpec:
+    """Read and check a spec of analyses.
+
+    Parameters
+    ----------
+    path : path-like
+        A TOML file.
+
+    Returns
+    -------
+    MechanismSpec
+
+    Raises
+    ------
+    SpecError
+        For a missing file, a syntax error, an unknown key, analysis, method or option, or a value out of range.
+    """
+    table, reader = open_spec(path)
+    reader.check_keys(table, (*COMMON_KEYS, "analyses"), (), "the spec")
+    items = reader.tables(table, "analyses")
+    common = reader.common(table)
+    return MechanismSpec(common, tuple(_entry(reader, item, i, common) for i, item in enumerate(items)))
+
+
+def _entry(reader: SpecReader, table: dict[str, Any], index: int, common: Spec) -> AnalysisEntry:
+    path: KeyPath = ("analyses", index)
+    reader.check_keys(table, _ANALYSIS, path, "[[analyses]]")
+    name = reader.text(table, (*path, "name"))
+    if name not in ANALYSES:
+        message = f"analysis must be a registered name, got {name!r}; nearest: {nearest(name, ANALYSES.names())}"
+        reader.fail((*path, "name"), message)
+    settings = _settings(reader, name, table.get("options", {}), (*path, "options"))
+    methods = reader.methods(table, path)
+    for method in methods:
+        known = method_options(method.name)
+        lacking = [need for need in ANALYSES[name].needs if need not in known and not hasattr(HEADS[method.name], need)]
+        if lacking:
+            message = f"methods of analysis {name!r} must have {', '.join(lacking)}, got {method.name!r} without"
+            reader.fail((*path, "methods"), message)
+    seeds = reader.seeds(table, path) if "seeds" in table else common.seeds
+    return AnalysisEntry(name, settings, replace(common, methods=methods, seeds=seeds))
+
+
+def _settings(reader: SpecReader, name: str, options: Any, path: KeyPath) -> Any:
+    if not isinstance(options, dict):
+        reader.fail(path, f"options must be a table, got {options!r}")
+    kind = ANALYSES[name].settings
+    reader.check_keys(options, tuple(item.name for item in fields(kind)), path, f"the options of analysis {name!r}")
+    try:
+        return kind(**options)
+    except ParameterError as error:
+        key = next((key for key in options if str(error).startswith(key)), "")
+        reader.fail((*path, key) if key else path, str(error))
