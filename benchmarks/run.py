@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import evergrow
 from benchmarks import construction, heads, updates
 from benchmarks.timing import Row
 
-BENCHES: dict[str, Callable[[bool], list[Row]]] = {
+BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "construction": construction.against_paper,
     "compact": updates.compact_against_dense,
     "memory": updates.memory,
@@ -41,10 +41,9 @@ def main() -> None:
     console = Console(width=160)
     rows: list[Row] = []
     for name in arguments.only:
-        with console.status(f"measuring {name} ..."):
-            found = BENCHES[name](arguments.quick)
-        rows += found
-        for row in found:
+        console.print(f"[dim]measuring {name} ...[/dim]")
+        for row in BENCHES[name](arguments.quick):
+            rows.append(row)
             console.print(f"{row.work}: {row.figure}")
     console.print(_table(rows))
     stamp = {
