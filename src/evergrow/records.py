@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 
 from evergrow.core.errors import FileFormatError, NewerSchemaError
+from evergrow.core.files import PARTIAL, atomic_path
 from evergrow.core.version import __version__
 
 SCHEMA = "evergrow-run"
@@ -33,8 +33,6 @@ SCHEMA_VERSION = 1
 ANALYSIS_SCHEMA = "evergrow-analysis"
 ANALYSIS_VERSION = 1
 STATUSES = ("ok", "failed", "cancelled")
-
-_PARTIAL = ".part"
 
 
 class OtherKindError(FileFormatError):
@@ -210,26 +208,14 @@ def write_record(path: str | os.PathLike[str], record: RunRecord | AnalysisRecor
     >>> records == [record], problems
     (True, [])
     """
-    target = Path(path)
     text = record.to_json()
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=_PARTIAL)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def remove_partial(folder: str | os.PathLike[str]) -> int:
     """Delete what a killed writer left in ``folder`` and return how many files that were."""
-    leftovers = list(Path(folder).glob(f".*.json.*{_PARTIAL}"))
+    leftovers = list(Path(folder).glob(f".*.json.*{PARTIAL}"))
     for leftover in leftovers:
         leftover.unlink(missing_ok=True)
     return len(leftovers)

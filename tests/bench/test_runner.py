@@ -201,7 +201,7 @@ def test_ctrl_c_marks_the_run_and_the_next_call_goes_on(
 @pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
 def test_two_benches_do_not_share_a_folder(folder: Path) -> None:
     (folder / "out").mkdir()
-    with locked(folder / "out"), pytest.raises(BusyError, match="another bench"):
+    with locked(folder / "out"), pytest.raises(BusyError, match="another process"):
         run(folder / "spec.toml")
 
 

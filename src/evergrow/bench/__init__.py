@@ -3,9 +3,10 @@
 from evergrow.bench.grid import Run, expand, select
 from evergrow.bench.mechanism import load_mechanism, plan_mechanism, run_mechanism
 from evergrow.bench.render import render
-from evergrow.bench.runner import BusyError, Outcome, plan_bench, run_bench
+from evergrow.bench.runner import Outcome, plan_bench, run_bench
 from evergrow.bench.spec import Spec, SpecError, load_spec
 from evergrow.bench.tables import METRICS, Comparison, compare
+from evergrow.core.errors import BusyError
 
 __all__ = [
     "METRICS",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,16 @@ from evergrow.bench.execute import watched
 from evergrow.bench.grid import DataShelf, Run, expand, record_name, settings_id
 from evergrow.bench.mechanism_spec import AnalysisEntry, MechanismSpec, load_mechanism
 from evergrow.bench.memory import PeakMemory
-from evergrow.bench.runner import clean_up, compute_threads, decide, locked
+from evergrow.bench.runner import Outcome, Step, clean_up, compute_threads, decide
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.files import locked
 from evergrow.records import AnalysisRecord, plain, read_analysis, remove_partial, write_record
 from evergrow.streams import FeatureSet
 
 __all__ = [
     "AnalysisRun",
     "AnalysisStep",
-    "MechanismOutcome",
     "load_mechanism",
     "plan_mechanism",
     "run_mechanism",
@@ -72,32 +72,8 @@ class AnalysisRun:
 
 
 @dataclass
-class AnalysisStep:
-    """An analysis, what is to be done about it, and its record once there is one.
-
-    Parameters
-    ----------
-    run : AnalysisRun
-        The analysis.
-    action : {"run", "skip", "failed", "newer"}
-        As in :class:`evergrow.bench.runner.Step`.
-    record : AnalysisRecord or None
-        The record, from earlier or from now.
-    note : str
-        Why it runs again, where there was something.
-    """
-
-    run: AnalysisRun
-    action: str = "run"
-    record: AnalysisRecord | None = None
-    note: str = ""
-
-    @property
-    def status(self) -> str:
-        """``ok``, ``failed``, ``cancelled``, ``newer`` or ``pending``."""
-        if self.action == "newer":
-            return "newer"
-        return self.record.status if self.record else "pending"
+class AnalysisStep(Step[AnalysisRun, AnalysisRecord]):
+    """An analysis, what is to be done about it, and its record once there is one."""
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -106,44 +82,13 @@ class AnalysisStep:
         return {name: value for name, value in results.items() if isinstance(value, (int, float, str))}
 
 
-@dataclass
-class MechanismOutcome:
-    """What came of the analyses.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the records are.
-    steps : list of AnalysisStep
-        All analyses.
-    cancelled : bool
-        Whether Ctrl-C ended them.
-    """
-
-    folder: Path
-    steps: list[AnalysisStep] = field(default_factory=list)
-    cancelled: bool = False
-
-    @property
-    def records(self) -> list[AnalysisRecord]:
-        """Records of all analyses that have one."""
-        return [step.record for step in self.steps if step.record]
-
-    @property
-    def exit_code(self) -> int:
-        """0 if every analysis is fine, 1 if some failed, 130 after Ctrl-C."""
-        if self.cancelled:
-            return 130
-        return int(any(step.status == "failed" for step in self.steps))
-
-
 def plan_mechanism(
     spec: MechanismSpec,
     *,
     output: str | os.PathLike[str] | None = None,
     retry_failed: bool = False,
     shelf: DataShelf | None = None,
-) -> MechanismOutcome:
+) -> Outcome[AnalysisStep]:
     """Return what :func:`run_mechanism` would do, without doing any of it.
 
     Parameters
@@ -169,7 +114,7 @@ def plan_mechanism(
     steps = [
         AnalysisStep(run, *decide(folder / run.file_name, run.run_id, read_analysis, retry_failed)) for run in runs
     ]
-    return MechanismOutcome(folder, steps)
+    return Outcome(folder, steps)
 
 
 def run_mechanism(
@@ -178,7 +123,7 @@ def run_mechanism(
     output: str | os.PathLike[str] | None = None,
     retry_failed: bool = False,
     report: Callable[[AnalysisStep, int, int], None] | None = None,
-) -> MechanismOutcome:
+) -> Outcome[AnalysisStep]:
     """Run every analysis of a spec that has no finished record yet.
 
     Records are written in one step, failures are recorded and the rest goes on, and Ctrl-C is safe, as in
@@ -193,7 +138,7 @@ def run_mechanism(
 
     Returns
     -------
-    MechanismOutcome
+    Outcome[AnalysisStep]
 
     Raises
     ------

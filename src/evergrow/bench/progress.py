@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from evergrow.bench.runner import Reporter, Step
+from evergrow.bench.runner import Reporter, RunStep
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -29,7 +29,7 @@ class LineReporter:
         self._total = self._done = 0
         self._start = 0.0
 
-    def plan(self, steps: list[Step]) -> None:
+    def plan(self, steps: list[RunStep]) -> None:
         """Say how much there is to do."""
         actions = Counter(step.action for step in steps)
         self._total, self._done = actions["run"], 0
@@ -40,14 +40,14 @@ class LineReporter:
             if step.note:
                 self._line(f"{step.run.title}: {step.note}")
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: RunStep) -> None:
         """Start the clock."""
         self._start = time.perf_counter()
 
-    def tick(self, step: Step, done: int, total: int, accuracy: float) -> None:
+    def tick(self, step: RunStep, done: int, total: int, accuracy: float) -> None:
         """Say nothing: a log has one line per run."""
 
-    def end(self, step: Step) -> None:
+    def end(self, step: RunStep) -> None:
         """Say how the run ended."""
         self._done += 1
         seconds = time.perf_counter() - self._start
@@ -69,11 +69,11 @@ class LiveReporter:
 
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._steps: list[Step] = []
+        self._steps: list[RunStep] = []
         self._now = ""
-        self._current: Step | None = None
+        self._current: RunStep | None = None
 
-    def plan(self, steps: list[Step]) -> None:
+    def plan(self, steps: list[RunStep]) -> None:
         """Show the empty table."""
         self._steps = steps
         for step in steps:
@@ -81,17 +81,17 @@ class LiveReporter:
                 self._live.console.print(f"{step.run.title}: {step.note}", markup=False, highlight=False)
         self._show()
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: RunStep) -> None:
         """Show which run is on."""
         self._current, self._now = step, f"{step.run.title} | starting"
         self._show()
 
-    def tick(self, step: Step, done: int, total: int, accuracy: float) -> None:
+    def tick(self, step: RunStep, done: int, total: int, accuracy: float) -> None:
         """Show how far it is."""
         self._now = f"{step.run.title} | task {done}/{total} | {accuracy:.2%} so far"
         self._show()
 
-    def end(self, step: Step) -> None:
+    def end(self, step: RunStep) -> None:
         """Fill in the run's cell; a failure also gets a line of its own."""
         self._current, self._now = None, ""
         if step.status == "failed":
@@ -106,7 +106,7 @@ class LiveReporter:
         from rich.text import Text
 
         columns = list(dict.fromkeys((step.run.data.label, step.run.protocol.name) for step in self._steps))
-        cells: dict[tuple[str, str, str], list[Step]] = {}
+        cells: dict[tuple[str, str, str], list[RunStep]] = {}
         for step in self._steps:
             run = step.run
             cells.setdefault((run.method.label, run.data.label, run.protocol.name), []).append(step)
@@ -120,7 +120,7 @@ class LiveReporter:
             table.add_row(Text(method), *row)
         return table
 
-    def _cell(self, steps: list[Step]) -> str:
+    def _cell(self, steps: list[RunStep]) -> str:
         good = [step.record.results["a_last"] for step in steps if step.record and step.status == "ok"]
         values = [value for value in good if value is not None]
         mean = f"{100 * sum(values) / len(values):.2f} " if values else ""
@@ -129,7 +129,7 @@ class LiveReporter:
         return f"{mean}[dim]{len(good)}/{len(steps)}[/]" + (f" [red]{failed} failed[/]" if failed else "") + running
 
 
-def outcome_text(step: Step) -> str:
+def outcome_text(step: RunStep) -> str:
     """Return the result of a step in a few words."""
     record = step.record
     if record is None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Generic, TypeAlias, TypeVar
 from typing import Protocol as TypingProtocol
 
 import torch
@@ -15,49 +16,50 @@ import torch
 from evergrow.bench.execute import execute
 from evergrow.bench.grid import DataShelf, Run, expand, select
 from evergrow.bench.spec import Spec
-from evergrow.core.errors import EvergrowError, FileFormatError, NewerSchemaError
+from evergrow.core.errors import FileFormatError, NewerSchemaError
+from evergrow.core.files import locked
 from evergrow.records import RecordT, RunRecord, read_record, remove_partial, write_record
-
-
-class BusyError(EvergrowError, RuntimeError):
-    """Another process is writing records into the same folder."""
 
 
 class Reporter(TypingProtocol):
     """Someone who is told how the grid is going."""
 
-    def plan(self, steps: list[Step]) -> None:
+    def plan(self, steps: list[RunStep]) -> None:
         """Receive all steps before the first one runs."""
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: RunStep) -> None:
         """Receive the step that starts now."""
 
-    def tick(self, step: Step, done: int, total: int, accuracy: float) -> None:
+    def tick(self, step: RunStep, done: int, total: int, accuracy: float) -> None:
         """Receive the progress of the running step."""
 
-    def end(self, step: Step) -> None:
+    def end(self, step: RunStep) -> None:
         """Receive a step that has ended, with its record."""
 
 
+RunT = TypeVar("RunT")
+StepT = TypeVar("StepT", bound="Step[Any, Any]")
+
+
 @dataclass
-class Step:
-    """A run, what is to be done about it, and its record once there is one.
+class Step(Generic[RunT, RecordT]):
+    """A run or an analysis, what is to be done about it, and its record once there is one.
 
     Parameters
     ----------
-    run : Run
+    run : Run or AnalysisRun
         The run.
     action : {"run", "skip", "failed", "newer"}
         To run; finished earlier; failed earlier and not to be retried; on record by a newer evergrow.
-    record : RunRecord or None
+    record : RunRecord or AnalysisRecord or None
         The record, from earlier or from now.
     note : str
         Why it runs again, where there was something.
     """
 
-    run: Run
+    run: RunT
     action: str = "run"
-    record: RunRecord | None = None
+    record: RecordT | None = None
     note: str = ""
 
     @property
@@ -68,9 +70,12 @@ class Step:
         return self.record.status if self.record else "pending"
 
 
+RunStep: TypeAlias = Step[Run, RunRecord]
+
+
 @dataclass
-class Outcome:
-    """What came of a grid.
+class Outcome(Generic[StepT]):
+    """What came of a grid or of a set of analyses.
 
     Parameters
     ----------
@@ -83,12 +88,12 @@ class Outcome:
     """
 
     folder: Path
-    steps: list[Step] = field(default_factory=list)
+    steps: list[StepT] = field(default_factory=list)
     cancelled: bool = False
 
     @property
-    def records(self) -> list[RunRecord]:
-        """Records of all runs that have one."""
+    def records(self) -> list[Any]:
+        """Records of all steps that have one."""
         return [step.record for step in self.steps if step.record]
 
     @property
@@ -106,7 +111,7 @@ def plan_bench(
     only: Iterable[str] = (),
     retry_failed: bool = False,
     shelf: DataShelf | None = None,
-) -> Outcome:
+) -> Outcome[RunStep]:
     """Return what :func:`run_bench` would do, without doing any of it.
 
     Parameters
@@ -134,7 +139,7 @@ def run_bench(
     only: Iterable[str] = (),
     retry_failed: bool = False,
     reporter: Reporter | None = None,
-) -> Outcome:
+) -> Outcome[RunStep]:
     """Run every run of a spec that has no finished record yet.
 
     A record is written in one step when its run ends, so a killed process leaves finished runs finished and
@@ -176,7 +181,7 @@ def run_bench(
     return outcome
 
 
-def _do(step: Step, folder: Path, shelf: DataShelf, reporter: Reporter | None) -> None:
+def _do(step: RunStep, folder: Path, shelf: DataShelf, reporter: Reporter | None) -> None:
     if step.action != "run":
         return
     step.record = None
@@ -197,7 +202,7 @@ def clean_up() -> None:
         torch.cuda.empty_cache()
 
 
-def _step(run: Run, path: Path, retry_failed: bool) -> Step:
+def _step(run: Run, path: Path, retry_failed: bool) -> RunStep:
     return Step(run, *decide(path, run.run_id, read_record, retry_failed))
 
 
@@ -220,27 +225,6 @@ def decide(
     if record.status == "failed" and not retry_failed:
         return "failed", record, ""
     return "run", record, f"runs again: it was {record.status}"
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; the system lets go of it even if the process is killed."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such locks; records are still written in one step
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BusyError(f"{folder} must not be in use, but another bench is writing records there") from error
-        except OSError:  # a file system without locks (some network shares)
-            pass
-        yield
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

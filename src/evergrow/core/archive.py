@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import struct
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from safetensors.torch import load as _load_tensors
 from safetensors.torch import save_file as _save_tensors
 
 from evergrow.core.errors import FileFormatError, NewerSchemaError
+from evergrow.core.files import atomic_path
 
 SCHEMA_VERSION = 1
 _KEY = "evergrow"
@@ -67,7 +67,6 @@ def write_archive(path: str | os.PathLike[str], archive: Archive) -> None:
     archive : Archive
         What to write.
     """
-    target = Path(path)
     tensors = {name: t.detach().cpu().contiguous() for name, t in archive.tensors.items()}
     meta_text = json.dumps(archive.meta, sort_keys=True)
     head = {
@@ -78,40 +77,8 @@ def write_archive(path: str | os.PathLike[str], archive: Archive) -> None:
     }
     # One key only: safetensors writes several in no fixed order, and the same model must give the same file.
     metadata = {_KEY: json.dumps(head, sort_keys=True)}
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    os.close(handle)
-    try:
+    with atomic_path(path) as temporary:
         _save_tensors(tensors, temporary, metadata=metadata)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        _copy_mode(target, temporary)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(target.parent)
-
-
-def _copy_mode(target: Path, temporary: str) -> None:
-    """Give the new file the mode of the one it replaces, or the one the umask gives new files."""
-    if target.exists():
-        mode = target.stat().st_mode & 0o777
-    else:
-        mask = os.umask(0)
-        os.umask(mask)
-        mode = 0o666 & ~mask
-    os.chmod(temporary, mode)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the system allows a folder to be synced."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_archive(path: str | os.PathLike[str], kind: str) -> Archive:

@@ -64,6 +64,22 @@ class FileFormatError(EvergrowError, ValueError):
     """A file is not an evergrow file, is damaged, or contradicts itself."""
 
 
+class BusyError(EvergrowError, RuntimeError):
+    """Another process is writing in the same place."""
+
+
+class DatasetNotFoundError(EvergrowError, FileNotFoundError):
+    """A data set is not on disk; the message says what was looked for, where, and how to get it."""
+
+
+class ImageError(InputError):
+    """A picture that cannot be read; the message names it."""
+
+
+class WeightsError(EvergrowError, RuntimeError):
+    """Weights that cannot be had or do not fit; the message says what to install or where to put a file."""
+
+
 class NewerSchemaError(FileFormatError):
     """A file was written by a newer evergrow than this one."""
 
@@ -74,3 +90,11 @@ class EvergrowWarning(UserWarning):
 
 class ConstructionWarning(EvergrowWarning):
     """A guided layer stopped before it reached its tolerance."""
+
+
+class DataWarning(EvergrowWarning):
+    """Data that can be used but is not what was expected: counts that differ, pictures left out."""
+
+
+class CacheWarning(EvergrowWarning):
+    """The feature cache cannot be used; work goes on without it."""

@@ -16,7 +16,7 @@ import numpy as np
 import safetensors
 from numpy.typing import NDArray
 
-from evergrow.core.errors import EvergrowError, FileFormatError, InputError, LabelError
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError
 from evergrow.core.registry import nearest
 from evergrow.streams.orders import DEFAULT_SEED
 from evergrow.streams.protocol import Protocol
@@ -24,10 +24,6 @@ from evergrow.streams.tasks import Indices, Stream, make_stream
 
 SUFFIXES = (".npz", ".safetensors")
 _REQUIRED = ("X_train", "y_train", "X_test", "y_test")
-
-
-class DatasetNotFoundError(EvergrowError, FileNotFoundError):
-    """A data set is not on disk; the message says what was looked for, where, and how to get it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,104 @@
+"""What a backbone is: a frozen map from pictures or texts to feature vectors, with its preprocessing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from evergrow.core.errors import FileFormatError
+from evergrow.core.items import Kind
+
+
+@dataclass(frozen=True)
+class BackboneSpec:
+    """Everything that decides what a backbone computes; plain values, so that it can be saved with a model.
+
+    Parameters
+    ----------
+    name : str
+        The name it was created by, for example ``"vit_base_patch16_224.augreg_in21k"``.
+    kind : {"image", "text"}
+        What it takes.
+    n_features : int
+        Width of its feature vectors.
+    weights : str
+        Where the weights came from, for people: ``"bundled"``, ``"hub"``, ``"file"``, ``"random"``, ``"module"``.
+    weights_hash : str
+        Hash of all parameters and buffers.
+    preset : str
+        Name of the preprocessing, for example ``"timm"`` or ``"pilot"``; empty for texts.
+    preprocessing : dict
+        Its settings in full; empty for texts.
+    options : dict
+        What else the backbone was created with (a random seed, arguments of the architecture).
+    """
+
+    name: str
+    kind: Kind
+    n_features: int
+    weights: str
+    weights_hash: str
+    preset: str
+    preprocessing: dict[str, Any]
+    options: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the settings that :meth:`to_dict` gave."""
+        names = {item.name for item in fields(cls)}
+        if set(values) != names:
+            raise FileFormatError(f"a backbone must be described by {sorted(names)}, got {sorted(values)}")
+        return cls(**values)
+
+
+class Backbone(ABC):
+    """A frozen feature extractor.
+
+    Attributes
+    ----------
+    spec : BackboneSpec
+        What decides its output.
+    transform : callable or None
+        From a decoded picture (a PIL image in RGB) to a float32 tensor (3, height, width); cheap to send to worker
+        processes. None for texts, which go to :meth:`encode` as they are.
+    device : torch.device
+        Where it computes.
+    """
+
+    spec: BackboneSpec
+    transform: Callable[[Any], Tensor] | None
+    device: torch.device
+
+    @abstractmethod
+    def encode(self, batch: Tensor | list[str]) -> Tensor:
+        """Return float32 features (n, d) of a batch of transformed pictures or of texts, without gradients.
+
+        Parameters
+        ----------
+        batch : Tensor of shape (n, 3, height, width), or list of str
+            Moved to the device if it is elsewhere.
+        """
+
+    @abstractmethod
+    def to(self, device: str | torch.device) -> Self:
+        """Move to another device and return self."""
+
+    @property
+    def kind(self) -> Kind:
+        """What it takes: ``"image"`` or ``"text"``."""
+        return self.spec.kind
+
+    @property
+    def n_features(self) -> int:
+        """Width of its feature vectors."""
+        return self.spec.n_features

@@ -1,0 +1,208 @@
+"""What a backbone can be shown: pictures in files, pictures in memory, texts.
+
+All kinds are sequences that hand out parts of themselves by row numbers, know a name for every item (for messages) and
+can be told apart by a stamp (for caches). Nothing is read or decoded here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+from evergrow.core.errors import DatasetNotFoundError, InputError
+
+Kind = Literal["image", "text"]
+
+
+class Items(ABC):
+    """A sequence of pictures or texts.
+
+    Attributes
+    ----------
+    kind : {"image", "text"}
+        What the items are.
+    """
+
+    kind: ClassVar[Kind]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def name(self, row: int) -> str:
+        """Return a name of an item for people."""
+
+    @abstractmethod
+    def raw(self, row: int) -> Any:
+        """Return one item as it is held: a path, an array or a text."""
+
+    @abstractmethod
+    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Self:
+        """Return the items of these rows, in this order."""
+
+    @abstractmethod
+    def stamp(self) -> str:
+        """Return a hash that differs for different items; files are told apart by name, size and time of change."""
+
+
+@dataclass(frozen=True)
+class ImageFiles(Items):
+    """Pictures in files.
+
+    Parameters
+    ----------
+    root : Path
+        Folder that the names are relative to.
+    names : tuple of str
+        Paths relative to the root, with forward slashes. Stamps use them, so that a folder can be moved.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from evergrow.core.items import ImageFiles
+    >>> files = ImageFiles(Path("data"), ("cat/1.jpg", "dog/1.jpg"))
+    >>> files.take([1]).raw(0).as_posix()
+    'data/dog/1.jpg'
+    """
+
+    root: Path
+    names: tuple[str, ...]
+    kind: ClassVar[Kind] = "image"
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, row: int) -> str:
+        """Return the path relative to the root."""
+        return self.names[row]
+
+    def raw(self, row: int) -> Path:
+        """Return the path of the file."""
+        return self.root / self.names[row]
+
+    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> ImageFiles:
+        """Return the files of these rows."""
+        return ImageFiles(self.root, tuple(self.names[int(row)] for row in rows))
+
+    def stamp(self) -> str:
+        """Return a hash of names, sizes and times of change; reads no picture."""
+        digest = hashlib.blake2b(b"files", digest_size=16)
+        for name in self.names:
+            try:
+                status = os.stat(self.root / name)
+            except OSError as error:
+                raise DatasetNotFoundError(
+                    f"picture must be a readable file, got {self.root / name}: {error}"
+                ) from error
+            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class ImageArrays(Items):
+    """Pictures in memory.
+
+    Parameters
+    ----------
+    pixels : ndarray of shape (n, height, width, 3) or (n, height, width)
+        Bytes, red first; two-dimensional pictures are grey.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.core.items import ImageArrays
+    >>> len(ImageArrays(np.zeros((5, 32, 32, 3), dtype=np.uint8)).take([0, 4]))
+    2
+    """
+
+    pixels: NDArray[np.uint8]
+    kind: ClassVar[Kind] = "image"
+
+    def __post_init__(self) -> None:
+        array = self.pixels
+        right = isinstance(array, np.ndarray) and array.dtype == np.uint8
+        if not right or not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)):
+            raise InputError(
+                "pixels must be uint8 of shape (n, height, width, 3) or (n, height, width), "
+                f"got {getattr(array, 'dtype', type(array).__name__)} of shape {getattr(array, 'shape', ())}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def name(self, row: int) -> str:
+        """Return the row number as a name."""
+        return f"picture {row}"
+
+    def raw(self, row: int) -> NDArray[np.uint8]:
+        """Return the pixels of one picture."""
+        return np.asarray(self.pixels[row])
+
+    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> ImageArrays:
+        """Return the pictures of these rows."""
+        return ImageArrays(self.pixels[np.asarray(rows, dtype=np.int64)])
+
+    def stamp(self) -> str:
+        """Return a hash of the pixels."""
+        return self._stamp
+
+    @cached_property
+    def _stamp(self) -> str:
+        digest = hashlib.blake2b(f"pixels{self.pixels.shape}".encode(), digest_size=16)
+        for start in range(0, len(self.pixels), 1024):  # a part at a time: the array may be memory-mapped
+            digest.update(np.ascontiguousarray(self.pixels[start : start + 1024]).reshape(-1).data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Texts(Items):
+    """Texts in memory.
+
+    Parameters
+    ----------
+    texts : tuple of str
+        The texts.
+
+    Examples
+    --------
+    >>> from evergrow.core.items import Texts
+    >>> Texts(("hello", "world")).take([1]).raw(0)
+    'world'
+    """
+
+    texts: tuple[str, ...]
+    kind: ClassVar[Kind] = "text"
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def name(self, row: int) -> str:
+        """Return the beginning of the text."""
+        text = self.texts[row]
+        return repr(text if len(text) <= 40 else f"{text[:37]}...")
+
+    def raw(self, row: int) -> str:
+        """Return the text."""
+        return self.texts[row]
+
+    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Texts:
+        """Return the texts of these rows."""
+        return Texts(tuple(self.texts[int(row)] for row in rows))
+
+    def stamp(self) -> str:
+        """Return a hash of the texts."""
+        digest = hashlib.blake2b(b"texts", digest_size=16)
+        for text in self.texts:
+            body = text.encode("utf-8", "surrogatepass")
+            digest.update(len(body).to_bytes(8, "little") + body)
+        return digest.hexdigest()

@@ -1,0 +1,58 @@
+"""Stamps tell items apart, parts keep their order."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evergrow.core.errors import DatasetNotFoundError, InputError
+from evergrow.core.items import ImageArrays, ImageFiles, Texts
+
+
+def test_the_stamp_of_files_sees_names_sizes_and_times_but_not_the_folder(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "ä.jpg").write_bytes(b"abc")
+        os.utime(tmp_path / folder / "ä.jpg", ns=(5, 5))
+    one, two = (ImageFiles(tmp_path / folder, ("ä.jpg",)) for folder in ("one", "two"))
+    assert one.stamp() == two.stamp()
+    os.utime(tmp_path / "two" / "ä.jpg", ns=(5, 6))
+    assert one.stamp() != two.stamp()
+    os.utime(tmp_path / "two" / "ä.jpg", ns=(5, 5))
+    (tmp_path / "two" / "ä.jpg").write_bytes(b"abcd")
+    os.utime(tmp_path / "two" / "ä.jpg", ns=(5, 5))
+    assert one.stamp() != two.stamp()
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match=r"gone\.jpg"):
+        ImageFiles(tmp_path, ("gone.jpg",)).stamp()
+
+
+def test_the_stamp_of_arrays_sees_every_pixel_and_the_shape() -> None:
+    pixels = np.zeros((1500, 4, 4, 3), dtype=np.uint8)
+    before = ImageArrays(pixels).stamp()
+    changed = pixels.copy()
+    changed[1400, 3, 3, 2] = 1
+    assert ImageArrays(changed).stamp() != before
+    assert ImageArrays(pixels.reshape(3000, 2, 4, 3)).stamp() != before
+
+
+def test_the_stamp_of_texts_sees_where_one_ends() -> None:
+    assert Texts(("ab", "c")).stamp() != Texts(("a", "bc")).stamp()
+
+
+@pytest.mark.parametrize(
+    "pixels", [np.zeros((2, 4, 4, 3)), np.zeros((2, 4), "u1"), np.zeros((2, 4, 4, 4), "u1")]
+)
+def test_other_arrays_are_refused(pixels: np.ndarray) -> None:
+    with pytest.raises(InputError, match="pixels must be uint8"):
+        ImageArrays(pixels)
+
+
+def test_parts_come_in_the_order_asked_for() -> None:
+    assert Texts(("a", "b", "c")).take([2, 0]).texts == ("c", "a")
+    assert ImageFiles(Path("x"), ("a", "b", "c")).take(np.array([1, 1])).names == ("b", "b")
