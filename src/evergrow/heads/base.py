@@ -212,6 +212,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
         """Return X as a finite float64 tensor on the device, or raise :class:`InputError`."""
         if isinstance(X, torch.Tensor):
             return self._tensor_features(X, device, reset=reset)
+        if self._is_plain(X, reset=reset):
+            if reset:
+                self._set_width(X.shape[1])
+            return torch.from_numpy(np.array(X, dtype=np.float64, order="C")).to(device)
         try:
             # Copying happens only where the type changes or the array is read-only.
             array = validate_data(self, X, reset=reset, dtype=np.float64, order="C")
@@ -221,6 +225,20 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
             array = array.copy()
         return torch.from_numpy(array).to(device)
 
+    def _is_plain(self, X: Any, *, reset: bool) -> bool:
+        """Whether X is what a stream hands over, so that scikit-learn's milliseconds of checks find nothing.
+
+        A sum that is not finite may come from finite numbers; such an array takes the long way, which tells.
+        """
+        return (
+            type(X) is np.ndarray
+            and X.dtype in (np.float32, np.float64)
+            and X.ndim == 2
+            and min(X.shape) > 0
+            and (reset or (X.shape[1] == self.n_features_in_ and not hasattr(self, "feature_names_in_")))
+            and bool(np.isfinite(X.sum()))
+        )
+
     def _tensor_features(self, X: Tensor, device: torch.device, *, reset: bool) -> Tensor:
         if X.is_complex():
             raise InputError(f"X must be real, got {X.dtype}: Complex data not supported")
@@ -229,9 +247,12 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
         if min(X.shape) < 1:
             raise InputError(f"X must have at least one row and one column, got shape {tuple(X.shape)}")
         if reset:
-            self.n_features_in_ = int(X.shape[1])
-            self.__dict__.pop("feature_names_in_", None)
+            self._set_width(X.shape[1])
         return X
+
+    def _set_width(self, width: int) -> None:
+        self.n_features_in_ = int(width)
+        self.__dict__.pop("feature_names_in_", None)
 
     # -- files ------------------------------------------------------------------------------------------
 
@@ -246,6 +267,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
         path : path-like
             Where to.
         """
+        write_archive(path, self.to_archive())
+
+    def to_archive(self) -> Archive:
+        """Return what :meth:`save` writes, for those who put a learner into a file of their own."""
         if not self._is_started():
             self._require_fitted()
         tensors, meta = self._export()
@@ -254,7 +279,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
             meta["feature_names"] = self.feature_names_in_.tolist()
         labels = {"kind": self.classes_.dtype.kind, "values": self.classes_.tolist()}
         head = {"params": params, "labels": labels, "n_features": self.n_features_in_, "state": meta}
-        write_archive(path, Archive(type(self).__name__, head, tensors))
+        return Archive(type(self).__name__, head, tensors)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | torch.device | None = None) -> Self:
@@ -274,10 +299,26 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
         NewerSchemaError
             If a newer evergrow wrote it.
         """
-        archive = read_archive(path, cls.__name__)
+        return cls.from_archive(read_archive(path, cls.__name__), device, name=os.fspath(path))
+
+    @classmethod
+    def from_archive(
+        cls, archive: Archive, device: str | torch.device | None = None, *, name: str = "the archive"
+    ) -> Self:
+        """Rebuild a learner from what :meth:`to_archive` gave.
+
+        Parameters
+        ----------
+        archive : Archive
+            Of this class.
+        device : str or torch.device, optional
+            As for :meth:`load`.
+        name : str
+            What to call the source in messages.
+        """
         try:
             head = archive.meta
-            learner = cls(**{name: _param_value(value) for name, value in head["params"].items()})
+            learner = cls(**{key: _param_value(value) for key, value in head["params"].items()})
             if device is not None:
                 learner.device = device
             learner.device_ = _device_or_cpu(learner.device, strict=device is not None)
@@ -285,10 +326,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
             if "feature_names" in head["state"]:
                 learner.feature_names_in_ = np.asarray(head["state"]["feature_names"], dtype=object)
             learner.classes_ = np.asarray(head["labels"]["values"], dtype=_label_dtype(head["labels"]["kind"]))
-            tensors = {name: tensor.to(learner.device_) for name, tensor in archive.tensors.items()}
+            tensors = {key: tensor.to(learner.device_) for key, tensor in archive.tensors.items()}
             learner._import(tensors, head["state"])
         except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise FileFormatError(f"{path} must be a whole {cls.__name__}, but it lacks or garbles {error}") from error
+            raise FileFormatError(f"{name} must be a whole {cls.__name__}, but it lacks or garbles {error}") from error
         return learner
 
 

@@ -9,9 +9,6 @@ from torch import Tensor
 
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.labels import LabelUpdate
-from evergrow.heads.random_layer import one_hot
-from evergrow.heads.ridge_model import select_counts
-from evergrow.linalg.state import take_columns
 from evergrow.projections.normalize import normalize
 
 
@@ -45,6 +42,9 @@ class SimpleCILClassifier(IncrementalClassifier):
     ['east', 'north']
     """
 
+    _sums: Tensor
+    _counts: Tensor
+
     def __init__(self, device: str | torch.device = "auto") -> None:
         self.device = device
 
@@ -58,26 +58,26 @@ class SimpleCILClassifier(IncrementalClassifier):
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = torch.from_numpy(labels.codes).to(Z.device)
         n_classes = len(labels.classes)
-        old = vars(self).get("_sums", Z.new_zeros(Z.shape[1], 0))
-        counts = vars(self).get("_counts", codes.new_zeros(0))
-        present, local = torch.unique(codes, return_inverse=True)
-        sums = take_columns(old, labels.columns)
-        sums[:, present] += Z.T @ one_hot(local, len(present), Z)
-        counts = select_counts(counts, labels.columns) + torch.bincount(codes, minlength=n_classes)
-        self._sums, self._counts = sums, counts
+        sums = Z.new_zeros(n_classes, Z.shape[1])
+        counts = torch.bincount(codes, minlength=n_classes)
+        if "_sums" in vars(self):
+            old = torch.tensor(labels.columns, device=Z.device)
+            known = old >= 0
+            sums[known], counts[known] = self._sums[old[known]], counts[known] + self._counts[old[known]]
+        self._sums, self._counts = sums.index_add_(0, codes, Z), counts
 
     def _scores(self, Z: Tensor) -> Tensor:
         # The cosine does not care how long the prototype is, so sums do as well as means.
-        return normalize(Z, "l2") @ normalize(self._sums.T, "l2").T
+        return normalize(Z, "l2") @ normalize(self._sums, "l2").T
 
     def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {"sums": self._sums, "counts": self._counts}, {}
+        return {"sums": self._sums.T, "counts": self._counts}, {}
 
     def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        self._sums, self._counts = tensors["sums"], tensors["counts"]
+        self._sums, self._counts = tensors["sums"].T.contiguous(), tensors["counts"]
 
     @property
     def prototypes_(self) -> Any:
         """Class means, one row per entry of ``classes_``."""
         self._require_fitted()
-        return (self._sums / self._counts).T.cpu().numpy()
+        return (self._sums / self._counts[:, None]).cpu().numpy()
