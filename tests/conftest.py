@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,15 @@ def shared() -> Path:
     if not (folder / "features").is_dir():
         pytest.skip(f"no real data: set EVERGROW_SHARED to a folder with features/ (looked in {folder})")
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep features of the tests out of the user's cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EVERGROW_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture

@@ -11,8 +11,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from evergrow.core.errors import FileFormatError
-from evergrow.streams import DatasetNotFoundError, FeatureSet, Protocol, available_features, load_features
+from evergrow.core.errors import FileFormatError, ParameterError
+from evergrow.streams import (
+    DatasetNotFoundError,
+    FeatureSet,
+    Protocol,
+    available_features,
+    load_features,
+    save_features,
+)
 
 X = np.arange(24, dtype=np.float16).reshape(6, 4)
 Y = np.array([0, 0, 1, 1, 2, 2], dtype=np.int16)
@@ -155,3 +162,26 @@ def test_rows_are_copied_task_by_task() -> None:
         assert features.shape == (2, 4)
         assert set(labels.tolist()) == set(task.classes.tolist())
         assert not np.shares_memory(features, data.X_train)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_a_written_file_is_read_back_whole(tmp_path: Path, suffix: str) -> None:
+    X, y = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 0, 1, 1])
+    data = FeatureSet("set", X, y, X[1:], y[1:], ("cat", "dög"), {"name": "net", "n_features": 3}, origin="abc")
+    save_features(tmp_path / f"set{suffix}", data)
+    back = load_features(tmp_path / f"set{suffix}")
+    assert np.array_equal(back.X_train, X)
+    assert np.array_equal(back.y_test, y[1:])
+    assert back.class_names == data.class_names
+    assert back.describe()["backbone"] == {"name": "net", "n_features": 3}
+    assert back.fingerprint != data.fingerprint  # what is in a file is known by its contents
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    X, y = np.eye(2), np.array(["a", "b"])
+    data = FeatureSet("set", X, y, X, y)
+    with pytest.raises(ParameterError, match=r"\.npz instead"):
+        save_features(tmp_path / "set.safetensors", data)
+    with pytest.raises(ParameterError, match="must end in"):
+        save_features(tmp_path / "set.csv", data)
+    assert list(tmp_path.glob("*set*")) == []

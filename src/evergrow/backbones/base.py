@@ -28,7 +28,8 @@ class BackboneSpec:
     n_features : int
         Width of its feature vectors.
     weights : str
-        Where the weights came from, for people: ``"bundled"``, ``"hub"``, ``"file"``, ``"random"``, ``"module"``.
+        Where the weights came from: ``"bundled"``, ``"hub"``, ``"file:/its/path"``, ``"random"``, ``"module"``. Says
+        where to look for them again; what they are is said by the hash.
     weights_hash : str
         Hash of all parameters and buffers.
     preset : str

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from evergrow.bench.spec import DataEntry, MethodEntry, Spec
+from evergrow.bench.shelf import DataEntry, DataShelf
+from evergrow.bench.spec import MethodEntry, Spec
 from evergrow.core.errors import ParameterError
 from evergrow.core.registry import nearest
 from evergrow.methods import method_options
 from evergrow.records import plain
-from evergrow.streams import FeatureSet, Protocol, load_features
+from evergrow.streams import Protocol
 
 _FILTERS: dict[str, Callable[[Run], tuple[str, ...]]] = {
     "method": lambda run: (run.method.name, run.method.label),
@@ -110,22 +111,6 @@ def record_name(*parts: str) -> str:
     return "--".join(re.sub(r"[^\w.-]+", "_", part) for part in parts) + ".json"
 
 
-class DataShelf:
-    """Loads data sets on demand and keeps the last one, since runs come sorted by data set."""
-
-    def __init__(self) -> None:
-        self._source: str | None = None
-        self._data: FeatureSet | None = None
-
-    def get(self, entry: DataEntry) -> FeatureSet:
-        """Return the data set of an entry."""
-        if self._data is None or self._source != entry.source:
-            self._data = None  # let go of the old one first
-            self._data = load_features(entry.source)
-            self._source = entry.source
-        return self._data
-
-
 def expand(spec: Spec, shelf: DataShelf | None = None) -> list[Run]:
     """Return all runs of a spec, ordered by data set, protocol, seed and method.
 
@@ -141,10 +126,10 @@ def expand(spec: Spec, shelf: DataShelf | None = None) -> list[Run]:
     DatasetNotFoundError
         If a data set is not on disk: nothing runs before all data is there.
     """
-    shelf = shelf or DataShelf()
+    shelf = shelf or DataShelf(spec.device)
     runs = []
     for data in spec.datasets:
-        dataset = {**shelf.get(data).describe(), "label": data.label}
+        dataset = {**shelf.describe(data), "label": data.label}
         for protocol in spec.protocols:
             _check_fit(protocol, dataset, spec.seeds)
             for index, seed in enumerate(spec.seeds):

@@ -15,10 +15,11 @@ from typing import Any
 
 from evergrow.bench.analyses import ANALYSES, Scene
 from evergrow.bench.execute import watched
-from evergrow.bench.grid import DataShelf, Run, expand, record_name, settings_id
+from evergrow.bench.grid import Run, expand, record_name, settings_id
 from evergrow.bench.mechanism_spec import AnalysisEntry, MechanismSpec, load_mechanism
 from evergrow.bench.memory import PeakMemory
 from evergrow.bench.runner import Outcome, Step, clean_up, compute_threads, decide
+from evergrow.bench.shelf import DataShelf
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.files import locked
@@ -103,7 +104,7 @@ def plan_mechanism(
         Where data sets are kept between calls.
     """
     folder = Path(output) if output is not None else spec.common.output
-    shelf = shelf or DataShelf()
+    shelf = shelf or DataShelf(spec.common.device)
     runs = [AnalysisRun(entry, run) for entry in spec.analyses for run in expand(entry.grid, shelf)]
     seen: dict[str, AnalysisRun] = {}
     for run in runs:
@@ -145,7 +146,7 @@ def run_mechanism(
     BusyError
         If another process works on the same folder.
     """
-    shelf = DataShelf()
+    shelf = DataShelf(spec.common.device)
     folder = Path(output) if output is not None else spec.common.output
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), compute_threads(spec.common.threads):

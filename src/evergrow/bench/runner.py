@@ -14,7 +14,8 @@ from typing import Protocol as TypingProtocol
 import torch
 
 from evergrow.bench.execute import execute
-from evergrow.bench.grid import DataShelf, Run, expand, select
+from evergrow.bench.grid import Run, expand, select
+from evergrow.bench.shelf import DataShelf
 from evergrow.bench.spec import Spec
 from evergrow.core.errors import FileFormatError, NewerSchemaError
 from evergrow.core.files import locked
@@ -162,7 +163,7 @@ def run_bench(
     BusyError
         If another process works on the same folder.
     """
-    shelf = DataShelf()
+    shelf = DataShelf(spec.device)
     folder = Path(output) if output is not None else spec.output
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), compute_threads(spec.threads):

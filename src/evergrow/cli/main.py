@@ -7,6 +7,9 @@ import sys
 import typer
 
 from evergrow.cli.bench import bench_app
+from evergrow.cli.cache import cache_app
+from evergrow.cli.data import data_check
+from evergrow.cli.features import features
 from evergrow.core.errors import EvergrowError
 
 app = typer.Typer(
@@ -16,6 +19,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(cache_app, name="cache")
+app.command("data")(data_check)
+app.command()(features)
 
 
 @app.callback()

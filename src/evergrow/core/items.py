@@ -54,6 +54,10 @@ class Items(ABC):
     def stamp(self) -> str:
         """Return a hash that differs for different items; files are told apart by name, size and time of change."""
 
+    def identity(self) -> str:
+        """Return a hash that is the same on every machine; files are told apart by name and size alone."""
+        return self.stamp()
+
 
 @dataclass(frozen=True)
 class ImageFiles(Items):
@@ -96,6 +100,13 @@ class ImageFiles(Items):
 
     def stamp(self) -> str:
         """Return a hash of names, sizes and times of change; reads no picture."""
+        return self._hash(times=True)
+
+    def identity(self) -> str:
+        """Return a hash of names and sizes; a copy on another machine has the same."""
+        return self._hash(times=False)
+
+    def _hash(self, *, times: bool) -> str:
         digest = hashlib.blake2b(b"files", digest_size=16)
         for name in self.names:
             try:
@@ -104,7 +115,8 @@ class ImageFiles(Items):
                 raise DatasetNotFoundError(
                     f"picture must be a readable file, got {self.root / name}: {error}"
                 ) from error
-            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
+            changed = status.st_mtime_ns if times else 0
+            digest.update(f"{name}\0{status.st_size}\0{changed}\0".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
 

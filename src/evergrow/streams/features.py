@@ -7,7 +7,7 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import safetensors
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError, ParameterError
+from evergrow.core.files import atomic_path
 from evergrow.core.registry import nearest
 from evergrow.streams.orders import DEFAULT_SEED
 from evergrow.streams.protocol import Protocol
@@ -40,6 +42,11 @@ class FeatureSet:
         Labels; test labels occur in training.
     class_names : tuple of str
         Names of integer labels 0, 1, ...; may be empty.
+    backbone : mapping
+        What computed the features, as plain values for records and files; may be empty.
+    origin : str
+        Fingerprint of the raw data that the features were computed from, if they were just now. Two machines compute
+        features that differ in their last digits, so these are told apart by origin and backbone.
 
     Examples
     --------
@@ -58,6 +65,8 @@ class FeatureSet:
     X_test: NDArray[Any]
     y_test: NDArray[Any]
     class_names: tuple[str, ...] = ()
+    backbone: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = ""
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
@@ -96,6 +105,8 @@ class FeatureSet:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the contents, so that records know which data they are about whatever the file's name."""
+        if self.origin:
+            return origin_fingerprint(self.origin, self.backbone)
         digest = hashlib.blake2b(digest_size=8)
         for name in _REQUIRED:
             array = np.ascontiguousarray(getattr(self, name))
@@ -105,6 +116,7 @@ class FeatureSet:
 
     def describe(self) -> dict[str, Any]:
         """Return what a record says about the data."""
+        backbone = {"backbone": dict(self.backbone)} if self.backbone else {}
         return {
             "name": self.name,
             "fingerprint": self.fingerprint,
@@ -112,7 +124,14 @@ class FeatureSet:
             "n_test": len(self.y_test),
             "n_features": int(self.X_train.shape[1]),
             "n_classes": self.n_classes,
+            **backbone,
         }
+
+
+def origin_fingerprint(origin: str, backbone: Mapping[str, Any]) -> str:
+    """Return the fingerprint of features that a backbone computes from the data of a fingerprint."""
+    text = json.dumps([origin, dict(backbone)], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _check_part(part: str, X: Any, y: Any) -> None:
@@ -126,9 +145,11 @@ def _check_part(part: str, X: Any, y: Any) -> None:
             f"y_{part} must hold {X.shape[0]} integers or strings, "
             f"got shape {getattr(y, 'shape', ())} of {getattr(y, 'dtype', type(y).__name__)}"
         )
-    finite = np.isfinite(X).all(axis=1)
-    if not finite.all():
-        raise InputError(f"X_{part} must be finite, got NaN or infinity, first in row {int(finite.argmin())}")
+    for start in range(0, len(X), 4096):  # a part at a time: the array may be memory-mapped
+        finite = np.isfinite(X[start : start + 4096]).all(axis=1)
+        if not finite.all():
+            row = start + int(finite.argmin())
+            raise InputError(f"X_{part} must be finite, got NaN or infinity, first in row {row}")
 
 
 # -- files ----------------------------------------------------------------------------------------------
@@ -168,14 +189,72 @@ def load_features(name: str | os.PathLike[str]) -> FeatureSet:
     2
     """
     path = find_features(name)
-    arrays, class_names = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
-    missing = [key for key in _REQUIRED if key not in arrays]
+    return features_of(path, read_arrays(path))
+
+
+def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
+    """Write a feature set to a file that :func:`load_features` reads, in one step.
+
+    Parameters
+    ----------
+    path : path-like
+        A ``.npz`` or ``.safetensors`` file. The latter holds integer labels only.
+    data : FeatureSet
+        What to write; its backbone is written beside the arrays, for people.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from evergrow.streams import FeatureSet, load_features, save_features
+    >>> data = FeatureSet("toy", np.eye(2), np.array([0, 1]), np.eye(2), np.array([0, 1]), ("cat", "dog"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_features(f"{folder}/toy.safetensors", data)
+    ...     load_features(f"{folder}/toy.safetensors").class_names
+    ('cat', 'dog')
+    """
+    target = Path(path)
+    if target.suffix not in SUFFIXES:
+        raise ParameterError(f"feature file must end in {' or '.join(SUFFIXES)}, got {target.name!r}")
+    arrays = {name: getattr(data, name) for name in _REQUIRED}
+    about = json.dumps(dict(data.backbone))
+    if target.suffix == ".npz":
+        with atomic_path(target) as temporary, open(temporary, "wb") as file:
+            np.savez(file, classes=np.array(data.class_names, dtype=np.str_), backbone=np.array(about), **arrays)
+        return
+    if data.y_train.dtype.kind == "U" or data.y_test.dtype.kind == "U":
+        raise ParameterError("labels must be integers in a .safetensors file, got strings: write .npz instead")
+    metadata = {"classes": json.dumps(list(data.class_names)), "backbone": about}
+    with atomic_path(target) as temporary:
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """What a file of arrays holds: the four arrays, the names of labels 0, 1, ..., and what computed the features."""
+
+    arrays: dict[str, NDArray[Any]]
+    class_names: tuple[str, ...]
+    backbone: dict[str, Any]
+
+
+def read_arrays(path: Path) -> ArrayFile:
+    """Return what a file holds, whatever the arrays are."""
+    file = _read_npz(path) if path.suffix.lower() == ".npz" else _read_safetensors(path)
+    missing = [key for key in _REQUIRED if key not in file.arrays]
     if missing:
         raise FileFormatError(f"{path} must hold {', '.join(_REQUIRED)}, but it lacks {', '.join(missing)}")
+    return file
+
+
+def features_of(path: Path, file: ArrayFile) -> FeatureSet:
+    """Return the feature set that a file's arrays are, or say why they are none."""
     try:
-        return FeatureSet(name=path.stem, class_names=class_names, **{key: arrays[key] for key in _REQUIRED})
+        X_train, y_train, X_test, y_test = (file.arrays[key] for key in _REQUIRED)
+        return FeatureSet(path.stem, X_train, y_train, X_test, y_test, file.class_names, file.backbone)
     except (InputError, LabelError) as error:
-        raise FileFormatError(f"{path} must be a labelled feature set: {error}") from error
+        hint = "; pictures are read by load_data" if file.arrays["X_train"].dtype == np.uint8 else ""
+        raise FileFormatError(f"{path} must be a labelled feature set: {error}{hint}") from error
 
 
 def search_path(environ: Mapping[str, str] | None = None) -> list[Path]:
@@ -237,17 +316,18 @@ def _how_to_get() -> str:
     )
 
 
-def _read_npz(path: Path) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
+def _read_npz(path: Path) -> ArrayFile:
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in (*_REQUIRED, "classes") if key in file}
+            arrays = {key: file[key] for key in (*_REQUIRED, "classes", "backbone") if key in file}
+        backbone = _about(str(arrays.pop("backbone", "{}")))
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise FileFormatError(f"{path} must be a whole NPZ file of plain arrays: {error}") from error
     names = arrays.pop("classes", np.empty(0, dtype=np.str_))
-    return arrays, tuple(str(item) for item in names.reshape(-1))
+    return ArrayFile(arrays, tuple(str(item) for item in names.reshape(-1)), backbone)
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
+def _read_safetensors(path: Path) -> ArrayFile:
     arrays: dict[str, NDArray[Any]] = {}
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -258,6 +338,14 @@ def _read_safetensors(path: Path) -> tuple[dict[str, NDArray[Any]], tuple[str, .
                 wide = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
                 arrays[key] = wide.numpy()
         names = json.loads(metadata.get("classes", "[]"))
-    except (safetensors.SafetensorError, OSError, json.JSONDecodeError) as error:
+        backbone = _about(metadata.get("backbone", "{}"))
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise FileFormatError(f"{path} must be a whole safetensors file: {error}") from error
-    return arrays, tuple(str(item) for item in names)
+    return ArrayFile(arrays, tuple(str(item) for item in names), backbone)
+
+
+def _about(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"its backbone must be a JSON object, got {text:.40}")
+    return value

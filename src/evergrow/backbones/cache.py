@@ -1,0 +1,271 @@
+"""The feature cache: what was extracted once is never extracted again.
+
+An entry is addressed by what decides the features: the items (by name, size and time of change), the backbone with its
+weights and preprocessing, and the precision asked for. It can therefore never be out of date, only unused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from evergrow.backbones.base import BackboneSpec
+from evergrow.backbones.precision import Policy
+from evergrow.backbones.shards import Entry
+from evergrow.core.errors import FileFormatError, ParameterError, UnknownNameError
+from evergrow.core.items import Items
+from evergrow.core.version import __version__
+
+VARIABLE = "EVERGROW_CACHE"
+"""Environment variable that names the folder of the cache."""
+
+_FORMAT = 1
+_KEY = re.compile(r"[0-9a-f]{32}")
+_SHORTEST = 4  # characters of a key that may stand for all of it
+
+
+def default_root() -> Path:
+    """Return the folder of the cache: ``EVERGROW_CACHE``, or where this system keeps what can be made again.
+
+    Examples
+    --------
+    >>> import os
+    >>> from evergrow.backbones.cache import default_root
+    >>> os.environ["EVERGROW_CACHE"] = "somewhere"
+    >>> default_root().as_posix()
+    'somewhere'
+    >>> del os.environ["EVERGROW_CACHE"]
+    """
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    if sys.platform == "win32":
+        local = os.environ.get("LOCALAPPDATA")
+        return (Path(local) if local else Path.home() / "AppData" / "Local") / "evergrow" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "evergrow"
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared and Path(shared).is_absolute() else Path.home() / ".cache") / "evergrow"
+
+
+def feature_key(stamp: str, spec: BackboneSpec, policy: Policy) -> str:
+    """Return the key of the features that a backbone makes of some items.
+
+    Parameters
+    ----------
+    stamp : str
+        Stamp of the items.
+    spec : BackboneSpec
+        The backbone; where its weights came from plays no part, what they are does.
+    policy : str
+        Precision asked for.
+
+    Examples
+    --------
+    >>> from evergrow.backbones.base import BackboneSpec
+    >>> from evergrow.backbones.cache import feature_key
+    >>> spec = BackboneSpec("toy", "image", 8, "random", "ab12", "timm", {}, {})
+    >>> feature_key("00", spec, "auto") == feature_key("01", spec, "auto")
+    False
+    """
+    decisive = {name: value for name, value in spec.to_dict().items() if name != "weights"}
+    text = json.dumps([_FORMAT, stamp, decisive, policy], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def describe(items: Items, stamp: str, spec: BackboneSpec, policy: Policy) -> dict[str, Any]:
+    """Return what ``meta.json`` tells people about an entry; no path of this machine, and nothing of any text."""
+    return {
+        "format": _FORMAT,
+        "evergrow": __version__,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "kind": items.kind,
+        "n_items": len(items),
+        "first": items.name(0) if items.kind == "image" else "",
+        "items": stamp,
+        "backbone": {**spec.to_dict(), "name": _without_folders(spec.name)},
+        "policy": policy,
+    }
+
+
+def _without_folders(name: str) -> str:
+    """Return a backbone's name; of one that was loaded from a folder, only the folder's own name."""
+    prefix, colon, place = name.rpartition(":")
+    return f"{prefix}{colon}{Path(place).name}" if Path(place).is_absolute() else name
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """What is known of an entry.
+
+    Parameters
+    ----------
+    key : str
+        Its name.
+    state : {"finished", "unfinished", "damaged"}
+        Whether it can be used, taken up, or neither.
+    kind : str
+        ``"image"`` or ``"text"``.
+    first : str
+        Name of the first item, to tell data sets apart; empty for texts.
+    n_items, done : int
+        How many items it is about, and how many of them are done.
+    failures : int
+        How many could not be read.
+    bytes : int
+        Its size on disk.
+    created : str
+        When it was begun, as an ISO date.
+    backbone, preset : str
+        What made the features.
+    precision : str
+        What the backbone was run at.
+    """
+
+    key: str
+    state: str
+    kind: str
+    first: str
+    n_items: int
+    done: int
+    failures: int
+    bytes: int
+    created: str
+    backbone: str
+    preset: str
+    precision: str
+
+    @property
+    def age_seconds(self) -> float:
+        """Seconds since it was begun."""
+        return max(0.0, (datetime.now(timezone.utc) - datetime.fromisoformat(self.created)).total_seconds())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return asdict(self)
+
+
+class FeatureCache:
+    """A folder of entries.
+
+    Parameters
+    ----------
+    root : path-like, optional
+        The folder; :func:`default_root` by default. It need not exist.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from evergrow.backbones.cache import FeatureCache
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     FeatureCache(folder).list()
+    []
+    """
+
+    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+        self.root = default_root() if root is None else Path(root)
+
+    def entry(self, key: str) -> Entry:
+        """Return the entry of a key, whether or not it exists."""
+        return Entry(self.root / key)
+
+    def list(self) -> list[CacheInfo]:
+        """Return what is known of every entry, the newest first; other folders in the root are not touched."""
+        try:
+            names = [item.name for item in os.scandir(self.root) if _KEY.fullmatch(item.name) and item.is_dir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ParameterError(f"cache must be a readable folder, got {self.root}: {error}") from error
+        infos = [info for info in map(self.info, names) if info is not None]
+        return sorted(infos, key=lambda info: (info.created, info.key), reverse=True)
+
+    def info(self, key: str) -> CacheInfo | None:
+        """Return what is known of one entry, None if it was removed meanwhile."""
+        entry = self.entry(key)
+        try:
+            changed = entry.folder.stat().st_mtime
+            size = sum(item.stat().st_size for item in os.scandir(entry.folder))
+        except FileNotFoundError:
+            return None
+        try:
+            meta, state = entry.meta() or {}, "unfinished"
+        except FileFormatError:
+            meta, state = {}, "damaged"
+        shards = entry.shards()
+        n_items = _integer(meta.get("n_items"))
+        if meta.get("finished"):
+            state, done, failures = "finished", n_items, len(meta.get("failures") or ())
+        else:
+            done = shards[-1].stop if shards else 0
+            failures = sum(len(shard.failures) for shard in shards)
+        backbone = meta.get("backbone")
+        backbone = backbone if isinstance(backbone, dict) else {}
+        return CacheInfo(
+            key=key,
+            state=state,
+            kind=str(meta.get("kind", "")),
+            first=str(meta.get("first", "")),
+            n_items=n_items,
+            done=done,
+            failures=failures,
+            bytes=size,
+            created=_moment(meta.get("created"), changed),
+            backbone=str(backbone.get("name", "")),
+            preset=str(backbone.get("preset", "")),
+            precision=str(meta.get("precision") or (shards[-1].precision if shards else "")),
+        )
+
+    def find(self, name: str) -> CacheInfo:
+        """Return the entry whose key begins with ``name``.
+
+        Raises
+        ------
+        UnknownNameError
+            If there is none.
+        ParameterError
+            If the name is too short or fits several.
+        """
+        if len(name) < _SHORTEST:
+            raise ParameterError(f"key must have at least {_SHORTEST} characters, got {name!r}")
+        found = [info for info in self.list() if info.key.startswith(name)]
+        if not found:
+            raise UnknownNameError(f"key must be that of an entry in {self.root}, got {name!r}")
+        if len(found) > 1:
+            listed = ", ".join(info.key[:12] for info in found)
+            raise ParameterError(f"key must stand for one entry, got {name!r} which fits {listed}")
+        return found[0]
+
+    def remove(self, key: str) -> None:
+        """Remove an entry; one that is gone already is no error.
+
+        Raises
+        ------
+        BusyError
+            If another process is writing it.
+        """
+        entry = self.entry(key)
+        if not entry.folder.is_dir():
+            return
+        with entry.hold():
+            entry.clear()
+
+
+def _integer(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _moment(value: Any, otherwise: float) -> str:
+    """Return an ISO date with its time zone: the one given if it is one, else that of a time stamp."""
+    try:
+        moment = datetime.fromisoformat(value)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).isoformat()
+    except (TypeError, ValueError):
+        return datetime.fromtimestamp(otherwise, timezone.utc).isoformat(timespec="seconds")

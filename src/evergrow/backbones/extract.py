@@ -1,0 +1,386 @@
+"""From items to features: one pass, in batches, once and for all."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evergrow.backbones.base import Backbone
+from evergrow.backbones.cache import FeatureCache, describe, feature_key
+from evergrow.backbones.collecting import Collector, meter, warn_unused
+from evergrow.backbones.loader import (
+    Failure,
+    Layout,
+    Loaded,
+    choose_workers,
+    load_picture,
+    picture_batches,
+    text_batches,
+)
+from evergrow.backbones.precision import Encoder, Precision
+from evergrow.backbones.settings import ExtractConfig, configured
+from evergrow.backbones.shards import Entry, ShardWriter, Stored
+from evergrow.core.errors import (
+    CacheWarning,
+    DatasetNotFoundError,
+    DataWarning,
+    FileFormatError,
+    ImageError,
+    InputError,
+)
+from evergrow.core.items import Items
+
+_LOG = logging.getLogger(__name__)
+_NAMED = 5  # pictures that a warning names
+
+
+@dataclass(frozen=True, eq=False)
+class Extraction:
+    """Features and how they came about.
+
+    Parameters
+    ----------
+    features : ndarray of shape (n, d)
+        Float32; memory-mapped and read-only where they lie in a cache.
+    rows : ndarray of shape (n,)
+        Which items they belong to: all of them unless some were left out.
+    failures : tuple of (str, str)
+        Name of every item left out, and why.
+    seconds : float
+        Time that the call took.
+    images_per_second : float
+        Items that went through the backbone in this call, by the time it took; 0 where none had to.
+    from_cache : bool
+        Whether no item had to be looked at.
+    precision : {"float32", "float16"}
+        What the backbone was run at.
+    resumed : int
+        Items that an earlier, interrupted call had done.
+    """
+
+    features: NDArray[np.float32]
+    rows: NDArray[np.int64]
+    failures: tuple[tuple[str, str], ...]
+    seconds: float
+    images_per_second: float
+    from_cache: bool
+    precision: Precision
+    resumed: int = 0
+
+
+def extract(backbone: Backbone, items: Items, *, config: ExtractConfig | None = None, **settings: Any) -> Extraction:
+    """Run a backbone over all items, or fetch what an earlier run made of them.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        What to run.
+    items : Items
+        Pictures or texts.
+    config : ExtractConfig, optional
+        How.
+    **settings
+        Fields of :class:`ExtractConfig` to change.
+
+    Returns
+    -------
+    Extraction
+        The features, in the order of the items.
+
+    Raises
+    ------
+    ImageError
+        If a picture cannot be read and ``on_error`` is ``"raise"``, or if none can.
+    InputError
+        If there are no items, or the backbone does not take their kind.
+
+    Examples
+    --------
+    >>> import numpy as np, torch
+    >>> from evergrow.backbones.base import Backbone, BackboneSpec
+    >>> from evergrow.backbones.extract import extract
+    >>> from evergrow.core.items import Texts
+    >>> class Length(Backbone):
+    ...     spec = BackboneSpec("length", "text", 1, "module", "0", "", {}, {})
+    ...     transform, device = None, torch.device("cpu")
+    ...     def encode(self, batch):
+    ...         return torch.tensor([[float(len(text))] for text in batch])
+    ...     def to(self, device):
+    ...         return self
+    >>> extract(Length(), Texts(("one", "three")), cache=False).features.tolist()
+    [[3.0], [5.0]]
+    """
+    config = configured(config, settings)
+    _check(backbone, items)
+    work = _Work(backbone, items, config, time.perf_counter())
+    encoder = Encoder(backbone, config.precision)  # refuses a precision that the device does not have
+    found = _address(work)
+    if found is None:
+        return _run(work, encoder, Collector(len(items), backbone.n_features))
+    entry, about = found
+    stored = _load(work, entry, mend=False)
+    if stored is not None:
+        return _fetched(work, stored)
+    with ExitStack() as stack:
+        collector = Collector(len(items), backbone.n_features)
+        try:
+            stack.enter_context(entry.hold(wait=lambda: _tell_waiting(entry)))
+            stored = _load(work, entry, mend=True)  # another process may have finished it meanwhile
+            if stored is None:
+                collector.write_to(_writer(work, entry, about))
+        except OSError as error:
+            warn_unused(error)
+        if stored is not None:
+            return _fetched(work, stored)
+        stack.callback(collector.close)
+        return _run(work, encoder, collector)
+
+
+@dataclass(frozen=True)
+class _Work:
+    backbone: Backbone
+    items: Items
+    config: ExtractConfig
+    started: float
+
+    @property
+    def batch_size(self) -> int:
+        return self.config.batch_size or (32 if self.backbone.device.type == "cpu" else 128)
+
+
+def _check(backbone: Backbone, items: Items) -> None:
+    if len(items) == 0:
+        raise InputError("items must hold at least one item, got none")
+    if backbone.kind != items.kind:
+        raise InputError(
+            f"items must be what {backbone.spec.name} takes, which is of kind {backbone.kind!r}, got {items.kind!r}"
+        )
+    if items.kind == "image" and backbone.transform is None:
+        raise InputError(f"backbone must have a transform to take pictures, got None from {backbone.spec.name}")
+
+
+# -- cache ----------------------------------------------------------------------------------------------
+
+
+def _address(work: _Work) -> tuple[Entry, dict[str, Any]] | None:
+    """Return the entry of this work and what it says of itself; None where nothing is to be kept."""
+    config, spec = work.config, work.backbone.spec
+    if config.cache is False:
+        return None
+    try:
+        stamp = work.items.stamp()
+    except DatasetNotFoundError as error:
+        if config.on_error == "raise":
+            raise
+        warn_unused(error)  # a missing picture is one more that is left out, but has no stamp
+        return None
+    cache = FeatureCache(config.cache)
+    entry = cache.entry(feature_key(stamp, spec, config.precision))
+    return entry, describe(work.items, stamp, spec, config.precision)
+
+
+def _load(work: _Work, entry: Entry, *, mend: bool) -> Stored | None:
+    """Return the stored features if they are there and still right.
+
+    With ``mend``, while the entry is held, what is damaged or was cut short by the system is removed.
+    """
+    try:
+        stored = entry.load()
+        if stored is None or not _readable_now(work, stored.failures):
+            return stored
+        reason = "pictures that could not be read can be read now"
+    except FileFormatError as error:
+        reason = f"damaged: {error}"
+    if mend:
+        warnings.warn(
+            f"cached features {entry.folder.name[:12]} are extracted again, {reason}", CacheWarning, stacklevel=3
+        )
+        entry.empty()
+    return None
+
+
+def _readable_now(work: _Work, failures: Sequence[Failure]) -> bool:
+    """Say whether a picture that the system once refused to hand out can be read by now."""
+    transform = work.backbone.transform
+    if transform is None:
+        return False
+    refused = (failure.row for failure in failures if failure.passing)
+    return any(not isinstance(load_picture(work.items, transform, row), Failure) for row in refused)
+
+
+def _writer(work: _Work, entry: Entry, about: dict[str, Any]) -> ShardWriter:
+    """Return a writer that goes on with an unfinished entry, or begins a new one where that does not fit."""
+    sizes = {"n_items": len(work.items), "n_features": work.backbone.n_features}
+    writer = ShardWriter(entry, about, **sizes)
+    halves_here = work.backbone.device.type == "cuda"
+    if (writer.precision == "float16" and not halves_here) or _readable_now(work, writer.failures):
+        writer.restart()
+    return writer
+
+
+def _tell_waiting(entry: Entry) -> None:
+    _LOG.warning("waiting for another process that extracts the same features (%s)", entry.folder.name[:12])
+
+
+def _fetched(work: _Work, stored: Stored) -> Extraction:
+    _judge(work, stored.failures)
+    return _result(work, stored.features, stored.failures, stored.precision, done_here=0, resumed=0, from_cache=True)
+
+
+# -- work -----------------------------------------------------------------------------------------------
+
+
+def _run(work: _Work, encoder: Encoder, collector: Collector) -> Extraction:
+    """Take all items that are not done yet through the backbone."""
+    _raise_if_fatal(work, collector.failures)
+    if collector.precision is not None:
+        encoder = Encoder(work.backbone, work.config.precision, collector.precision)
+    resumed, n_items = collector.done, len(work.items)
+    shard_size = -(-work.config.shard_size // work.batch_size) * work.batch_size
+    layout = Layout(resumed, n_items, work.batch_size, shard_size)
+    rows: list[NDArray[np.int64]] = []
+    blocks: list[NDArray[np.float32]] = []
+    failures: list[Failure] = []
+    with (
+        torch.inference_mode(),
+        meter(work.items.kind, len(work.items), resumed, enabled=work.config.progress) as tick,
+        _batches(work, layout) as batches,
+    ):
+        for loaded, features in _encoded(encoder, batches):
+            _raise_if_fatal(work, loaded.failures)
+            failures += loaded.failures
+            if features is not None:
+                rows.append(loaded.rows)
+                blocks.append(_shaped(work, features, len(loaded.rows)))
+            tick(len(loaded.rows) + len(loaded.failures))
+            if loaded.last:
+                stop = min(collector.done + shard_size, n_items)
+                collector.add(stop, _in_order(work, rows, blocks), failures, encoder.precision or "float32")
+                rows, blocks, failures = [], [], []
+    _judge(work, collector.failures)
+    features_ = collector.finish()
+    return _result(
+        work,
+        features_,
+        collector.failures,
+        collector.precision or "float32",
+        done_here=n_items - resumed,
+        resumed=resumed,
+        from_cache=False,
+    )
+
+
+@contextmanager
+def _batches(work: _Work, layout: Layout) -> Iterator[Iterator[Loaded]]:
+    transform = work.backbone.transform
+    if transform is None:
+        yield text_batches(work.items, layout)
+        return
+    device, wanted = work.backbone.device, work.config.workers
+    if wanted == "auto":
+        workers = choose_workers(len(layout), device, work.batch_size * _picture_bytes(work))
+    else:
+        workers = min(wanted, len(layout))
+    with picture_batches(work.items, transform, layout, workers=workers, pin=device.type == "cuda") as batches:
+        yield batches
+
+
+def _picture_bytes(work: _Work) -> int:
+    """Return the size of a transformed picture; a guess on the safe side where the preprocessing does not tell."""
+    size = work.backbone.spec.preprocessing.get("size", (512, 512))
+    return 3 * 4 * int(size[0]) * int(size[1])
+
+
+def _encoded(encoder: Encoder, batches: Iterator[Loaded]) -> Iterator[tuple[Loaded, NDArray[np.float32] | None]]:
+    """Yield every batch with its features, one batch late: a GPU has the next one before it is asked for the last."""
+    waiting: tuple[Loaded, torch.Tensor | None] | None = None
+    for loaded in batches:
+        now = (loaded, None if loaded.batch is None else encoder.run(loaded.batch))
+        if waiting is not None:
+            yield _finished(encoder, *waiting)
+        waiting = now
+    if waiting is not None:
+        yield _finished(encoder, *waiting)
+
+
+def _finished(
+    encoder: Encoder, loaded: Loaded, features: torch.Tensor | None
+) -> tuple[Loaded, NDArray[np.float32] | None]:
+    if features is None or loaded.batch is None:
+        return loaded, None
+    return loaded, encoder.fetch(features, loaded.batch)
+
+
+def _shaped(work: _Work, features: NDArray[np.float32], n: int) -> NDArray[np.float32]:
+    expected = (n, work.backbone.n_features)
+    if features.shape != expected:
+        raise InputError(
+            f"backbone must return features of shape {expected}, got {features.shape} from {work.backbone.spec.name}"
+        )
+    return features
+
+
+def _in_order(work: _Work, rows: list[NDArray[np.int64]], blocks: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+    if not blocks:
+        return np.empty((0, work.backbone.n_features), dtype=np.float32)
+    return np.concatenate(blocks)[np.argsort(np.concatenate(rows))]
+
+
+def _raise_if_fatal(work: _Work, failures: Sequence[Failure]) -> None:
+    """Raise for the first picture that cannot be read, if that is to be fatal."""
+    if failures and work.config.on_error == "raise":
+        failure = failures[0]
+        source = work.items.raw(failure.row)
+        where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
+        raise ImageError(f"{failure.reason}{where}; on_error='skip' leaves such pictures out")
+
+
+def _judge(work: _Work, failures: Sequence[Failure]) -> None:
+    """Raise or warn about what could not be read, as the settings say."""
+    if not failures:
+        return
+    _raise_if_fatal(work, failures)
+    named = ", ".join(failure.name for failure in failures[:_NAMED])
+    more = f" and {len(failures) - _NAMED} more" if len(failures) > _NAMED else ""
+    said = f"{named}{more}; the first because {failures[0].reason}"
+    if len(failures) == len(work.items):
+        raise ImageError(f"at least one picture must be readable, got {len(failures)} that are not: {said}")
+    warnings.warn(
+        f"{len(failures)} of {len(work.items)} pictures could not be read and are left out: {said}",
+        DataWarning,
+        stacklevel=4,
+    )
+
+
+def _result(
+    work: _Work,
+    features: NDArray[np.float32],
+    failures: Sequence[Failure],
+    precision: Precision,
+    *,
+    done_here: int,
+    resumed: int,
+    from_cache: bool,
+) -> Extraction:
+    rows = np.delete(np.arange(len(work.items)), [failure.row for failure in failures])
+    seconds = time.perf_counter() - work.started
+    return Extraction(
+        features=features,
+        rows=rows,
+        failures=tuple((failure.name, failure.reason) for failure in failures),
+        seconds=seconds,
+        images_per_second=done_here / seconds,
+        from_cache=from_cache,
+        precision=precision,
+        resumed=resumed,
+    )

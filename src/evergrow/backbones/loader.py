@@ -1,0 +1,263 @@
+"""From items to batches: pictures decoded and transformed in worker processes, texts grouped by length."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from evergrow.core.errors import ImageError, InputError
+from evergrow.core.items import Items
+from evergrow.core.seeding import generator
+
+Transform = Callable[[Any], Tensor]
+
+_PREFETCH = 2  # batches that each worker holds ready
+_SHARED_MEMORY = "/dev/shm"
+
+
+class Failure(NamedTuple):
+    """An item that could not be read.
+
+    Parameters
+    ----------
+    row : int
+        Its row number.
+    name : str
+        Its name.
+    reason : str
+        Why, without any path of this machine beyond the name.
+    passing : bool
+        Whether the system refused (no permission, an input error), which may be over next time; what the file holds
+        is not to blame.
+    """
+
+    row: int
+    name: str
+    reason: str
+    passing: bool
+
+
+class Loaded(NamedTuple):
+    """A batch that is ready for a backbone; what could not be read is missing from it.
+
+    Parameters
+    ----------
+    rows : ndarray of int64
+        Row numbers of the items in the batch.
+    batch : Tensor, list of str or None
+        What the backbone takes; None if nothing could be read.
+    failures : list of Failure
+        What is missing.
+    last : bool
+        Whether a shard ends here.
+    """
+
+    rows: NDArray[np.int64]
+    batch: Tensor | list[str] | None
+    failures: list[Failure]
+    last: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which rows go into which batch; shards hold a whole number of batches, so a resumed run forms the same ones.
+
+    Parameters
+    ----------
+    start, stop : int
+        First row, and the one after the last.
+    batch_size, shard_size : int
+        Items in a batch; items in a shard, a multiple of it.
+    """
+
+    start: int
+    stop: int
+    batch_size: int
+    shard_size: int
+
+    def __len__(self) -> int:
+        return -(-(self.stop - self.start) // self.batch_size)
+
+    def rows(self, number: int) -> range:
+        """Return the rows of a batch."""
+        first = self.start + number * self.batch_size
+        return range(first, min(first + self.batch_size, self.stop))
+
+    def ends_shard(self, number: int) -> bool:
+        """Say whether a batch is the last of its shard."""
+        end = self.rows(number).stop
+        return end == self.stop or (end - self.start) % self.shard_size == 0
+
+
+def load_pictures(items: Items, transform: Transform, rows: range) -> tuple[list[int], Tensor | None, list[Failure]]:
+    """Decode and transform these pictures; return the rows read, their pixels in channels-last order, and the rest."""
+    pixels: Tensor | None = None
+    read: list[int] = []
+    failures: list[Failure] = []
+    for row in rows:
+        picture = load_picture(items, transform, row)
+        if isinstance(picture, Failure):
+            failures.append(picture)
+            continue
+        if pixels is None:
+            layout = torch.channels_last if picture.ndim == 3 else torch.contiguous_format
+            pixels = torch.empty((len(rows), *picture.shape), dtype=picture.dtype, memory_format=layout)
+        elif picture.shape != pixels.shape[1:]:
+            raise InputError(
+                f"transform must give pictures of one shape, got {tuple(picture.shape)} for {items.name(row)} "
+                f"after {tuple(pixels.shape[1:])}"
+            )
+        pixels[len(read)] = picture
+        read.append(row)
+    return read, None if pixels is None else pixels[: len(read)], failures
+
+
+def load_picture(items: Items, transform: Transform, row: int) -> Tensor | Failure:
+    """Decode and transform one picture, or say why that is impossible."""
+    from evergrow.backbones import images
+
+    source, name = items.raw(row), items.name(row)
+    try:
+        return transform(images.decode_image(source, name=name))
+    except (ImageError, OSError) as error:
+        reason = str(error) or type(error).__name__
+        if isinstance(source, os.PathLike):  # what is kept on disk names the file, not where this machine has it
+            reason = reason.replace(os.fspath(source), name)
+        return Failure(row, name, reason, _refused(error))
+
+
+def _refused(error: BaseException) -> bool:
+    """Say whether the system refused to read, as opposed to a decoder that does not like what it read."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+class _Batches(Dataset[Loaded]):
+    """Whole batches by number: one message from a worker per batch, collated where it was decoded."""
+
+    def __init__(self, items: Items, transform: Transform, layout: Layout) -> None:
+        self._items, self._transform, self._layout = items, transform, layout
+
+    def __len__(self) -> int:
+        return len(self._layout)
+
+    def __getitem__(self, number: int) -> Loaded:
+        layout = self._layout
+        read, pixels, failures = load_pictures(self._items, self._transform, layout.rows(number))
+        return Loaded(np.array(read, dtype=np.int64), pixels, failures, layout.ends_shard(number))
+
+
+def _as_it_is(loaded: Any) -> Any:
+    return loaded
+
+
+@contextmanager
+def picture_batches(
+    items: Items, transform: Transform, layout: Layout, *, workers: int, pin: bool
+) -> Iterator[Iterator[Loaded]]:
+    """Yield an iterator over the batches of pictures, in order.
+
+    Parameters
+    ----------
+    items : Items
+        The pictures.
+    transform : callable
+        From a decoded picture to a tensor.
+    layout : Layout
+        Which rows.
+    workers : int
+        Processes that decode; 0 decodes in this one.
+    pin : bool
+        Whether to place batches where a GPU can fetch them by itself.
+    """
+    batches = _Batches(items, transform, layout)
+    if workers == 0:
+        yield (batches[number] for number in range(len(batches)))
+        return
+    # Forked workers share the items instead of a copy each, and need no importable main module.
+    context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
+    loader = DataLoader(
+        batches,
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=workers,
+        prefetch_factor=_PREFETCH,
+        pin_memory=pin,
+        multiprocessing_context=context,
+        generator=generator(0, "workers"),  # otherwise every pass would draw from the global random state
+    )
+    iterator = iter(loader)
+    try:
+        yield iterator
+    finally:
+        stop = getattr(iterator, "_shutdown_workers", None)  # at once, not when the garbage collector comes by
+        if stop is not None:
+            stop()
+
+
+def text_batches(items: Items, layout: Layout) -> Iterator[Loaded]:
+    """Yield batches of texts, sorted by length within a shard: texts of one length need the least padding."""
+    for start in range(layout.start, layout.stop, layout.shard_size):
+        rows = range(start, min(start + layout.shard_size, layout.stop))
+        texts = [str(items.raw(row)) for row in rows]
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place]), reverse=True)
+        for first in range(0, len(order), layout.batch_size):
+            places = order[first : first + layout.batch_size]
+            chosen = np.array([start + place for place in places], dtype=np.int64)
+            last = first + layout.batch_size >= len(order)
+            yield Loaded(chosen, [texts[place] for place in places], [], last)
+
+
+def choose_workers(n_batches: int, device: torch.device, batch_bytes: int) -> int:
+    """Return how many processes should decode.
+
+    A model on the CPU needs the cores itself, so few workers suffice there; a GPU wants as many as there are cores.
+    Batches wait in shared memory, which containers often keep small: no more workers than it has room for.
+
+    Parameters
+    ----------
+    n_batches : int
+        How many batches there are.
+    device : torch.device
+        Where the model runs.
+    batch_bytes : int
+        Size of a batch of transformed pictures.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.backbones.loader import choose_workers
+    >>> choose_workers(1, torch.device("cpu"), 1)
+    0
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    gpu = device.type != "cpu"
+    if n_batches <= _PREFETCH or (sys.platform != "linux" and not gpu):
+        return 0  # starting processes would cost more than they save
+    wanted = min(cores, 16) if gpu else (0 if cores <= 2 else min(cores // 4 or 1, 8))
+    return min(wanted, n_batches, _room(batch_bytes))
+
+
+def _room(batch_bytes: int) -> int:
+    """Return for how many workers' batches there is room in shared memory; half of it is left to others."""
+    try:
+        free = shutil.disk_usage(_SHARED_MEMORY).free
+    except OSError:
+        return 64
+    return int(free // 2 // max(1, batch_bytes * (_PREFETCH + 1)))

@@ -1,0 +1,194 @@
+"""From a decoded picture to the tensor a backbone expects; the settings travel with the backbone and the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.core.validation import check_choice, check_number
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+CropMode = Literal["center", "squash", "border"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"]
+
+PRESETS = ("timm", "pilot", "pilot-cifar")
+"""Named preprocessings: the model's own, and the two that published continual-learning numbers used."""
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_RESIZED_LIMIT = 2**26
+"""Beyond so many resized pixels (a strip 1 pixel wide) only the part that the crop keeps is computed."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize, crop, scale to [0, 1], normalise.
+
+    Parameters
+    ----------
+    size : tuple of int
+        Height and width of the result.
+    resize : tuple of int
+        Height and width that pictures are resized for before the crop.
+    crop_mode : {"center", "squash", "border"}
+        ``"center"`` resizes the shorter side and cuts out the centre; ``"squash"`` resizes both sides, whatever the
+        proportions; ``"border"`` resizes the longer side and fills up with the mean colour.
+    interpolation : str
+        Pillow's filter for resizing, with antialiasing.
+    mean, std : tuple of float
+        Per channel, for pixels in [0, 1]. Means of 0 and deviations of 1 leave the pixels alone.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.backbones import Preprocessing, decode_image
+    >>> picture = decode_image(np.zeros((300, 400, 3), dtype=np.uint8))
+    >>> tuple(Preprocessing.pilot()(picture).shape)
+    (3, 224, 224)
+    >>> Preprocessing.from_dict(Preprocessing.pilot().to_dict()) == Preprocessing.pilot()
+    True
+    """
+
+    size: tuple[int, int] = (224, 224)
+    resize: tuple[int, int] = (256, 256)
+    crop_mode: CropMode = "center"
+    interpolation: Interpolation = "bicubic"
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        for name, length in (("size", 2), ("resize", 2), ("mean", 3), ("std", 3)):
+            value = getattr(self, name)
+            if not isinstance(value, (tuple, list)) or len(value) != length:
+                raise ParameterError(f"{name} must have {length} numbers, got {value!r}")
+            for part in value:
+                if length == 2:
+                    check_number(name, part, low=1, high=65536, integer=True)
+                else:
+                    check_number(name, part, low=0, low_open=name == "std")
+            object.__setattr__(self, name, tuple(int(v) if length == 2 else float(v) for v in value))
+        check_choice("crop_mode", self.crop_mode, get_args(CropMode))
+        check_choice("interpolation", self.interpolation, get_args(Interpolation))
+
+    @classmethod
+    def pilot(cls, size: int = 224) -> Self:
+        """Return pixels in [0, 1] without normalisation, the shorter side resized to 8/7 of the crop (256 for 224)."""
+        check_number("size", size, low=1, integer=True)
+        resized = round(size * 256 / 224)
+        return cls((size, size), (resized, resized), "center", "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+    @classmethod
+    def pilot_cifar(cls, size: int = 224) -> Self:
+        """Return pixels in [0, 1] without normalisation, resized to the crop's size: nothing of a square is cut off."""
+        check_number("size", size, low=1, integer=True)
+        return cls((size, size), (size, size), "center", "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+    @classmethod
+    def from_timm(cls, config: Mapping[str, Any]) -> Self:
+        """Return what timm's evaluation transform does with ``timm.data.resolve_model_data_config(model)``."""
+        _, height, width = config["input_size"]
+        crop_fraction = config.get("crop_pct") or 0.875
+        resize = (math.floor(height / crop_fraction), math.floor(width / crop_fraction))
+        mode = config.get("crop_mode") or "center"
+        if mode not in get_args(CropMode):
+            mode = "center"
+        # timm resizes for a crop that is not square with its default filter, whatever the model asks for.
+        plain = mode != "center" or resize[0] == resize[1]
+        interpolation = (config.get("interpolation") or "bilinear") if plain else "bilinear"
+        values = {"crop_mode": mode, "interpolation": interpolation, "mean": config["mean"], "std": config["std"]}
+        return cls((height, width), resize, **values)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the settings that :meth:`to_dict` gave."""
+        names = {item.name for item in fields(cls)}
+        if set(values) != names:
+            raise FileFormatError(f"preprocessing must be described by {sorted(names)}, got {sorted(values)}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values that JSON keeps as they are."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def __call__(self, image: Image) -> Tensor:
+        """Return a float32 tensor (3, height, width) of a picture in RGB.
+
+        Parameters
+        ----------
+        image : PIL.Image.Image
+            From :func:`decode_image`.
+        """
+        if getattr(image, "mode", None) != "RGB":
+            raise InputError(
+                f"image must be a PIL image in RGB (see decode_image), got {getattr(image, 'mode', image)!r}"
+            )
+        return to_tensor(self._cropped(image), self.mean, self.std)
+
+    def _cropped(self, image: Image) -> Image:
+        height, width = self._resized_size(image.height, image.width)
+        top, left = _offset(height, self.size[0]), _offset(width, self.size[1])
+        resample = resampling(self.interpolation)
+        box = (left, top, left + self.size[1], top + self.size[0])
+        covers = height >= self.size[0] and width >= self.size[1]
+        if height * width > _RESIZED_LIMIT and covers:
+            across, down = image.width / width, image.height / height
+            part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+            return image.resize((self.size[1], self.size[0]), resample, box=part)
+        if (width, height) != image.size:
+            image = image.resize((width, height), resample)
+        return image.crop(box) if covers else self._padded(image)
+
+    def _resized_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return height and width after resizing, rounded as torchvision (one target) and timm (two targets) do."""
+        if self.crop_mode == "squash":
+            return self.resize
+        if self.crop_mode == "center" and self.resize[0] == self.resize[1]:
+            short = self.resize[0]
+            long = int(short * max(height, width) / min(height, width))
+            return (short, long) if height <= width else (long, short)
+        ratios = (height / self.resize[0], width / self.resize[1])
+        ratio = max(ratios) if self.crop_mode == "border" else min(ratios)
+        return max(round(height / ratio), 1), max(round(width / ratio), 1)
+
+    def _padded(self, image: Image) -> Image:
+        """Lay the picture on the middle of a canvas where it is too small, and cut where it is too large."""
+        from PIL import Image as PILImage
+
+        border = self.crop_mode == "border"
+        fill = tuple(round(255 * value) for value in self.mean) if border else (0, 0, 0)
+        height, width = max(self.size[0], image.height), max(self.size[1], image.width)
+        canvas = PILImage.new("RGB", (width, height), fill)
+        canvas.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
+        top, left = _offset(height, self.size[0]), _offset(width, self.size[1])
+        return canvas.crop((left, top, left + self.size[1], top + self.size[0]))
+
+
+def _offset(length: int, wanted: int) -> int:
+    return round((length - wanted) / 2.0)
+
+
+def resampling(interpolation: str) -> Any:
+    """Return Pillow's filter of this name."""
+    from PIL.Image import Resampling
+
+    return Resampling[interpolation.upper()]
+
+
+def to_tensor(image: Image, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Return a picture as a normalised float32 tensor (3, height, width)."""
+    pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).contiguous()
+    result = pixels.to(torch.float32).div_(255)
+    if any(mean) or any(value != 1 for value in std):
+        result.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
+    return result

@@ -1,0 +1,82 @@
+"""Settings of an extraction."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from evergrow.backbones.precision import Policy
+from evergrow.core.errors import ParameterError, UnknownNameError
+from evergrow.core.registry import nearest
+
+OnError = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True)
+class ExtractConfig:
+    """How features are extracted.
+
+    Parameters
+    ----------
+    batch_size : int, optional
+        Items per batch; by default 32 on a CPU and 128 on a GPU.
+    workers : int or "auto"
+        Processes that decode pictures; 0 decodes in this one.
+    precision : {"auto", "float32", "float16"}
+        ``"auto"`` runs the backbone in half precision on a GPU if its first batch then agrees with float32 to 1e-3 of
+        every row's norm, and in float32 otherwise.
+    on_error : {"raise", "skip"}
+        What to do about a picture that cannot be read: raise and name it, or leave it out and warn.
+    cache : None, False or path-like
+        The default cache, none, or the one in this folder.
+    progress : bool
+        Whether to show a progress bar on standard error.
+    shard_size : int
+        Items after which the work so far is safe on disk; rounded up to whole batches.
+
+    Examples
+    --------
+    >>> from evergrow.backbones.extract import ExtractConfig
+    >>> ExtractConfig(workers=-1)
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.ParameterError: workers must be 'auto' or an integer from 0 on, got -1
+    """
+
+    batch_size: int | None = None
+    workers: int | Literal["auto"] = "auto"
+    precision: Policy = "auto"
+    on_error: OnError = "raise"
+    cache: str | os.PathLike[str] | Literal[False] | None = None
+    progress: bool = False
+    shard_size: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and not _counts(self.batch_size, 1):
+            raise ParameterError(f"batch_size must be a positive integer or None, got {self.batch_size!r}")
+        if self.workers != "auto" and not _counts(self.workers, 0):
+            raise ParameterError(f"workers must be 'auto' or an integer from 0 on, got {self.workers!r}")
+        if not _counts(self.shard_size, 1):
+            raise ParameterError(f"shard_size must be a positive integer, got {self.shard_size!r}")
+        for name, choices in (("precision", get_args(Policy)), ("on_error", get_args(OnError))):
+            if getattr(self, name) not in choices:
+                listed = ", ".join(map(repr, choices))
+                raise ParameterError(f"{name} must be one of {listed}, got {getattr(self, name)!r}")
+        if self.cache is not None and self.cache is not False and not isinstance(self.cache, (str, os.PathLike)):
+            raise ParameterError(f"cache must be None, False or a folder, got {self.cache!r}")
+
+
+def _counts(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def configured(config: ExtractConfig | None, settings: dict[str, Any]) -> ExtractConfig:
+    """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
+    known = [field.name for field in fields(ExtractConfig)]
+    for name in settings:
+        if name not in known:
+            raise UnknownNameError(
+                f"setting must be a field of ExtractConfig, got {name!r}; nearest: {nearest(name, known)}"
+            )
+    return replace(config or ExtractConfig(), **settings)

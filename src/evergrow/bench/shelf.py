@@ -1,0 +1,110 @@
+"""Where runs get their data: features as they are on disk, or computed on demand from pictures and texts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from evergrow.backbones import Backbone, create_backbone
+from evergrow.core.errors import ParameterError
+from evergrow.methods.features import describe_features, featurize
+from evergrow.streams import FeatureSet, RawSet, load_data
+
+
+@dataclass(frozen=True)
+class BackboneEntry:
+    """The backbone that a spec names for a data set; the arguments of :func:`evergrow.backbones.create_backbone`."""
+
+    name: str
+    weights: str | None = None
+    preset: str = "timm"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataEntry:
+    """A data set by name or path, its name in tables, and what turns it into features.
+
+    Parameters
+    ----------
+    source : str
+        What :func:`evergrow.streams.load_data` takes.
+    label : str
+        Name in tables.
+    backbone : BackboneEntry, optional
+        For pictures and texts.
+    options : dict
+        Fields of :class:`evergrow.streams.DataOptions`.
+    """
+
+    source: str
+    label: str
+    backbone: BackboneEntry | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class DataShelf:
+    """Loads data sets on demand and keeps the last one, since runs come sorted by data set.
+
+    Parameters
+    ----------
+    device : str or torch.device
+        Where backbones compute.
+    """
+
+    def __init__(self, device: str | torch.device = "auto") -> None:
+        self._device = device
+        self._entry: DataEntry | None = None
+        self._data: FeatureSet | RawSet | None = None
+        self._backbone: Backbone | None = None
+        self._features: FeatureSet | None = None
+
+    def describe(self, entry: DataEntry) -> dict[str, Any]:
+        """Return what records say about the data, without computing features."""
+        data = self._load(entry)
+        if isinstance(data, FeatureSet):
+            return data.describe()
+        return describe_features(data, self.backbone(entry).spec)
+
+    def get(self, entry: DataEntry) -> FeatureSet:
+        """Return the features of an entry; pictures and texts go through its backbone, once."""
+        data = self._load(entry)
+        if isinstance(data, FeatureSet):
+            return data
+        if self._features is None:
+            self._features = featurize(data, self.backbone(entry))
+        return self._features
+
+    def raw(self, entry: DataEntry) -> RawSet:
+        """Return the pictures or texts of an entry."""
+        data = self._load(entry)
+        if isinstance(data, FeatureSet):
+            raise ParameterError(
+                f"data set {entry.label!r} must be pictures or texts where a method changes the backbone, got features"
+            )
+        return data
+
+    def backbone(self, entry: DataEntry) -> Backbone:
+        """Return the backbone of an entry."""
+        self._load(entry)
+        if entry.backbone is None:
+            raise ParameterError(
+                f"data set {entry.label!r} must have a backbone, since it holds no features: add "
+                'backbone = "NAME" to its [[datasets]] table'
+            )
+        if self._backbone is None:
+            named = entry.backbone
+            self._backbone = create_backbone(
+                named.name, named.weights, named.preset, device=self._device, **named.options
+            )
+        return self._backbone
+
+    def _load(self, entry: DataEntry) -> FeatureSet | RawSet:
+        if self._data is None or self._entry != entry:
+            self._data = self._backbone = self._features = None  # let go of the old one first
+            self._data = load_data(os.fspath(entry.source), **entry.options)
+            self._entry = entry
+        return self._data

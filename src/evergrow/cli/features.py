@@ -1,0 +1,78 @@
+"""``evergrow features``: from pictures or texts to a file of features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evergrow.cli.console import Answer, answering
+
+
+@answering
+def features(
+    data: Annotated[str, typer.Argument(help="Folder, table, array file or name of a data set; see the docs on data.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .npz or .safetensors.")],
+    backbone: Annotated[str, typer.Option("--backbone", "-b", help="Name, or 'auto' for the best at hand.")] = "auto",
+    weights: Annotated[
+        str | None, typer.Option(help="'bundled', 'hub', 'random' or a file; the best at hand by default.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Preprocessing: 'timm', 'pilot' or 'pilot-cifar'.")] = "timm",
+    device: Annotated[str, typer.Option(help="'auto', 'cpu', 'cuda', ...")] = "auto",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Items per batch.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode pictures.")] = None,
+    skip: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out pictures that cannot be read.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor fill the feature cache.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+) -> Answer:
+    """Run a backbone over a data set and write the features.
+
+    Examples
+    --------
+      evergrow features data/birds --out birds.npz
+
+      evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.safetensors
+
+    The file works wherever a data set is named: in specs of [bold]evergrow bench[/bold] and for
+    [bold]evergrow fit[/bold]. A second run on the same data looks at no picture.
+    """
+    import time
+
+    from evergrow.backbones import best_backbone, create_backbone
+    from evergrow.backbones.settings import ExtractConfig
+    from evergrow.core.errors import InputError, ParameterError
+    from evergrow.methods.features import featurize
+    from evergrow.streams import FeatureSet, load_data, save_features
+    from evergrow.streams.features import SUFFIXES
+
+    if out.suffix not in SUFFIXES:
+        raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
+    if out.exists() and not force:
+        raise ParameterError(f"--out must not exist yet, got {out}; add --force to overwrite it")
+    if not out.parent.is_dir():
+        raise ParameterError(f"--out must lie in an existing folder, got {out}")
+    loaded = load_data(data)
+    if isinstance(loaded, FeatureSet):
+        raise InputError(f"data must be pictures or texts, got features already: {data}")
+    name = best_backbone(loaded.kind).name if backbone == "auto" else backbone
+    model = create_backbone(name, weights, preset, device=device)
+    config = ExtractConfig(
+        batch_size=batch_size,
+        workers="auto" if workers is None else workers,
+        on_error="skip" if skip else "raise",
+        cache=False if no_cache else None,
+        progress=not as_json,
+    )
+    started = time.perf_counter()
+    result = featurize(loaded, model, config=config)
+    save_features(out, result)
+    seconds = time.perf_counter() - started
+    left_out = len(loaded.y_train) + len(loaded.y_test) - len(result.y_train) - len(result.y_test)
+    values = {"file": str(out), **result.describe(), "left_out": left_out, "seconds": seconds}
+    line = (
+        f"{out}: {len(result.y_train):,} training and {len(result.y_test):,} test features of width "
+        f"{result.X_train.shape[1]} from {name}, {result.n_classes} classes, in {seconds:.1f} s"
+    )
+    return Answer(values, [line], [f"{left_out} items could not be read and were left out"] if left_out else [])

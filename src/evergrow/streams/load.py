@@ -1,0 +1,282 @@
+"""One function for every kind of data on disk: it looks at what is there and reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError
+from evergrow.core.registry import nearest
+from evergrow.streams import cifar, hub, official, vision
+from evergrow.streams.arrays import read_array_file
+from evergrow.streams.benchmarks import (
+    BENCHMARKS,
+    Benchmark,
+    benchmark_of_folder,
+    find_benchmark,
+    list_benchmarks,
+    locate,
+)
+from evergrow.streams.features import SUFFIXES, FeatureSet, available_features, search_path
+from evergrow.streams.folders import Walk, read_class_folders, read_train_test, split_folders, unwrapped
+from evergrow.streams.found import Found, settle
+from evergrow.streams.inspection import inspect_data
+from evergrow.streams.lists import LIST_SUFFIXES, partner, read_lists
+from evergrow.streams.options import DataOptions
+from evergrow.streams.rawset import RawSet
+from evergrow.streams.tables import TABLE_SUFFIXES, read_tables
+
+_FILES = (*SUFFIXES, *TABLE_SUFFIXES, *LIST_SUFFIXES)
+
+
+def load_data(
+    source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any
+) -> RawSet | FeatureSet:
+    r"""Load labelled pictures, texts or features from wherever they are; nothing is decoded.
+
+    Parameters
+    ----------
+    source : str or path-like
+        - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class (a
+          test set is then drawn), training and test lists or tables, the official CUB-200-2011 or Stanford Cars,
+          CIFAR-100 as distributed, or a saved Hugging Face data set;
+        - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv`` or ``.jsonl`` table of ``text,label`` or
+          ``path,label``, a ``.txt`` or ``.yaml`` list of pictures;
+        - the name of a benchmark (see :func:`list_benchmarks`) or of a file or folder in :func:`search_path`;
+        - ``torchvision:NAME``, or ``hf:OWNER/NAME`` (and ``#CONFIG``).
+    options : DataOptions, optional
+        How to read it.
+    **settings
+        Fields of :class:`DataOptions`, instead of or on top of ``options``.
+
+    Returns
+    -------
+    RawSet or FeatureSet
+        Features if the arrays are features, raw data otherwise.
+
+    Warns
+    -----
+    DataWarning
+        Once, with all that is not as expected: counts that differ from the benchmark's, classes with few samples.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If there is no such data; the message says what was looked for, where, and how to get it.
+    FileFormatError, InputError, LabelError
+        If the data contradict themselves; the message names the file, line or class.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from evergrow.streams import load_data
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     table = pathlib.Path(folder, "mail.csv")
+    ...     _ = table.write_text("text,label\n" + "buy now,spam\nsee you,ham\n" * 10)
+    ...     data = load_data(table, test_size=0.3)
+    >>> data.class_names, len(data.train), len(data.test)
+    (('ham', 'spam'), 14, 6)
+    """
+    chosen = options or DataOptions()
+    if settings:
+        known = {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
+        chosen = DataOptions.from_dict({**known, **settings})
+    text = os.fspath(source)
+    if not text:
+        raise DatasetNotFoundError("source must be a path or a name, got an empty string")
+    data = _load(text, chosen)
+    if isinstance(data, RawSet):
+        _warn(data)
+    return data
+
+
+def _load(text: str, options: DataOptions) -> RawSet | FeatureSet:
+    scheme, _, rest = text.partition(":")
+    if scheme.lower() in ("torchvision", "hf") and rest:
+        read = vision.read_torchvision if scheme.lower() == "torchvision" else hub.read_hub
+        return _finish(read(rest, options), text, rest.partition("#")[0], options)
+    path = Path(text)
+    if path.exists():
+        return _load_path(path, options)
+    if path.parent != Path(".") or text.lower().endswith(_FILES):
+        raise DatasetNotFoundError(f"data set must be an existing folder or file, got {text!r}")
+    return _load_name(text, options)
+
+
+def _load_path(path: Path, options: DataOptions) -> RawSet | FeatureSet:
+    name = path.absolute().name if path.is_dir() else path.stem
+    if path.is_dir():
+        return _finish(read_folder(path, options), str(path), name, options)
+    suffix = path.suffix.lower()
+    if suffix in SUFFIXES:
+        found = read_array_file(path)
+        if isinstance(found, FeatureSet):
+            return dataclasses.replace(found, name=options.name) if options.name else found
+    elif suffix in TABLE_SUFFIXES:
+        found = read_tables(path, partner(path), options)
+    elif suffix in LIST_SUFFIXES:
+        found = read_lists(path, partner(path), options)
+    else:
+        raise InputError(f"data file must end in one of {', '.join(_FILES)}, got {str(path)!r}")
+    return _finish(found, str(path), _without_train(name, path), options)
+
+
+def _load_name(name: str, options: DataOptions) -> RawSet | FeatureSet:
+    """Load by name: a file of arrays of just that name, a benchmark, then a folder or any file of that name."""
+    roots = [options.root_path] if options.root_path is not None else search_path()
+    for suffixes in (SUFFIXES, None, ("", *TABLE_SUFFIXES)):
+        if suffixes is None:
+            benchmark = find_benchmark(name)
+            if benchmark is not None:
+                return _load_benchmark(benchmark, options)
+            continue
+        for root in roots:
+            for suffix in suffixes:
+                if (root / f"{name}{suffix}").exists():
+                    return _load_path(root / f"{name}{suffix}", options)
+    known = [*list_benchmarks(), *available_features()]
+    raise DatasetNotFoundError(
+        f"data set {name!r} must be on disk: looked for a folder or file {name} "
+        f"({', '.join((*SUFFIXES, *TABLE_SUFFIXES))}) in {', '.join(str(root) for root in roots)}; "
+        f"nearest: {nearest(name, known)}. Give the path of a folder with train/<class>/* and test/<class>/*, "
+        "or name the folder above it in the environment variable EVERGROW_DATA"
+    )
+
+
+def _load_benchmark(benchmark: Benchmark, options: DataOptions) -> RawSet:
+    place = locate(benchmark, options.root_path)
+    if place.train_list is not None:
+        around = dataclasses.replace(options, root=place.folder)
+        found = read_lists(place.train_list, place.test_list, around)
+        found.notes.append("lists may split the pictures otherwise than the folders of PILOT do")
+    else:
+        found = read_folder(place.folder, options)
+    wanted = options if options.expect != "auto" else dataclasses.replace(options, expect=benchmark.key)
+    return _finish(found, str(place.folder), benchmark.key, wanted)
+
+
+# -- folders ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A way to lay out a folder: how to tell, and how to read it."""
+
+    here: Callable[[Path], bool]
+    read: Callable[[Path, DataOptions], Found]
+
+
+def read_folder(folder: Path, options: DataOptions) -> Found:
+    """Read a folder in the layout that the options name, or in the first one that fits."""
+    folder = unwrapped(folder)
+    if options.layout != "auto":
+        return _LAYOUTS[options.layout].read(folder, options)
+    layout = next(item for item in _LAYOUTS.values() if item.here(folder))
+    return layout.read(folder, options)
+
+
+def _training_file(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
+    """Return the training list or table in a folder or its ``splits`` that has a partner, if there is one."""
+    for place in (folder, folder / "splits"):
+        if place.is_dir():
+            for file in sorted(place.iterdir()):
+                right = file.suffix.lower() in suffixes and file.stem.lower().endswith(("train", "training"))
+                if right and partner(file) is not None:
+                    return file
+    return None
+
+
+def _is_train_test(folder: Path) -> bool:
+    """Return whether there are training and test folders; flat ones belong to a list or table beside them."""
+    names = split_folders(folder)
+    if names is None:
+        return False
+    beside = _training_file(folder, (*LIST_SUFFIXES, *TABLE_SUFFIXES))
+    return beside is None or bool(Walk(folder).subfolders(names[0]))
+
+
+def _read_pair(
+    suffixes: tuple[str, ...], read: Callable[[Path, Path | None, DataOptions], Found]
+) -> Callable[[Path, DataOptions], Found]:
+    def reader(folder: Path, options: DataOptions) -> Found:
+        train = _training_file(folder, suffixes)
+        if train is None:
+            raise DatasetNotFoundError(
+                f"{folder} must hold a training file and its partner, such as train{suffixes[0]} and test{suffixes[0]}"
+            )
+        return read(train, partner(train), options)
+
+    return reader
+
+
+_LAYOUTS: dict[str, _Layout] = {
+    "hub-disk": _Layout(hub.is_saved, hub.read_saved),
+    "cifar": _Layout(cifar.is_cifar, cifar.read_cifar),
+    "cub": _Layout(official.is_cub, official.read_cub),
+    "cars": _Layout(official.is_cars, official.read_cars),
+    "train-test": _Layout(_is_train_test, read_train_test),
+    "lists": _Layout(
+        lambda folder: _training_file(folder, LIST_SUFFIXES) is not None, _read_pair(LIST_SUFFIXES, read_lists)
+    ),
+    "tables": _Layout(
+        lambda folder: _training_file(folder, TABLE_SUFFIXES) is not None, _read_pair(TABLE_SUFFIXES, read_tables)
+    ),
+    "class-folders": _Layout(lambda folder: True, read_class_folders),
+}
+
+
+# -- finishing ----------------------------------------------------------------------------------------------
+
+
+def _finish(found: Found, source: str, name: str, options: DataOptions) -> RawSet:
+    data = settle(found, name=options.name or Path(name).name, source=source, options=options)
+    benchmark = _expected(data, name, options)
+    if benchmark is None:
+        return data
+    cautions, notes = list(data.cautions), list(data.notes)
+    if found.test is None:
+        cautions.append("no published split was found, so that results compare with no other")
+    if benchmark.fixed_order:
+        notes.append("classes arrive in natural order: use a protocol with shuffle = false")
+    return dataclasses.replace(
+        data,
+        benchmark=benchmark.key,
+        fixed_order=benchmark.fixed_order,
+        cautions=tuple(cautions),
+        notes=tuple(notes),
+    )
+
+
+def _expected(data: RawSet, name: str, options: DataOptions) -> Benchmark | None:
+    if options.expect == "none":
+        return None
+    if options.expect == "auto":
+        return benchmark_of_folder(Path(name).name) if data.kind == "image" else None
+    benchmark = find_benchmark(options.expect)
+    if benchmark is None:
+        raise InputError(
+            f"expect must be 'auto', 'none' or a benchmark, got {options.expect!r}; "
+            f"nearest: {nearest(options.expect, BENCHMARKS)}"
+        )
+    return benchmark
+
+
+def _without_train(name: str, path: Path) -> str:
+    """Name a pair of files after what they share, or after their folder."""
+    if partner(path) is None:
+        return name
+    return name[: name.lower().rfind("train")].strip("-_. ") or path.absolute().parent.name
+
+
+def _warn(data: RawSet) -> None:
+    report = inspect_data(data)
+    lines = [*(f"{report.benchmark}: {line}" for line in report.differences), *report.cautions]
+    if lines:
+        text = "; ".join(lines)
+        # Level 3 is the caller of load_data.
+        warnings.warn(f"data set {data.name!r} can be used but: {text}", DataWarning, stacklevel=3)

@@ -1,0 +1,504 @@
+"""The cache: never wrong, never half-written, shared by processes, and no reason to fail."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.backbones.extraction_toys import LetterCounter, Toy, expected_features, write_pictures
+
+from evergrow.backbones import cache as cache_module
+from evergrow.backbones import images, shards
+from evergrow.backbones.cache import FeatureCache, default_root, feature_key
+from evergrow.backbones.extract import Extraction, extract
+from evergrow.backbones.shards import Entry, ShardWriter
+from evergrow.core.errors import BusyError, CacheWarning, DataWarning, ParameterError, UnknownNameError
+from evergrow.core.items import ImageFiles, Texts
+
+ROOT = Path(__file__).parents[2]
+SMALL: dict[str, Any] = {"workers": 0, "batch_size": 2, "shard_size": 4}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> ImageFiles:
+    return write_pictures(tmp_path / "pictures", 15)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Any, **options: Any) -> Any:
+        raise AssertionError(f"{source} was looked at")
+
+    monkeypatch.setattr(images, "decode_image", refuse)
+
+
+def the_folder(root: Path) -> Path:
+    (folder,) = root.iterdir()
+    return folder
+
+
+def check(result: Extraction, pictures: ImageFiles) -> None:
+    np.testing.assert_allclose(result.features, expected_features(pictures), rtol=1e-5, atol=1e-6)
+
+
+# -- hits and misses ------------------------------------------------------------------------------------
+
+
+def test_a_second_run_touches_no_picture(pictures: ImageFiles, root: Path) -> None:
+    first = extract(Toy(), pictures, cache=root, **SMALL)
+    for name in pictures.names:  # what is in the files is destroyed, what tells them apart is not
+        path = pictures.root / name
+        status = path.stat()
+        path.write_bytes(bytes(status.st_size))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    toy = Toy()
+    second = extract(toy, pictures, cache=root, **SMALL)
+    assert second.from_cache
+    assert toy.batches == []
+    assert second.images_per_second == 0
+    np.testing.assert_array_equal(second.features, first.features)
+    assert second.rows.tolist() == first.rows.tolist()
+    assert isinstance(second.features, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        second.features[0, 0] = 1
+
+
+@pytest.mark.usefixtures("no_decoding")
+def test_texts_are_kept_too_and_their_words_are_not(root: Path) -> None:
+    texts = Texts(("secret", "longer secret", "s"))
+    first = extract(LetterCounter(), texts, cache=root)
+    assert extract(LetterCounter(), texts, cache=root).from_cache
+    assert first.features[:, 0].tolist() == [6, 13, 1]
+    assert "secret" not in (the_folder(root) / "meta.json").read_text()
+
+
+def test_a_folder_may_move(pictures: ImageFiles, root: Path, tmp_path: Path) -> None:
+    extract(Toy(), pictures, cache=root, **SMALL)
+    shutil.move(pictures.root, tmp_path / "moved")
+    assert extract(Toy(), ImageFiles(tmp_path / "moved", pictures.names), cache=root, **SMALL).from_cache
+
+
+def test_settings_that_do_not_change_features_do_not_miss(pictures: ImageFiles, root: Path) -> None:
+    extract(Toy(), pictures, cache=root, **SMALL)
+    assert extract(Toy(), pictures, cache=root, workers=1, batch_size=5, on_error="skip").from_cache
+    assert extract(Toy(weights="file"), pictures, cache=root).from_cache  # the same weights from elsewhere
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "other"},
+        {"weights_hash": "01"},
+        {"preset": "pilot"},
+        {"preprocessing": {"size": [8, 8], "mean": [0.5]}},
+        {"options": {"seed": 1}},
+    ],
+)
+def test_another_backbone_misses(pictures: ImageFiles, root: Path, changes: dict[str, Any]) -> None:
+    extract(Toy(), pictures, cache=root)
+    assert not extract(Toy(**changes), pictures, cache=root).from_cache
+
+
+def test_other_pictures_miss(pictures: ImageFiles, root: Path) -> None:
+    extract(Toy(), pictures, cache=root)
+    assert not extract(Toy(), pictures.take(range(14)), cache=root).from_cache
+    assert not extract(Toy(), pictures.take(range(14, -1, -1)), cache=root).from_cache
+    path = pictures.raw(3)
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    assert not extract(Toy(), pictures, cache=root).from_cache
+    assert not extract(Toy(), pictures, cache=root, precision="float32").from_cache
+
+
+def test_the_key_does_not_depend_on_the_order_of_settings() -> None:
+    one = Toy(preprocessing={"a": 1, "b": 2}).spec
+    two = Toy(preprocessing={"b": 2, "a": 1}).spec
+    assert feature_key("00", one, "auto") == feature_key("00", two, "auto")
+
+
+def test_meta_tells_people_what_it_is_and_nothing_of_this_machine(pictures: ImageFiles, root: Path) -> None:
+    (pictures.root / "odd/001.png").write_text("no picture")
+    with pytest.warns(DataWarning):
+        extract(Toy(name=f"sentence:{root}/encoder"), pictures, cache=root, on_error="skip")
+    text = (the_folder(root) / "meta.json").read_text()
+    meta = json.loads(text)
+    assert (meta["n_items"], meta["n_read"], meta["n_features"]) == (15, 14, 6)
+    assert meta["backbone"]["name"] == "sentence:encoder"
+    assert meta["bytes"] == (the_folder(root) / "features.npy").stat().st_size
+    assert meta["failures"][0][:2] == [1, "odd/001.png"]
+    assert str(root.parent) not in text
+    assert sorted(path.name for path in the_folder(root).iterdir()) == ["features.npy", "meta.json"]
+
+
+def test_no_cache_writes_nothing(pictures: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERGROW_CACHE", str(root))
+    check(extract(Toy(), pictures, cache=False), pictures)
+    assert not root.exists()
+    extract(Toy(), pictures)
+    assert extract(Toy(), pictures, cache=root).from_cache
+
+
+def test_default_roots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("EVERGROW_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    for platform, expected in (
+        ("linux", ".cache/evergrow"),
+        ("darwin", "Library/Caches/evergrow"),
+        ("win32", "AppData/Local/evergrow/cache"),
+    ):
+        monkeypatch.setattr(cache_module.sys, "platform", platform)
+        assert default_root() == tmp_path / expected
+    monkeypatch.setattr(cache_module.sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert default_root() == tmp_path / "xdg/evergrow"
+    monkeypatch.setenv("EVERGROW_CACHE", str(tmp_path / "named"))
+    assert default_root() == tmp_path / "named"
+
+
+# -- damage ---------------------------------------------------------------------------------------------
+
+
+def cut(folder: Path) -> None:
+    with open(folder / "features.npy", "r+b") as file:
+        file.truncate(200)
+
+
+def flip(folder: Path) -> None:
+    with open(folder / "features.npy", "r+b") as file:
+        file.seek(150)
+        byte = file.read(1)[0]
+        file.seek(150)
+        file.write(bytes([byte ^ 1]))
+
+
+def other_header(folder: Path) -> None:
+    with open(folder / "features.npy", "r+b") as file:
+        head = file.read(128)
+        file.seek(0)
+        file.write(head.replace(b"(15, 6)", b"(6, 15)"))
+
+
+DAMAGE = {
+    "cut": cut,
+    "flip": flip,
+    "header": other_header,
+    "gone": lambda folder: (folder / "features.npy").unlink(),
+    "no json": lambda folder: (folder / "meta.json").write_text('{"finished": tr'),
+    "a list": lambda folder: (folder / "meta.json").write_text("[]"),
+    "lines missing": lambda folder: (folder / "meta.json").write_text('{"finished": true}'),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(DAMAGE))
+def test_a_damaged_entry_is_noticed_and_made_again(pictures: ImageFiles, root: Path, kind: str) -> None:
+    extract(Toy(), pictures, cache=root, **SMALL)
+    DAMAGE[kind](the_folder(root))
+    with pytest.warns(CacheWarning, match="extracted again, damaged: .* must"):
+        result = extract(Toy(), pictures, cache=root, **SMALL)
+    assert not result.from_cache
+    check(result, pictures)
+    assert extract(Toy(), pictures, cache=root, **SMALL).from_cache
+
+
+def interrupted(pictures: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Leave an unfinished entry of two shards."""
+    decode = images.decode_image
+
+    def stop(source: Any, **options: Any) -> Any:
+        if source.name == "011.png":
+            raise KeyboardInterrupt
+        return decode(source, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "decode_image", stop)
+        with pytest.raises(KeyboardInterrupt):
+            extract(Toy(), pictures, cache=root, **SMALL)
+    return the_folder(root)
+
+
+@pytest.mark.parametrize("kind", ["as it is", "torn line", "torn rows", "flipped", "no rows", "leftover"])
+def test_an_unfinished_entry_is_taken_up_as_far_as_it_is_whole(
+    pictures: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    folder = interrupted(pictures, root, monkeypatch)
+    features, lines = folder / "features.npy", folder / "shards.jsonl"
+    assert len(lines.read_text().splitlines()) == 2
+    with pytest.raises(ValueError, match=r"magic|pickle"):
+        np.load(features)  # half a file does not pass for a whole one
+    resumed = 8
+    if kind == "torn line":
+        lines.write_bytes(lines.read_bytes()[:-5])
+        resumed = 4
+    elif kind == "torn rows":
+        os.truncate(features, features.stat().st_size - 10)
+        resumed = 4
+    elif kind == "flipped":
+        flip(folder)
+        resumed = 0
+    elif kind == "no rows":
+        features.unlink()
+        resumed = 0
+    elif kind == "leftover":
+        (folder / ".meta.json.abc.part").write_text("half")
+        with open(features, "ab") as file:
+            file.write(b"rows without a line")
+    result = extract(Toy(), pictures, cache=root, **SMALL)
+    assert result.resumed == resumed
+    check(result, pictures)
+    assert sorted(path.name for path in folder.iterdir()) == ["features.npy", "meta.json"]
+    assert extract(Toy(), pictures, cache=root, **SMALL).from_cache
+
+
+def test_an_unfinished_entry_of_another_precision_is_begun_anew(pictures: ImageFiles, root: Path) -> None:
+    probe = extract(Toy(), pictures.take(range(4)), cache=root)  # learn the layout from a real entry
+    entry = Entry(the_folder(root))
+    meta = entry.meta()
+    assert meta is not None
+    with entry.hold():
+        entry.empty()
+        writer = ShardWriter(entry, meta, n_items=4, n_features=6)
+        writer.append(2, np.full((2, 6), 7, dtype=np.float32), [], "float16")
+        writer.close()
+    again = extract(Toy(), pictures.take(range(4)), cache=root)
+    assert again.resumed == 0
+    np.testing.assert_array_equal(again.features, probe.features)
+
+
+# -- disks ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk of 16 kB, or skip where that is not allowed."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)], capture_output=True
+    )
+    if not mounted or mounted.returncode != 0:
+        pytest.skip("mounting a disk is not allowed here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_loses_nothing(pictures: ImageFiles, tiny_disk: Path) -> None:
+    many = ImageFiles(pictures.root, pictures.names * 60)
+    with pytest.warns(CacheWarning, match="No space left on device.*EVERGROW_CACHE"):
+        result = extract(Toy(), many, cache=tiny_disk, **SMALL)
+    check(result, many)
+    assert list(tiny_disk.iterdir()) == []
+
+
+def test_a_disk_that_is_full_from_the_start(pictures: ImageFiles, tiny_disk: Path) -> None:
+    (tiny_disk / "filler").write_bytes(bytes(shutil.disk_usage(tiny_disk).free))
+    with pytest.raises(OSError, match="No space left"):
+        (tiny_disk / "more").write_bytes(bytes(1))
+    (tiny_disk / "more").unlink(missing_ok=True)
+    with pytest.warns(CacheWarning, match="No space left on device"):
+        result = extract(Toy(), pictures, cache=tiny_disk, **SMALL)
+    check(result, pictures)
+    assert [path.name for path in tiny_disk.iterdir()] == ["filler"]
+
+
+def test_a_read_only_disk(pictures: ImageFiles, tiny_disk: Path) -> None:
+    kept = pictures.take(range(5))
+    extract(Toy(), kept, cache=tiny_disk, **SMALL)
+    subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
+    assert extract(Toy(), kept, cache=tiny_disk, **SMALL).from_cache
+    with pytest.warns(CacheWarning, match="Read-only file system"):
+        result = extract(Toy(), pictures, cache=tiny_disk, **SMALL)
+    check(result, pictures)
+
+
+@pytest.mark.parametrize("allowed", range(12))
+def test_a_write_that_fails_at_any_point_loses_nothing(
+    pictures: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    write, count = shards._write, 0
+
+    def fail(file: Any, data: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > allowed:
+            write(file, memoryview(data)[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(file, data)
+
+    monkeypatch.setattr(shards, "_write", fail)
+    if allowed < 10:  # a header, four shards of rows and a line each, and a header
+        with pytest.warns(CacheWarning, match="No space left"):
+            result = extract(Toy(), pictures, cache=root, **SMALL)
+        assert list(root.iterdir()) == []
+    else:
+        result = extract(Toy(), pictures, cache=root, **SMALL)
+    check(result, pictures)
+
+
+def test_a_meta_file_that_cannot_be_written_at_the_end(
+    pictures: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = ShardWriter._write_meta
+
+    def fail(self: ShardWriter, state: dict[str, Any]) -> None:
+        if state["finished"]:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        write(self, state)
+
+    monkeypatch.setattr(ShardWriter, "_write_meta", fail)
+    with pytest.warns(CacheWarning, match="Disk quota exceeded"):
+        check(extract(Toy(), pictures, cache=root, **SMALL), pictures)
+    assert list(root.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_a_folder(pictures: ImageFiles, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.warns(CacheWarning, match=r"features are kept in memory only: .*Not a directory"):
+        check(extract(Toy(), pictures, cache=tmp_path / "file" / "cache"), pictures)
+
+
+# -- several processes ----------------------------------------------------------------------------------
+
+
+def start(pictures: ImageFiles, root: Path, log: Path, pause: float) -> subprocess.Popen[str]:
+    code = (
+        "from pathlib import Path\n"
+        "from tests.backbones.extraction_toys import *\n"
+        "from evergrow.backbones.extract import extract\n"
+        f"log_decoding(Path({str(log)!r}), pause={pause})\n"
+        f"files = ImageFiles(Path({str(pictures.root)!r}), {pictures.names!r})\n"
+        f"result = extract(Toy(), files, cache={str(root)!r}, workers=0, batch_size=2, shard_size=4)\n"
+        "print(result.from_cache, result.features.tobytes().hex())\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_entry(root: Path) -> str:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = FeatureCache(root).list()
+        if found and found[0].done:
+            return found[0].key
+        time.sleep(0.01)
+    raise AssertionError("no entry appeared")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
+def test_two_processes_decode_every_picture_once(pictures: ImageFiles, root: Path, tmp_path: Path) -> None:
+    processes = [start(pictures, root, tmp_path / "log", pause=0.25) for _ in range(2)]
+    key = wait_for_entry(root)
+    with pytest.raises(BusyError, match="another process"):  # what is in use is not removed
+        FeatureCache(root).remove(key)
+    answers = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], answers
+    decoded = sorted((tmp_path / "log").read_text().split())
+    assert decoded == sorted(Path(name).name for name in pictures.names)
+    outs = sorted(out.split() for out, _ in answers)
+    assert [out[0] for out in outs] == ["False", "True"]
+    assert outs[0][1] == outs[1][1]
+    assert sum("waiting for another process" in errors for _, errors in answers) == 1
+    FeatureCache(root).remove(key)
+    assert FeatureCache(root).list() == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
+def test_who_waits_for_a_removed_entry_holds_the_new_one(tmp_path: Path) -> None:
+    entry = Entry(tmp_path / "key")
+    waiting, held = threading.Event(), threading.Event()
+    release = threading.Event()
+
+    def second() -> None:
+        with Entry(entry.folder).hold(wait=waiting.set):
+            held.set()
+            release.wait(60)
+
+    thread = threading.Thread(target=second)
+    with entry.hold():
+        thread.start()
+        assert waiting.wait(60)
+        entry.clear()
+    assert held.wait(60)
+    assert entry.folder.is_dir()
+    with pytest.raises(BusyError), entry.hold():
+        pass
+    release.set()
+    thread.join()
+
+
+def test_a_second_writer_where_there_are_no_locks_gives_way(tmp_path: Path) -> None:
+    entry = Entry(tmp_path / "key")
+    block = np.ones((2, 3), dtype=np.float32)
+    entry.folder.mkdir()
+    one = ShardWriter(entry, {}, n_items=4, n_features=3)
+    two = ShardWriter(entry, {}, n_items=4, n_features=3)
+    one.append(2, block, [], "float32")
+    with pytest.raises(OSError, match="another process writes"):
+        two.append(2, block, [], "float32")
+
+
+# -- listing --------------------------------------------------------------------------------------------
+
+
+def test_entries_are_listed_found_and_removed(pictures: ImageFiles, root: Path) -> None:
+    cache = FeatureCache(root)
+    assert cache.list() == []
+    extract(Toy(), pictures, cache=root)
+    extract(LetterCounter(), Texts(("a", "b")), cache=root)
+    (root / "something else").mkdir()
+    (root / ("0" * 32)).write_text("a file, not an entry")
+    infos = {info.backbone: info for info in cache.list()}
+    assert sorted(infos) == ["letters", "toy"]
+    toy = infos["toy"]
+    assert (toy.state, toy.kind, toy.n_items, toy.done, toy.preset) == ("finished", "image", 15, 15, "timm")
+    assert toy.first == "even/000.png"
+    assert toy.bytes == sum(path.stat().st_size for path in (root / toy.key).iterdir())
+    assert 0 <= toy.age_seconds < 600
+    assert infos["letters"].first == ""
+    assert cache.find(toy.key[:10]) == toy
+    with pytest.raises(UnknownNameError, match="'zzzz'"):
+        cache.find("zzzz")
+    with pytest.raises(ParameterError, match="at least 4"):
+        cache.find("a")
+    cache.remove(toy.key)
+    cache.remove(toy.key)
+    assert [info.backbone for info in cache.list()] == ["letters"]
+    assert (root / "something else").is_dir()
+
+
+def test_two_entries_with_one_beginning_must_be_told_apart(root: Path) -> None:
+    for end in "01":
+        (root / ("a" * 31 + end)).mkdir(parents=True)
+    with pytest.raises(ParameterError, match="must stand for one entry"):
+        FeatureCache(root).find("aaaa")
+
+
+def test_a_damaged_entry_is_listed_and_can_be_removed(pictures: ImageFiles, root: Path) -> None:
+    extract(Toy(), pictures, cache=root)
+    (the_folder(root) / "meta.json").write_text("{")
+    cache = FeatureCache(root)
+    (info,) = cache.list()
+    assert info.state == "damaged"
+    cache.remove(info.key)
+    assert list(root.iterdir()) == []

@@ -1,0 +1,100 @@
+"""``evergrow features`` writes what extraction gives, or nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from evergrow.backbones import create_backbone
+from evergrow.backbones.extract import extract
+from evergrow.cli.main import app
+from evergrow.streams import RawSet, load_data, load_features
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 5), ("test", 2)):
+        for name in ("rot", "grün"):
+            (tmp_path / "data" / part / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = rng.integers(0, 256, (40, 30, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "data" / part / name / f"{index}.png")
+    return tmp_path / "data"
+
+
+def command(folder: Path, out: Path, *more: str) -> list[str]:
+    return [
+        "features",
+        str(folder),
+        "-b",
+        "test_resnet",
+        "--weights",
+        "random",
+        "--device",
+        "cpu",
+        "-o",
+        str(out),
+        *more,
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_the_file_holds_what_extraction_gives(folder: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"out{suffix}"
+    result = runner.invoke(app, command(folder, out, "--json"))
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["n_train"] == 10
+    written = load_features(out)
+    data = load_data(folder)
+    assert isinstance(data, RawSet)
+    backbone = create_backbone("test_resnet", "random", device="cpu")
+    assert np.allclose(written.X_test, extract(backbone, data.test, cache=False).features, atol=1e-6)
+    assert written.class_names == ("grün", "rot")
+    assert written.backbone["weights_hash"] == backbone.spec.weights_hash
+
+
+def test_an_existing_file_is_kept_unless_forced(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.npz"
+    out.write_text("precious")
+    result = runner.invoke(app, command(folder, out))
+    assert result.exit_code == 2
+    assert "--force" in result.output
+    assert out.read_text() == "precious"
+    assert runner.invoke(app, command(folder, out, "--force")).exit_code == 0
+    assert load_features(out).n_classes == 2
+
+
+def test_an_unreadable_picture_is_named_and_can_be_left_out(folder: Path, tmp_path: Path) -> None:
+    (folder / "train" / "rot" / "1.png").write_text("no picture")
+    out = tmp_path / "out.npz"
+    result = runner.invoke(app, command(folder, out))
+    assert result.exit_code == 2
+    assert "1.png" in result.output
+    assert not out.exists()
+    result = runner.invoke(app, command(folder, out, "--skip-unreadable", "--no-cache"))
+    assert result.exit_code == 1, result.output
+    assert "1 items could not be read" in " ".join(result.output.split())
+    assert len(load_features(out).y_train) == 9
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--preset", "no-such"], "preset"),
+        (["--weights", "nowhere.pth"], "nowhere.pth"),
+        (["-o", "x.csv"], "must end in"),
+    ],
+)
+def test_mistakes_leave_nothing(folder: Path, tmp_path: Path, more: list[str], message: str) -> None:
+    result = runner.invoke(app, command(folder, tmp_path / "out.npz", *more))
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (tmp_path / "out.npz").exists()
