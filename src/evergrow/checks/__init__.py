@@ -7,6 +7,8 @@
     def test_conformance(case):
         result = case.run()
         assert result.status != "failed", result.detail
+
+``run_tuner_checks`` and ``iter_tuner_checks`` do the same for tuners.
 """
 
 from evergrow.checks import inputs, properties  # noqa: F401 (register their checks)
@@ -20,14 +22,20 @@ from evergrow.checks.suite import (
     iter_checks,
     run_checks,
 )
+from evergrow.checks.tuners import TUNER_CHECKS, TUNER_OPT_OUTS, TunerCase, iter_tuner_checks, run_tuner_checks
 
 __all__ = [
     "CHECKS",
     "OPT_OUTS",
+    "TUNER_CHECKS",
+    "TUNER_OPT_OUTS",
     "Case",
     "CheckFailure",
     "CheckResult",
     "CheckSkipped",
+    "TunerCase",
     "iter_checks",
+    "iter_tuner_checks",
     "run_checks",
+    "run_tuner_checks",
 ]

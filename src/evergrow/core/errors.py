@@ -1,12 +1,10 @@
 """The error tree: everything evergrow raises on purpose derives from :class:`EvergrowError`.
 
-Each error also derives from the built-in (or scikit-learn) exception that a caller who does not know
-evergrow would expect, so ``except ValueError`` keeps working.
+Each error also derives from the built-in exception that a caller who does not know evergrow would expect, so
+``except ValueError`` keeps working.
 """
 
 from __future__ import annotations
-
-from sklearn.exceptions import NotFittedError as _SklearnNotFittedError
 
 
 class EvergrowError(Exception):
@@ -32,8 +30,12 @@ class UnknownNameError(ParameterError, KeyError):
         return str(self.args[0]) if self.args else ""  # KeyError would print the repr
 
 
-class NotFittedError(EvergrowError, _SklearnNotFittedError):  # type: ignore[misc]
-    """A model was asked for an answer before it learned anything."""
+class NotFittedError(EvergrowError, ValueError, AttributeError):
+    """A model was asked for an answer before it learned anything.
+
+    scikit-learn's error of this name has the same two parents; learners raise one that is of both kinds, so that this
+    module need not import scikit-learn, which takes longer than all of evergrow.
+    """
 
 
 class NumericalError(EvergrowError, ArithmeticError):

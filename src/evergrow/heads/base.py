@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 from typing_extensions import Self
@@ -25,6 +26,10 @@ HEADS: Registry[type[IncrementalClassifier]] = Registry("method")
 """Every head by the name users know it under; filled by ``@HEADS.register(name)``."""
 
 COMPUTE_DTYPE = torch.float64
+
+
+class LearnerNotFittedError(NotFittedError, SklearnNotFittedError):  # type: ignore[misc]
+    """A learner was asked for an answer before it learned anything: evergrow's error and scikit-learn's."""
 
 
 class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
@@ -203,7 +208,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
 
     def _require_fitted(self) -> None:
         if not self._is_fitted():
-            raise NotFittedError(f"this {type(self).__name__} must learn something first: call fit or partial_fit")
+            name = type(self).__name__
+            raise LearnerNotFittedError(f"this {name} must learn something first: call fit or partial_fit")
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._is_fitted()

@@ -1,0 +1,115 @@
+"""y = x * gamma + beta, by channel, after the layers of a backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evergrow.tuners.attention import AttentionEdit, AttentionSite
+from evergrow.tuners.base import TUNERS, Tuner, layer_parameter
+from evergrow.tuners.drawing import Drawer
+from evergrow.tuners.errors import UnmergeableError, UnsupportedModelError
+from evergrow.tuners.folding import Fold
+from evergrow.tuners.host import Handle
+from evergrow.tuners.ssf.config import SSFConfig
+from evergrow.tuners.ssf.places import Place, find_places
+
+
+class ScaleShift(nn.Module):
+    """The scale and shift of one place."""
+
+    def __init__(self, place: Place, std: float, drawer: Drawer) -> None:
+        super().__init__()
+        like = next((p for p in place.layer.parameters(recurse=False)), torch.empty(0))
+        self.gamma = layer_parameter(drawer.normal((place.width,), like, 1.0, std, place.name, "gamma"))
+        self.beta = layer_parameter(drawer.normal((place.width,), like, 0.0, std, place.name, "beta"))
+        self.dim = place.dim
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Return x * gamma + beta in the type of x; the arithmetic is in the wider of both types."""
+        trailing = 0 if self.dim == -1 else x.ndim - 1 - self.dim
+        gamma, beta = (value.reshape(-1, *[1] * trailing) for value in (self.gamma, self.beta))
+        return torch.addcmul(beta, x, gamma).to(x.dtype)
+
+    def scale_output(self, layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+        """Scale what a layer gives."""
+        return self.scaled(output)
+
+    def fold(self, place: Place, fold: Fold) -> None:
+        """Plan gamma * W and gamma * b + beta."""
+        if not place.absorbs or "bias" not in place.layer._parameters:
+            kind = type(place.layer).__name__
+            kind += " whose attention adds the bias" if place.attention is not None else ""
+            raise UnmergeableError(
+                f"{place.name} must have a weight and a bias to absorb scale and shift, got {kind}; "
+                "keep the tuner enabled"
+            )
+        gamma, beta = self.gamma.detach().double(), self.beta.detach().double()
+        weight, bias = fold.current(place.layer, "weight"), fold.current(place.layer, "bias")
+        scaled = gamma if weight is None else weight * gamma.reshape(-1, *[1] * (weight.ndim - 1))
+        fold.plan(place.layer, "weight", scaled)
+        fold.plan(place.layer, "bias", beta if bias is None else bias * gamma + beta)
+
+
+class _ScaledProjection(AttentionEdit):
+    """Scales a fused projection whose bias the attention adds."""
+
+    def __init__(self, layer: ScaleShift) -> None:
+        self._layer = layer
+
+    def projected(self, x: Tensor, qkv: Tensor) -> Tensor:
+        return self._layer.scaled(qkv)
+
+
+@TUNERS.register("ssf")
+class SSFTuner(Tuner):
+    """Scale and shift: y = x * gamma + beta, by channel, after every layer that has weights to mix or normalise.
+
+    That is the output of every linear, convolution and normalisation layer except the classifier's. In a vision
+    transformer: patch embedding, ``norm1``, ``qkv``, ``attn.proj``, ``norm2``, ``fc1``, ``fc2`` and the final norm. In
+    a ResNet: every convolution and every batch norm, on shortcuts too; of norms with a built-in activation, what goes
+    into the activation. Folds into weights; layers without a bias are given one. See :class:`SSFConfig`.
+
+    Examples
+    --------
+    >>> import timm
+    >>> from evergrow.tuners import create_tuner
+    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1)
+    >>> counts = create_tuner("ssf", model).trainable_counts()
+    >>> list(counts)  # doctest: +NORMALIZE_WHITESPACE
+    ['patch_embed.proj', 'blocks.0.norm1', 'blocks.0.attn.qkv', 'blocks.0.attn.proj', 'blocks.0.norm2',
+     'blocks.0.mlp.fc1', 'blocks.0.mlp.fc2', 'norm', 'total']
+    """
+
+    name = "ssf"
+    config_class = SSFConfig
+    mergeable = True
+
+    def _build(self, model: nn.Module) -> None:
+        drawer = Drawer(self.seed, self.name)
+        places = list(find_places(model, self.config.layers))
+        if not places:
+            wanted = f" that match {self.config.layers}" if self.config.layers else ""
+            raise UnsupportedModelError(
+                f"model must have linear, convolution or normalisation layers{wanted}, got {type(model).__name__}"
+            )
+        self._pairs = [(place, ScaleShift(place, self.config.std, drawer)) for place in places]
+        for place, layer in self._pairs:
+            self._plant(place.name, layer)
+
+    def _attach(self) -> Iterator[Handle]:
+        for place, layer in self._pairs:
+            if place.attention is None:
+                yield place.outlet.register_forward_hook(layer.scale_output)
+            else:
+                yield AttentionSite.of(place.attention).add(_ScaledProjection(layer))
+
+    def _plan(self, fold: Fold) -> None:
+        for place, layer in self._pairs:
+            layer.fold(place, fold)
+
+    def _touched(self) -> set[nn.Module]:
+        return {place.layer for place, _ in self._pairs}
