@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import evergrow
-from benchmarks import construction, heads, updates
+from benchmarks import construction, extraction, heads, updates
 from benchmarks.timing import Row
 
 BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
@@ -29,6 +29,9 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "large": construction.large_first_task,
     "growth": construction.growth,
     "heads": heads.every_head,
+    "extraction": extraction.throughput,
+    "warm-cache": extraction.warm_cache,
+    "extraction-memory": extraction.memory,
 }
 
 

@@ -9,9 +9,12 @@ from evergrow.backbones.base import Backbone, BackboneSpec
 if TYPE_CHECKING:
     from evergrow.backbones.augment import TrainTransform, train_transform
     from evergrow.backbones.catalog import BackboneChoice, BackboneInfo, best_backbone, list_backbones
+    from evergrow.backbones.cache import FeatureCache
     from evergrow.backbones.create import backbone_from_spec, create_backbone
+    from evergrow.backbones.extract import Extraction
     from evergrow.backbones.images import decode_image
     from evergrow.backbones.preprocess import PRESETS, Preprocessing
+    from evergrow.backbones.settings import ExtractConfig
     from evergrow.backbones.text import TextBackbone
     from evergrow.backbones.vision import ImageBackbone
     from evergrow.backbones.weights import hash_weights, load_weights, read_weights
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 _LAZY = {
     "BackboneChoice": "catalog",
     "BackboneInfo": "catalog",
+    "ExtractConfig": "settings",
+    "Extraction": "extract",
+    "FeatureCache": "cache",
     "ImageBackbone": "vision",
     "PRESETS": "preprocess",
     "Preprocessing": "preprocess",
@@ -41,6 +47,9 @@ __all__ = [
     "BackboneChoice",
     "BackboneInfo",
     "BackboneSpec",
+    "ExtractConfig",
+    "Extraction",
+    "FeatureCache",
     "ImageBackbone",
     "Preprocessing",
     "TextBackbone",

@@ -1,0 +1,161 @@
+"""Speed and memory of extraction: against a bare forward loop, its own cache, and fewer pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from benchmarks.timing import Row, seconds
+from evergrow.backbones import create_backbone
+from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.backbones.extract import extract
+from evergrow.backbones.images import decode_image
+from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind
+
+SEED = 0
+
+
+def _pictures(n: int) -> np.ndarray:
+    """Draw pictures of 224 x 224, smooth enough to compress like photographs."""
+    coarse = np.random.default_rng(SEED).integers(0, 256, size=(n, 14, 14, 3), dtype=np.uint8)
+    return coarse.repeat(16, axis=1).repeat(16, axis=2)
+
+
+def throughput(quick: bool) -> Iterator[Row]:
+    """Features of pictures in memory, decoding and all, against the network alone on tensors that are ready."""
+    name = "test_vit" if quick else "vit_base_patch16_224"
+    bar = None if quick else 0.95  # a toy network is over before its pictures are decoded
+    yield _throughput(name, 48, torch.device("cpu"), "float32", bar)
+    if torch.cuda.is_available():
+        # No bar: about a second goes into starting workers, and half precision outruns the decoders of most machines.
+        n = 512 if quick else 16384
+        for precision in ("float32", "float16"):
+            yield _throughput(name, n, torch.device("cuda"), precision, None)
+
+
+def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: float | None) -> Row:
+    batch = 128 if device.type == "cuda" else 32
+    backbone: Any = create_backbone(name, weights="random", device=device)
+    items = ImageArrays(_pictures(n))
+    # A few suffice, over and over: gigabytes held by this process alone would make starting workers slow.
+    ready = torch.stack([backbone.transform(decode_image(items.raw(row))) for row in range(batch)])
+    ready = ready.contiguous(memory_format=torch.channels_last)
+    if device.type == "cuda":
+        ready = ready.pin_memory()
+
+    def bare() -> None:
+        half = torch.autocast(device.type, dtype=torch.float16, enabled=precision == "float16")
+        with torch.inference_mode(), half:
+            for start in range(0, n, batch):
+                backbone.module(ready[: n - start].to(device, non_blocking=True))
+
+    def ours() -> None:
+        extract(backbone, items, cache=False, precision=precision, batch_size=batch)
+
+    seconds(bare, repeat=1)  # warm up
+    pairs = [(seconds(bare, repeat=1), seconds(ours, repeat=1)) for _ in range(3)]  # by turns: the load may change
+    plain, full = (statistics.median(column) for column in zip(*pairs))
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    figure = (
+        f"{plain / full:.3f} of the bare loop: {n / full:,.1f} against {n / plain:,.1f} images/s "
+        f"({torch.get_num_threads()} threads, load {load:.1f})"
+    )
+    values = {"pairs_s": pairs, "n": n, "load": load, "device": device.type, "precision": precision}
+    work = f"extraction, {name} on {device.type}, {precision}"
+    return Row(work, figure, f">= {bar}" if bar else "", plain / full >= bar if bar else None, values)
+
+
+def warm_cache(quick: bool) -> Iterator[Row]:
+    """Ask for the features of the same files a second time; everything is looked up anew."""
+    n, name = (64, "test_resnet") if quick else (192, "tf_efficientnet_lite0")
+    from PIL import Image
+
+    backbone = create_backbone(name, weights="random", device="cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        names = tuple(f"{row:05d}.jpg" for row in range(n))
+        for row, pixels in enumerate(_pictures(n)):
+            Image.fromarray(pixels).save(Path(folder, names[row]), quality=90)
+
+        def run() -> None:
+            extract(backbone, ImageFiles(Path(folder), names), cache=Path(folder, "cache"))
+
+        first, second = seconds(run, repeat=1), seconds(run, repeat=5)
+    figure = f"{first / second:,.0f}x: {1e3 * second:.1f} ms against {first:.2f} s for {n} pictures"
+    values = {"first_s": first, "second_s": second, "n": n}
+    yield Row(f"warm cache, {name}", figure, ">= 50x", first / second >= 50, values)
+
+
+def memory(quick: bool) -> Iterator[Row]:
+    """Peak memory over the number of pictures, in processes of their own."""
+    sizes = (1_000, 5_000) if quick else (10_000, 100_000)
+    peaks = []
+    for n in sizes:
+        code = f"from benchmarks.extraction import _peak\n_peak({n})"
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        peaks.append(json.loads(out.stdout.strip().splitlines()[-1]))
+    growth = (peaks[1] - peaks[0]) / 1e6
+    rows = 4 * _Tiny.spec.n_features * (sizes[1] - sizes[0]) / 1e6
+    figure = (
+        f"{peaks[1] / 1e6:,.0f} MB at the peak of the process, {growth:+.1f} MB against {sizes[0]:,} pictures "
+        f"(the additional features are {rows:,.0f} MB)"
+    )
+    values = {"peak_bytes": dict(zip(map(str, sizes), peaks))}
+    yield Row(f"memory of extracting {sizes[1]:,} pictures", figure, "< 30 MB more", growth < 30, values)
+
+
+class _Tiny(Backbone):
+    """Half a thousand features that cost nothing."""
+
+    spec = BackboneSpec("tiny", "image", 512, "module", "0", "timm", {"size": [16, 16]}, {})
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.transform = lambda picture: torch.from_numpy(np.array(picture)).permute(2, 0, 1).float()
+
+    def encode(self, batch: Any) -> torch.Tensor:
+        return batch.flatten(1)[:, :512]
+
+    def to(self, device: Any) -> _Tiny:
+        return self
+
+
+class _Drawn(Items):
+    """Pictures that exist only while they are looked at."""
+
+    kind: ClassVar[Kind] = "image"
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+
+    def __len__(self) -> int:
+        return self._n
+
+    def name(self, row: int) -> str:
+        return f"drawn {row}"
+
+    def raw(self, row: int) -> np.ndarray:
+        return np.full((16, 16, 3), row % 256, dtype=np.uint8)
+
+    def take(self, rows: Any) -> _Drawn:
+        return _Drawn(len(rows))
+
+    def stamp(self) -> str:
+        return f"drawn{self._n}"
+
+
+def _peak(n: int) -> None:
+    """Print the high-water mark of this process after extracting ``n`` pictures."""
+    with tempfile.TemporaryDirectory() as folder:
+        extract(_Tiny(), _Drawn(n), cache=folder, workers=0)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    print(1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1]))

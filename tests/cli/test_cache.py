@@ -1,0 +1,126 @@
+"""``evergrow cache`` as users type it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.backbones.extraction_toys import LetterCounter, Toy, write_pictures
+from typer.testing import CliRunner
+
+from evergrow.backbones.cache import FeatureCache
+from evergrow.backbones.extract import extract
+from evergrow.cli.cache import cache_app
+from evergrow.core.errors import ParameterError, UnknownNameError
+from evergrow.core.items import Texts
+
+runner = CliRunner()
+
+
+def cache(*args: object, **options: str):
+    return runner.invoke(cache_app, [str(arg) for arg in args], **options)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the default cache, with an entry of pictures, one of texts and one that is unfinished."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("EVERGROW_CACHE", str(folder))
+    extract(Toy(), write_pictures(tmp_path / "pictures", 5))
+    extract(LetterCounter(), Texts(("a", "b", "c")))
+    unfinished = folder / ("f" * 32)
+    unfinished.mkdir()
+    about = {"finished": False, "n_items": 40, "kind": "image", "created": "2020-01-01T00:00:00+00:00"}
+    (unfinished / "meta.json").write_text(json.dumps({**about, "backbone": {"name": "half", "preset": "pilot"}}))
+    line = {"stop": 16, "n_read": 15, "crc32": 0, "precision": "float32", "failures": [[3, "x.png", "broken", False]]}
+    (unfinished / "shards.jsonl").write_text(json.dumps(line) + "\n")
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(info.backbone for info in FeatureCache(folder).list())
+
+
+def test_list(root: Path) -> None:
+    result = cache("list")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["key", "what", "items", "size", "age", "backbone", "preset", "state"]
+    (toy,) = [line for line in lines if " toy " in line]
+    assert "images from even/000.png" in toy
+    assert toy.split()[-1] == "finished"
+    (half,) = [line for line in lines if " half " in line]
+    assert half.startswith("ffffffffffff ")
+    assert "16/40" in half
+    assert "unfinished, 1 unreadable" in half
+    assert lines[-1].startswith("3 entries, ")
+    assert lines[-1].endswith(str(root))
+
+
+def test_list_as_json(root: Path) -> None:
+    found = json.loads(cache("list", "--json").stdout)
+    assert found["folder"] == str(root)
+    states = {entry["backbone"]: entry["state"] for entry in found["entries"]}
+    assert states == {"toy": "finished", "letters": "finished", "half": "unfinished"}
+
+
+def test_an_empty_cache(tmp_path: Path) -> None:
+    result = cache("list", "--folder", tmp_path / "nowhere")
+    assert result.stdout == f"0 entries, 0 B in {tmp_path / 'nowhere'}\n"
+    assert cache("clear", "--all", "--folder", tmp_path / "nowhere").stdout == "removed 0, 0 B\n"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_clear_by_key(root: Path) -> None:
+    result = cache("clear", "ffff", "--yes")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("removed 1, ")
+    assert names(root) == ["letters", "toy"]
+
+
+def test_clear_asks_first(root: Path) -> None:
+    refused = cache("clear", "--all", input="n\n")
+    assert refused.exit_code == 1
+    assert "letters" in refused.stdout
+    assert names(root) == ["half", "letters", "toy"]
+    assert cache("clear", "--all", input="").exit_code == 1  # nobody there to ask
+    assert names(root) == ["half", "letters", "toy"]
+    agreed = cache("clear", "--all", input="y\n")
+    assert agreed.exit_code == 0
+    assert names(root) == []
+
+
+def test_clear_what_is_old(root: Path) -> None:
+    outcome = json.loads(cache("clear", "--older-than", 30, "--yes", "--json").stdout)
+    assert outcome["removed"] == ["f" * 32]
+    assert outcome["in_use"] == []
+    assert names(root) == ["letters", "toy"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
+def test_what_is_in_use_stays_and_is_named(root: Path) -> None:
+    busy = next(info.key for info in FeatureCache(root).list() if info.backbone == "toy")
+    with FeatureCache(root).entry(busy).hold():
+        result = cache("clear", "--all", "--yes")
+    assert result.exit_code == 1
+    assert f"{busy[:12]} is in use" in result.stderr
+    assert "removed 2" in result.stdout
+    assert names(root) == ["toy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["clear"], ParameterError, "keys, --all or --older-than"),
+        (["clear", "ffff", "--all"], ParameterError, "one of them, got 2"),
+        (["clear", "0123456789"], UnknownNameError, "got '0123456789'"),
+        (["clear", "--all", "--json"], ParameterError, "--json must come with --yes"),
+    ],
+)
+def test_requests_that_make_no_sense(root: Path, arguments: list[str], error: type[Exception], message: str) -> None:
+    result = cache(*arguments)
+    assert isinstance(result.exception, error)
+    assert message in str(result.exception)
+    assert names(root) == ["half", "letters", "toy"]
