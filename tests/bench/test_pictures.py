@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import confusion_matrix
 
 from evergrow.backbones import create_backbone
 from evergrow.backbones.extract import extract
@@ -19,6 +20,7 @@ SPEC = """
 seeds = [1993]
 device = "cpu"
 output = "out"
+confusion = true
 
 [[methods]]
 name = "simplecil"
@@ -54,8 +56,9 @@ def test_a_run_equals_extraction_and_learning_by_hand(spec: Path) -> None:
     assert isinstance(data.train, ImageArrays)
     head = create_method("simplecil", device="cpu")
     head.fit(extract(backbone, data.train, cache=False).features, data.y_train)
-    right = head.predict(extract(backbone, data.test, cache=False).features) == data.y_test
-    assert record.results["a_last"] == pytest.approx(right.mean())
+    answers = head.predict(extract(backbone, data.test, cache=False).features)
+    assert record.results["a_last"] == pytest.approx((answers == data.y_test).mean())
+    assert np.array_equal(record.extra["confusion"]["matrix"], confusion_matrix(data.y_test, answers))
 
 
 def test_the_backbone_decides_the_run_but_the_place_of_the_pictures_does_not(spec: Path, tmp_path: Path) -> None:
@@ -78,9 +81,9 @@ def test_pictures_without_a_backbone_are_refused_before_anything_runs(spec: Path
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('backbone = "test_resnet"\n', "", "line 11: weights must come with a backbone"),
-        ('weights = "random"', "options = { test_sise = 0.2 }", "line 12.*nearest: 'test_size'"),
-        ('weights = "random"', "options = { test_size = 2 }", "line 12: test_size must be"),
+        ('backbone = "test_resnet"\n', "", "line 12: weights must come with a backbone"),
+        ('weights = "random"', "options = { test_sise = 0.2 }", "line 13.*nearest: 'test_size'"),
+        ('weights = "random"', "options = { test_size = 2 }", "line 13: test_size must be"),
         ('weights = "random"', "backbone_options = 3", "backbone_options must be a table"),
     ],
 )

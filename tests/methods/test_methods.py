@@ -6,7 +6,8 @@ import pytest
 
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.heads.base import HEADS, IncrementalClassifier
-from evergrow.methods import create_method, list_methods, method_options
+from evergrow.methods import create_method, list_methods, method_needs, method_options
+from evergrow.methods.trained import ImageClassifier
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +35,11 @@ def test_lists_and_creates_every_method() -> None:
 
 def test_every_registered_method_can_be_made_with_its_defaults() -> None:
     for name in list_methods():
-        if name != "test-demanding":
-            assert isinstance(create_method(name), IncrementalClassifier)
+        if not name.startswith("test-demanding"):
+            kind = IncrementalClassifier if method_needs(name) == "features" else ImageClassifier
+            method = create_method(name)
+            assert isinstance(method, kind)
+            method._check_params()
 
 
 def test_options_come_from_the_signature() -> None:

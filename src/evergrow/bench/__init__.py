@@ -2,11 +2,12 @@
 
 from evergrow.bench.grid import Run, expand, select
 from evergrow.bench.mechanism import load_mechanism, plan_mechanism, run_mechanism
-from evergrow.bench.render import render
 from evergrow.bench.runner import Outcome, plan_bench, run_bench
 from evergrow.bench.spec import Spec, SpecError, load_spec
-from evergrow.bench.tables import METRICS, Comparison, compare
 from evergrow.core.errors import BusyError
+from evergrow.tables.compare import Comparison, compare
+from evergrow.tables.metric import METRICS
+from evergrow.tables.render import render
 
 __all__ = [
     "METRICS",

@@ -64,7 +64,7 @@ class Scene:
 
     def fit_first(self) -> IncrementalClassifier:
         """Return the method after its first task, as a whole."""
-        head = create_method(self.run.method.name, **self.run.options)
+        head: IncrementalClassifier = create_method(self.run.method.name, **self.run.options)
         return head.fit(*self.data.train(self.stream.tasks[0].train))
 
 

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from evergrow.bench.grid import Run
 from evergrow.bench.memory import PeakMemory
+from evergrow.bench.shelf import Pictures
 from evergrow.core.devices import resolve_device, synchronize
 from evergrow.core.errors import InputError
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.methods import create_method
+from evergrow.methods.trained import FsaClassifier, ImageClassifier
 from evergrow.metrics import accuracy_matrix, session_accuracies, summarize, task_accuracies
 from evergrow.records import RunRecord, environment, error_entry, plain, scrub, utc_now, versions
 from evergrow.streams import FeatureSet, Stream, Task
@@ -34,9 +36,11 @@ class PlayLog:
     counts: list[int] = field(default_factory=list)
     learn: list[float] = field(default_factory=list)
     predict: list[float] = field(default_factory=list)
+    answers: tuple[NDArray[Any], NDArray[Any]] | None = None
+    """True and predicted labels of the last session."""
 
 
-def execute(run: Run, fetch: Callable[[], FeatureSet], tick: Tick | None = None) -> RunRecord:
+def execute(run: Run, fetch: Callable[[], FeatureSet | Pictures], tick: Tick | None = None) -> RunRecord:
     """Carry out a run and return its record, whatever happens.
 
     Parameters
@@ -53,8 +57,16 @@ def execute(run: Run, fetch: Callable[[], FeatureSet], tick: Tick | None = None)
     RunRecord
         With status ``"ok"``; ``"failed"`` and the traceback if the run raised; ``"cancelled"`` on Ctrl-C.
     """
-    log = PlayLog()
-    account = watched(resolve_device(run.device), lambda: play(run, fetch(), log, tick))
+    log, extra = PlayLog(), {}
+
+    def work() -> None:
+        method = play(run, fetch(), log, tick)
+        if isinstance(method, ImageClassifier):
+            extra["cost"] = cost_entry(method)
+        if run.confusion and log.answers is not None:
+            extra["confusion"] = confusion_entry(*log.answers)
+
+    account = watched(resolve_device(run.device), work)
     return RunRecord(
         run_id=run.run_id,
         method=run.method.name,
@@ -64,6 +76,7 @@ def execute(run: Run, fetch: Callable[[], FeatureSet], tick: Tick | None = None)
         protocol=run.protocol_entry,
         seed=run.seed,
         results=plain(play_results(log, complete=account["status"] == "ok")),
+        extra=plain(extra),
         times={"fit": log.learn[0] if log.learn else None, "update": log.learn[1:], "predict": log.predict},
         **account,
     )
@@ -107,15 +120,37 @@ def watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
     }
 
 
-def play(run: Run, data: FeatureSet, log: PlayLog, tick: Tick | None = None) -> IncrementalClassifier:
+def cost_entry(method: ImageClassifier) -> dict[str, Any]:
+    """Return what a record says about the cost of a method that trains a network."""
+    cost = asdict(method.cost_)
+    return {**cost, "gflops": cost["inference_gflops"]}
+
+
+def confusion_entry(y: NDArray[Any], predictions: NDArray[Any]) -> dict[str, Any]:
+    """Return which classes were taken for which at the end: counts by true and predicted label."""
+    labels = np.unique(np.concatenate([y, predictions]))
+    matrix = np.zeros((len(labels), len(labels)), dtype=np.int64)
+    np.add.at(matrix, (np.searchsorted(labels, y), np.searchsorted(labels, predictions)), 1)
+    return {"labels": labels.tolist(), "matrix": matrix}
+
+
+def play(
+    run: Run, data: FeatureSet | Pictures, log: PlayLog, tick: Tick | None = None
+) -> IncrementalClassifier | ImageClassifier:
     """Learn task by task, filling the log, and return the learner."""
     device = resolve_device(run.device)
     if data.fingerprint != run.dataset["fingerprint"]:
         raise InputError(f"data set {data.name!r} must stay as it is while a grid runs, but its contents changed")
     stream = data.stream(run.protocol, seed=run.seed, earlier_seeds=run.earlier_seeds)
-    head = create_method(run.method.name, **run.options)
+    method: Any = create_method(run.method.name, **run.options)
+    learner: Any = method
+    if isinstance(data, Pictures):
+        learner.backbone = data.backbone
     for task in stream:
-        log.learn.append(_learn(head, stream, task, data, device))
+        log.learn.append(_learn(learner, stream, task, data, device))
+        if isinstance(learner, FsaClassifier) and isinstance(data, Pictures):
+            # The backbone is frozen from here on: every picture goes through it once, and the head goes on alone.
+            data, learner = data.seen_by(learner.backbone_), learner.head_
         rows, task_ids = stream.seen_test(task.index)
         if len(rows) == 0:
             # A data set may have no test samples of the first classes: there is nothing to measure yet.
@@ -125,42 +160,43 @@ def play(run: Run, data: FeatureSet, log: PlayLog, tick: Tick | None = None) -> 
         X, y = data.test(rows)
         synchronize(device)
         start = time.perf_counter()
-        predictions = head.predict(X)  # one call: every test feature is projected once per evaluation
+        predictions = learner.predict(X)  # one call: every test sample is looked at once per evaluation
         log.predict.append(time.perf_counter() - start)
+        log.answers = y, predictions
         accuracies, counts = task_accuracies(y, predictions, task_ids, task.index + 1)
         log.rows.append(accuracies)
         log.counts.append(int(counts[-1]))
         if tick:
             tick(task.index + 1, len(stream), float(np.mean(predictions == y)))
-    return head
+    return cast("IncrementalClassifier | ImageClassifier", method)
 
 
-def _learn(head: IncrementalClassifier, stream: Stream, task: Task, data: FeatureSet, device: torch.device) -> float:
+def _learn(learner: Any, stream: Stream, task: Task, data: FeatureSet | Pictures, device: torch.device) -> float:
     """Learn one task and return the seconds it took, without those for fetching the rows."""
     seconds = 0.0
     batches = stream.batches(task)
     if task.index == 0:
-        batches = _merge_first(batches, data, head.min_first_classes)
+        batches = _merge_first(batches, data.y_train, learner.min_first_classes)
     for number, rows in enumerate(batches):
         X, y = data.train(rows)
         synchronize(device)
         start = time.perf_counter()
         if task.index == 0 and number == 0:
-            head.fit(X, y)
+            learner.fit(X, y)
         else:
-            head.partial_fit(X, y)
+            learner.partial_fit(X, y)
         synchronize(device)
         seconds += time.perf_counter() - start
     return seconds
 
 
 def _merge_first(
-    batches: Iterator[NDArray[np.int64]], data: FeatureSet, min_classes: int
+    batches: Iterator[NDArray[np.int64]], labels: NDArray[Any], min_classes: int
 ) -> Iterator[NDArray[np.int64]]:
     """Join the leading mini-batches of an online stream until they have the classes a method starts from."""
     first = next(batches)
     for rows in batches:
-        if len(np.unique(data.y_train[first])) >= min_classes:
+        if len(np.unique(labels[first])) >= min_classes:
             yield first
             yield rows
             yield from batches

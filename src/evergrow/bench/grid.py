@@ -49,6 +49,8 @@ class Run:
         Seeds whose first tasks must be left alone; empty unless the protocol is disjoint.
     device : str
         Where it runs.
+    confusion : bool
+        Whether its record holds which classes were taken for which.
     """
 
     method: MethodEntry
@@ -59,6 +61,7 @@ class Run:
     seed: int
     earlier_seeds: tuple[int, ...]
     device: str
+    confusion: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -144,6 +147,7 @@ def expand(spec: Spec, shelf: DataShelf | None = None) -> list[Run]:
                         seed,
                         earlier,
                         spec.device,
+                        spec.confusion,
                     )
                     for method in spec.methods
                 ]

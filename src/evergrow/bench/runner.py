@@ -19,6 +19,7 @@ from evergrow.bench.shelf import DataShelf
 from evergrow.bench.spec import Spec
 from evergrow.core.errors import FileFormatError, NewerSchemaError
 from evergrow.core.files import locked
+from evergrow.methods import method_needs
 from evergrow.records import RecordT, RunRecord, read_record, remove_partial, write_record
 
 
@@ -189,7 +190,8 @@ def _do(step: RunStep, folder: Path, shelf: DataShelf, reporter: Reporter | None
     if reporter:
         reporter.begin(step)
     tick = (lambda done, total, accuracy: reporter.tick(step, done, total, accuracy)) if reporter else None
-    step.record = execute(step.run, lambda: shelf.get(step.run.data), tick)
+    fetch = shelf.pictures if method_needs(step.run.method.name) == "images" else shelf.get
+    step.record = execute(step.run, lambda: fetch(step.run.data), tick)
     write_record(folder / step.run.file_name, step.record)
     clean_up()
     if reporter:

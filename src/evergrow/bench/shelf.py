@@ -6,12 +6,15 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from evergrow.backbones import Backbone, create_backbone
+from evergrow.backbones import Backbone, Preprocessing, create_backbone
 from evergrow.core.errors import ParameterError
+from evergrow.core.items import Items
 from evergrow.methods.features import describe_features, featurize
-from evergrow.streams import FeatureSet, RawSet, load_data
+from evergrow.streams import FeatureSet, Protocol, RawSet, Stream, load_data
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class BackboneEntry:
 
     name: str
     weights: str | None = None
-    preset: str = "timm"
+    preset: str | dict[str, Any] = "timm"
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -44,6 +47,51 @@ class DataEntry:
     label: str
     backbone: BackboneEntry | None = None
     options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Raw data by rows, as a method takes them that trains its own network.
+
+    Parameters
+    ----------
+    data : RawSet
+        Pictures and labels.
+    backbone : Backbone
+        The frozen network that a method starts from.
+    fingerprint : str
+        What the plan knows the data by.
+    """
+
+    data: RawSet
+    backbone: Backbone
+    fingerprint: str
+
+    @property
+    def name(self) -> str:
+        """Name of the data set."""
+        return self.data.name
+
+    @property
+    def y_train(self) -> NDArray[np.int64]:
+        """Labels of the training set."""
+        return self.data.y_train
+
+    def train(self, rows: NDArray[np.int64]) -> tuple[Items, NDArray[np.int64]]:
+        """Return these training pictures and their labels."""
+        return self.data.train.take(rows), self.data.y_train[rows]
+
+    def test(self, rows: NDArray[np.int64]) -> tuple[Items, NDArray[np.int64]]:
+        """Return these test pictures and their labels."""
+        return self.data.test.take(rows), self.data.y_test[rows]
+
+    def stream(self, protocol: Protocol, *, seed: int, earlier_seeds: tuple[int, ...] = ()) -> Stream:
+        """Return the tasks of a protocol."""
+        return self.data.stream(protocol, seed=seed, earlier_seeds=earlier_seeds)
+
+    def seen_by(self, backbone: Backbone) -> FeatureSet:
+        """Return the features of all pictures under a backbone that was adapted to the first task."""
+        return featurize(self.data, backbone, cache=False)
 
 
 class DataShelf:
@@ -78,14 +126,15 @@ class DataShelf:
             self._features = featurize(data, self.backbone(entry))
         return self._features
 
-    def raw(self, entry: DataEntry) -> RawSet:
-        """Return the pictures or texts of an entry."""
+    def pictures(self, entry: DataEntry) -> Pictures:
+        """Return the pictures of an entry and its backbone."""
         data = self._load(entry)
-        if isinstance(data, FeatureSet):
+        if isinstance(data, FeatureSet) or data.kind != "image":
+            kind = "features" if isinstance(data, FeatureSet) else f"{data.kind}s"
             raise ParameterError(
-                f"data set {entry.label!r} must be pictures or texts where a method changes the backbone, got features"
+                f"data set {entry.label!r} must be pictures for a method that trains its network, got {kind}"
             )
-        return data
+        return Pictures(data, self.backbone(entry), self.describe(entry)["fingerprint"])
 
     def backbone(self, entry: DataEntry) -> Backbone:
         """Return the backbone of an entry."""
@@ -97,9 +146,8 @@ class DataShelf:
             )
         if self._backbone is None:
             named = entry.backbone
-            self._backbone = create_backbone(
-                named.name, named.weights, named.preset, device=self._device, **named.options
-            )
+            preset = Preprocessing.from_dict(named.preset) if isinstance(named.preset, dict) else named.preset
+            self._backbone = create_backbone(named.name, named.weights, preset, device=self._device, **named.options)
         return self._backbone
 
     def _load(self, entry: DataEntry) -> FeatureSet | RawSet:

@@ -7,6 +7,7 @@ A spec looks like this; paths in it are relative to its own folder::
     device = "cpu"                      # "auto" by default
     threads = 2                         # torch's choice by default
     output = "records/example"          # runs/<name> in the working directory by default
+    confusion = false                   # whether records hold which classes were taken for which at the end
 
     [[methods]]
     name = "ranpac"
@@ -21,8 +22,8 @@ A spec looks like this; paths in it are relative to its own folder::
     [[datasets]]
     path = "../data/birds"              # pictures or texts, whatever evergrow.streams.load_data takes
     backbone = "tf_efficientnet_lite0"  # the features are computed on demand, once
-    weights = "bundled"                 # as for evergrow.backbones.create_backbone; files relative to the spec
-    preset = "timm"
+    weights = "bundled"                 # as for evergrow.backbones.create_backbone; files: by the spec or by the data
+    preset = "timm"                     # or a table of the settings of evergrow.backbones.Preprocessing
     backbone_options = { img_size = 224 }
     options = { test_size = 0.2 }       # the settings of evergrow.streams.DataOptions
 
@@ -44,15 +45,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from evergrow.backbones import Preprocessing
 from evergrow.bench.lines import KeyLines, KeyPath
 from evergrow.bench.shelf import BackboneEntry, DataEntry
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import DeviceError, MissingExtraError, ParameterError
+from evergrow.core.errors import DeviceError, EvergrowError, MissingExtraError, ParameterError
 from evergrow.core.registry import nearest
 from evergrow.methods import create_method, list_methods, method_options
-from evergrow.streams import DEFAULT_SEED, DataOptions, Protocol
+from evergrow.streams import DEFAULT_SEED, DataOptions, Protocol, search_path
 
-COMMON_KEYS = ("name", "seeds", "device", "threads", "output", "datasets", "protocols")
+COMMON_KEYS = ("name", "seeds", "device", "threads", "output", "confusion", "datasets", "protocols")
 _METHOD = ("name", "label", "options", "sweep")
 _DATASET = ("name", "path", "label", "options", "backbone", "weights", "preset", "backbone_options")
 _PROTOCOL = tuple(item.name for item in fields(Protocol))
@@ -83,6 +85,7 @@ class Spec:
     device: str
     threads: int | None
     output: Path
+    confusion: bool = False
 
 
 def load_spec(path: str | os.PathLike[str]) -> Spec:
@@ -176,6 +179,7 @@ class SpecReader:
             seeds=self.seeds(table, ()),
             device=self._device(table),
             threads=self._threads(table),
+            confusion=self._confusion(table),
             output=self._path.parent / self.text(table, ("output",)) if output is not None else Path("runs") / name,
         )
 
@@ -268,15 +272,38 @@ class SpecReader:
             if settings:
                 self.fail((*path, settings[0]), f"{settings[0]} must come with a backbone, got none")
             return None
-        weights = self.text(table, (*path, "weights")) if "weights" in table else None
-        if weights is not None and weights not in ("bundled", "hub", "random"):
-            weights = os.path.join(self._path.parent or ".", weights)
         return BackboneEntry(
             self.text(table, (*path, "backbone")),
-            weights,
-            self.text(table, (*path, "preset"), "timm"),
+            self._weights(table, (*path, "weights")),
+            self._preset(table, (*path, "preset")),
             self._table(table, (*path, "backbone_options")),
         )
+
+    def _weights(self, table: dict[str, Any], path: KeyPath) -> str | None:
+        """Return where weights come from; a file is relative to the spec or lies in a folder that data come from."""
+        if "weights" not in table:
+            return None
+        weights = self.text(table, path)
+        if weights in ("bundled", "hub", "random"):
+            return weights
+        places = [self._path.parent, *search_path()]
+        found = next((place / weights for place in places if (place / weights).exists()), None)
+        if found is None:
+            looked = ", ".join(str(place) for place in places)
+            message = f"weights must be 'bundled', 'hub', 'random' or a file, got {weights!r}; looked in {looked}"
+            self.fail(path, message)
+        return str(found)
+
+    def _preset(self, table: dict[str, Any], path: KeyPath) -> str | dict[str, Any]:
+        """Return the name of a preprocessing, or its settings."""
+        if not isinstance(table.get("preset"), dict):
+            return self.text(table, path, "timm")
+        settings: dict[str, Any] = table["preset"]
+        try:
+            Preprocessing.from_dict(settings)
+        except EvergrowError as error:
+            self.fail(path, str(error))
+        return settings
 
     def _table(self, table: dict[str, Any], path: KeyPath) -> dict[str, Any]:
         value = table.get(str(path[-1]), {})
@@ -304,6 +331,12 @@ class SpecReader:
         if threads is not None and (type(threads) is not int or threads < 1):
             self.fail(("threads",), f"threads must be an integer >= 1, got {threads!r}")
         return threads
+
+    def _confusion(self, table: dict[str, Any]) -> bool:
+        confusion = table.get("confusion", False)
+        if not isinstance(confusion, bool):
+            self.fail(("confusion",), f"confusion must be true or false, got {confusion!r}")
+        return confusion
 
     # -- checks -----------------------------------------------------------------------------------------
 

@@ -76,9 +76,9 @@ def show_command(
     ] = None,
 ) -> None:
     """Print mean and standard error over seeds: methods as rows, data set x protocol x metric as columns."""
-    from evergrow.bench.render import render
-    from evergrow.bench.tables import compare
     from evergrow.records import read_records
+    from evergrow.tables.compare import compare
+    from evergrow.tables.render import render
 
     records, problems = read_records(runs)
     for problem in problems:
@@ -164,7 +164,7 @@ def _print_rich(comparison: Any) -> bool:
     """Print a styled table if standard output is a terminal; say whether it was."""
     from rich.console import Console
 
-    from evergrow.bench.render import rich_table
+    from evergrow.tables.render import rich_table
 
     console = Console()
     if not console.is_terminal:
@@ -205,8 +205,8 @@ def _print_steps(outcome: Any, as_json: bool, planned: bool) -> None:
 
 
 def _print_outcome(outcome: Any) -> None:
-    from evergrow.bench.render import render
-    from evergrow.bench.tables import compare
+    from evergrow.tables.compare import compare
+    from evergrow.tables.render import render
 
     if outcome.records:
         comparison = compare(outcome.records)

@@ -10,6 +10,7 @@ from evergrow.cli.bench import bench_app
 from evergrow.cli.cache import cache_app
 from evergrow.cli.data import data_check
 from evergrow.cli.features import features
+from evergrow.cli.report import report
 from evergrow.core.errors import EvergrowError
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(cache_app, name="cache")
 app.command("data")(data_check)
 app.command()(features)
+app.command()(report)
 
 
 @app.callback()

@@ -50,6 +50,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
     classes_: NDArray[Any]
     n_features_in_: int
     device: str | torch.device
+    needs: ClassVar[str] = "features"
+    """What it learns from."""
     min_first_classes: ClassVar[int] = 1
     """Classes that the first batch must have at least."""
 

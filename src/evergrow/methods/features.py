@@ -78,5 +78,7 @@ def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
         "weights": spec.weights.partition(":")[0],
         "weights_hash": spec.weights_hash,
         "preset": spec.preset,
+        "preprocessing": spec.preprocessing,
+        "options": spec.options,
         "n_features": spec.n_features,
     }

@@ -4,69 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from evergrow.core.errors import UnknownNameError
 from evergrow.core.registry import nearest
-from evergrow.records import RunRecord
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number in a record and how to print it.
-
-    Parameters
-    ----------
-    title : str
-        Plain name.
-    latex : str
-        Name in LaTeX.
-    read : callable
-        Takes a record, returns the number or None.
-    lower_is_better : bool
-        Which end is best.
-    """
-
-    title: str
-    latex: str
-    read: Callable[[RunRecord], float | None]
-    lower_is_better: bool = False
-
-
-def _percent(key: str) -> Callable[[RunRecord], float | None]:
-    def read(record: RunRecord) -> float | None:
-        value = record.results.get(key)
-        return None if value is None else 100.0 * float(value)
-
-    return read
-
-
-def _train_seconds(record: RunRecord) -> float | None:
-    fit = record.times.get("fit")
-    return None if fit is None else float(fit) + sum(record.times.get("update") or [])
-
-
-def _peak_megabytes(record: RunRecord) -> float | None:
-    value = record.memory.get("peak_cuda_bytes") or record.memory.get("peak_rss_bytes")
-    return None if value is None else float(value) / 2**20
-
-
-METRICS = {
-    "a_last": Metric("A_last", r"$A_{\text{last}}$", _percent("a_last")),
-    "a_avg": Metric("A_avg", r"$A_{\text{avg}}$", _percent("a_avg")),
-    "f_avg": Metric("F_avg", r"$F_{\text{avg}}$", _percent("f_avg"), lower_is_better=True),
-    "a_last_tasks": Metric("A_last (tasks)", r"$A_{\text{last}}^{\text{task}}$", _percent("a_last_tasks")),
-    "a_avg_tasks": Metric("A_avg (tasks)", r"$A_{\text{avg}}^{\text{task}}$", _percent("a_avg_tasks")),
-    "train_s": Metric("train s", "train (s)", _train_seconds, lower_is_better=True),
-    "predict_s": Metric(
-        "predict s", "predict (s)", lambda r: float(sum(r.times.get("predict") or [])), lower_is_better=True
-    ),
-    "peak_mb": Metric("peak MiB", "peak (MiB)", _peak_megabytes, lower_is_better=True),
-}
-"""Metrics by the name that ``--metric`` takes."""
+from evergrow.records import AnalysisRecord
+from evergrow.tables.metric import METRICS, Metric, Record
 
 
 @dataclass(frozen=True)
@@ -113,16 +58,19 @@ class Comparison:
     cells : list of list of Cell or None
         ``cells[i][j]``; None where there is no finished run.
     notes : list of str
-        Failed runs, uneven numbers of seeds, records left out, ...
+        Failed runs, uneven numbers of seeds, missing metrics, one name for several settings, ...
+    quoted : tuple of str
+        Rows that are quoted from elsewhere, not measured.
     """
 
     rows: list[str]
     columns: list[Column]
     cells: list[list[Cell | None]]
     notes: list[str]
+    quoted: tuple[str, ...] = ()
 
 
-def compare(records: Iterable[RunRecord], metrics: Sequence[str] = ("a_last", "a_avg")) -> Comparison:
+def compare(records: Iterable[Record], metrics: Sequence[str] = ("a_last", "a_avg")) -> Comparison:
     """Aggregate records over seeds.
 
     Records count as the same method only if name, label and all options (but for the seed) are equal, as the
@@ -131,7 +79,7 @@ def compare(records: Iterable[RunRecord], metrics: Sequence[str] = ("a_last", "a
 
     Parameters
     ----------
-    records : iterable of RunRecord
+    records : iterable of RunRecord or AnalysisRecord
         Of any status; only finished ones enter means.
     metrics : sequence of str
         Keys of :data:`METRICS`.
@@ -145,23 +93,14 @@ def compare(records: Iterable[RunRecord], metrics: Sequence[str] = ("a_last", "a
             raise UnknownNameError(
                 f"metric must be one of {', '.join(METRICS)}, got {metric!r}; nearest: {nearest(metric, METRICS)}"
             )
-    everything = list(records)
-    unique, notes = _deduplicate(everything)
+    unique, notes = _deduplicate(list(records))
     finished = [record for record in unique if record.status == "ok"]
-    rows = _titles([_method_key(r) for r in finished])
-    data = _titles([_dataset_key(r) for r in finished])
-    protocols = _titles([_protocol_key(r) for r in finished])
-    groups: dict[tuple[str, str, str], list[RunRecord]] = {}
-    for record in finished:
-        key = (
-            _key_text(_method_key(record)),
-            _key_text(_dataset_key(record)),
-            _key_text(_protocol_key(record)),
-        )
-        groups.setdefault(key, []).append(record)
+    rows, data, protocols, groups = grouped(finished)
     columns = [(d, p, m) for d in data for p in protocols for m in metrics if any((r, d, p) in groups for r in rows)]
     cells = [[_cell(groups.get((r, d, p), []), METRICS[m]) for d, p, m in columns] for r in rows]
-    notes += _seed_notes(groups, rows, data, protocols) + _status_notes(unique) + _version_notes(finished)
+    notes += _name_notes(rows, data, protocols) + _seed_notes(groups, rows, data, protocols)
+    notes += _missing_notes(groups, (rows, data, protocols), [METRICS[m] for m in metrics])
+    notes += _status_notes(unique) + _version_notes(finished)
     return Comparison(
         rows=list(rows.values()),
         columns=[Column(data[d], protocols[p], METRICS[m]) for d, p, m in columns],
@@ -170,20 +109,49 @@ def compare(records: Iterable[RunRecord], metrics: Sequence[str] = ("a_last", "a
     )
 
 
+Groups: TypeAlias = dict[tuple[str, str, str], list[Record]]
+
+
+def grouped(records: Iterable[Record]) -> tuple[dict[str, str], dict[str, str], dict[str, str], Groups]:
+    """Group records that differ in nothing but the seed.
+
+    Parameters
+    ----------
+    records : iterable of RunRecord or AnalysisRecord
+        Finished ones.
+
+    Returns
+    -------
+    rows, datasets, protocols : dict
+        From a key to the title of each distinct method, data set and protocol, in order of appearance.
+    groups : dict
+        Records by (key of method, key of data set, key of protocol).
+    """
+    finished = list(records)
+    keyed = [(_method_key(r), _dataset_key(r), _protocol_key(r)) for r in finished]
+    texts = [(_key_text(method), _key_text(data), _key_text(protocol)) for method, data, protocol in keyed]
+    groups: Groups = {}
+    for text, record in zip(texts, finished):
+        groups.setdefault(text, []).append(record)
+    rows, data, protocols = (_titles([key[i] for key in keyed], [text[i] for text in texts]) for i in range(3))
+    return rows, data, protocols, groups
+
+
 # -- what counts as the same ----------------------------------------------------------------------------
 
 Key = tuple[str, dict[str, Any]]
 """A name for people and the settings that must agree."""
 
 
-def _method_key(record: RunRecord) -> Key:
+def _method_key(record: Record) -> Key:
     options = dict(record.options)
     if options.get("random_state") == record.seed:
         del options["random_state"]  # it follows the run's seed, which is what the mean is over
-    return record.label, {"method": record.method, **options}
+    analysed = {"analysis": record.analysis, **record.settings} if isinstance(record, AnalysisRecord) else {}
+    return record.label, {"method": record.method, **options, **analysed}
 
 
-def _dataset_key(record: RunRecord) -> Key:
+def _dataset_key(record: Record) -> Key:
     data = record.dataset
     return str(data.get("label", data["name"])), {
         "name": data["name"],
@@ -191,7 +159,7 @@ def _dataset_key(record: RunRecord) -> Key:
     }
 
 
-def _protocol_key(record: RunRecord) -> Key:
+def _protocol_key(record: Record) -> Key:
     settings = {key: value for key, value in record.protocol.items() if key not in ("name", "earlier_seeds")}
     return record.protocol["name"], settings
 
@@ -200,29 +168,44 @@ def _key_text(key: Key) -> str:
     return json.dumps(key, sort_keys=True, default=str)
 
 
-def _titles(keys: Sequence[Key]) -> dict[str, str]:
+_HOW = ("device", "solver", "dtype", "verbose")
+"""Options that say how something is computed; they stay out of titles that are distinct without them."""
+
+
+def _titles(keys: Sequence[Key], texts: Sequence[str]) -> dict[str, str]:
     """Return a title for each distinct key, in order; equal names get the settings in which they differ."""
-    distinct = {_key_text(key): key for key in keys}
-    names = Counter(name for name, _ in distinct.values())
-    titles = {}
-    for text, (name, settings) in distinct.items():
-        if names[name] == 1:
-            titles[text] = name
-            continue
-        rivals = [other for rival, other in distinct.values() if rival == name]
-        differing = [
-            item
-            for item in dict.fromkeys(item for rival in rivals for item in rival)
-            if len({json.dumps(rival.get(item), sort_keys=True, default=str) for rival in rivals}) > 1
-        ]
-        shown = ", ".join(f"{item}={settings.get(item)}" for item in differing)
-        titles[text] = f"{name} ({shown})"
+    distinct = dict(zip(texts, keys))
+    names: dict[str, list[str]] = {}
+    for text, (name, _) in distinct.items():
+        names.setdefault(name, []).append(text)
+    titles = dict.fromkeys(distinct, "")
+    for name, rivals in names.items():
+        titles |= _told_apart(name, {text: distinct[text][1] for text in rivals})
     return titles
 
 
-def _deduplicate(records: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:
+def _told_apart(name: str, rivals: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Return titles of settings that share a name."""
+    if len(rivals) == 1:
+        return dict.fromkeys(rivals, name)
+    differing = [
+        item
+        for item in dict.fromkeys(item for settings in rivals.values() for item in settings)
+        if len({json.dumps(settings.get(item), sort_keys=True, default=str) for settings in rivals.values()}) > 1
+    ]
+    for shown in ([item for item in differing if item not in _HOW], differing):
+        titles = {
+            text: f"{name} ({', '.join(f'{item}={settings.get(item)}' for item in shown)})"
+            for text, settings in rivals.items()
+        }
+        if len(set(titles.values())) == len(rivals):
+            break
+    return titles
+
+
+def _deduplicate(records: list[Record]) -> tuple[list[Record], list[str]]:
     """Keep one record per run: a finished one if there is any, then the latest."""
-    best: dict[str, RunRecord] = {}
+    best: dict[str, Record] = {}
     for record in records:
         rival = best.get(record.run_id)
         if rival is None or (record.status == "ok", record.ended) > (rival.status == "ok", rival.ended):
@@ -235,7 +218,7 @@ def _deduplicate(records: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:
 # -- cells ----------------------------------------------------------------------------------------------
 
 
-def _cell(records: list[RunRecord], metric: Metric) -> Cell | None:
+def _cell(records: list[Record], metric: Metric) -> Cell | None:
     read = [metric.read(record) for record in records]
     values = [value for value in read if value is not None]
     if not values:
@@ -252,21 +235,51 @@ def _ranked(cells: list[list[Cell | None]], metrics: list[Metric]) -> list[list[
     ranked = [list(row) for row in cells]
     for j, metric in enumerate(metrics):
         column = [row[j] for row in cells]
-        values = {round(cell.mean, 2) for cell in column if cell is not None}
+        values = {round(cell.mean, metric.decimals) for cell in column if cell is not None}
         best = sorted(values, reverse=not metric.lower_is_better)[:2]
-        if sum(cell is not None for cell in column) < 2:
+        if not metric.ranked or sum(cell is not None for cell in column) < 2:
             continue
         for i, cell in enumerate(column):
-            if cell is not None and round(cell.mean, 2) in best:
-                ranked[i][j] = Cell(cell.mean, cell.error, cell.n, 1 + best.index(round(cell.mean, 2)))
+            if cell is not None and round(cell.mean, metric.decimals) in best:
+                ranked[i][j] = replace(cell, rank=1 + best.index(round(cell.mean, metric.decimals)))
     return ranked
 
 
 # -- notes ----------------------------------------------------------------------------------------------
 
 
+def _name_notes(*kinds: dict[str, str]) -> list[str]:
+    """Say which names stand for several settings."""
+    notes = []
+    for titles in kinds:
+        names: dict[str, list[str]] = {}
+        for text, title in titles.items():
+            names.setdefault(json.loads(text)[0], []).append(title)
+        notes += [
+            f"{name} stands for {len(several)} different settings, shown apart as {'; '.join(several)}"
+            for name, several in names.items()
+            if len(several) > 1
+        ]
+    return notes
+
+
+def _missing_notes(
+    groups: Groups, titles: tuple[dict[str, str], dict[str, str], dict[str, str]], metrics: list[Metric]
+) -> list[str]:
+    """Say where a mean is over fewer runs than there are, because the others lack the metric."""
+    rows, data, protocols = titles
+    notes = []
+    for (r, d, p), records in groups.items():
+        for metric in metrics:
+            lacking = sorted(record.seed for record in records if metric.read(record) is None)
+            if 0 < len(lacking) < len(records):
+                where = f"{rows[r]}, {data[d]}, {protocols[p]}"
+                notes.append(f"{where}: {metric.title} is missing from seeds {lacking} and is the mean of the others")
+    return notes
+
+
 def _seed_notes(
-    groups: dict[tuple[str, str, str], list[RunRecord]],
+    groups: Groups,
     rows: dict[str, str],
     data: dict[str, str],
     protocols: dict[str, str],
@@ -292,7 +305,7 @@ def _seed_notes(
     return notes
 
 
-def _status_notes(records: list[RunRecord]) -> list[str]:
+def _status_notes(records: list[Record]) -> list[str]:
     """Name every run that did not finish."""
     notes = []
     for record in records:
@@ -304,6 +317,6 @@ def _status_notes(records: list[RunRecord]) -> list[str]:
     return notes
 
 
-def _version_notes(records: list[RunRecord]) -> list[str]:
+def _version_notes(records: list[Record]) -> list[str]:
     found = sorted({str(record.versions.get("evergrow")) for record in records})
     return [f"records of several evergrow versions: {', '.join(found)}"] if len(found) > 1 else []

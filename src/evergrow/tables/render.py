@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from evergrow.bench.tables import Cell, Column, Comparison
 from evergrow.core.validation import check_choice
+from evergrow.tables.compare import Cell, Column, Comparison
+from evergrow.tables.metric import Metric
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,19 +37,24 @@ def render(comparison: Comparison, format: str = "markdown") -> str:
     return FORMATS[format](comparison)
 
 
-def number(cell: Cell | None, plus_minus: str = " ± ") -> str:
+def number(cell: Cell | None, metric: Metric) -> str:
     """Return a cell as ``72.64 ± 0.24``.
 
     Examples
     --------
-    >>> from evergrow.bench.render import number
-    >>> from evergrow.bench.tables import Cell
-    >>> number(Cell(72.644, 0.238, 3)), number(Cell(1.0, None, 1)), number(None)
+    >>> from evergrow.tables import METRICS, Cell, number
+    >>> percent = METRICS["a_last"]
+    >>> number(Cell(72.644, 0.238, 3), percent), number(Cell(1.0, None, 1), percent), number(None, percent)
     ('72.64 ± 0.24', '1.00', '-')
     """
     if cell is None:
         return _EMPTY
-    return f"{cell.mean:.2f}" + (f"{plus_minus}{cell.error:.2f}" if cell.error is not None else "")
+    return metric.text(cell.mean) + (f" ± {metric.text(cell.error)}" if cell.error is not None else "")
+
+
+def _row(comparison: Comparison, cells: list[Cell | None]) -> list[tuple[str, int]]:
+    """Return the text and the rank of every cell of a row."""
+    return [(number(cell, column.metric), cell.rank if cell else 0) for cell, column in zip(cells, comparison.columns)]
 
 
 def _plain(comparison: Comparison) -> str:
@@ -56,7 +62,7 @@ def _plain(comparison: Comparison) -> str:
     head = [["", "", "method"]]
     head += [[column.dataset, column.protocol, column.metric.title] for column in comparison.columns]
     body = [
-        [name, *(number(cell) + marks[cell.rank if cell else 0] for cell in cells)]
+        [name, *(text + marks[rank] for text, rank in _row(comparison, cells))]
         for name, cells in zip(comparison.rows, comparison.cells)
     ]
     lines = [*(list(row) for row in zip(*head)), *body]
@@ -77,7 +83,7 @@ def _markdown(comparison: Comparison) -> str:
     head = ["Method", *(f"{c.dataset}<br>{c.protocol}<br>{c.metric.title}" for c in comparison.columns)]
     lines = [head, ["---", *["---:"] * len(comparison.columns)]]
     for name, cells in zip(comparison.rows, comparison.cells):
-        lines.append([name, *(marks[cell.rank if cell else 0](number(cell)) for cell in cells)])
+        lines.append([name, *(marks[rank](text) for text, rank in _row(comparison, cells))])
     table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
     notes = [f"- {note}" for note in comparison.notes]
     legend = "Mean ± standard error over seeds; best bold, second underlined."
@@ -94,7 +100,7 @@ def _latex(comparison: Comparison) -> str:
         r"\midrule",
     ]
     for name, cells in zip(comparison.rows, comparison.cells):
-        lines.append(_latex_row(_escape(name), (_latex_cell(cell) for cell in cells)))
+        lines.append(_latex_row(escape_latex(name), map(_latex_cell, cells, comparison.columns)))
     notes = [f"% {note}" for note in comparison.notes]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
 
@@ -102,7 +108,7 @@ def _latex(comparison: Comparison) -> str:
 def _latex_level(title: str, columns: list[Column], key: Callable[[Column], tuple[str, ...]]) -> list[str]:
     """Return a header row that spans equal neighbours, and the rules under it."""
     spans = [(names, len(list(group))) for names, group in groupby(columns, key)]
-    cells = [rf"\multicolumn{{{width}}}{{c}}{{\textbf{{{_escape(names[-1])}}}}}" for names, width in spans]
+    cells = [rf"\multicolumn{{{width}}}{{c}}{{\textbf{{{escape_latex(names[-1])}}}}}" for names, width in spans]
     rules, start = [], 2
     for _, width in spans:
         rules.append(rf"\cmidrule(lr){{{start}-{start + width - 1}}}")
@@ -110,11 +116,11 @@ def _latex_level(title: str, columns: list[Column], key: Callable[[Column], tupl
     return [_latex_row(rf"\textbf{{{title}}}" if title else "", cells), " ".join(rules)]
 
 
-def _latex_cell(cell: Cell | None) -> str:
+def _latex_cell(cell: Cell | None, column: Column) -> str:
     if cell is None:
         return "--"
-    error = rf"$_{{\scriptscriptstyle\pm{cell.error:.2f}}}$" if cell.error is not None else ""
-    text = f"{cell.mean:.2f}{error}"
+    error = rf"$_{{\scriptscriptstyle\pm{column.metric.text(cell.error)}}}$" if cell.error is not None else ""
+    text = column.metric.text(cell.mean) + error
     return {0: "{}", 1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}[cell.rank].format(text)
 
 
@@ -122,13 +128,13 @@ def _latex_row(first: str, cells: Iterable[str]) -> str:
     return " & ".join([first, *cells]) + r" \\"
 
 
-def _escape(text: str) -> str:
+def escape_latex(text: str) -> str:
     r"""Return text that LaTeX prints as it is.
 
     Examples
     --------
-    >>> from evergrow.bench.render import _escape
-    >>> _escape("n_units=5 & 100%")
+    >>> from evergrow.tables.render import escape_latex
+    >>> escape_latex("n_units=5 & 100%")
     'n\\_units=5 \\& 100\\%'
     """
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -173,5 +179,5 @@ def rich_table(comparison: Comparison) -> RenderableType:
     for column in comparison.columns:
         table.add_column(Text(f"{column.dataset}\n{column.protocol}\n{column.metric.title}"), justify="right")
     for name, cells in zip(comparison.rows, comparison.cells):
-        table.add_row(Text(name), *(Text(number(cell), styles[cell.rank if cell else 0]) for cell in cells))
+        table.add_row(Text(name), *(Text(text, styles[rank]) for text, rank in _row(comparison, cells)))
     return table

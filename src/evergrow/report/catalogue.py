@@ -1,0 +1,345 @@
+"""The order of the page: every result table and figure of the paper, and a few of our own.
+
+Each entry says how it is made from records, and, where there are none, which records and which command would supply it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from evergrow.records import RunRecord
+from evergrow.report import mechanism_figures as mechanism
+from evergrow.report import run_figures as runs
+from evergrow.report import sheets
+from evergrow.report.collect import Archive, Collection
+from evergrow.report.contents import Figure, NotRun, Section, Table, distinct_names
+from evergrow.report.published import known_backbone, known_dataset, load_published
+from evergrow.report.styles import FSA
+
+MECHANISM = "evergrow bench mechanism experiments/mechanism.toml"
+HEADS = "evergrow bench run experiments/feature_heads_official.toml"
+STRATEGY = "evergrow bench run experiments/rpl_strategy.toml"
+OWN_SPEC = "evergrow bench run SPEC"
+
+DATASETS = ("ImageNet-R", "ImageNet-A", "ObjectNet", "OmniBenchmark")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One result of the paper.
+
+    Parameters
+    ----------
+    name, title, paper : str
+        Of the section; ``paper`` names the paper's table or figure.
+    build : callable
+        Returns tables and figures from an archive; none where there are no records for it.
+    why, command : str
+        Which records would supply it, and what makes them; no command where nothing makes them.
+    published : str
+        The table of the paper that stands below, by its name in the data file.
+    """
+
+    name: str
+    title: str
+    paper: str
+    build: Callable[[Archive], Iterable[Table | Figure]]
+    why: str
+    command: str = ""
+    published: str = ""
+
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        "accuracy",
+        "Accuracy",
+        "Table “Comparison of CIL Performance Across Methods and Benchmarks”",
+        sheets.main_tables,
+        "Records of runs of several methods.",
+        HEADS,
+        "main",
+    ),
+    Entry(
+        "stage-accuracy",
+        "Accuracy by session",
+        "Figure “Top-1 accuracy during sequential continual learning”",
+        runs.stage_accuracy,
+        "Records of runs with more than one session.",
+        HEADS,
+    ),
+    Entry(
+        "dinov2",
+        "DINOv2 backbone",
+        "Table “Comparison of CIL performance across methods with DINO-v2 as the PTM”",
+        lambda archive: sheets.main_tables(archive, "DINO-v2", "dinov2"),
+        'Records of runs of a SPEC whose data sets have backbone = "vit_base_patch14_dinov2.lvd142m".',
+        OWN_SPEC,
+        "dinov2",
+    ),
+    Entry(
+        "resnet101",
+        "ResNet-101 backbone",
+        "Table “Comparison of CIL performance across methods with ResNet101 as the PTM”",
+        lambda archive: sheets.main_tables(archive, "ResNet101", "resnet101"),
+        'Records of runs of a SPEC whose data sets have backbone = "resnet101".',
+        OWN_SPEC,
+        "resnet101",
+    ),
+    Entry(
+        "forgetting",
+        "Average forgetting",
+        "Table “Comparison of Average Forgetting”",
+        sheets.forgetting_tables,
+        "Records of runs with more than one session.",
+        HEADS,
+        "forgetting",
+    ),
+    Entry(
+        "strategies",
+        "Strategies of construction",
+        "Table “Performance Comparison of RPL Construction Strategies Without FSA”",
+        sheets.strategy_tables,
+        "A folder of runs of scl-mgsm, scsm and ri alone, at equal width.",
+        STRATEGY,
+        "strategy",
+    ),
+    Entry(
+        "norm",
+        "Norm of Pₜ",
+        "Figure “Comparison of Pₜ Norm Curves”",
+        mechanism.norm_curves,
+        "Records of the analysis conditioning.",
+        MECHANISM,
+    ),
+    Entry(
+        "eigenvalues",
+        "Eigenvalues and condition number of Pₜ",
+        "Figure “Eigenvalue and condition number analysis of Pₜ”",
+        lambda archive: [*mechanism.eigenvalue_curves(archive), *sheets.conditioning_tables(archive)],
+        "Records of the analysis conditioning.",
+        MECHANISM,
+    ),
+    Entry(
+        "effective-rank",
+        "Effective rank",
+        "",
+        mechanism.effective_rank,
+        "Records of the analysis conditioning.",
+        MECHANISM,
+    ),
+    Entry(
+        "condition-number",
+        "Condition number of H",
+        "Figure “Comparison of Condition Numbers”",
+        mechanism.condition_bars,
+        "Records of the analysis conditioning.",
+        MECHANISM,
+    ),
+    Entry(
+        "similarity",
+        "Similarity of bases",
+        "Figure “Comparison of basis cosine similarity across different strategies”",
+        mechanism.similarity_maps,
+        "Records of the analysis similarity.",
+        MECHANISM,
+    ),
+    Entry(
+        "residual",
+        "Residual and trajectory of ξ",
+        "",
+        mechanism.residual_curves,
+        "Records of the analysis residual.",
+        MECHANISM,
+    ),
+    Entry(
+        "xi",
+        "Fixed against adaptive ξ",
+        "Figure “Parameter Analysis of MGSM on Three Datasets”",
+        mechanism.xi_settings,
+        "Records of the analysis xi.",
+        MECHANISM,
+    ),
+    Entry(
+        "search",
+        "Settings of the search",
+        "Table “Performance Comparison of s and B_max on ImageNet-R (B-0 Inc-5)”",
+        sheets.search_table,
+        "Records of the analysis sweep that differ in block_size and n_candidates.",
+        MECHANISM,
+        "search",
+    ),
+    Entry(
+        "sizes",
+        "Final hidden sizes",
+        "Table “Average final hidden sizes (L*) of SCL-MGSM across datasets”",
+        sheets.size_table,
+        "Records of the analysis sweep, residual or xi whose construction converged by itself.",
+        MECHANISM,
+        "sizes",
+    ),
+    Entry(
+        "width",
+        "Accuracy against hidden size",
+        "",
+        mechanism.width_curves,
+        "Records of one method at several widths (n_units), all else equal.",
+        STRATEGY,
+    ),
+    Entry(
+        "training-time",
+        "Training time",
+        "Figure “Comparison of Training Time Across Representative CIL Methods”",
+        lambda archive: runs.measured(archive, runs.TIME),
+        "Records of runs with times.",
+        HEADS,
+    ),
+    Entry(
+        "gflops",
+        "Computational cost",
+        "Figure “Comparison of Computational Cost”",
+        lambda archive: [figure for measure in runs.COSTS for figure in runs.measured(archive, measure)],
+        "Records of runs with extra.cost, which methods that train a network write (ease, coda-prompt, apt, sd-lora, "
+        "joint-ft, and those ending in +fsa), of a SPEC on pictures.",
+        OWN_SPEC,
+    ),
+    Entry(
+        "peak-memory",
+        "Peak memory",
+        "Figure “Comparison of Peak GPU Memory”",
+        lambda archive: runs.measured(archive, runs.MEMORY),
+        "Records of runs with their peak memory.",
+        HEADS,
+    ),
+    Entry(
+        "probe-gain",
+        "Gain over the joint linear probe",
+        "Figure “Impact of first-session adaptation on representative RPL-based methods”",
+        runs.probe_gain,
+        "Records of joint-lp and of other methods on the same data, protocol and seeds.",
+        HEADS,
+    ),
+    Entry(
+        "confusion",
+        "Per-class confusion",
+        "",
+        runs.confusion,
+        "Records of runs with extra.confusion, a matrix of counts by true and predicted class.",
+    ),
+)
+
+
+def build_sections(archive: Archive) -> list[Section]:
+    """Return every section with what there is and what there is not.
+
+    Parameters
+    ----------
+    archive : Archive
+        Records.
+
+    Returns
+    -------
+    list of Section
+        One per entry of the catalogue, in order.
+    """
+    sections = []
+    for entry in ENTRIES:
+        parts = list(entry.build(archive))
+        missing = _missing(entry, archive, bool(parts))
+        if entry.published:
+            parts.append(published_part(entry.published))
+        sections.append(Section(entry.name, entry.title, entry.paper, parts, missing))
+    return distinct_names(sections)
+
+
+def published_part(name: str) -> Table:
+    """Return a table of the paper as a part of the page."""
+    table = load_published().tables[name]
+    heading, _, rest = table.caption.partition(". ")
+    caption = f"{rest} After ±: {table.error}. Backbone {table.backbone}; {table.label} in the paper.".strip()
+    return Table(f"published-{name}", f"Published: {heading.rstrip('.')}", caption, table.comparison(), published=True)
+
+
+def _missing(entry: Entry, archive: Archive, anything: bool) -> list[NotRun]:
+    missing = [] if anything else [NotRun(entry.title, entry.why, entry.command)]
+    if entry.name == "accuracy":
+        missing += _paper_settings(archive) + _holes(archive)
+    if entry.name == "strategies" and anything:
+        missing += [hole for item in archive.collections if sheets.is_strategy(item) for hole in holes(item)]
+    if entry.name == "probe-gain" and anything and not any(map(runs.adapted, archive.runs)):
+        why = "Records of runs whose backbone was adapted in the first session: methods such as ranpac+fsa and "
+        why += "scl-mgsm+fsa, of a SPEC on pictures."
+        missing.append(NotRun("Gain with first-session adaptation (FSA)", why, OWN_SPEC))
+    return missing
+
+
+_PAPER_METHODS = {
+    "coda-prompt": "CODA-Prompt",
+    "sd-lora": "SD-LoRA",
+    "ease": "EASE",
+    "apt": "APT",
+    "joint-ft": "Joint fine-tuning",
+}
+
+
+def _paper_settings(archive: Archive) -> list[NotRun]:
+    """Return what of the paper's main setting has no record."""
+    done = {known_dataset(run.dataset) for run in archive.runs if known_backbone(run.dataset) == "ViT-B/16-IN21K"}
+    missing = []
+    absent = [dataset for dataset in DATASETS if dataset not in done]
+    if absent:
+        why = "Records of runs of a SPEC whose data sets are folders of these pictures, of these names, with "
+        why += 'backbone = "vit_base_patch16_224.augreg_in21k".'
+        missing.append(NotRun(f"{', '.join(absent)} with ViT-B/16-IN21K", why, OWN_SPEC))
+    methods = {run.method.removesuffix(FSA) for run in archive.runs}
+    lacking = [f"{name} ({method})" for method, name in _PAPER_METHODS.items() if method not in methods]
+    if lacking:
+        why = "Records of runs of these methods, by the name in brackets, of a SPEC on pictures: they train a network."
+        missing.append(NotRun(", ".join(lacking), why, OWN_SPEC))
+    return missing
+
+
+def _holes(archive: Archive) -> list[NotRun]:
+    return [hole for item in archive.collections if not sheets.is_strategy(item) for hole in holes(item)]
+
+
+def holes(collection: Collection) -> list[NotRun]:
+    """Return what a folder lacks to be a full grid of its methods, data sets, protocols and seeds.
+
+    Parameters
+    ----------
+    collection : Collection
+        Runs of one folder.
+
+    Returns
+    -------
+    list of NotRun
+        One entry if anything is missing.
+    """
+    done = {(run.label, _data(run), run.protocol["name"], run.seed) for run in collection.finished}
+    labels, data, protocols, seeds = (
+        (list(dict.fromkeys(values)) for values in zip(*sorted(done))) if done else [[]] * 4
+    )
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for dataset in data:
+        for protocol in protocols:
+            for label in labels:
+                absent = [seed for seed in seeds if (label, dataset, protocol, seed) not in done]
+                if absent:
+                    every = len(absent) == len(seeds)
+                    text = label if every else f"{label} (seed{'s' if len(absent) > 1 else ''} {_listed(absent)})"
+                    lacking.setdefault((dataset, protocol), []).append(text)
+    if not lacking:
+        return []
+    total = len(labels) * len(data) * len(protocols) * len(seeds)
+    listed = "; ".join(f"{dataset}, {protocol}: {', '.join(names)}" for (dataset, protocol), names in lacking.items())
+    title = f"{total - len(done)} of {total} runs of {collection.name}"
+    return [NotRun(title, f"{listed}. The command resumes there.", collection.command)]
+
+
+def _data(run: RunRecord) -> str:
+    return str(run.dataset.get("label", run.dataset["name"]))
+
+
+def _listed(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(seeds)))

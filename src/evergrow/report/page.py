@@ -1,0 +1,170 @@
+"""The page: one HTML file with everything inside, made from a template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import groupby
+from typing import Any
+
+from evergrow.core.optional import require
+from evergrow.report.canvas import inline
+from evergrow.report.collect import Archive
+from evergrow.report.contents import Figure, NotRun, Section, Table
+from evergrow.report.published import load_published
+from evergrow.report.styles import colour_variables
+from evergrow.tables import Cell, Column, Comparison, Record, number
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A cell of a table's head that spans equal neighbours; ``first`` says that it begins a group."""
+
+    text: str
+    span: int
+    first: bool = False
+
+
+def render_page(title: str, archive: Archive, sections: Sequence[Section]) -> str:
+    """Return the page as text.
+
+    Parameters
+    ----------
+    title : str
+        Of the page.
+    archive : Archive
+        What it is made from.
+    sections : sequence of Section
+        What it shows.
+
+    Returns
+    -------
+    str
+        HTML that needs no other file.
+    """
+    jinja2 = require("jinja2", extra="report", purpose="writing the page")
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["symbols"] = lambda text: jinja2.utils.markupsafe.Markup(symbols(text))
+    template = environment.from_string(_text("page.html.jinja"))
+    notes = page_notes(archive, sections)
+    return str(
+        template.render(
+            title=title,
+            facts=facts(archive),
+            sections=[section for section in sections if _has_content(section)],
+            absent=[section for section in sections if not _has_content(section)],
+            missing=[entry for section in sections for entry in section.missing],
+            left_out=archive.left_out,
+            notes=notes,
+            source=load_published(),
+            colours=colour_variables(),
+            css=jinja2.utils.markupsafe.Markup(_text("page.css")),
+            script=jinja2.utils.markupsafe.Markup(_text("page.js")),
+            svg=lambda panel: jinja2.utils.markupsafe.Markup(inline(panel)),
+            is_figure=lambda part: isinstance(part, Figure),
+            heads=heads,
+            cells=cells,
+        )
+    )
+
+
+def _text(name: str) -> str:
+    return resources.files("evergrow.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _has_content(section: Section) -> bool:
+    return bool(section.parts)
+
+
+def symbols(text: str) -> str:
+    """Return text as HTML with the paper's symbols set properly.
+
+    Examples
+    --------
+    >>> from evergrow.report.page import symbols
+    >>> symbols("A_last & B_max <1>")
+    '<i>A</i><sub>last</sub> &amp; <i>B</i><sub>max</sub> &lt;1&gt;'
+    """
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"\b([ABF])_(last|avg|max)\b", r"<i>\1</i><sub>\2</sub>", text)
+    return text.replace("‖F", "‖<sub>F</sub>")
+
+
+def facts(archive: Archive) -> list[tuple[str, str]]:
+    """Return what the records are, in a few numbers and names."""
+    runs, analyses = archive.runs, archive.analyses
+    records: list[Record] = [*runs, *analyses]
+    names = sorted({str(record.dataset.get("label", record.dataset["name"])) for record in records})
+    methods = {record.method for record in records}
+    seeds = {record.seed for record in records}
+    return [
+        (f"{len(runs):,}", "finished runs"),
+        (f"{len(analyses):,}", "analyses"),
+        (f"{len(methods):,}", "methods"),
+        (f"{len(seeds):,}", "seeds"),
+        (", ".join(names), "data sets" if len(names) != 1 else "data set"),
+    ]
+
+
+def page_notes(archive: Archive, sections: Sequence[Section]) -> list[str]:
+    """Return all notes about data, each once."""
+    found = list(archive.notes)
+    for section in sections:
+        for part in section.parts:
+            found += part.notes if isinstance(part, Figure) else part.comparison.notes
+    # The archive has said how many records are of which version; tables need not repeat it.
+    several = [note for note in found if note.startswith("records of several evergrow versions")][1:]
+    return [note for note in dict.fromkeys(found) if note not in several]
+
+
+def missing_entries(sections: Sequence[Section]) -> list[NotRun]:
+    """Return everything that was not run."""
+    return [entry for section in sections for entry in section.missing]
+
+
+def heads(comparison: Comparison) -> list[list[Heading]]:
+    """Return the rows of a table's head; a level that says nothing is left away."""
+    levels: list[Callable[[Column], tuple[str, ...]]] = [
+        lambda column: (column.dataset,),
+        lambda column: (column.dataset, column.protocol),
+    ]
+    rows = []
+    for key in levels:
+        row = [Heading(names[-1], len(list(group))) for names, group in groupby(comparison.columns, key)]
+        if any(heading.text for heading in row):
+            rows.append(row)
+    rows.append([Heading(column.metric.title, 1) for column in comparison.columns])
+    return rows
+
+
+def cells(comparison: Comparison, index: int) -> list[dict[str, Any]]:
+    """Return the cells of a row for the template: value, error, rank and whether a group begins."""
+    found = []
+    previous: tuple[str, str] | None = None
+    for cell, column in zip(comparison.cells[index], comparison.columns):
+        group = (column.dataset, column.protocol)
+        found.append({**_cell(cell, column), "first": previous is not None and group != previous})
+        previous = group
+    return found
+
+
+def _cell(cell: Cell | None, column: Column) -> dict[str, Any]:
+    value, _, error = number(cell, column.metric).partition(" ± ")
+    return {
+        "value": "–" if cell is None else value,
+        "error": error,
+        "rank": cell.rank if cell else 0,
+        "n": cell.n if cell else 0,
+    }
+
+
+def table_parts(sections: Sequence[Section]) -> list[Table]:
+    """Return every table of the page."""
+    return [part for section in sections for part in section.parts if isinstance(part, Table)]
+
+
+def figure_parts(sections: Sequence[Section]) -> list[Figure]:
+    """Return every figure of the page."""
+    return [part for section in sections for part in section.parts if isinstance(part, Figure)]

@@ -1,0 +1,396 @@
+"""Figures from records of runs: accuracy by session, time, memory, cost, gain over the joint probe, confusion."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evergrow.records import RunRecord
+from evergrow.report.canvas import Panel, slug
+from evergrow.report.collect import Archive, Collection
+from evergrow.report.contents import MAX_PANELS, Figure, curve_and_error, limited, mean_and_error, plain_label
+from evergrow.report.plots import Axes, Dot, DotAxis, Heat, Series, dot_panel, heat_panel, line_panel
+from evergrow.report.styles import FSA, Style, style_of
+from evergrow.tables import grouped
+
+
+@dataclass(frozen=True)
+class Place:
+    """The runs of one data set and protocol: title, and runs by the title of their method."""
+
+    title: str
+    rows: dict[str, list[RunRecord]]
+
+
+def places(runs: Sequence[RunRecord]) -> list[Place]:
+    """Return runs by data set and protocol, methods in the order of tables."""
+    rows, data, protocols, groups = grouped(runs)
+    found = []
+    for d, dataset in data.items():
+        for p, protocol in protocols.items():
+            here: dict[str, list[RunRecord]] = {}
+            for r, title in rows.items():
+                several = [run for run in groups.get((r, d, p), []) if isinstance(run, RunRecord)]
+                if several:
+                    here[plain_label(title)] = several
+            if here:
+                found.append(Place(f"{dataset}, {protocol}", here))
+    return found
+
+
+def styled(rows: dict[str, list[RunRecord]]) -> dict[str, Style]:
+    """Return a style per title; further settings of one method are variants of it."""
+    seen: Counter[str] = Counter()
+    styles = {}
+    for title, runs in rows.items():
+        method = runs[0].method
+        styles[title] = style_of(method, seen[method])
+        seen[method] += 1
+    return styles
+
+
+# -- accuracy by session --------------------------------------------------------------------------------
+
+
+def stage_accuracy(archive: Archive) -> list[Figure]:
+    """Draw the accuracy over all classes seen so far, after every session."""
+    figures = []
+    for collection in archive.collections:
+        notes: list[str] = []
+        found = [place for place in places(collection.finished) if _sessions(place)]
+        panels = [_stage_panel(collection, place, notes) for place in found[:MAX_PANELS]]
+        if panels:
+            caption = "Top-1 accuracy over the test samples of all classes seen so far, after every session; "
+            caption += "bands are standard errors over seeds."
+            name = slug("stage-accuracy", collection.name)
+            panels = limited(panels, len(found), notes)
+            figures.append(Figure(name, f"Accuracy by session: {collection.name}", caption, panels, notes))
+    return figures
+
+
+def _sessions(place: Place) -> bool:
+    return any(len(run.results.get("by_samples") or []) > 1 for runs in place.rows.values() for run in runs)
+
+
+def _stage_panel(collection: Collection, place: Place, notes: list[str]) -> Panel:
+    styles = styled(place.rows)
+    series = []
+    for title, runs in place.rows.items():
+        curves = [run.results.get("by_samples") or [] for run in runs]
+        length = Counter(len(curve) for curve in curves if curve and curve[-1] is not None).most_common(1)
+        if not length:
+            notes.append(f"{title}, {place.title}: no accuracy by session in its records")
+            continue
+        kept = [curve for curve in curves if len(curve) == length[0][0] and curve[-1] is not None]
+        if len(kept) < len(curves):
+            notes.append(f"{title}, {place.title}: {len(curves) - len(kept)} of {len(curves)} runs have other sessions")
+        mean, error = curve_and_error([_percent(curve) for curve in kept])
+        x = list(range(1, len(mean) + 1))
+        series.append(Series(title, styles[title], x, mean, error))
+    axes = Axes("Session", "Accuracy on all classes seen (%)")
+    return line_panel(slug("stage-accuracy", collection.name, place.title), place.title, axes, series)
+
+
+def _percent(curve: Sequence[float | None]) -> list[float]:
+    """Return percent; a session without test samples is a gap in the line."""
+    return [float("nan") if value is None else 100.0 * value for value in curve]
+
+
+# -- one number per method ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a run that is drawn as a dot per method.
+
+    Parameters
+    ----------
+    name, title, caption : str
+        Of the figure.
+    axis : DotAxis
+        How it is drawn.
+    read : callable
+        Returns the number, or None.
+    kind : callable
+        Returns what must be the same for numbers to stand in one panel, for its title.
+    """
+
+    name: str
+    title: str
+    caption: str
+    axis: DotAxis
+    read: Callable[[RunRecord], float | None]
+    kind: Callable[[RunRecord], str] = lambda run: ""
+
+
+def measured(archive: Archive, measure: Measure) -> list[Figure]:
+    """Draw one figure per folder: a panel per data set and protocol, a dot per method."""
+    figures = []
+    for collection in archive.collections:
+        notes: list[str] = []
+        panels: list[Panel] = []
+        total = 0
+        for place in places(collection.finished):
+            for kind, dots in _dots(place, measure, notes).items():
+                total += 1
+                if total <= MAX_PANELS:
+                    title = f"{place.title}{', ' if kind else ''}{kind}"
+                    name = slug(measure.name, collection.name, title)
+                    panels.append(dot_panel(name, title, measure.axis, dots))
+        if panels:
+            title = f"{measure.title}: {collection.name}"
+            name = slug(measure.name, collection.name)
+            figures.append(Figure(name, title, measure.caption, limited(panels, total, notes), notes))
+    return figures
+
+
+def _dots(place: Place, measure: Measure, notes: list[str]) -> dict[str, list[Dot]]:
+    """Return dots by the kind of measurement; different kinds are never compared in one panel."""
+    styles = styled(place.rows)
+    found: dict[str, list[Dot]] = {}
+    for title, runs in place.rows.items():
+        values: dict[str, list[float]] = {}
+        for run in runs:
+            value = measure.read(run)
+            if value is not None:
+                values.setdefault(measure.kind(run), []).append(value)
+        known = sum(map(len, values.values()))
+        if 0 < known < len(runs):
+            notes.append(f"{title}, {place.title}: missing from {len(runs) - known} of {len(runs)} runs")
+        for kind, numbers in values.items():
+            found.setdefault(kind, []).append(Dot(title, styles[title], *mean_and_error(numbers)))
+    return found
+
+
+def cost(run: RunRecord, key: str) -> float | None:
+    """Return an entry of a run's ``extra.cost``, if it has one."""
+    entry = run.extra.get("cost")
+    value = entry.get(key) if isinstance(entry, dict) else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _train_seconds(run: RunRecord) -> float | None:
+    given = cost(run, "train_seconds")
+    if given is not None:
+        return given
+    fit = run.times.get("fit")
+    return None if fit is None else float(fit) + sum(run.times.get("update") or [])
+
+
+def _device(run: RunRecord) -> str:
+    names = {"cpu": f"CPU, {run.environment.get('threads', '?')} thread"}
+    device = str(run.environment.get("device", ""))
+    text = names.get(device) or str(run.environment.get("device_name") or device)
+    if device == "cpu" and run.environment.get("threads") != 1:
+        text += "s"
+    return text + (", end to end" if cost(run, "train_seconds") is not None else "")
+
+
+def _peak_mebibytes(run: RunRecord) -> float | None:
+    value = cost(run, "peak_memory_bytes") or run.memory.get("peak_cuda_bytes") or run.memory.get("peak_rss_bytes")
+    return None if not value else float(value) / 2**20
+
+
+def _memory_kind(run: RunRecord) -> str:
+    if cost(run, "peak_memory_bytes"):  # zero where it was not measured
+        return "memory of training"
+    if run.memory.get("peak_cuda_bytes"):
+        return "GPU memory"
+    return "resident memory" + (" of the process" if run.memory.get("rss_scope") == "process" else "")
+
+
+TIME = Measure(
+    "training-time",
+    "Training time",
+    "Seconds to learn all sessions, on a logarithmic axis: fitting the first and updating by every later one, "
+    "or end to end where records say so. Error bars are standard errors over seeds.",
+    DotAxis("Training time (s)", log=True),
+    _train_seconds,
+    _device,
+)
+MEMORY = Measure(
+    "peak-memory",
+    "Peak memory",
+    "Peak memory of a run on a logarithmic axis. Resident memory includes Python and PyTorch themselves.",
+    DotAxis("Peak memory (MiB)", log=True),
+    _peak_mebibytes,
+    _memory_kind,
+)
+GFLOPS = Measure(
+    "gflops",
+    "Cost of an answer",
+    "Floating-point operations of the network for one picture at test time, on a logarithmic axis.",
+    DotAxis("Operations per picture (GFLOPs)", log=True),
+    lambda run: cost(run, "inference_gflops") or cost(run, "gflops") or None,
+)
+TRAINING_GFLOPS = Measure(
+    "training-gflops",
+    "Cost of learning",
+    "Floating-point operations of the network for all learning, on a logarithmic axis, without the "
+    "algebra of analytic heads.",
+    DotAxis("Operations of all learning (GFLOPs)", log=True),
+    lambda run: cost(run, "train_gflops") or None,
+)
+PARAMETERS = Measure(
+    "trainable-parameters",
+    "Trainable parameters",
+    "Most parameters that were trained by gradient at once, in thousands.",
+    DotAxis("Trainable parameters (thousands)"),
+    lambda run: None if (value := cost(run, "trainable_parameters")) is None else value / 1e3,
+)
+COSTS = (GFLOPS, TRAINING_GFLOPS, PARAMETERS)
+"""What ``extra.cost`` is drawn as."""
+
+
+# -- gain over the joint probe --------------------------------------------------------------------------
+
+
+def adapted(run: RunRecord) -> bool:
+    """Return whether the backbone of a run was adapted in the first session."""
+    return run.method.endswith(FSA) or bool(run.extra.get("fsa"))
+
+
+def probe_gain(archive: Archive) -> list[Figure]:
+    """Draw A_last less that of the joint linear probe of the same data, protocol and seed."""
+    figures = []
+    for collection in archive.collections:
+        notes: list[str] = []
+        probes = _probes(collection.finished, notes)
+        panels = []
+        for place in _by_name(collection.finished):
+            dots = _gains(place, probes, notes)
+            if dots:
+                name = slug("probe-gain", collection.name, place.title)
+                axis = DotAxis("A_last less the joint linear probe (points)", text=_signed)
+                panels.append(dot_panel(name, place.title, axis, dots))
+        if panels:
+            caption = (
+                "Accuracy after the last session less that of the joint linear probe on the same data, protocol and "
+            )
+            caption += (
+                "seed. Above zero, the incremental learner beats a probe that sees all data at once. Light: features "
+            )
+            caption += "as they are; dark: backbone adapted in the first session (FSA)."
+            name = slug("probe-gain", collection.name)
+            total = len(panels)
+            panels = limited(panels[:MAX_PANELS], total, notes)
+            title = f"Gain over the joint linear probe: {collection.name}"
+            figures.append(Figure(name, title, caption, panels, notes))
+    return figures
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def _by_name(runs: Sequence[RunRecord]) -> list[Place]:
+    """Return runs by data set and protocol; adapted and plain runs may have different features, but one name."""
+    found: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        found.setdefault(f"{run.dataset.get('label', run.dataset['name'])}, {run.protocol['name']}", []).append(run)
+    return [Place(title, _titled(here)) for title, here in found.items()]
+
+
+def _titled(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    rows, _, _, groups = grouped(runs)
+    named: dict[str, list[RunRecord]] = {}
+    for (r, _, _), several in groups.items():
+        named.setdefault(plain_label(rows[r]), []).extend(run for run in several if isinstance(run, RunRecord))
+    return named
+
+
+ProbeKey = tuple[str, str, int]
+
+
+def _probe_key(run: RunRecord) -> ProbeKey:
+    return run.dataset["name"], run.protocol["name"], run.seed
+
+
+def _probes(runs: Sequence[RunRecord], notes: list[str]) -> dict[ProbeKey, float]:
+    found: dict[ProbeKey, list[float]] = {}
+    for run in runs:
+        value = run.results.get("a_last")
+        if run.method == "joint-lp" and value is not None:
+            found.setdefault(_probe_key(run), []).append(float(value))
+    several = [key for key, values in found.items() if len(values) > 1]
+    notes.extend(
+        f"{name}, {protocol}, seed {seed}: several joint linear probes, none is used"
+        for name, protocol, seed in several
+    )
+    return {key: values[0] for key, values in found.items() if len(values) == 1}
+
+
+def _gains(place: Place, probes: dict[ProbeKey, float], notes: list[str]) -> list[Dot]:
+    dots = []
+    styles = styled(place.rows)
+    pairs = any(adapted(run) for runs in place.rows.values() for run in runs)
+    for title, runs in place.rows.items():
+        if runs[0].method == "joint-lp":
+            continue
+        paired = [(run, probes.get(_probe_key(run))) for run in runs if run.results.get("a_last") is not None]
+        gains = [100 * (float(run.results["a_last"]) - probe) for run, probe in paired if probe is not None]
+        if not gains:
+            continue
+        if len(gains) < len(runs):
+            notes.append(
+                f"{title}, {place.title}: {len(runs) - len(gains)} of {len(runs)} runs have no probe of their seed"
+            )
+        dots.append(Dot(title, styles[title], *mean_and_error(gains), faint=pairs and not adapted(runs[0])))
+    return dots
+
+
+# -- confusion ------------------------------------------------------------------------------------------
+
+
+def confusion(archive: Archive) -> list[Figure]:
+    """Draw which classes are taken for which, from ``extra.confusion`` of the first seed."""
+    notes: list[str] = []
+    panels: list[Panel] = []
+    total = 0
+    for collection in archive.collections:
+        for place in places(collection.finished):
+            for title, runs in place.rows.items():
+                run = next((run for run in sorted(runs, key=lambda run: run.seed) if run.extra.get("confusion")), None)
+                counts = None if run is None else confusion_counts(run.extra["confusion"])
+                if run is None:
+                    continue
+                if counts is None:
+                    notes.append(
+                        f"{title}, {place.title}, seed {run.seed}: its confusion is not a square matrix of counts"
+                    )
+                    continue
+                total += 1
+                if total > MAX_PANELS:
+                    continue
+                shares = 100.0 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+                where = f"{place.title}, seed {run.seed}"
+                heat = Heat(shares, 0.0, 100.0, ("Predicted class", "True class"), "Share (%)", where)
+                panels.append(heat_panel(slug("confusion", collection.name, title, where), title, heat))
+    if not panels:
+        return []
+    caption = "Share of the test samples of every class (rows) that is taken for each class (columns), after the last "
+    caption += "session, classes in the order of the record."
+    panels = limited(panels, total, notes)
+    return [Figure("confusion", "Per-class confusion", caption, panels, notes, small=True)]
+
+
+def confusion_counts(entry: Any) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    """Return the matrix of a record's confusion, given alone or under ``matrix``; None if it is not one.
+
+    Examples
+    --------
+    >>> from evergrow.report.run_figures import confusion_counts
+    >>> confusion_counts({"matrix": [[3, 1], [0, 4]]}).tolist(), confusion_counts([[1, 2]])
+    ([[3.0, 1.0], [0.0, 4.0]], None)
+    """
+    matrix = entry.get("matrix") if isinstance(entry, dict) else entry
+    try:
+        counts = np.asarray(matrix, dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+    square = counts.ndim == 2 and counts.shape[0] == counts.shape[1] > 1
+    return counts if square and bool(np.isfinite(counts).all()) and bool((counts >= 0).all()) else None
