@@ -8,15 +8,16 @@ from evergrow.core.version import __version__
 
 if TYPE_CHECKING:
     from evergrow.heads import SCLClassifier
-    from evergrow.methods import create_method, list_methods
+    from evergrow.methods import Learner, create_method, list_methods
 
 _LAZY = {
+    "Learner": "evergrow.methods",
     "SCLClassifier": "evergrow.heads",
     "create_method": "evergrow.methods",
     "list_methods": "evergrow.methods",
 }
 
-__all__ = ["SCLClassifier", "__version__", "create_method", "list_methods"]
+__all__ = ["Learner", "SCLClassifier", "__version__", "create_method", "list_methods"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,8 +8,8 @@ from evergrow.backbones.base import Backbone, BackboneSpec
 
 if TYPE_CHECKING:
     from evergrow.backbones.augment import TrainTransform, train_transform
-    from evergrow.backbones.catalog import BackboneChoice, BackboneInfo, best_backbone, list_backbones
     from evergrow.backbones.cache import FeatureCache
+    from evergrow.backbones.catalog import BackboneChoice, BackboneInfo, best_backbone, list_backbones
     from evergrow.backbones.create import backbone_from_spec, create_backbone
     from evergrow.backbones.extract import Extraction
     from evergrow.backbones.images import decode_image

@@ -1,0 +1,225 @@
+"""Batches to train on: pictures in memory are augmented where the network is, files are decoded by workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from evergrow.backbones.augment import TrainTransform, train_transform
+from evergrow.backbones.loader import choose_workers
+from evergrow.backbones.preprocess import Preprocessing
+from evergrow.core.errors import InputError
+from evergrow.core.items import ImageArrays, Items
+from evergrow.core.seeding import generator
+from evergrow.methods.trained.crops import Cropper, draw_crops
+from evergrow.methods.trained.settings import TrainConfig
+
+Batch = tuple[Tensor, Tensor]
+
+_RESIDENT_SHARE = 0.25
+"""Share of a GPU's free memory that the pictures may take to lie there throughout."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A named source of randomness: what an epoch looks like depends on nothing else.
+
+    Parameters
+    ----------
+    seed : int
+        The user's seed.
+    purpose : tuple of str or int
+        What is trained, for example ``("ease", 3)``.
+    """
+
+    seed: int
+    purpose: tuple[str | int, ...] = ()
+
+    def generator(self, *what: str | int) -> torch.Generator:
+        """Return the generator of one use."""
+        return generator(self.seed, "train", *self.purpose, *what)
+
+
+class TrainingPictures(ABC):
+    """Labelled pictures that can be gone through any number of times."""
+
+    def __init__(self, codes: NDArray[np.int64], config: TrainConfig, stream: Stream, device: torch.device) -> None:
+        self._codes = torch.from_numpy(np.array(codes, dtype=np.int64)).to(device)
+        self._config = config
+        self.stream = stream
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch."""
+        return -(-len(self) // self._config.batch_size)
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield pictures (n, 3, height, width) and codes (n,) on the device, in an order of the epoch's own.
+
+        Parameters
+        ----------
+        number : int
+            The epoch, from 0. The same number gives the same batches, whatever came before.
+        """
+        order = torch.randperm(len(self), generator=self.stream.generator("order", number))
+        # Sent to the device once: in every step it would make the CPU wait for a GPU.
+        there = order.to(self._device)
+        codes = torch.split(self._codes[there], self._config.batch_size)
+        yield from zip(self._pictures(number, order, there), codes)
+
+    def _rows(self, order: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(order, self._config.batch_size)
+
+    @abstractmethod
+    def _pictures(self, epoch: int, order: Tensor, there: Tensor) -> Iterator[Tensor]:
+        """Yield the pictures in an order, batch by batch; it is given on the CPU and on the device."""
+
+
+def training_pictures(
+    items: Items,
+    codes: NDArray[np.int64],
+    config: TrainConfig,
+    *,
+    preprocessing: Preprocessing,
+    stream: Stream,
+    device: torch.device,
+) -> TrainingPictures:
+    """Return the pictures for a training, by the fastest way there is.
+
+    Parameters
+    ----------
+    items : Items
+        Pictures.
+    codes : ndarray of int64 of shape (n,)
+        Their classes.
+    config : TrainConfig
+        Batch size, augmentation, workers.
+    preprocessing : Preprocessing
+        What the backbone sees when it is evaluated.
+    stream : Stream
+        Where order and augmentation come from.
+    device : torch.device
+        Where the network is.
+
+    Raises
+    ------
+    InputError
+        If there are no pictures, or not one code for each.
+    """
+    if items.kind != "image":
+        raise InputError(f"items must be pictures to train on, got items of kind {items.kind!r}")
+    if len(items) == 0 or len(items) != len(codes):
+        raise InputError(f"items must be at least one picture and as many as codes, got {len(items)} and {len(codes)}")
+    if config.augment:
+        transform = train_transform(preprocessing, scale=config.crop_scale)
+        if isinstance(items, ImageArrays):
+            return ArrayPictures(items, codes, config, stream, device, transform=transform)
+        return LoadedPictures(items, codes, config, stream, device, transform=transform)
+    return LoadedPictures(items, codes, config, stream, device, transform=preprocessing)
+
+
+class ArrayPictures(TrainingPictures):
+    """Pictures of one size in memory, augmented in batches on the network's device."""
+
+    def __init__(self, items: ImageArrays, *common: Any, transform: TrainTransform) -> None:
+        super().__init__(*common)
+        self._pixels = items.pixels
+        self._transform = transform
+        self._crop = Cropper(transform, self._device)
+        self._resident: Tensor | None = None
+        if self._device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self._device)
+            if items.pixels.nbytes <= _RESIDENT_SHARE * free:
+                self._resident = torch.from_numpy(np.array(items.pixels)).to(self._device)
+
+    def _pictures(self, epoch: int, order: Tensor, there: Tensor) -> Iterator[Tensor]:
+        height, width = self._pixels.shape[1:3]
+        stream = self.stream.generator("augment", epoch)
+        crops = draw_crops(self._transform, len(self), height, width, stream).to(self._device)
+        for here, rows in zip(self._rows(order), self._rows(there)):
+            if self._resident is not None:
+                pixels = self._resident[rows]
+            else:
+                pixels = torch.from_numpy(self._pixels[here.numpy()]).to(self._device)
+            if pixels.ndim == 3:  # grey
+                pixels = pixels[..., None].expand(-1, -1, -1, 3)
+            yield self._crop(pixels, crops.take(rows))
+
+
+class LoadedPictures(TrainingPictures):
+    """Pictures that are decoded and transformed one by one, in worker processes where that pays."""
+
+    def __init__(self, items: Items, *common: Any, transform: TrainTransform | Preprocessing) -> None:
+        super().__init__(*common)
+        self._items = items
+        self._transform = transform
+
+    def _pictures(self, epoch: int, order: Tensor, there: Tensor) -> Iterator[Tensor]:
+        rows = self._rows(order)
+        batches = _Batches(self._items, self._transform, [batch.tolist() for batch in rows], self.stream, epoch)
+        workers = self._workers(len(rows))
+        if workers == 0:
+            for number in range(len(rows)):
+                yield batches[number].to(self._device)
+            return
+        # Forked workers share the items instead of a copy each, and need no importable main module.
+        context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
+        loader = DataLoader(
+            batches,
+            batch_size=None,
+            num_workers=workers,
+            pin_memory=self._device.type == "cuda",
+            multiprocessing_context=context,
+            generator=self.stream.generator("workers", epoch),  # the global random state stays as it is
+        )
+        for pictures in loader:
+            yield pictures.to(self._device, non_blocking=True)
+
+    def _workers(self, n_batches: int) -> int:
+        if self._config.workers != "auto":
+            return min(self._config.workers, n_batches)
+        height, width = self._transform.size
+        return choose_workers(n_batches, self._device, self._config.batch_size * 12 * height * width)
+
+
+class _Batches(Dataset[Tensor]):
+    """Whole batches by number; every picture has a generator of its own, so no worker decides what it looks like."""
+
+    def __init__(
+        self,
+        items: Items,
+        transform: TrainTransform | Preprocessing,
+        rows: Sequence[list[int]],
+        stream: Stream,
+        epoch: int,
+    ) -> None:
+        self._items, self._transform, self._rows = items, transform, rows
+        self._stream, self._epoch = stream, epoch
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Tensor:
+        return torch.stack([self._picture(row) for row in self._rows[number]])
+
+    def _picture(self, row: int) -> Tensor:
+        from evergrow.backbones.images import decode_image
+
+        picture = decode_image(self._items.raw(row), name=self._items.name(row))
+        if isinstance(self._transform, TrainTransform):
+            return self._transform(picture, self._stream.generator("augment", self._epoch, row))
+        return self._transform(picture)
