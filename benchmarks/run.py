@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import evergrow
-from benchmarks import construction, extraction, heads, updates
+from benchmarks import construction, extraction, heads, startup, training, updates
 from benchmarks.timing import Row
 
 BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
@@ -32,6 +32,8 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "extraction": extraction.throughput,
     "warm-cache": extraction.warm_cache,
     "extraction-memory": extraction.memory,
+    "training": training.throughput,
+    "startup": startup.predict_against_torch,
 }
 
 

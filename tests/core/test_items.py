@@ -47,9 +47,7 @@ def test_the_stamp_of_texts_sees_where_one_ends() -> None:
     assert Texts(("ab", "c")).stamp() != Texts(("a", "bc")).stamp()
 
 
-@pytest.mark.parametrize(
-    "pixels", [np.zeros((2, 4, 4, 3)), np.zeros((2, 4), "u1"), np.zeros((2, 4, 4, 4), "u1")]
-)
+@pytest.mark.parametrize("pixels", [np.zeros((2, 4, 4, 3)), np.zeros((2, 4), "u1"), np.zeros((2, 4, 4, 4), "u1")])
 def test_other_arrays_are_refused(pixels: np.ndarray) -> None:
     with pytest.raises(InputError, match="pixels must be uint8"):
         ImageArrays(pixels)

@@ -165,8 +165,6 @@ def _check(backbone: Backbone, items: Items) -> None:
         raise InputError(
             f"items must be what {backbone.spec.name} takes, which is of kind {backbone.kind!r}, got {items.kind!r}"
         )
-    if items.kind == "image" and backbone.transform is None:
-        raise InputError(f"backbone must have a transform to take pictures, got None from {backbone.spec.name}")
 
 
 # -- cache ----------------------------------------------------------------------------------------------
@@ -211,11 +209,11 @@ def _load(work: _Work, entry: Entry, *, mend: bool) -> Stored | None:
 
 def _readable_now(work: _Work, failures: Sequence[Failure]) -> bool:
     """Say whether a picture that the system once refused to hand out can be read by now."""
-    transform = work.backbone.transform
-    if transform is None:
-        return False
-    refused = (failure.row for failure in failures if failure.passing)
-    return any(not isinstance(load_picture(work.items, transform, row), Failure) for row in refused)
+    refused = [failure.row for failure in failures if failure.passing]
+    transform = work.backbone.transform if refused else None  # asking for it may load the backbone
+    return transform is not None and any(
+        not isinstance(load_picture(work.items, transform, row), Failure) for row in refused
+    )
 
 
 def _writer(work: _Work, entry: Entry, about: dict[str, Any]) -> ShardWriter:
@@ -283,6 +281,8 @@ def _run(work: _Work, encoder: Encoder, collector: Collector) -> Extraction:
 @contextmanager
 def _batches(work: _Work, layout: Layout) -> Iterator[Iterator[Loaded]]:
     transform = work.backbone.transform
+    if transform is None and work.items.kind == "image":
+        raise InputError(f"backbone must have a transform to take pictures, got None from {work.backbone.spec.name}")
     if transform is None:
         yield text_batches(work.items, layout)
         return

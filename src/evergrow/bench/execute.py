@@ -19,7 +19,7 @@ from evergrow.core.devices import resolve_device, synchronize
 from evergrow.core.errors import InputError
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.methods import create_method
-from evergrow.methods.trained import FsaClassifier, ImageClassifier
+from evergrow.methods.trained import Cost, FsaClassifier, ImageClassifier
 from evergrow.metrics import accuracy_matrix, session_accuracies, summarize, task_accuracies
 from evergrow.records import RunRecord, environment, error_entry, plain, scrub, utc_now, versions
 from evergrow.streams import FeatureSet, Stream, Task
@@ -36,11 +36,19 @@ class PlayLog:
     counts: list[int] = field(default_factory=list)
     learn: list[float] = field(default_factory=list)
     predict: list[float] = field(default_factory=list)
+    only_last: bool = False
+    """Whether there is nothing to say about the sessions before the last."""
     answers: tuple[NDArray[Any], NDArray[Any]] | None = None
     """True and predicted labels of the last session."""
 
 
-def execute(run: Run, fetch: Callable[[], FeatureSet | Pictures], tick: Tick | None = None) -> RunRecord:
+def execute(
+    run: Run,
+    fetch: Callable[[], FeatureSet | Pictures],
+    tick: Tick | None = None,
+    *,
+    gflops: float | None = None,
+) -> RunRecord:
     """Carry out a run and return its record, whatever happens.
 
     Parameters
@@ -51,6 +59,8 @@ def execute(run: Run, fetch: Callable[[], FeatureSet | Pictures], tick: Tick | N
         Returns the data they name; if that fails, so does the run.
     tick : callable, optional
         Told after every session.
+    gflops : float, optional
+        Operations of the frozen backbone for one picture, where there is one.
 
     Returns
     -------
@@ -61,8 +71,8 @@ def execute(run: Run, fetch: Callable[[], FeatureSet | Pictures], tick: Tick | N
 
     def work() -> None:
         method = play(run, fetch(), log, tick)
-        if isinstance(method, ImageClassifier):
-            extra["cost"] = cost_entry(method)
+        if isinstance(method, ImageClassifier) or gflops is not None:
+            extra["cost"] = cost_entry(method, log, gflops or 0.0)
         if run.confusion and log.answers is not None:
             extra["confusion"] = confusion_entry(*log.answers)
 
@@ -120,10 +130,23 @@ def watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
     }
 
 
-def cost_entry(method: ImageClassifier) -> dict[str, Any]:
-    """Return what a record says about the cost of a method that trains a network."""
-    cost = asdict(method.cost_)
-    return {**cost, "gflops": cost["inference_gflops"]}
+def cost_entry(method: IncrementalClassifier | ImageClassifier, log: PlayLog, gflops: float) -> dict[str, Any]:
+    """Return what a record says about the cost of a method on pictures.
+
+    Parameters
+    ----------
+    method : IncrementalClassifier or ImageClassifier
+        After its last task.
+    log : PlayLog
+        With the seconds of every task.
+    gflops : float
+        Operations of the frozen backbone for one picture, in units of 10^9, for a method that trains nothing in it.
+    """
+    cost = method.cost_ if isinstance(method, ImageClassifier) else Cost(inference_gflops=gflops)
+    # A head goes on alone after the first session, so that only the log has seen all of its updates.
+    alone = isinstance(method, (IncrementalClassifier, FsaClassifier))
+    seconds = sum(log.learn) if alone else cost.train_seconds
+    return {**asdict(cost), "train_seconds": seconds, "gflops": cost.inference_gflops}
 
 
 def confusion_entry(y: NDArray[Any], predictions: NDArray[Any]) -> dict[str, Any]:
@@ -144,6 +167,7 @@ def play(
     stream = data.stream(run.protocol, seed=run.seed, earlier_seeds=run.earlier_seeds)
     method: Any = create_method(run.method.name, **run.options)
     learner: Any = method
+    log.only_last = getattr(method, "joint", False)
     if isinstance(data, Pictures):
         learner.backbone = data.backbone
     for task in stream:
@@ -152,10 +176,11 @@ def play(
             # The backbone is frozen from here on: every picture goes through it once, and the head goes on alone.
             data, learner = data.seen_by(learner.backbone_), learner.head_
         rows, task_ids = stream.seen_test(task.index)
-        if len(rows) == 0:
-            # A data set may have no test samples of the first classes: there is nothing to measure yet.
+        waits = getattr(method, "joint", False) and task.index < len(stream) - 1
+        if len(rows) == 0 or waits:
+            # There may be no test samples of the first classes; and a joint method is trained once, at the end.
             log.rows.append(np.full(task.index + 1, np.nan))
-            log.counts.append(0)
+            log.counts.append(len(task.test))
             continue
         X, y = data.test(rows)
         synchronize(device)
@@ -212,7 +237,10 @@ def play_results(log: PlayLog, *, complete: bool) -> dict[str, Any]:
     done = len(log.rows)
     matrix, counts = accuracy_matrix(log.rows), log.counts[:done]
     if complete:
-        return {"matrix": matrix, "counts": counts, **asdict(summarize(matrix, counts))}
+        summary = asdict(summarize(matrix, counts))
+        if log.only_last:
+            summary |= dict.fromkeys(("a_avg", "a_avg_tasks", "f_avg"))
+        return {"matrix": matrix, "counts": counts, **summary}
     return {
         "matrix": matrix,
         "counts": counts,

@@ -191,7 +191,7 @@ def _do(step: RunStep, folder: Path, shelf: DataShelf, reporter: Reporter | None
         reporter.begin(step)
     tick = (lambda done, total, accuracy: reporter.tick(step, done, total, accuracy)) if reporter else None
     fetch = shelf.pictures if method_needs(step.run.method.name) == "images" else shelf.get
-    step.record = execute(step.run, lambda: fetch(step.run.data), tick)
+    step.record = execute(step.run, lambda: fetch(step.run.data), tick, gflops=shelf.gflops(step.run.data))
     write_record(folder / step.run.file_name, step.record)
     clean_up()
     if reporter:

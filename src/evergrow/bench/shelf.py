@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.backbones import Backbone, Preprocessing, create_backbone
+from evergrow.backbones import Backbone, ImageBackbone, Preprocessing, create_backbone
 from evergrow.core.errors import ParameterError
 from evergrow.core.items import Items
 from evergrow.methods.features import describe_features, featurize
+from evergrow.methods.trained.cost import inference_gflops
 from evergrow.streams import FeatureSet, Protocol, RawSet, Stream, load_data
 
 
@@ -149,6 +150,15 @@ class DataShelf:
             preset = Preprocessing.from_dict(named.preset) if isinstance(named.preset, dict) else named.preset
             self._backbone = create_backbone(named.name, named.weights, preset, device=self._device, **named.options)
         return self._backbone
+
+    def gflops(self, entry: DataEntry) -> float | None:
+        """Return the operations of the backbone for one picture, in units of 10^9; None without an image backbone."""
+        if entry.backbone is None:
+            return None
+        backbone = self.backbone(entry)
+        if not isinstance(backbone, ImageBackbone):
+            return None
+        return inference_gflops(backbone.module, backbone.transform.size, backbone.device)
 
     def _load(self, entry: DataEntry) -> FeatureSet | RawSet:
         if self._data is None or self._entry != entry:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from rich.table import Table
 
 from evergrow.backbones import Backbone, create_backbone
 from evergrow.backbones.extract import extract
-from evergrow.core.errors import WeightsError
+from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.items import ImageArrays
 from evergrow.heads import SCLClassifier
 
@@ -85,6 +86,40 @@ class DigitStream:
         X, y = split
         chosen = np.isin(y, classes)
         return X[chosen], y[chosen]
+
+
+def write_pictures(folder: Path) -> dict[str, int]:
+    """Write handwritten digits as PNG files, a folder per class, for trying the commands on.
+
+    Digits 0 to 4 go to ``first``, 5 to 7 to ``later``, some of all these to ``test``; 8 and 9 go to ``strange``.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to; must not exist or be empty.
+
+    Returns
+    -------
+    dict
+        Pictures written to each part.
+    """
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ParameterError(f"--pictures must be a new or empty folder, got {folder}")
+    digits = load_digits()
+    written = dict.fromkeys(("first", "later", "strange", "test"), 0)
+    for digit in range(10):
+        for number, picture in enumerate(digits.images[digits.target == digit][:16]):
+            part = "first" if digit < 5 else "later" if digit < 8 else "strange"
+            part = "test" if number >= 12 and digit < 8 else part
+            path = folder / part / f"digit {digit}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.pad((picture * (255 / 16)).astype(np.uint8), 1)  # a frame, as in seen_by
+            Image.fromarray(pixels).resize((80, 80)).save(path)
+            written[part] += 1
+    return written
 
 
 def learn_stream(model: SCLClassifier, stream: DigitStream) -> Iterator[DemoTask]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from json import dumps
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from evergrow.cli.bench import bench_app
 from evergrow.cli.cache import cache_app
+from evergrow.cli.commands import register
 from evergrow.cli.data import data_check
 from evergrow.cli.features import features
 from evergrow.cli.report import report
-from evergrow.core.errors import EvergrowError
+from evergrow.core.errors import BusyError, EvergrowError
 
 app = typer.Typer(
     name="evergrow",
@@ -19,6 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
+register(app)
 app.add_typer(bench_app, name="bench")
 app.add_typer(cache_app, name="cache")
 app.command("data")(data_check)
@@ -51,14 +56,22 @@ def methods() -> None:
 def demo(
     seed: int = typer.Option(0, help="Seed of the random layer."),
     units: int = typer.Option(600, min=50, max=20_000, help="Width of the random layer."),
+    pictures: Annotated[
+        Path | None, typer.Option(help="Only write digits as pictures into this folder, to try the other commands on.")
+    ] = None,
     json: bool = typer.Option(False, "--json", help="Print the results as JSON instead of tables."),
 ) -> None:
     """Learn handwritten digits two at a time, forget one of them, and spot one never seen.
 
-    Example: [bold]evergrow demo --units 1000[/bold]
+    Examples: [bold]evergrow demo --units 1000[/bold], [bold]evergrow demo --pictures digits[/bold]
     """
-    from evergrow.cli.demo import run_demo
+    from evergrow.cli.demo import run_demo, write_pictures
 
+    if pictures is not None:
+        written = write_pictures(pictures)
+        parts = ", ".join(f"{count} in {part}" for part, count in written.items())
+        typer.echo(dumps({"folder": str(pictures), **written}) if json else f"{pictures}: {parts}")
+        return
     run_demo(seed=seed, units=units, as_json=json)
 
 
@@ -68,4 +81,4 @@ def main() -> None:
         app()
     except EvergrowError as error:
         typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        sys.exit(2)
+        sys.exit(3 if isinstance(error, BusyError) else 2)

@@ -9,17 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.exceptions import NotFittedError as SklearnNotFittedError
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import FileFormatError, InputError, LabelError, NotFittedError
+from evergrow.core.errors import FileFormatError, InputError, LabelError
 from evergrow.core.registry import Registry
 from evergrow.core.validation import check_matrix
+from evergrow.heads.estimator import Estimator, not_fitted
 from evergrow.heads.labels import LabelUpdate, as_labels, update_labels
 
 HEADS: Registry[type[IncrementalClassifier]] = Registry("method")
@@ -28,11 +26,7 @@ HEADS: Registry[type[IncrementalClassifier]] = Registry("method")
 COMPUTE_DTYPE = torch.float64
 
 
-class LearnerNotFittedError(NotFittedError, SklearnNotFittedError):  # type: ignore[misc]
-    """A learner was asked for an answer before it learned anything: evergrow's error and scikit-learn's."""
-
-
-class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
+class IncrementalClassifier(Estimator, ABC):
     """A classifier that learns batch by batch over an open set of classes.
 
     A head implements five hooks: :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the
@@ -49,6 +43,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
 
     classes_: NDArray[Any]
     n_features_in_: int
+    feature_names_in_: NDArray[Any]
     device: str | torch.device
     needs: ClassVar[str] = "features"
     """What it learns from."""
@@ -99,7 +94,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
         """
         self._check_params()
         device = resolve_device(self.device)
-        before = {name: vars(self)[name] for name in ("n_features_in_", "feature_names_in_") if name in vars(self)}
+        before: dict[str, Any] = {
+            name: vars(self)[name] for name in ("n_features_in_", "feature_names_in_") if name in vars(self)
+        }
         try:
             Z = self._features(X, device, reset=True)
             labels = as_labels(y, Z.shape[0])
@@ -211,7 +208,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
     def _require_fitted(self) -> None:
         if not self._is_fitted():
             name = type(self).__name__
-            raise LearnerNotFittedError(f"this {name} must learn something first: call fit or partial_fit")
+            raise not_fitted(f"this {name} must learn something first: call fit or partial_fit")
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._is_fitted()
@@ -224,6 +221,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignor
             if reset:
                 self._set_width(X.shape[1])
             return torch.from_numpy(np.array(X, dtype=np.float64, order="C")).to(device)
+        from sklearn.utils.validation import validate_data
+
         try:
             # Copying happens only where the type changes or the array is read-only.
             array = validate_data(self, X, reset=reset, dtype=np.float64, order="C")

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d
 
 from evergrow.core.errors import LabelError
 
@@ -43,6 +41,9 @@ def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
         return y  # what a stream hands over: scikit-learn's checks would find nothing
     if y is None:
         raise LabelError("y must be one label per row, got None (requires y to be passed, but the target y is None)")
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import column_or_1d
+
     try:
         labels = column_or_1d(y, warn=True)
         check_classification_targets(labels)

@@ -134,7 +134,7 @@ class Encoder:
         config = extraction_config(settings, cache, lasting=samples.lasting)
         if on_error is not None:
             config = replace(config, on_error=on_error)
-        done = extract(self.backbone(), samples.raw_items(), config=config)
+        done = extract(self._lazy(), samples.raw_items(), config=config)
         return Features(np.asarray(done.features), done.rows, done.failures)
 
     def check(self, samples: Samples) -> None:
@@ -173,6 +173,14 @@ class Encoder:
                 raise NotFittedError("a backbone must be chosen first: call fit or partial_fit")
             self._backbone = self._restore(self.spec)
         return self._backbone
+
+    def _lazy(self) -> Backbone:
+        """Return the backbone, or one that is loaded only if the cache does not have everything."""
+        if self._backbone is not None or self.spec is None:
+            return self.backbone()
+        from evergrow.backbones.lazy import LazyBackbone
+
+        return LazyBackbone(self.spec, self.backbone, self._device)
 
     def _choose(self, kind: str) -> None:
         from evergrow.backbones.catalog import best_backbone

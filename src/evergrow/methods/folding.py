@@ -1,30 +1,15 @@
 """Folding: a hidden layer that is affine on the domain of the data, and the class weights after it, as one matrix.
 
-A unit with weights w, bias b and ``t = w . z`` is replaced by its tangent ``g(b) + g'(b) t``. What that leaves out is
-``r(t) = g(b + t) - g(b) - g'(b) t``, and the score of class c, with class weights A, moves by ``sum_j A_jc r_j(w_j . z)``.
-There are two bounds on that. For *all* inputs with ``|z| <= R``, since ``|r(t)| <= kappa t^2`` for ``|t| <= |w| R``,
-
-    sum_j |A_jc| kappa_j (w_j . z)^2  <=  R^2 lambda_max(W diag(|A_c| kappa) W^T)
-    kappa = min(K2 / 2, |g''(b)| / 2 + K3 |w| R / 6)      K2 = sup |g''|, K3 = sup |g'''|
-
-It has to allow for an input along the weights of a single unit, which no picture is. By Cauchy and Schwarz
-
-    |sum_j A_jc r_j|  <=  |A_c| |r(z)|
-
-and for a random direction of length R, ``q^2 = E |r(z)|^2`` is a sum of one-dimensional integrals. Inputs of norm up to R
-with ``|r(z)| <= 2 q`` are called *ordinary*. Weights are drawn at random, so that an input which was not made from them is a
-random direction to them: for nearly affine sigmoid units Chebyshev's inequality leaves a share of at most 5 / L of inputs of
-length R outside, and r falls with the cube of the length.
+How the units are replaced by lines, and what bounds the change of the scores, stands in
+:mod:`evergrow.methods.straightening`; here is on which domain the bound must hold, and what it is compared with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +17,7 @@ from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.methods.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, Units
+from evergrow.methods.straightening import Lines, ball_bound, best_lines, ordinary_bound, slopes_at_bias
 from evergrow.projections import LinkedProjection, Projection
 from evergrow.projections.activations import ACTIVATIONS
 
@@ -40,15 +26,6 @@ FOLD_TOLERANCE = 0.05
 
 RADIUS_MARGIN = 2.0
 """The domain reaches to so many times the root mean square norm of the features learned."""
-
-ORDINARY_MARGIN = 2.0
-"""Inputs are ordinary if they bend the layer no more than so many times what a random direction does."""
-
-EFFORT = 1e11
-"""Operations that the bound for all inputs may cost; classes share an eigenvalue where one each would cost more."""
-
-_ROUNDING = 1.001  # The eigenvalues are computed in float32, whose relative error is far below this.
-_NODES = 48  # Points of the quadrature over a normal distribution.
 
 
 class FoldError(ExportError):
@@ -78,7 +55,8 @@ class FoldReport:
     radius : float
         Norm of features up to which the bound holds; infinite where it holds for all.
     domain : {"all", "ball", "ordinary"}
-        All inputs; all within the radius; or those within it that do not single out units (see the module).
+        All inputs; all within the radius; or those within it that do not single out units, see
+        :mod:`evergrow.methods.straightening`.
     bound : float
         Largest change of any score on that domain.
     scale : float
@@ -120,83 +98,6 @@ class FoldReport:
         )
 
 
-# -- activations ----------------------------------------------------------------------------------------------
-
-
-def _sigmoid(b: Tensor) -> tuple[Tensor, Tensor]:
-    value = torch.sigmoid(b)
-    slope = value * (1 - value)
-    return slope, slope * (1 - 2 * value)
-
-
-def _tanh(b: Tensor) -> tuple[Tensor, Tensor]:
-    value = torch.tanh(b)
-    slope = 1 - value.square()
-    return slope, -2 * value * slope
-
-
-def _gelu(b: Tensor) -> tuple[Tensor, Tensor]:
-    density = torch.exp(-b.square() / 2) / math.sqrt(2 * math.pi)
-    return torch.special.ndtr(b) + b * density, density * (2 - b.square())
-
-
-def _cos(b: Tensor) -> tuple[Tensor, Tensor]:
-    return -torch.sin(b), -torch.cos(b)
-
-
-def _identity(b: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.ones_like(b), torch.zeros_like(b)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The shape of a smooth activation.
-
-    Parameters
-    ----------
-    derivatives : callable
-        From pre-activations to slope and curvature there.
-    second, third : float
-        Largest absolute second and third derivative anywhere, rounded up.
-    """
-
-    derivatives: Callable[[Tensor], tuple[Tensor, Tensor]]
-    second: float
-    third: float
-
-
-CURVES = {
-    "sigmoid": Curve(_sigmoid, 0.09623, 0.125),
-    "tanh": Curve(_tanh, 0.76981, 2.0),
-    "gelu": Curve(_gelu, 0.79789, 0.77058),
-    "cos": Curve(_cos, 1.0, 1.0),
-    "identity": Curve(_identity, 0.0, 0.0),
-}
-"""Every activation but ReLU, which has a kink instead of a curvature."""
-
-
-def _slopes(units: Units) -> Tensor:
-    """Return g'(b), one half at the kink of a ReLU."""
-    bias = units.bias.to(torch.float64)
-    if units.activation == "relu":
-        return 0.5 * (1.0 + torch.sign(bias))
-    return CURVES[units.activation].derivatives(bias)[0]
-
-
-def bend(units: Units, t: Tensor) -> Tensor:
-    """Return ``r(t)`` of every unit: how far it is from its tangent.
-
-    Parameters
-    ----------
-    units : Units
-        The hidden layer.
-    t : Tensor of shape (L,) or (n, L)
-        ``w . z`` of every unit.
-    """
-    bias, activation = units.bias.to(torch.float64), ACTIVATIONS[units.activation]
-    return activation(bias + t) - activation(bias) - _slopes(units) * t
-
-
 # -- the domain -----------------------------------------------------------------------------------------------
 
 
@@ -205,7 +106,7 @@ def rms_norm(model: RidgeModel) -> float:
 
     With a direct link it is exact, since the features are in the statistics. Without, it follows from the energy of the
     units, ``sum_j E(h_j - g(b_j))^2 = sum_j g'(b_j)^2 E(w_j . z)^2``, for units that are affine on the data and weights
-    that prefer no direction. Where units saturate it comes out too small, but such units are far from affine at any radius.
+    that prefer no direction. Where units saturate it comes out too small, but such units are far from affine anyway.
     """
     stats, layer = model.state.reduced(), model.projection
     count = max(stats.count, 1)
@@ -227,7 +128,7 @@ def _norm_from_units(layer: Projection, means: Tensor, squares: Tensor) -> float
     at_zero = ACTIVATIONS[units.activation](units.bias.to(means))
     energy = float((squares / gain**2 - 2 * at_zero * means / gain + at_zero.square()).sum())
     lengths = units.weights.to(means).square().sum(dim=0)
-    per_norm = float(_slopes(units).square() @ lengths) / units.weights.shape[0]
+    per_norm = float(slopes_at_bias(units).square() @ lengths) / units.weights.shape[0]
     return math.sqrt(max(energy, 0.0) / per_norm) if per_norm > 0.0 else math.inf
 
 
@@ -242,99 +143,6 @@ def score_gap(model: RidgeModel, found: LayerMap, readout: Tensor) -> float:
         readout = torch.cat([readout, found.linear / model.projection.scale])
     at_means = means.T @ readout
     return float((at_means.diagonal() - at_means.mean(dim=1)).mean())
-
-
-# -- the bounds -----------------------------------------------------------------------------------------------
-
-
-def ball_bound(units: Units, readout: Tensor, radius: float) -> float:
-    """Return the largest change of any score, for all inputs up to a norm, if units are replaced by their tangents.
-
-    Parameters
-    ----------
-    units : Units
-        The hidden layer.
-    readout : Tensor of shape (L, C)
-        Its class weights.
-    radius : float
-        Norm of features up to which the bound shall hold.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.methods.folding import ball_bound
-    >>> from evergrow.methods.head_maps import Units
-    >>> units = Units(torch.full((1, 1), 0.1), torch.zeros(1), "sigmoid")
-    >>> z = torch.tensor(2.0, dtype=torch.float64)
-    >>> change = abs(torch.sigmoid(0.1 * z) - 0.5 - 0.25 * 0.1 * z)
-    >>> bool(change <= ball_bound(units, torch.ones(1, 1), 2.0) < 1.1 * change)
-    True
-    """
-    size = (readout.to(torch.float64) * units.gain).abs()
-    reach = units.weights.to(torch.float64).norm(dim=0) * radius
-    bias = units.bias.to(torch.float64)
-    if units.activation == "relu":
-        # A unit whose kink lies within reach is off by what lies beyond the kink; one that bends at zero, by half.
-        beyond = torch.where(bias == 0.0, reach / 2, (reach - bias.abs()).clamp_min(0.0))
-        return float((size * beyond[:, None]).sum(dim=0).amax())
-    curve = CURVES[units.activation]
-    kappa = (curve.derivatives(bias)[1].abs() / 2 + curve.third * reach / 6).clamp_max(curve.second / 2)
-    unit_by_unit = float((size * (kappa * reach.square())[:, None]).sum(dim=0).amax())
-    if not unit_by_unit:
-        return 0.0
-    return min(unit_by_unit, radius**2 * _largest_eigenvalue(units.weights, size * kappa[:, None]))
-
-
-def _largest_eigenvalue(weights: Tensor, size: Tensor) -> float:
-    """Return an upper bound of ``lambda_max(W diag(size_c) W^T)`` over columns c.
-
-    Columns in a group share the eigenvalue of their largest entries, so that few decompositions serve many classes.
-    """
-    width, n_units = weights.shape
-    side = min(width, n_units)
-    groups = max(1, min(size.shape[1], int(EFFORT / (2.0 * side * width * n_units + 10.0 * side**3))))
-    order = torch.argsort(size.sum(dim=0))
-    narrow, largest = weights.to(torch.float32), 0.0
-    for columns in torch.tensor_split(order, groups):
-        shared = size[:, columns].amax(dim=1)
-        top = float(shared.amax())
-        if top > 0.0:
-            scaled = narrow * (shared / top).sqrt().to(torch.float32)
-            gram = scaled @ scaled.T if width <= n_units else scaled.T @ scaled
-            largest = max(largest, top * float(torch.linalg.eigvalsh(gram.to(torch.float64))[-1]))
-    return _ROUNDING * largest
-
-
-def ordinary_bound(units: Units, readout: Tensor, radius: float) -> float:
-    """Return the largest change of any score for ordinary inputs up to a norm.
-
-    Parameters
-    ----------
-    units, readout, radius
-        As for :func:`ball_bound`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.methods.folding import ball_bound, ordinary_bound
-    >>> from evergrow.methods.head_maps import Units
-    >>> drawn = torch.randn(64, 500, generator=torch.Generator().manual_seed(0))
-    >>> units, readout = Units(0.01 * drawn, torch.zeros(500), "tanh"), drawn[:3].T
-    >>> ordinary_bound(units, readout, 5.0) < ball_bound(units, readout, 5.0)
-    True
-    """
-    lengths = (readout.to(torch.float64) * units.gain).norm(dim=0)
-    return ORDINARY_MARGIN * float(lengths.amax()) * random_bend(units, radius)
-
-
-def random_bend(units: Units, radius: float) -> float:
-    """Return ``q``, the root of ``E sum_j r_j(w_j . z)^2`` over random directions z of a length."""
-    deviations = units.weights.to(torch.float64).norm(dim=0) * (radius / math.sqrt(units.weights.shape[0]))
-    nodes, shares = np.polynomial.hermite_e.hermegauss(_NODES)
-    total = 0.0
-    for node, share in zip(nodes.tolist(), (shares / shares.sum()).tolist(), strict=True):
-        total += share * float(bend(units, deviations * node).square().sum())
-    return math.sqrt(total)
 
 
 # -- folding --------------------------------------------------------------------------------------------------
@@ -352,8 +160,8 @@ def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None
     tolerance : float
         Largest change of a score, relative to how far a class stands out on average.
     radius : float, optional
-        Norm of features up to which that must hold; by default twice the root mean square norm of those learned. Features
-        that are normalised have norm 1.
+        Norm of features up to which that must hold; by default twice the root mean square norm of those learned.
+        Features that are normalised have norm 1.
 
     Raises
     ------
@@ -385,41 +193,36 @@ def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None
         return found, FoldReport(0, shape, math.inf, "all", 0.0, 1.0, tolerance)
     if found.model is None:
         raise FoldError(
-            f"a layer must have class means to judge a bound by, got none for the {found.units.activation} units of this head"
+            f"a layer must have class means to judge a bound by, got none beside its {found.units.activation} units"
         )
-    report = _judged(found.units, found.readout, found, tolerance, radius)
-    return _tangent(found, found.units, found.readout), report
-
-
-def _judged(units: Units, readout: Tensor, found: LayerMap, tolerance: float, radius: float | None) -> FoldReport:
-    """Return what folding does, or raise :class:`FoldError` if no bound is small enough."""
-    model = found.model
-    if model is None:
-        raise FoldError("a layer must have statistics to be judged by, got none")
     everything = found.normalization != "none" and radius is None
-    reach = (1.0 if everything else RADIUS_MARGIN * rms_norm(model)) if radius is None else float(radius)
-    scale = score_gap(model, found, readout)
-    shape = (units.weights.shape[0] + 1, readout.shape[1])
-    relative = math.inf
+    if radius is None:
+        radius = 1.0 if everything else RADIUS_MARGIN * rms_norm(found.model)
+    if not math.isfinite(radius):
+        raise FoldError("fold_radius must be given, since the norm of the features does not show in the statistics")
+    lines = best_lines(found.units, radius if everything else radius / RADIUS_MARGIN)
     bounds = (("all" if everything else "ball", ball_bound), ("ordinary", ordinary_bound))
+    scale = score_gap(found.model, found, found.readout)
+    shape, relative = (found.units.weights.shape[0] + 1, found.readout.shape[1]), math.inf
     for domain, bound in bounds if scale > 0.0 else ():
-        value = bound(units, readout, reach)
+        value = bound(found.units, lines, found.readout, radius)
         relative = min(relative, value / scale)
         if relative <= tolerance:
-            return FoldReport(len(units.bias), shape, reach, domain, value, scale, tolerance)
+            report = FoldReport(len(found.units.bias), shape, radius, domain, value, scale, tolerance)
+            return _straightened(found, found.units, lines, found.readout), report
     raise FoldError(
-        f"a layer must be affine on the data to be folded, its scores changing by at most {tolerance:g} of the gap between "
-        f"classes, got a bound of {relative:.3g} for {len(units.bias):,} {units.activation} units and features of norm up to "
-        f"{reach:.4g}; export without folding",
+        f"a layer must be affine on the data to be folded, its scores changing by at most {tolerance:g} of the gap "
+        f"between classes, got a bound of {relative:.3g} for {len(found.units.bias):,} {found.units.activation} units "
+        f"and features of norm up to {radius:.4g}; export without folding",
         relative,
     )
 
 
-def _tangent(found: LayerMap, units: Units, readout: Tensor) -> LayerMap:
-    """Return the map with every unit replaced by its tangent at the bias."""
+def _straightened(found: LayerMap, units: Units, lines: Lines, readout: Tensor) -> LayerMap:
+    """Return the map with every unit replaced by its line."""
     readout = readout.to(torch.float64) * units.gain
-    linear = units.weights.to(torch.float64) @ (_slopes(units)[:, None] * readout)
+    linear = units.weights.to(torch.float64) @ (lines.slopes[:, None] * readout)
     if found.linear is not None:
         linear = linear + found.linear
-    constant = found.constant + ACTIVATIONS[units.activation](units.bias.to(torch.float64)) @ readout
+    constant = found.constant + lines.values @ readout
     return replace(found, units=None, readout=None, linear=linear, constant=constant, dtype=torch.float64)

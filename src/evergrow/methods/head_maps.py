@@ -1,7 +1,7 @@
 """What a fitted head computes, as plain matrices: the form in which it leaves evergrow.
 
-Heads keep statistics and solve for their scores when asked. Here the solution is read out of them; this is the one place
-of the export that knows how each head stores it.
+Heads keep statistics and solve for their scores when asked. Here the solution is read out of them; nothing else in
+the export knows how each head stores it.
 """
 
 from __future__ import annotations
@@ -195,6 +195,7 @@ def read_head(head: IncrementalClassifier) -> tuple[HeadMap, float | None]:
     """
     for kind, reader in _READERS:
         if isinstance(head, kind):
+            head._require_fitted()
             head.decision_function(np.zeros((1, head.n_features_in_)))  # whatever is solved when first asked for
             return reader(head)
     known = ", ".join(kind.__name__ for kind, _ in _READERS)

@@ -91,6 +91,8 @@ class ImageClassifier(BaseEstimator, ABC):  # type: ignore[misc]
     """
 
     needs: ClassVar[str] = "images"
+    joint: ClassVar[bool] = False
+    """Whether it learns everything at once, so that only its answers after the last task mean anything."""
     min_first_classes: ClassVar[int] = 1
     backbone: Any
     random_state: Any

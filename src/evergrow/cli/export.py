@@ -1,0 +1,87 @@
+"""``evergrow export``: a model as one ONNX file, for machines without evergrow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evergrow.cli.console import Answer, answering, plural
+from evergrow.cli.models import Running, load_model
+from evergrow.cli.options import Json, ModelFile, Weights
+from evergrow.core.errors import ParameterError
+
+if TYPE_CHECKING:
+    from evergrow.methods.export import ExportReport
+
+
+@answering
+def export_command(
+    model: ModelFile,
+    onnx: Annotated[Path, typer.Option("--onnx", help="File to write, by custom ending in .onnx.")],
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Replace hidden layer and class weights by one matrix, if the bound allows.")
+    ] = False,
+    fold_tolerance: Annotated[
+        float | None, typer.Option(help="Largest change of a score, as a share of the gap between classes: 0.05.")
+    ] = None,
+    fold_radius: Annotated[
+        float | None, typer.Option(help="Norm of features up to which that holds; twice the usual one by default.")
+    ] = None,
+    opset: Annotated[int, typer.Option(help="Version of ONNX's operators, from 17.")] = 18,
+    check: Annotated[
+        bool | None,
+        typer.Option("--check/--no-check", help="Compare with onnxruntime before writing; where it is, the default."),
+    ] = None,
+    head_only: Annotated[
+        bool, typer.Option("--head-only", help="Leave the backbone out: the input is features. The way for texts.")
+    ] = False,
+    weights: Weights = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: Json = False,
+) -> Answer:
+    """Write a model as one ONNX file: from pixels to scores and labels, without evergrow or torch.
+
+    Its input is [bold]pixels[/bold], bytes of shape (n, 3, height, width), resized and cropped as its metadata say;
+    normalisation, backbone, layer and class weights are in the graph. The labels are in the metadata.
+
+    For example:
+
+      evergrow export birds.evg --onnx birds.onnx
+
+      evergrow export birds.evg --onnx birds.onnx --fold
+
+      evergrow export intents.evg --onnx intents.onnx --head-only
+
+    Exit codes: 0 written, 2 it cannot be exported or folded, or the file exists, and nothing was written.
+    """
+    from evergrow.methods.export import ExportConfig, export_learner
+
+    if onnx.exists() and not force:
+        raise ParameterError(f"--onnx must not exist yet, got {onnx}; add --force to replace it")
+    config = ExportConfig(fold=fold, fold_radius=fold_radius, opset=opset, check=check)
+    if fold_tolerance is not None:
+        config = replace(config, fold_tolerance=fold_tolerance)
+    learner = load_model(model, Running(device="cpu", weights=weights, quiet=True))
+    report = export_learner(learner, onnx, config=config, head_only=head_only)
+    return Answer({"model": str(model), **report.to_dict()}, _lines(report))
+
+
+def _lines(report: ExportReport) -> list[str]:
+    shape = ", ".join(str(size) for size in report.input["shape"])
+    classes = plural(report.n_classes, "class", "classes")
+    lines = [
+        f"{report.path}: {report.input['name']}, {report.input['type']} ({shape}), to {classes}; "
+        f"{report.nbytes / 2**20:.1f} MiB, operator set {report.opset}, in {report.seconds:.1f} s",
+    ]
+    if report.fold is not None:
+        lines.append(report.fold.summary())
+    if report.check is None:
+        lines.append("not checked: pip install 'evergrow[onnx]' brings onnxruntime")
+    else:
+        said = f"checked: onnxruntime's scores differ by {report.check.difference:.1g} of their spread"
+        more = f", folding changes them by {report.check.from_folding:.1g}" if report.fold is not None else ""
+        lines.append(f"{said}{more} ({report.check.rows} random inputs)")
+    return lines

@@ -1,0 +1,117 @@
+"""``evergrow fit``: a model from a folder of pictures, a table of texts or features."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evergrow.cli.console import Answer, answering, percent, plural
+from evergrow.cli.models import Running, change_values, check_target, classes_note, model_line, skipped_caution
+from evergrow.cli.options import Cache, Data, Device, Json, OnError, OnErrorOption, Weights
+from evergrow.core.errors import ParameterError
+
+if TYPE_CHECKING:
+    from evergrow.methods.intake import Samples
+    from evergrow.methods.learner import Learner
+
+
+@answering
+def fit_command(
+    data: Data,
+    model: Annotated[Path, typer.Option("--model", "-m", help="File to write, by custom ending in .evg.")],
+    backbone: Annotated[
+        str, typer.Option(help="auto takes the best one on this machine; or a name such as tf_efficientnet_lite0.")
+    ] = "auto",
+    method: Annotated[str, typer.Option(help="One of those that evergrow methods lists.")] = "scl-mgsm",
+    settings: Annotated[str, typer.Option(help="recommended, or paper for the published ones.")] = "recommended",
+    units: Annotated[int | None, typer.Option(min=1, help="Width of the random layer: wider is slower.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the layer and of --holdout.")] = 0,
+    holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
+    on_error: OnErrorOption = OnError.RAISE,
+    cache: Cache = True,
+    device: Device = "auto",
+    weights: Weights = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model, keeping what it was for rollback.")] = False,
+    as_json: Json = False,
+) -> Answer:
+    """Learn a first set of classes and write a model file.
+
+    Of data with a training and a test part the training part is learned, else all of it but --holdout.
+
+    For example:
+
+      evergrow fit birds/ -m birds.evg
+
+      evergrow fit intents.csv -m intents.evg --holdout 0.2
+
+      evergrow fit features.npz -m model.evg --units 1000 --seed 7
+
+    Exit codes: 0 learned, 1 learned but pictures were left out (--on-error skip), 2 bad input or the model exists, and
+    nothing written, 3 another process is changing the model, 130 interrupted and nothing written.
+    """
+    from evergrow.methods.learner import Learner
+    from evergrow.methods.modelfile import commit
+
+    check_target("--model", model, force=force)
+    if not 0 <= holdout < 1:
+        raise ParameterError(f"--holdout must be a share from 0 to below 1, got {holdout:g}")
+    running = Running(on_error, cache, device, weights, as_json)
+    learner = Learner(
+        backbone,
+        method,
+        settings=settings,
+        options=None if units is None else {"n_units": units},
+        weights=weights,
+        device=device,
+        random_state=seed,
+        cache=running.keeping,
+        extract=running.extract,
+    )
+    started = time.perf_counter()
+    samples, held = _read(data, holdout, seed)
+    learner.fit(samples)
+    commit(model, learner)
+    return _answer(model, learner, samples, held, time.perf_counter() - started)
+
+
+def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None]:
+    """Return what to learn and what to test with."""
+    import numpy as np
+
+    from evergrow.methods.intake import read_labelled
+    from evergrow.streams.found import stratified_split
+    from evergrow.streams.options import DataOptions
+
+    samples = read_labelled(data, "train")
+    if not holdout:
+        return samples, None
+    names, codes = np.unique(samples.required_labels(), return_inverse=True)
+    options = DataOptions(test_size=holdout, seed=seed)
+    keep, hold, _ = stratified_split(codes.astype(np.int64), names.tolist(), options)
+    return samples.take(keep), samples.take(hold)
+
+
+def _answer(path: Path, learner: Learner, samples: Samples, held: Samples | None, seconds: float) -> Answer:
+    change, info = learner.history_[-1], learner.info()
+    spec = info["backbone"] or {}
+    tested = None if held is None else learner.evaluate(held)
+    values: dict[str, Any] = change_values(
+        path,
+        learner,
+        change,
+        seconds=seconds,
+        kind=info["kind"],
+        backbone=spec.get("name"),
+        reason=spec.get("reason", ""),
+        n_units=info["n_units"],
+        holdout=None if tested is None else {"n_samples": tested.n_known, "accuracy": tested.accuracy},
+    )
+    lines = [f"learned {plural(change.samples, 'sample')}{classes_note(change.classes, 'new')} in {seconds:.1f} s"]
+    if spec:
+        lines.append(f"backbone: {spec.get('reason') or spec['name']}")
+    if tested is not None:
+        lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
+    return Answer(values, [*lines, model_line(path, learner)], skipped_caution(len(samples), change.samples))

@@ -1,0 +1,134 @@
+"""``evergrow inspect``: what a model knows, what it is made of, and what happened to it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from evergrow.cli.console import Answer, answering, facts, listed, plural, table
+from evergrow.cli.models import load_model
+from evergrow.cli.options import Json, ModelFile
+
+_CLASSES, _CHANGES = 20, 10
+
+
+@answering
+def inspect_command(
+    model: ModelFile,
+    numerics: Annotated[
+        bool,
+        typer.Option(
+            "--numerics/--no-numerics", help="Effective rank and conditioning: seconds, for wide layers more."
+        ),
+    ] = True,
+    full: Annotated[bool, typer.Option("--full", help="List all classes and all changes.")] = False,
+    as_json: Json = False,
+) -> Answer:
+    """Show what a model knows: its classes and counts, layer, backbone, preprocessing and history. Loads no backbone.
+
+    For example:
+
+      evergrow inspect birds.evg
+
+      evergrow inspect birds.evg --no-numerics --json
+
+    Exit codes: 0 shown, 2 no model or a damaged one.
+    """
+    from evergrow.methods.modelfile import history
+
+    # The file's own history, which knows what was rolled back too.
+    changes = [change.to_dict() for change in history(model)]
+    info = {**load_model(model).info(numerics=numerics), "history": changes}
+    size = model.stat().st_size
+    lines = [*facts(_about(info, size)), "", *_classes(info["classes"], full), "", *_history(info["history"], full)]
+    return Answer({"model": str(model), "bytes": size, **info}, lines)
+
+
+def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
+    return [
+        ("classes", f"{info['n_classes']:,}"),
+        ("samples learned", f"{info['n_samples']:,}"),
+        ("method", f"{info['method']}, {info['settings']} settings{_options(info['options'])}"),
+        ("layer", _layer(info)),
+        ("numerics", _numerics(info.get("numerics"))),
+        ("backbone", _backbone(info["backbone"])),
+        ("preprocessing", _preprocessing(info["backbone"])),
+        ("unknown things", _novelty(info["novelty"])),
+        ("revision", str(info["revision"])),
+        ("file", f"{size / 1e6:.1f} MB"),
+    ]
+
+
+def _options(options: dict[str, Any]) -> str:
+    return "".join(f", {name} = {value}" for name, value in options.items())
+
+
+def _layer(info: dict[str, Any]) -> str:
+    if info["n_units"] is None:
+        return ""
+    found = info.get("numerics") or {}
+    status = f", {found['status']}" if found.get("status") else ""
+    return f"{info['n_units']:,} units on {info['n_features']:,} features{status}"
+
+
+def _numerics(found: dict[str, Any] | None) -> str:
+    if not found:
+        return ""
+    return (
+        f"effective rank {found['effective_rank']:.0f}, condition number {found['condition_number']:.1e}, "
+        f"ridge {found['alpha']:.2g}, {found['solver']} statistics of {found['state_bytes'] / 1e6:.1f} MB"
+    )
+
+
+def _backbone(spec: dict[str, Any] | None) -> str:
+    if spec is None:
+        return "none: samples are feature vectors"
+    origin = str(spec["weights"]).partition(":")[0]
+    return f"{spec['name']} for {spec['kind']}s, {origin} weights {str(spec['weights_hash'])[:12]}"
+
+
+def _preprocessing(spec: dict[str, Any] | None) -> str:
+    if spec is None or not spec["preprocessing"]:
+        return ""
+    settings = ", ".join(f"{name} {_short(value)}" for name, value in spec["preprocessing"].items())
+    return f"{spec['preset']}: {settings}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "x".join(_short(item) for item in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _novelty(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "not calibrated"
+    return f"above novelty {found['threshold']:.4g} at {100 * found['false_alarm']:g} % false alarms, from " + plural(
+        found["calibrated_on"], "held-out sample"
+    )
+
+
+def _classes(classes: list[dict[str, Any]], full: bool) -> list[str]:
+    shown = classes if full else classes[:_CLASSES]
+    lines = table(["class", "samples"], [[row["name"], f"{row['samples']:,}"] for row in shown], right=["samples"])
+    rest = len(classes) - len(shown)
+    return [*lines, f"(and {rest} more: --full)"] if rest else lines
+
+
+def _history(changes: list[dict[str, Any]], full: bool) -> list[str]:
+    shown = changes if full else changes[-_CHANGES:]
+    rows = [
+        [str(row["revision"]), row["when"][:19].replace("T", " "), row["what"], f"{row['samples']:,}", _what(row)]
+        for row in reversed(shown)
+    ]
+    lines = table(["revision", "when (UTC)", "what", "samples", "classes"], rows, right=["revision", "samples"])
+    rest = len(changes) - len(shown)
+    return [*lines, f"(and {rest} earlier: --full)"] if rest else lines
+
+
+def _what(change: dict[str, Any]) -> str:
+    names = change["classes"]
+    sign = "-" if change["what"] in ("forget", "unlearn") else "+"
+    said = f"{sign}{len(names)}: {listed(names, 3)}" if names else ""
+    return "; ".join(part for part in (said, change["note"]) if part)

@@ -1,0 +1,132 @@
+"""Opening models and telling what became of them, the same way in every command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evergrow.cli.console import listed, plural
+from evergrow.cli.options import OnError
+from evergrow.core.errors import ParameterError
+
+if TYPE_CHECKING:
+    from evergrow.methods.changes import Change
+    from evergrow.methods.learner import Learner
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a model's backbone is to be run.
+
+    Parameters
+    ----------
+    on_error : OnError
+        What to do about pictures that cannot be read.
+    cache : bool
+        Whether features are kept and fetched.
+    device : str
+        Where to compute.
+    weights : str or None
+        Where the backbone's weights are, if not where they were.
+    quiet : bool
+        Whether progress bars are out of place.
+    """
+
+    on_error: OnError = OnError.RAISE
+    cache: bool = True
+    device: str = "auto"
+    weights: str | None = None
+    quiet: bool = False
+
+    @property
+    def keeping(self) -> bool | None:
+        """The cache as a learner takes it."""
+        return None if self.cache else False
+
+    @property
+    def extract(self) -> dict[str, Any]:
+        """Settings of the extraction as a learner takes them."""
+        return {"on_error": self.on_error.value, "progress": not self.quiet and sys.stderr.isatty()}
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Settings of :meth:`evergrow.Learner.load`."""
+        device = None if self.device == "auto" else self.device
+        return {"weights": self.weights, "device": device, "cache": self.keeping, "extract": self.extract}
+
+
+def load_model(path: Path, running: Running | None = None) -> Learner:
+    """Return a model to be asked, not changed."""
+    from evergrow.methods.modelfile import open_model
+
+    return open_model(path, **(running or Running()).loading)
+
+
+@contextmanager
+def changing_model(path: Path, running: Running | None = None, *, wait: bool = False) -> Iterator[Learner]:
+    """Yield a model that nobody else changes meanwhile; what is not committed is lost."""
+    from evergrow.methods.modelfile import locked_model
+
+    with locked_model(path, wait=wait, **(running or Running()).loading) as learner:
+        yield learner
+
+
+def check_target(name: str, path: Path, *, force: bool = True) -> None:
+    """Refuse a file that could not be written, before any work is done for it.
+
+    Parameters
+    ----------
+    name : str
+        The option, for messages.
+    path : Path
+        The file.
+    force : bool
+        Whether an existing file may be replaced.
+    """
+    if path.is_dir():
+        raise ParameterError(f"{name} must be a file, got the folder {path}")
+    if not path.absolute().parent.is_dir():
+        raise ParameterError(f"{name} must be in an existing folder, got {path}")
+    if path.exists() and not force:
+        raise ParameterError(
+            f"{name} must be a new file, got {path}, which exists: 'evergrow update' teaches it more, --force "
+            "replaces it and keeps what it was for rollback"
+        )
+
+
+def change_values(path: Path, learner: Learner, change: Change, **more: Any) -> dict[str, Any]:
+    """Return a change and the model after it as plain values."""
+    return {
+        "model": str(path),
+        "revision": learner.revision_,
+        "samples": change.samples,
+        "classes": list(change.classes),
+        "n_classes": len(learner.classes_),
+        "n_samples": sum(learner.n_samples_.values()),
+        **more,
+    }
+
+
+def model_line(path: Path, learner: Learner) -> str:
+    """Return one line on what a model knows now."""
+    known = plural(len(learner.classes_), "class", "classes")
+    samples = plural(sum(learner.n_samples_.values()), "sample")
+    return f"{path} knows {known} from {samples} (revision {learner.revision_})"
+
+
+def classes_note(classes: tuple[str, ...], what: str) -> str:
+    """Return which classes came or went, in brackets; nothing where none did."""
+    if not classes:
+        return ""
+    return f" ({plural(len(classes), f'{what} class', f'{what} classes')}: {listed(classes)})"
+
+
+def skipped_caution(given: int, learned: int) -> list[str]:
+    """Return a caution about samples that could not be read; the warning before it has named them."""
+    if given == learned:
+        return []
+    return [f"{given - learned} of {plural(given, 'picture')} could not be read and were left out"]

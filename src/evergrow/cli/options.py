@@ -1,0 +1,48 @@
+"""Arguments and options that several commands share, so that they read and behave the same everywhere."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class OnError(str, Enum):
+    """What to do about a picture that cannot be read."""
+
+    RAISE = "raise"
+    SKIP = "skip"
+
+
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="The model file.", show_default=False)]
+
+Data = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATA",
+        help="Folder with a subfolder per class, .csv or .jsonl table of text,label or path,label, .npz of features.",
+        show_default=False,
+    ),
+]
+
+Json = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")]
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...: where to compute.")]
+
+Weights = Annotated[
+    str | None, typer.Option(help="The backbone's weights, if not where they were: a file, bundled or hub.")
+]
+
+Cache = Annotated[bool, typer.Option("--cache/--no-cache", help="Keep features, so that pictures are looked at once.")]
+
+OnErrorOption = Annotated[
+    OnError, typer.Option("--on-error", help="Pictures that cannot be read: stop, or leave them out and say so.")
+]
+
+FalseAlarm = Annotated[
+    float, typer.Option("--false-alarm", help="Share of known things that may be called unknown, between 0 and 1.")
+]
+
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for another process that changes the model.")]

@@ -1,0 +1,318 @@
+"""``evergrow predict``: ask a model about pictures, texts or feature vectors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evergrow.cli.console import Answer, answering, listed, one_line, percent, plural, table
+from evergrow.cli.models import Running, check_target, load_model
+from evergrow.cli.options import Cache, Device, FalseAlarm, Json, ModelFile, OnError, OnErrorOption, Weights
+from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from evergrow.methods.intake import Samples
+    from evergrow.methods.learner import Learner
+
+STDIN = "-"
+UNKNOWN = "(unknown)"
+
+
+class Format(str, Enum):
+    """How answers are written."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
+@answering
+def predict_command(
+    model: ModelFile,
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ITEMS",
+            help="Pictures, folders of pictures, .txt/.csv/.jsonl files of texts, .npy/.npz of features; - reads "
+            "standard input: one file name, or for a text model one text, per line.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[list[str] | None, typer.Option("--text", "-t", help="A text to ask about; repeatable.")] = None,
+    top: Annotated[int, typer.Option("--top", "-k", min=1, help="How many classes to show of each.")] = 1,
+    reject_unknown: Annotated[
+        bool, typer.Option("--reject-unknown", help="Say so where something belongs to no learned class.")
+    ] = False,
+    false_alarm: FalseAlarm = 0.05,
+    format: Annotated[Format, typer.Option("--format", "-f", help="How to write the answers.")] = Format.TABLE,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write them to, in one step.")] = None,
+    on_error: OnErrorOption = OnError.RAISE,
+    cache: Cache = True,
+    device: Device = "auto",
+    weights: Weights = None,
+    as_json: Json = False,
+) -> Answer:
+    """Say what pictures or texts show.
+
+    For example:
+
+      evergrow predict birds.evg photo.jpg --top 3
+
+      evergrow predict birds.evg photos/ --reject-unknown --format csv --out answers.csv
+
+      ls photos/*.jpg | evergrow predict birds.evg - --format jsonl
+
+      evergrow predict intents.evg --text "where is my parcel"
+
+    Exit codes: 0 answered, 1 answered but some could not be read (--on-error skip), 2 bad input, 130 interrupted.
+    """
+    if out is not None:
+        check_target("--out", out)
+    learner = load_model(model, Running(on_error, cache, device, weights, as_json))
+    asked = gather(learner.info()["kind"], list(items or ()), list(text or ()))
+    answers = ask(learner, asked, top=top, false_alarm=false_alarm if reject_unknown else None)
+    cautions = []
+    if answers.left_out:
+        names = [name for name, _ in answers.left_out]
+        cautions.append(f"{plural(len(names), 'item')} could not be read and have no answer: {listed(names)}")
+    values: dict[str, Any] = {"model": str(model), "answered": len(answers.rows), "left_out": dict(answers.left_out)}
+    lines = answers.lines(format)
+    if out is not None:
+        _write(out, lines)
+        values["out"] = str(out)
+        return Answer(values, [f"{plural(len(answers.rows), 'answer')} in {out}"], cautions)
+    return Answer({**values, "predictions": [row.to_dict() for row in answers.rows]}, lines, cautions)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The answer about one item.
+
+    Parameters
+    ----------
+    item : str
+        Its name.
+    ranked : list of (str, float)
+        Likely classes with their probability or score, the likeliest first.
+    novelty : float or None
+        How unlike anything learned it is, where that was asked for.
+    unknown : bool or None
+        Whether it belongs to no learned class, where that was asked for.
+    """
+
+    item: str
+    ranked: list[tuple[str, float]]
+    novelty: float | None = None
+    unknown: bool | None = None
+    measure: str = "probability"
+
+    @property
+    def answer(self) -> str | None:
+        """The class, or None for an unknown thing."""
+        return None if self.unknown else self.ranked[0][0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        values: dict[str, Any] = {"item": self.item, "class": self.answer, self.measure: self.ranked[0][1]}
+        if self.unknown is not None:
+            values |= {"unknown": self.unknown, "novelty": self.novelty}
+        return {**values, "top": [{"class": name, self.measure: value} for name, value in self.ranked]}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers about all items, and what could not be read."""
+
+    rows: list[Row]
+    measure: str
+    rejects: bool
+    top: int
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    def lines(self, format: Format) -> list[str]:
+        """Return the answers as lines of a table, of CSV or of JSON."""
+        if format is Format.JSONL:
+            return [json.dumps(row.to_dict()) for row in self.rows]
+        return self._csv() if format is Format.CSV else self._table()
+
+    def _csv(self) -> list[str]:
+        columns = ["item", "class", self.measure, *(["unknown", "novelty"] if self.rejects else [])]
+        ranks = range(1, self.top + 1) if self.top > 1 else ()
+        columns += [f"{name}_{rank}" for rank in ranks for name in ("class", self.measure)]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        for row in self.rows:
+            cells = [row.item, row.answer or "", f"{row.ranked[0][1]:.6g}"]
+            if self.rejects:
+                cells += [str(bool(row.unknown)).lower(), f"{row.novelty:.6g}"]
+            if ranks:
+                cells += [cell for name, value in row.ranked for cell in (name, f"{value:.6g}")]
+            writer.writerow(cells)
+        return text.getvalue().removesuffix("\n").split("\n")
+
+    def _table(self) -> list[str]:
+        columns = ["item", "class", self.measure]
+        cells = []
+        for row in self.rows:
+            first = UNKNOWN if row.unknown else row.ranked[0][0]
+            cells.append([row.item, first, self._shown(row.ranked[0][1])])
+            rest = row.ranked if row.unknown and self.top > 1 else row.ranked[1:]
+            cells += [["", name, self._shown(value)] for name, value in rest]
+        return table(columns, cells, right=[self.measure])
+
+    def _shown(self, value: float) -> str:
+        return percent(value) if self.measure == "probability" else f"{value:.4g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What is asked about: the samples, and a name of each for people."""
+
+    samples: Samples
+    names: list[str]
+
+
+# -- what is asked about ------------------------------------------------------------------------------------
+
+
+def gather(kind: str, items: list[str], texts: list[str]) -> Asked:
+    """Return the samples that the arguments name.
+
+    Parameters
+    ----------
+    kind : {"image", "text", "features"}
+        What the model takes.
+    items : list of str
+        Arguments: paths, or ``-`` for standard input.
+    texts : list of str
+        Texts given as such.
+    """
+    if texts and kind != "text":
+        raise InputError(f"--text must be left out for a model of {_kinds(kind)}, got {texts[0]!r}")
+    if items.count(STDIN) > 1:
+        raise ParameterError("- must be given once, since standard input can be read once")
+    if kind == "text":
+        return _texts(items, texts)
+    return _vectors(items) if kind == "features" else _pictures(items)
+
+
+def _kinds(kind: str) -> str:
+    return {"image": "pictures", "text": "texts"}.get(kind, "feature vectors")
+
+
+def _texts(items: list[str], texts: list[str]) -> Asked:
+    from evergrow.methods.intake import read_items
+
+    found: list[str] = []
+    for item in items:
+        if item == STDIN:
+            found += [line.strip() for line in sys.stdin if line.strip()]
+            continue
+        if not os.path.isfile(item):
+            raise DatasetNotFoundError(
+                f"ITEMS must be existing files of texts, got {item!r}; give a text itself by --text {_quoted(item)}"
+            )
+        samples = read_items(Path(item), "text").raw_items()
+        found += [samples.raw(row) for row in range(len(samples))]
+    found += texts
+    if not found:
+        raise InputError("ITEMS must hold at least one text, got none: name a file, give --text or pipe lines into -")
+    return Asked(read_items(found, "text"), [one_line(text) for text in found])
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '\\"') + '"'
+
+
+def _vectors(items: list[str]) -> Asked:
+    from evergrow.methods.intake import read_items
+
+    if len(items) != 1 or items[0] == STDIN:
+        raise InputError(f"ITEMS must be one .npy or .npz file, since the model takes feature vectors, got {items}")
+    samples = read_items(Path(items[0]), "features")
+    return Asked(samples, samples.names())
+
+
+def _pictures(items: list[str]) -> Asked:
+    """Return pictures by the names they were given by; a single folder stays one, so that it is found in the cache."""
+    from evergrow.methods.intake import read_items
+
+    names: list[str] = []
+    for item in items:
+        if item == STDIN:
+            names += [line.strip("\r\n") for line in sys.stdin if line.strip()]
+        else:
+            names.append(item)
+    if not names:
+        raise InputError("ITEMS must hold at least one picture, got none: name files or folders, or pipe names into -")
+    if len(names) == 1 and os.path.isdir(names[0]):
+        samples = read_items(Path(names[0]), "image")
+        return Asked(samples, [os.path.join(names[0], name) for name in samples.names()])
+    files: list[str] = []
+    for name in names:
+        if os.path.isdir(name):
+            files += [os.path.join(name, below) for below in read_items(Path(name), "image").names()]
+        else:
+            files.append(name)
+    return Asked(read_items([Path(file) for file in files], "image"), files)
+
+
+# -- answers ------------------------------------------------------------------------------------------------
+
+
+def ask(learner: Learner, asked: Asked, *, top: int = 1, false_alarm: float | None = None) -> Answers:
+    """Return the answers of a model; every item goes through the backbone once at most.
+
+    Parameters
+    ----------
+    learner : Learner
+        The model.
+    asked : Asked
+        What to ask about.
+    top : int
+        How many classes to give of each.
+    false_alarm : float, optional
+        Share of known things that may be called unknown; None rejects nothing.
+    """
+    threshold = None if false_alarm is None else learner.threshold(false_alarm)
+    features = learner.features(asked.samples)
+    measure = "probability" if hasattr(learner.head_, "predict_proba") else "score"
+    values = learner.predict_proba(features.X) if measure == "probability" else learner.decision_function(features.X)
+    novelty = None if threshold is None else learner.novelty_score(features.X)
+    ranked = _ranked(learner.classes_, values, top)
+    rows = []
+    for place, row in enumerate(features.rows.tolist()):
+        if threshold is None or novelty is None:
+            rows.append(Row(asked.names[row], ranked[place], measure=measure))
+        else:
+            score = float(novelty[place])
+            rows.append(Row(asked.names[row], ranked[place], score, score > threshold, measure))
+    return Answers(rows, measure, threshold is not None, min(top, len(learner.classes_)), features.failures)
+
+
+def _ranked(classes: NDArray[np.str_], values: NDArray[np.float64], top: int) -> list[list[tuple[str, float]]]:
+    order = (-values).argsort(axis=1, kind="stable")[:, :top]
+    return [
+        [(str(classes[column]), float(values[row, column])) for column in columns]
+        for row, columns in enumerate(order.tolist())
+    ]
+
+
+def _write(out: Path, lines: list[str]) -> None:
+    from evergrow.core.files import atomic_path
+
+    with atomic_path(out) as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,83 @@
+"""``evergrow spawn`` and ``merge``: learn in several places and add it up, exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evergrow.cli.console import Answer, answering, plural
+from evergrow.cli.models import change_values, check_target, classes_note, load_model, model_line
+from evergrow.cli.options import Json, ModelFile
+from evergrow.core.errors import ParameterError
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="File to write.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file, keeping what it was for rollback.")]
+
+
+@answering
+def spawn_command(model: ModelFile, output: Output, as_json: Json = False) -> Answer:
+    """Write an empty model with the same backbone and layer, to be taught elsewhere and merged back.
+
+    For example:
+
+      evergrow spawn birds.evg -o worker.evg
+
+      evergrow update worker.evg their-birds/
+
+      evergrow merge birds.evg worker.evg -o all.evg
+
+    Exit codes: 0 written, 2 bad input or the file exists.
+    """
+    check_target("--output", output, force=False)
+    load_model(model).spawn().save(output)  # a beginning, not a change: its history starts with what it is taught
+    values = {"model": str(output), "parent": str(model), "n_classes": 0}
+    return Answer(values, [f"{output} has the layer of {model} and knows nothing yet: teach it with evergrow update"])
+
+
+@answering
+def merge_command(
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODEL MODEL...", help="Models to add up.", show_default=False)
+    ],
+    output: Output,
+    base: Annotated[
+        Path | None, typer.Option("--base", help="The model that all began as copies of: it is counted once.")
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> Answer:
+    """Add up what several models know: exactly as if one had learned everything. Needs no data and no backbone.
+
+    They must share a layer: all but one made by [bold]spawn[/bold], or all copies of one model, given as --base, that
+    learned more. What would be counted twice is refused.
+
+    For example:
+
+      evergrow merge birds.evg worker.evg -o all.evg
+
+      evergrow merge berlin.evg paris.evg -o all.evg --base start.evg
+
+    Exit codes: 0 merged, 2 they do not go together or the file exists, and nothing written, 3 another process is
+    changing the output.
+    """
+    from evergrow.methods.modelfile import commit
+
+    if len(models) < 2:
+        raise ParameterError(f"MODEL must be given at least twice, got {len(models)}")
+    check_target("--output", output, force=force)
+    learner, origin = load_model(models[0]), None if base is None else load_model(base)
+    known = set(learner.classes_.tolist())
+    samples = sum(learner.n_samples_.values())
+    for path in models[1:]:
+        learner.merge(load_model(path), base=origin)
+    commit(output, learner)
+    added = sum(learner.n_samples_.values()) - samples
+    news = tuple(name for name in learner.classes_.tolist() if name not in known)
+    lines = [
+        f"added {plural(added, 'sample')}{classes_note(news, 'new')} to what {models[0]} knows",
+        model_line(output, learner),
+    ]
+    values = change_values(output, learner, learner.history_[-1], merged=[str(path) for path in models])
+    return Answer({**values, "samples": added, "classes": list(news)}, lines)

@@ -1,0 +1,85 @@
+"""scikit-learn's estimator contract, kept without importing scikit-learn: that alone takes as long as importing torch.
+
+Its tools (``clone``, pipelines, grid search, the conformance suite) ask for methods, not for a base class. What they
+need beyond plain Python is imported when they call.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import numpy as np
+from typing_extensions import Self
+
+from evergrow.core.errors import NotFittedError, ParameterError
+from evergrow.core.registry import nearest
+
+
+class Estimator:
+    """Parameters, representation, score and tags of a classifier, as scikit-learn's tools expect them."""
+
+    @classmethod
+    def _param_names(cls) -> list[str]:
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        return sorted(item.name for item in parameters if item.kind in kinds)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the constructor's arguments by name."""
+        values: dict[str, Any] = {}
+        for name in self._param_names():
+            value = values[name] = getattr(self, name)
+            if deep and hasattr(value, "get_params") and not isinstance(value, type):
+                values.update((f"{name}__{key}", item) for key, item in value.get_params().items())
+        return values
+
+    def set_params(self, **params: Any) -> Self:
+        """Set constructor arguments by name; unknown ones are refused."""
+        known = self._param_names()
+        for name, value in params.items():
+            if name not in known:
+                raise ParameterError(
+                    f"parameter of {type(self).__name__} must be known, got {name!r}; nearest: {nearest(name, known)}"
+                )
+            setattr(self, name, value)
+        return self
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the accuracy on labelled samples."""
+        right = np.asarray(self.predict(X)) == np.asarray(y)  # type: ignore[attr-defined]
+        return float(np.average(right, weights=sample_weight))
+
+    def __repr__(self) -> str:
+        defaults = {item.name: item.default for item in inspect.signature(type(self).__init__).parameters.values()}
+        values = self.get_params(deep=False).items()
+        changed = [f"{name}={value!r}" for name, value in values if not _same(value, defaults[name])]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from sklearn.utils import estimator_html_repr
+
+        return {"text/plain": repr(self), "text/html": estimator_html_repr(self)}
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, Tags, TargetTags
+
+        return Tags("classifier", TargetTags(required=True), classifier_tags=ClassifierTags())
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and repr(value) == repr(default))
+
+
+def not_fitted(message: str) -> NotFittedError:
+    """Return evergrow's error as one that is scikit-learn's too."""
+    return _learner_not_fitted_error()(message)
+
+
+@functools.cache
+def _learner_not_fitted_error() -> type[NotFittedError]:
+    from sklearn.exceptions import NotFittedError as Theirs
+
+    about = "A learner was asked for an answer before it learned anything: evergrow's error and scikit-learn's."
+    return type("LearnerNotFittedError", (NotFittedError, Theirs), {"__module__": __name__, "__doc__": about})

@@ -1,0 +1,240 @@
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tests.cli.conftest import NAMES, clouds, write_features
+
+from evergrow.methods.learner import Learner
+from evergrow.methods.modelfile import locked_model, open_model
+
+
+def test_update_equals_learning_everything_on_the_same_layer(shell, model, later):
+    worker = open_model(model).spawn()
+    values = shell.json("update", model, later)
+    assert values["classes"] == list(NAMES[3:])
+    assert values["samples"] == 60
+    assert values["n_samples"] == 120
+    (X, y), (Z, z) = clouds(NAMES[:3], 20, 0), clouds(NAMES[3:], 20, 1)
+    worker.partial_fit((np.concatenate([X, Z]), np.concatenate([y, z])))
+    asked, _ = clouds(NAMES, 5, 9)
+    mine, theirs = open_model(model).decision_function(asked), worker.decision_function(asked)
+    np.testing.assert_allclose(mine, theirs, atol=1e-6 * np.abs(theirs).max())
+
+
+def test_update_says_what_it_did(shell, model, later):
+    output = shell.run("update", model, later).stdout
+    assert "learned 60 samples (3 new classes: dog, eel, fox) in " in output
+    assert "m.evg knows 6 classes from 120 samples (revision 2)" in output
+
+
+def test_same_data_twice_deserves_a_look(shell, model, later):
+    shell.run("update", model, later)
+    values = shell.json("update", model, later, code=1)
+    assert "learned before and now count twice" in values["warnings"][0]
+    assert values["n_samples"] == 180
+
+
+def test_name_that_differs_in_case_is_a_warning(shell, model):
+    X, _ = clouds(NAMES[:1], 20, 5)
+    np.savez("case.npz", X_train=X, y_train=np.repeat(["Ant"], 20), X_test=X[:2], y_test=np.repeat(["Ant"], 2))
+    values = shell.json("update", model, "case.npz")
+    assert any("'Ant' is new but differs from 'ant'" in line for line in values["warnings"])
+
+
+def test_forget(shell, model):
+    values = shell.json("forget", model, "bee")
+    assert values["classes"] == ["bee"]
+    assert values["samples"] == 20
+    assert open_model(model).classes_.tolist() == ["ant", "cat"]
+    assert "forgot 20 samples (1 whole class: ant)" in shell.run("forget", model, "ant").stdout
+
+
+def test_unlearn_equals_never_having_learned(shell, model, later):
+    before = open_model(model)
+    shell.run("update", model, later)
+    values = shell.json("unlearn", model, later)
+    assert values["classes"] == list(NAMES[3:])
+    asked, _ = clouds(NAMES[:3], 5, 9)
+    mine, theirs = open_model(model).decision_function(asked), before.decision_function(asked)
+    np.testing.assert_allclose(mine, theirs, atol=1e-6 * np.abs(theirs).max())
+
+
+def test_rollback_gives_the_bytes_back(shell, model, later):
+    states = [model.read_bytes()]
+    shell.run("update", model, later)
+    states.append(model.read_bytes())
+    shell.run("forget", model, "fox")
+    assert "undid forget" in shell.run("rollback", model).stdout
+    assert model.read_bytes() == states[1]
+    shell.run("forget", model, "fox")
+    values = shell.json("rollback", model, "-n", 2)
+    assert model.read_bytes() == states[0]
+    assert values["n_classes"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["update", "m.evg", "empty"], "empty must hold one folder per class"),
+        (["update", "m.evg", "nothing.csv"], "nothing.csv must hold at least one row, got none"),
+        (["update", "m.evg", "wide.npz"], "features must have 16 columns, got 17"),
+        (["update", "m.evg", "texts.csv"], "made without a backbone, got texts"),
+        (["update", "m.evg", "absent.npz"], "absent.npz"),
+        (["forget", "m.evg", "kat"], "got 'kat'; nearest: 'cat'"),
+        (["forget", "m.evg", "ant", "bee", "cat"], "at least one class must remain"),
+        (["unlearn", "m.evg", "later.npz"], "class must be one that was learned, got 'dog'"),
+        (["rollback", "m.evg"], "n must be at most 0"),
+        (["update", "empty", "later.npz"], "model must be an existing file, got 'empty'"),
+        (["update", "absent.evg", "later.npz"], "model must be an existing file, got 'absent.evg'"),
+        (["update", "first.npz", "later.npz"], "first.npz must be a whole evergrow model"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(shell, model, later, arguments, message):
+    Path("empty").mkdir()
+    Path("nothing.csv").write_text("text,label\n")
+    Path("texts.csv").write_text("text,label\nhello,a\nbye,b\n")
+    np.savez("wide.npz", X_train=np.ones((4, 17)), y_train=[0, 0, 1, 1], X_test=np.ones((2, 17)), y_test=[0, 1])
+    before = model.read_bytes()
+    assert message in shell.error(*arguments)
+    assert model.read_bytes() == before
+    assert len(open_model(model).history_) == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "newer", "other"])
+def test_damaged_model_is_refused(shell, model, later, damage):
+    data = bytearray(model.read_bytes())
+    if damage == "cut":
+        model.write_bytes(data[: len(data) // 2])
+    elif damage == "flipped":
+        data[-3] ^= 1
+        model.write_bytes(data)
+    else:
+        with safe_open(model, framework="pt") as file:
+            text = file.metadata()["evergrow"]
+        old, new = ('"schema": 1', '"schema": 99') if damage == "newer" else ('"kind": "Learner"', '"kind": "Other"')
+        assert old in text
+        save_file(load_file(model), model, metadata={"evergrow": text.replace(old, new)})
+    said = {"cut": "m.evg must be", "flipped": "checksum", "newer": "newer evergrow", "other": "hold a Learner"}[damage]
+    before = model.read_bytes()
+    for command in (["update", model, later], ["inspect", model], ["predict", model, later], ["forget", model, "ant"]):
+        assert said in shell.error(*command)
+    assert model.read_bytes() == before
+
+
+def test_second_writer_is_told(shell, model, later):
+    before = model.read_bytes()
+    with locked_model(model):
+        messages = []
+        # In another thread: whoever holds the model in this one may go on.
+        thread = threading.Thread(target=lambda: messages.append(shell.error("update", model, later, code=3)))
+        thread.start()
+        thread.join()
+    assert "another process is changing it" in messages[0]
+    assert model.read_bytes() == before
+    assert shell.json("update", model, later)["n_classes"] == 6
+
+
+def test_kind_of_another_model(shell, picture_model, first):
+    Path("texts.csv").write_text("text,label\nhello,a\nbye,b\n")
+    assert "items must be images" in shell.error("update", picture_model, "texts.csv")
+
+
+def test_update_of_pictures_leaves_out_what_cannot_be_read(shell, picture_model, pictures):
+    more = Path("more", "lying")
+    more.mkdir(parents=True)
+    for number in (0, 1):
+        (more / f"{number}.png").write_bytes(Path(pictures, "lying", f"{number}.png").read_bytes())
+    (more / "2.png").write_bytes(b"")
+    before = picture_model.read_bytes()
+    assert "2.png" in shell.error("update", picture_model, "more")
+    assert picture_model.read_bytes() == before
+    values = shell.json("update", picture_model, "more", "--on-error", "skip", code=1)
+    assert values["samples"] == 2
+
+
+def test_interrupted_update_changes_nothing(shell, model, later, monkeypatch):
+    def interrupt(self, data):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Learner, "partial_fit", interrupt)
+    before = model.read_bytes()
+    assert shell.error("update", model, later, code=130) == "error: interrupted"
+    assert model.read_bytes() == before
+
+
+def test_full_disk_changes_nothing(shell, model, later, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("evergrow.methods.modelfile.write_archive", full)
+    before = model.read_bytes()
+    assert "No space left on device" in shell.error("update", model, later)
+    assert model.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment(shell, model, later):
+    """The file always loads and is the old state or the new one."""
+    code = (
+        "import typer; from evergrow.cli.commands import register; app = typer.Typer(); register(app); "
+        "app(['update', 'm.evg', 'later.npz'])"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)
+        try:
+            process.wait(timeout=float(rng.uniform(2, 6)))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        known = sum(open_model(model).n_samples_.values())
+        assert known % 60 == 0
+        assert known >= 60
+
+
+def test_worker_is_merged_back(shell, model, later):
+    values = shell.json("spawn", model, "-o", "w.evg")
+    assert values["n_classes"] == 0
+    assert shell.json("update", "w.evg", later)["n_samples"] == 60
+    values = shell.json("merge", model, "w.evg", "-o", "all.evg")
+    assert values["samples"] == 60
+    assert values["classes"] == list(NAMES[3:])
+    shell.run("update", model, later)
+    asked, _ = clouds(NAMES, 5, 9)
+    mine, theirs = (open_model(name).decision_function(asked) for name in ("all.evg", model))
+    np.testing.assert_allclose(mine, theirs, atol=1e-6 * np.abs(theirs).max())
+
+
+def test_copies_are_merged_over_their_base(shell, model, later):
+    for name, classes in (("a.evg", NAMES[3:5]), ("b.evg", NAMES[5:])):
+        Path(name).write_bytes(model.read_bytes())
+        shell.run("update", name, write_features(Path(f"{name}.npz"), classes, seed=1))
+    assert "counted twice" in shell.error("merge", "a.evg", "b.evg", "-o", "all.evg")
+    assert not Path("all.evg").exists()
+    values = shell.json("merge", "a.evg", "b.evg", "-o", "all.evg", "--base", model)
+    assert values["n_samples"] == 120
+    assert values["n_classes"] == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["merge", "m.evg", "-o", "c.evg"], "MODEL must be given at least twice"),
+        (["merge", "m.evg", "m.evg", "-o", "c.evg"], "counted twice"),
+        (["merge", "m.evg", "other.evg", "-o", "c.evg"], "layer"),
+        (["merge", "m.evg", "other.evg", "-o", "m.evg"], "--output must be a new file, got m.evg"),
+        (["merge", "m.evg", "absent.evg", "-o", "c.evg"], "absent.evg"),
+        (["spawn", "m.evg", "-o", "m.evg"], "--output must be a new file"),
+    ],
+)
+def test_what_cannot_be_merged(shell, model, later, arguments, message):
+    shell.run("fit", later, "-m", "other.evg", "--units", 40)
+    assert message in shell.error(*arguments)
+    assert not Path("c.evg").exists()

@@ -1,0 +1,91 @@
+"""``evergrow export`` writes one file that answers as the model does, or nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from click.testing import Result
+from tests.cli.conftest import Shell, clouds
+from typer.testing import CliRunner
+
+pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+from evergrow.cli.export import export_command  # noqa: E402
+from evergrow.methods.modelfile import open_model  # noqa: E402
+
+
+def export(*arguments: object, code: int = 0) -> Result:
+    app = typer.Typer()
+    app.command("export")(export_command)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_model_of_features(shell: Shell, model: Path) -> None:
+    result = export(model, "--onnx", "m.onnx")
+    assert "m.onnx: features, float32 (n, 16), to 3 classes" in result.stdout
+    assert "checked: onnxruntime's scores differ by" in result.stdout
+    X, _ = clouds(("ant", "bee", "cat"), 5, 7)
+    session = ort.InferenceSession("m.onnx")
+    (indices,) = session.run(["label_index"], {"features": X.astype(np.float32)})
+    labels = json.loads(session.get_modelmeta().custom_metadata_map["evergrow.labels"])
+    assert [labels[index] for index in indices] == open_model(model).predict(X).tolist()
+
+
+def test_a_model_of_pictures_as_json(shell: Shell, picture_model: Path) -> None:
+    values = json.loads(export(picture_model, "--onnx", "p.onnx", "--json").stdout)
+    assert (values["command"], values["exit_code"], values["n_classes"]) == ("export", 0, 3)
+    assert values["input"]["name"] == "pixels"
+    assert values["outputs"] == ["scores", "probabilities", "label_index"]
+    assert values["check"]["difference"] <= 1e-4
+    assert values["nbytes"] == Path("p.onnx").stat().st_size
+    assert values["fold"] is None
+
+
+def test_the_head_alone(shell: Shell, picture_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the backbone must not be loaded")
+
+    monkeypatch.setattr("evergrow.backbones.create.create_backbone", refuse)
+    values = json.loads(export(picture_model, "--onnx", "p.onnx", "--head-only", "--no-check", "--json").stdout)
+    assert values["input"]["name"] == "features"
+    assert values["check"] is None
+
+
+def test_folding_says_what_it_did(shell: Shell, first: Path) -> None:
+    shell.run("fit", first, "-m", "s.evg", "--method", "simplecil")
+    assert "folded: the head is one matrix of 17 x 3 already" in export("s.evg", "--onnx", "s.onnx", "--fold").stdout
+
+
+def test_folding_is_refused_with_the_bound(shell: Shell, model: Path) -> None:
+    result = export(model, "--onnx", "m.onnx", "--fold", code=2)
+    assert result.stderr.startswith("error: a layer must be affine on the data")
+    assert "got a bound of" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not Path("m.onnx").exists()
+
+
+def test_an_existing_file_is_kept_unless_forced(shell: Shell, model: Path) -> None:
+    Path("m.onnx").write_text("precious")
+    assert "--force" in export(model, "--onnx", "m.onnx", code=2).stderr
+    assert Path("m.onnx").read_text() == "precious"
+    export(model, "--onnx", "m.onnx", "--force", "--no-check")
+    assert Path("m.onnx").read_bytes() != b"precious"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [(("--opset", 3), "opset"), (("--fold-tolerance", -1), "fold_tolerance"), (("--fold-radius", 0), "fold_radius")],
+)
+def test_mistakes_leave_nothing(shell: Shell, model: Path, more: tuple[object, ...], message: str) -> None:
+    assert message in export(model, "--onnx", "m.onnx", *more, code=2).stderr
+    assert not Path("m.onnx").exists()
+    assert "error" in export("missing.evg", "--onnx", "m.onnx", code=2).stderr

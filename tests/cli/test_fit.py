@@ -1,0 +1,86 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.conftest import NAMES, clouds
+
+from evergrow.methods.learner import Learner
+from evergrow.methods.modelfile import open_model
+
+
+def test_model_is_the_librarys(shell, first):
+    values = shell.json("fit", first, "-m", "m.evg", "--units", 50, "--seed", 3)
+    X, y = clouds(NAMES[:3], 20, 0)
+    mine = Learner(options={"n_units": 50}, random_state=3).fit((X, y))
+    asked, _ = clouds(NAMES[:3], 5, 9)
+    theirs = open_model("m.evg")
+    np.testing.assert_allclose(mine.decision_function(asked), theirs.decision_function(asked), rtol=1e-12)
+    assert values["samples"] == values["n_samples"] == 60  # the training part alone
+    assert values["classes"] == list(NAMES[:3])
+    assert values["kind"] == "features"
+    assert values["revision"] == 1
+    assert values["n_units"] == 50
+
+
+def test_lines_for_people(shell, first):
+    output = shell.run("fit", first, "-m", "m.evg", "--units", 50).stdout
+    assert "learned 60 samples (3 new classes: ant, bee, cat) in " in output
+    assert "m.evg knows 3 classes from 60 samples (revision 1)" in output
+
+
+def test_holdout_is_tested_and_not_learned(shell, first):
+    values = shell.json("fit", first, "-m", "m.evg", "--units", 50, "--holdout", 0.25)
+    assert values["samples"] == 45
+    assert values["holdout"] == {"n_samples": 15, "accuracy": 1.0}
+    assert "held out: 100.0 %" in shell.run("fit", first, "-m", "n.evg", "--units", 50, "--holdout", 0.25).stdout
+    assert "--holdout must be a share" in shell.error("fit", first, "-m", "o.evg", "--holdout", 1)
+
+
+def test_existing_model_stays_unless_forced(shell, first, later, model):
+    before = model.read_bytes()
+    assert "--model must be a new file, got m.evg, which exists" in shell.error("fit", later, "-m", model)
+    assert model.read_bytes() == before
+    shell.run("fit", later, "-m", model, "--force", "--units", 50)
+    assert open_model(model).classes_.tolist() == list(NAMES[3:])
+    shell.run("rollback", model)
+    assert model.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent/", "-m", "m.evg"], "absent"),
+        (["empty", "-m", "m.evg"], "empty must hold one folder per class"),
+        (["first.npz", "-m", "no/m.evg"], "--model must be in an existing folder, got no/m.evg"),
+        (["first.npz", "-m", "empty"], "--model must be a file, got the folder empty"),
+        (["first.npz", "-m", "m.evg", "--method", "scl"], "'scl-mgsm'"),
+        (["first.npz", "-m", "m.evg", "--settings", "best"], "settings must be one of 'recommended', 'paper'"),
+        (["first.npz", "-m", "m.evg", "--device", "tpu"], "tpu"),
+        (["broken.csv", "-m", "m.evg"], "broken.csv"),
+        (["note.doc", "-m", "m.evg"], "note.doc"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(shell, first, arguments, message):
+    Path("empty").mkdir()
+    Path("broken.csv").write_text("text,label\n")
+    Path("note.doc").write_text("hello")
+    assert message in shell.error("fit", *arguments)
+    assert not Path("m.evg").exists()
+
+
+def test_picture_that_cannot_be_read(shell, pictures):
+    Path(pictures, "lying", "9.png").write_bytes(b"no picture")
+    options = ("--backbone", "test_resnet", "--weights", "random", "--units", 50)
+    assert "9.png" in shell.error("fit", pictures, "-m", "p.evg", *options)
+    assert not Path("p.evg").exists()
+    values = shell.json("fit", pictures, "-m", "p.evg", *options, "--on-error", "skip", code=1)
+    assert values["samples"] == 18
+    assert any("1 of 19 pictures could not be read" in line for line in values["warnings"])
+
+
+def test_same_command_gives_the_same_numbers(shell, first):
+    for name in ("a.evg", "b.evg"):
+        shell.run("fit", first, "-m", name, "--units", 50)
+    asked, _ = clouds(NAMES[:3], 5, 9)
+    a, b = (open_model(name).decision_function(asked) for name in ("a.evg", "b.evg"))
+    np.testing.assert_array_equal(a, b)

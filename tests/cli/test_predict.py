@@ -1,0 +1,162 @@
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.conftest import NAMES, clouds
+
+from evergrow.cli.predict import gather
+from evergrow.core.errors import InputError
+from evergrow.methods.modelfile import open_model
+
+
+@pytest.fixture
+def asked(shell):
+    X, y = clouds(NAMES[:3], 3, 7)
+    np.save("asked.npy", X)
+    return X, y
+
+
+def test_answers_are_the_librarys(shell, model, asked):
+    X, y = asked
+    values = shell.json("predict", model, "asked.npy", "--top", 2)
+    learner = open_model(model)
+    assert [row["class"] for row in values["predictions"]] == learner.predict(X).tolist() == y.tolist()
+    probabilities = learner.predict_proba(X)
+    for row, expected in zip(values["predictions"], probabilities, strict=True):
+        order = np.argsort(-expected)[:2]
+        assert [entry["class"] for entry in row["top"]] == learner.classes_[order].tolist()
+        np.testing.assert_allclose([entry["probability"] for entry in row["top"]], expected[order])
+    assert values["answered"] == 9
+    assert values["left_out"] == {}
+
+
+def test_formats_say_the_same(shell, model, asked):
+    rows = shell.json("predict", model, "asked.npy", "--top", 2)["predictions"]
+    lines = shell.run("predict", model, "asked.npy", "--top", 2, "--format", "jsonl").stdout.splitlines()
+    assert [json.loads(line) for line in lines] == rows
+    text = shell.run("predict", model, "asked.npy", "--top", 2, "--format", "csv").stdout
+    table = list(csv.DictReader(io.StringIO(text)))
+    assert [row["class"] for row in table] == [row["class"] for row in rows]
+    assert [row["class_2"] for row in table] == [row["top"][1]["class"] for row in rows]
+    assert float(table[0]["probability"]) == pytest.approx(rows[0]["probability"], rel=1e-5)
+    people = shell.run("predict", model, "asked.npy").stdout.splitlines()
+    assert people[0].split() == ["item", "class", "probability"]
+    assert people[1].split()[:3] == ["row", "0", rows[0]["class"]]
+
+
+def test_unknown_things_are_rejected(shell, model, asked):
+    X, _ = asked
+    np.save("asked.npy", np.concatenate([X, 60 + X[:2]]))
+    plain = shell.json("predict", model, "asked.npy")["predictions"]
+    assert "unknown" not in plain[0]
+    values = shell.json("predict", model, "asked.npy", "--reject-unknown")["predictions"]
+    learner = open_model(model)
+    novelty = learner.novelty_score(np.load("asked.npy"))
+    np.testing.assert_allclose([row["novelty"] for row in values], novelty)
+    expected = novelty > learner.threshold(0.05)
+    assert [row["unknown"] for row in values] == expected.tolist()
+    for row in values:
+        assert (row["class"] is None) == row["unknown"]
+        assert row["top"][0]["class"] in NAMES
+    strict = shell.json("predict", model, "asked.npy", "--reject-unknown", "--false-alarm", 0.9)["predictions"]
+    assert sum(row["unknown"] for row in strict) == (novelty > learner.threshold(0.9)).sum() > expected.sum()
+    table = shell.run("predict", model, "asked.npy", "--reject-unknown", "--false-alarm", 0.9).stdout
+    assert "(unknown)" in table
+    text = shell.run("predict", model, "asked.npy", "--reject-unknown", "--false-alarm", 0.9, "-f", "csv").stdout
+    cells = list(csv.DictReader(io.StringIO(text)))
+    assert [row["unknown"] == "true" for row in cells] == [row["unknown"] for row in strict]
+    assert {row["class"] for row in cells if row["unknown"] == "true"} == {""}
+
+
+def test_answers_in_a_file(shell, model, asked):
+    output = shell.run("predict", model, "asked.npy", "--format", "csv", "--out", "answers.csv").stdout
+    assert output == "9 answers in answers.csv\n"
+    assert len(list(csv.DictReader(io.StringIO(Path("answers.csv").read_text())))) == 9
+    assert "--out must be in an existing folder" in shell.error("predict", model, "asked.npy", "--out", "no/a.csv")
+
+
+def test_files_folders_and_names_on_standard_input(shell, picture_model, pictures):
+    inside = shell.json("predict", picture_model, pictures)["predictions"]
+    assert len(inside) == 18
+    assert inside[0]["item"] == str(pictures / "lying" / "0.png")
+    names = [row["item"] for row in inside]
+    by_name = shell.json("predict", picture_model, *names)["predictions"]
+    by_stdin = shell.json("predict", picture_model, "-", stdin="\n".join(names) + "\n")["predictions"]
+    mixed = shell.json("predict", picture_model, pictures / "lying", *names[6:])["predictions"]
+    for rows in (by_name, by_stdin, mixed):
+        assert [row["item"] for row in rows] == names
+        np.testing.assert_allclose(
+            [row["probability"] for row in rows], [row["probability"] for row in inside], rtol=1e-4
+        )
+
+
+def test_picture_that_cannot_be_read(shell, picture_model, pictures):
+    Path("bad.png").write_bytes(b"no picture")
+    good = pictures / "lying" / "0.png"
+    assert "bad.png" in shell.error("predict", picture_model, good, "bad.png")
+    values = shell.json("predict", picture_model, "bad.png", good, "--on-error", "skip", code=1)
+    assert [row["item"] for row in values["predictions"]] == [str(good)]
+    assert list(values["left_out"]) == ["bad.png"]
+
+
+def test_features_are_kept_unless_refused(shell, picture_model, pictures):
+    shell.run("predict", picture_model, pictures / "lying", "--no-cache")
+    kept = len(list(Path("cache").iterdir()))
+    shell.run("predict", picture_model, pictures / "lying")
+    assert len(list(Path("cache").iterdir())) == kept + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "p.evg"], "ITEMS must hold at least one picture"),
+        (["predict", "p.evg", "absent.png"], "absent.png"),
+        (["predict", "p.evg", "empty"], "got none in empty"),
+        (["predict", "p.evg", "pictures", "--text", "hello"], "--text must be left out for a model of pictures"),
+        (["predict", "p.evg", "pictures", "--reject-unknown", "--false-alarm", "2"], "false_alarm must be a number"),
+        (["predict", "absent.evg", "pictures"], "model must be an existing file, got 'absent.evg'"),
+    ],
+)
+def test_bad_input_is_one_line(shell, picture_model, arguments, message):
+    Path("empty").mkdir()
+    assert message in shell.error(*arguments)
+
+
+def test_nothing_on_standard_input(shell, picture_model):
+    assert "ITEMS must hold at least one picture" in shell.error("predict", picture_model, "-", stdin="\n")
+
+
+def test_texts_are_gathered_from_everywhere(shell, monkeypatch):
+    Path("lines.txt").write_text("first\n\nsecond\n")
+    Path("table.csv").write_text("text,n\nthird,1\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("fourth\n \n"))
+    asked = gather("text", ["lines.txt", "table.csv", "-"], ["fi\nfth"])
+    items = asked.samples.raw_items()
+    assert [items.raw(row) for row in range(len(items))] == ["first", "second", "third", "fourth", "fi\nfth"]
+    assert asked.names[-1] == "fi fth"
+    with pytest.raises(InputError, match="at least one text"):
+        gather("text", [], [])
+    with pytest.raises(FileNotFoundError, match='--text "where is it"'):
+        gather("text", ["where is it"], [])
+
+
+def test_model_without_probabilities_gives_scores(shell, first, asked):
+    shell.run("fit", first, "-m", "n.evg", "--method", "simplecil")
+    rows = shell.json("predict", "n.evg", "asked.npy")["predictions"]
+    learner = open_model("n.evg")
+    np.testing.assert_allclose([row["score"] for row in rows], learner.decision_function(asked[0]).max(axis=1))
+    assert "novelty_score" in shell.error("predict", "n.evg", "asked.npy", "--reject-unknown")
+
+
+def test_names_cannot_command_a_terminal(shell, model, asked):
+    X, _ = asked
+    np.savez("odd.npz", X_train=X[:3] + 90, y_train=["\x1b[2Jx"] * 3, X_test=X[:1] + 90, y_test=["\x1b[2Jx"])
+    shell.run("update", model, "odd.npz")
+    np.save("asked.npy", X[:3] + 90)
+    output = shell.run("predict", model, "asked.npy").stdout
+    assert "\x1b" not in output
+    assert "\\x1b[2Jx" in output
