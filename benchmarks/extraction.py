@@ -18,7 +18,7 @@ import torch
 from benchmarks.timing import Row, seconds
 from evergrow.backbones import create_backbone
 from evergrow.backbones.base import Backbone, BackboneSpec
-from evergrow.backbones.extract import extract
+from evergrow.backbones.extraction import extract
 from evergrow.backbones.images import decode_image
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind
 

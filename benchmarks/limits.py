@@ -47,7 +47,7 @@ def _digits() -> tuple[Array, Array]:
 def _features(pixels: Array) -> Array:
     """Return the features of EfficientNet-Lite0."""
     from evergrow.backbones import create_backbone
-    from evergrow.backbones.extract import extract
+    from evergrow.backbones.extraction import extract
     from evergrow.core.items import ImageArrays
 
     backbone = create_backbone("tf_efficientnet_lite0", "bundled", device="cpu")

@@ -17,7 +17,9 @@ from evergrow.cli.commands import register
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
-COMMANDS = ("fit", "update", "predict", "evaluate", "inspect", "forget", "unlearn", "rollback", "spawn", "merge", "export")
+COMMANDS = tuple(
+    ["fit", "update", "predict", "evaluate", "inspect", "forget", "unlearn", "rollback", "spawn", "merge", "export"]
+)
 
 
 def blocks(name: str) -> list[tuple[str, str]]:

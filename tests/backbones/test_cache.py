@@ -21,7 +21,7 @@ from tests.backbones.extraction_toys import LetterCounter, Toy, expected_feature
 from evergrow.backbones import cache as cache_module
 from evergrow.backbones import images, shards
 from evergrow.backbones.cache import FeatureCache, default_root, feature_key
-from evergrow.backbones.extract import Extraction, extract
+from evergrow.backbones.extraction import Extraction, extract
 from evergrow.backbones.shards import Entry, ShardWriter
 from evergrow.core.errors import BusyError, CacheWarning, DataWarning, ParameterError, UnknownNameError
 from evergrow.core.items import ImageFiles, Texts
@@ -379,7 +379,7 @@ def start(pictures: ImageFiles, root: Path, log: Path, pause: float) -> subproce
     code = (
         "from pathlib import Path\n"
         "from tests.backbones.extraction_toys import *\n"
-        "from evergrow.backbones.extract import extract\n"
+        "from evergrow.backbones.extraction import extract\n"
         f"log_decoding(Path({str(log)!r}), pause={pause})\n"
         f"files = ImageFiles(Path({str(pictures.root)!r}), {pictures.names!r})\n"
         f"result = extract(Toy(), files, cache={str(root)!r}, workers=0, batch_size=2, shard_size=4)\n"

@@ -18,7 +18,7 @@ from tests.backbones.extraction_toys import LetterCounter, Synthetic, Toy, expec
 
 from evergrow.backbones import create_backbone, images
 from evergrow.backbones.cache import FeatureCache
-from evergrow.backbones.extract import extract
+from evergrow.backbones.extraction import extract
 from evergrow.backbones.loader import Failure, Layout, choose_workers, load_picture
 from evergrow.backbones.precision import distance
 from evergrow.backbones.settings import ExtractConfig
@@ -340,7 +340,7 @@ def test_a_killed_run_goes_on_at_its_last_whole_shard(pictures: ImageFiles, tmp_
     code = (
         "from pathlib import Path\n"
         "from tests.backbones.extraction_toys import *\n"
-        "from evergrow.backbones.extract import extract\n"
+        "from evergrow.backbones.extraction import extract\n"
         f"log_decoding(Path({str(log)!r}), pause=0.05)\n"
         f"files = ImageFiles(Path({str(pictures.root)!r}), {pictures.names!r})\n"
         f"extract(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2, shard_size=4)\n"
@@ -393,7 +393,7 @@ MEMORY = """
 import json
 from pathlib import Path
 from tests.backbones.extraction_toys import Synthetic, Toy
-from evergrow.backbones.extract import extract
+from evergrow.backbones.extraction import extract
 
 def high_water():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import confusion_matrix
 
 from evergrow.backbones import create_backbone
-from evergrow.backbones.extract import extract
+from evergrow.backbones.extraction import extract
 from evergrow.bench import SpecError, expand, load_spec, run_bench
 from evergrow.core.errors import ParameterError
 from evergrow.core.items import ImageArrays

@@ -11,7 +11,7 @@ from tests.backbones.extraction_toys import LetterCounter, Toy, write_pictures
 from typer.testing import CliRunner
 
 from evergrow.backbones.cache import FeatureCache
-from evergrow.backbones.extract import extract
+from evergrow.backbones.extraction import extract
 from evergrow.cli.cache import cache_app
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.items import Texts

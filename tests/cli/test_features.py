@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from evergrow.backbones import create_backbone
-from evergrow.backbones.extract import extract
+from evergrow.backbones.extraction import extract
 from evergrow.cli.main import app
 from evergrow.streams import RawSet, load_data, load_features
 

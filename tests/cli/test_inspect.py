@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 from evergrow.cli.commands import register
 from evergrow.methods.modelfile import open_model
 
-COMMANDS = ("fit", "update", "predict", "evaluate", "inspect", "forget", "unlearn", "rollback", "spawn", "merge", "export")
+COMMANDS = tuple(
+    ["fit", "update", "predict", "evaluate", "inspect", "forget", "unlearn", "rollback", "spawn", "merge", "export"]
+)
 
 
 def test_everything_is_told(shell, model, later):

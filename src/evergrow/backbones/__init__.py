@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from evergrow.backbones.cache import FeatureCache
     from evergrow.backbones.catalog import BackboneChoice, BackboneInfo, best_backbone, list_backbones
     from evergrow.backbones.create import backbone_from_spec, create_backbone
-    from evergrow.backbones.extract import Extraction
+    from evergrow.backbones.extraction import Extraction, extract
     from evergrow.backbones.images import decode_image
     from evergrow.backbones.preprocess import PRESETS, Preprocessing
     from evergrow.backbones.settings import ExtractConfig
@@ -23,7 +23,7 @@ _LAZY = {
     "BackboneChoice": "catalog",
     "BackboneInfo": "catalog",
     "ExtractConfig": "settings",
-    "Extraction": "extract",
+    "Extraction": "extraction",
     "FeatureCache": "cache",
     "ImageBackbone": "vision",
     "PRESETS": "preprocess",
@@ -34,6 +34,7 @@ _LAZY = {
     "best_backbone": "catalog",
     "create_backbone": "create",
     "decode_image": "images",
+    "extract": "extraction",
     "hash_weights": "weights",
     "list_backbones": "catalog",
     "load_weights": "weights",
@@ -58,6 +59,7 @@ __all__ = [
     "best_backbone",
     "create_backbone",
     "decode_image",
+    "extract",
     "hash_weights",
     "list_backbones",
     "load_weights",

@@ -37,7 +37,7 @@ class ExtractConfig:
 
     Examples
     --------
-    >>> from evergrow.backbones.extract import ExtractConfig
+    >>> from evergrow.backbones.extraction import ExtractConfig
     >>> ExtractConfig(workers=-1)
     Traceback (most recent call last):
         ...

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 
 from evergrow.backbones import Backbone, create_backbone
-from evergrow.backbones.extract import extract
+from evergrow.backbones.extraction import extract
 from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.items import ImageArrays
 from evergrow.heads import SCLClassifier

@@ -129,7 +129,7 @@ class Encoder:
         self.check(samples)
         if samples.features is not None:
             return Features(samples.features, np.arange(len(samples)))
-        from evergrow.backbones.extract import extract
+        from evergrow.backbones.extraction import extract
 
         config = extraction_config(settings, cache, lasting=samples.lasting)
         if on_error is not None:

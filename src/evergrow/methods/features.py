@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from evergrow.backbones.base import Backbone, BackboneSpec
-from evergrow.backbones.extract import extract
+from evergrow.backbones.extraction import extract
 from evergrow.backbones.settings import ExtractConfig
 from evergrow.core.errors import InputError
 from evergrow.streams import FeatureSet, RawSet
@@ -23,7 +23,7 @@ def featurize(data: RawSet, backbone: Backbone, *, config: ExtractConfig | None 
     backbone : Backbone
         What to run.
     config : ExtractConfig, optional
-        How; see :func:`evergrow.backbones.extract`.
+        How; see :func:`evergrow.backbones.extraction`.
     **settings
         Fields of :class:`~evergrow.backbones.ExtractConfig` to change.
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, linear, normalize
 
 from evergrow.backbones import ImageBackbone, create_backbone, hash_weights
 from evergrow.backbones.base import Backbone
-from evergrow.backbones.extract import extract
+from evergrow.backbones.extraction import extract
 from evergrow.core.errors import (
     FileFormatError,
     LabelError,

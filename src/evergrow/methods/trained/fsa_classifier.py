@@ -16,7 +16,7 @@ from torch import Tensor
 
 import evergrow.heads  # noqa: F401 (fills the registry)
 from evergrow.backbones import ImageBackbone
-from evergrow.backbones.extract import extract
+from evergrow.backbones.extraction import extract
 from evergrow.core.archive import Archive
 from evergrow.core.errors import UnknownNameError
 from evergrow.core.items import Items

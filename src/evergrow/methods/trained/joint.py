@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from evergrow.backbones import ImageBackbone
-from evergrow.backbones.extract import extract
+from evergrow.backbones.extraction import extract
 from evergrow.core.errors import InputError
 from evergrow.core.items import ImageArrays, ImageFiles, Items
 from evergrow.methods.trained.adapted import own_copy

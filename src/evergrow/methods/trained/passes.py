@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from evergrow.backbones.base import Backbone
-from evergrow.backbones.extract import extract
+from evergrow.backbones.extraction import extract
 from evergrow.backbones.vision import ImageBackbone
 from evergrow.core.items import Items
 from evergrow.tuners import Tuner, create_tuner

@@ -108,7 +108,7 @@ def extract(backbone: Backbone, items: Items, *, config: ExtractConfig | None = 
     --------
     >>> import numpy as np, torch
     >>> from evergrow.backbones.base import Backbone, BackboneSpec
-    >>> from evergrow.backbones.extract import extract
+    >>> from evergrow.backbones.extraction import extract
     >>> from evergrow.core.items import Texts
     >>> class Length(Backbone):
     ...     spec = BackboneSpec("length", "text", 1, "module", "0", "", {}, {})
