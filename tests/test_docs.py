@@ -17,8 +17,18 @@ from evergrow.cli.commands import register
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
-COMMANDS = tuple(
-    ["fit", "update", "predict", "evaluate", "inspect", "forget", "unlearn", "rollback", "spawn", "merge", "export"]
+COMMANDS = (
+    "fit",
+    "update",
+    "predict",
+    "evaluate",
+    "inspect",
+    "forget",
+    "unlearn",
+    "rollback",
+    "spawn",
+    "merge",
+    "export",
 )
 
 

@@ -9,8 +9,18 @@ from typer.testing import CliRunner
 from evergrow.cli.commands import register
 from evergrow.methods.modelfile import open_model
 
-COMMANDS = tuple(
-    ["fit", "update", "predict", "evaluate", "inspect", "forget", "unlearn", "rollback", "spawn", "merge", "export"]
+COMMANDS = (
+    "fit",
+    "update",
+    "predict",
+    "evaluate",
+    "inspect",
+    "forget",
+    "unlearn",
+    "rollback",
+    "spawn",
+    "merge",
+    "export",
 )
 
 
