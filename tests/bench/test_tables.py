@@ -155,3 +155,8 @@ def test_unknown_metric_and_format() -> None:
         compare(A, ["a_lsat"])
     with pytest.raises(ParameterError, match="'latex'"):
         render(compare(A), "latx")
+
+
+def test_joint_references_are_not_ranked() -> None:
+    table = compare([record("joint-ft", 0, 0.9), record("ranpac", 0, 0.8), record("klda", 0, 0.7)], ["a_last"])
+    assert [row[0].rank for row in table.cells if row[0]] == [0, 1, 2]

@@ -104,10 +104,12 @@ def compare(records: Iterable[Record], metrics: Sequence[str] = ("a_last", "a_av
     return Comparison(
         rows=list(rows.values()),
         columns=[Column(data[d], protocols[p], METRICS[m]) for d, p, m in columns],
-        cells=_ranked(cells, [METRICS[m] for _, _, m in columns]),
+        cells=_ranked(cells, [METRICS[m] for _, _, m in columns], [_is_joint(groups, row) for row in rows]),
         notes=notes,
     )
 
+
+_JOINT = ("joint-lp", "joint-ft")
 
 Groups: TypeAlias = dict[tuple[str, str, str], list[Record]]
 
@@ -230,11 +232,16 @@ def _cell(records: list[Record], metric: Metric) -> Cell | None:
     return Cell(mean, math.sqrt(variance / n), n)
 
 
-def _ranked(cells: list[list[Cell | None]], metrics: list[Metric]) -> list[list[Cell | None]]:
-    """Mark best and second of every column; with a single row there is nothing to mark."""
+def _is_joint(groups: Groups, row: str) -> bool:
+    """Return whether a row is a reference that saw everything at once, and so is no rival of the others."""
+    return any(record.method in _JOINT for key, records in groups.items() if key[0] == row for record in records[:1])
+
+
+def _ranked(cells: list[list[Cell | None]], metrics: list[Metric], unranked: list[bool]) -> list[list[Cell | None]]:
+    """Mark best and second of every column among the rows that compete; with a single one there is nothing to mark."""
     ranked = [list(row) for row in cells]
     for j, metric in enumerate(metrics):
-        column = [row[j] for row in cells]
+        column = [None if left_out else row[j] for row, left_out in zip(cells, unranked)]
         values = {round(cell.mean, metric.decimals) for cell in column if cell is not None}
         best = sorted(values, reverse=not metric.lower_is_better)[:2]
         if not metric.ranked or sum(cell is not None for cell in column) < 2:
