@@ -166,14 +166,15 @@ def test_the_committed_records_fill_the_papers_tables_and_figures(committed: Rep
     ):
         assert start in names
     titles = {entry.title for entry in committed.not_run}
-    assert {"DINOv2 backbone", "ResNet-101 backbone", "Computational cost", "Per-class confusion"} <= titles
+    assert {"DINOv2 backbone", "ResNet-101 backbone"} <= titles
+    assert not {"Computational cost", "Per-class confusion"} & titles
     page = committed.page.read_text()
     for entry in committed.not_run:
         assert html.escape(entry.title, quote=False).partition("_")[0] in page
 
 
 def test_commands_name_specs_that_exist() -> None:
-    commands = {entry.command for entry in ENTRIES if entry.command} - {"evergrow bench run SPEC"}
-    assert len(commands) == 3
+    commands = {entry.command for entry in ENTRIES if entry.command}
+    assert len(commands) == 7
     for command in commands:
         assert (EXPERIMENTS.parent / command.split()[-1]).is_file()

@@ -32,7 +32,7 @@ class LazyBackbone(Backbone):
     >>> spec = create_backbone("test_resnet", weights="random", device="cpu").spec
     >>> backbone = LazyBackbone(spec, lambda: backbone_from_spec(spec, device="cpu"), "cpu")
     >>> backbone.n_features, backbone.transform is not None
-    (192, True)
+    (96, True)
     """
 
     def __init__(self, spec: BackboneSpec, load: Callable[[], Backbone], device: str | torch.device) -> None:

@@ -40,6 +40,8 @@ class PlayLog:
     """Whether there is nothing to say about the sessions before the last."""
     answers: tuple[NDArray[Any], NDArray[Any]] | None = None
     """True and predicted labels of the last session."""
+    class_names: tuple[str, ...] = ()
+    """Names of labels 0, 1, ..., where the data have them."""
 
 
 def execute(
@@ -74,7 +76,7 @@ def execute(
         if isinstance(method, ImageClassifier) or gflops is not None:
             extra["cost"] = cost_entry(method, log, gflops or 0.0)
         if run.confusion and log.answers is not None:
-            extra["confusion"] = confusion_entry(*log.answers)
+            extra["confusion"] = confusion_entry(*log.answers, log.class_names)
 
     account = watched(resolve_device(run.device), work)
     return RunRecord(
@@ -149,12 +151,13 @@ def cost_entry(method: IncrementalClassifier | ImageClassifier, log: PlayLog, gf
     return {**asdict(cost), "train_seconds": seconds, "gflops": cost.inference_gflops}
 
 
-def confusion_entry(y: NDArray[Any], predictions: NDArray[Any]) -> dict[str, Any]:
+def confusion_entry(y: NDArray[Any], predictions: NDArray[Any], names: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return which classes were taken for which at the end: counts by true and predicted label."""
     labels = np.unique(np.concatenate([y, predictions]))
     matrix = np.zeros((len(labels), len(labels)), dtype=np.int64)
     np.add.at(matrix, (np.searchsorted(labels, y), np.searchsorted(labels, predictions)), 1)
-    return {"labels": labels.tolist(), "matrix": matrix}
+    known = labels.dtype.kind in "iu" and len(names) > int(labels.max(initial=0))
+    return {"names": [names[label] if known else str(label) for label in labels.tolist()], "matrix": matrix}
 
 
 def play(
@@ -168,6 +171,7 @@ def play(
     method: Any = create_method(run.method.name, **run.options)
     learner: Any = method
     log.only_last = getattr(method, "joint", False)
+    log.class_names = data.class_names
     if isinstance(data, Pictures):
         learner.backbone = data.backbone
     for task in stream:

@@ -74,6 +74,11 @@ class Pictures:
         return self.data.name
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self.data.class_names
+
+    @property
     def y_train(self) -> NDArray[np.int64]:
         """Labels of the training set."""
         return self.data.y_train

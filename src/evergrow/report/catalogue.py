@@ -20,7 +20,11 @@ from evergrow.report.styles import FSA
 MECHANISM = "evergrow bench mechanism experiments/mechanism.toml"
 HEADS = "evergrow bench run experiments/feature_heads_official.toml"
 STRATEGY = "evergrow bench run experiments/rpl_strategy.toml"
-OWN_SPEC = "evergrow bench run SPEC"
+PICTURES = "evergrow bench run experiments/cifar100_vit_small.toml"
+CONFUSION = "evergrow bench run experiments/confusion.toml"
+PAPER_VIT = "evergrow bench run experiments/paper_vit.toml"
+PAPER_DINOV2 = "evergrow bench run experiments/paper_dinov2.toml"
+PAPER_RESNET = "evergrow bench run experiments/paper_resnet101.toml"
 
 DATASETS = ("ImageNet-R", "ImageNet-A", "ObjectNet", "OmniBenchmark")
 
@@ -73,8 +77,8 @@ ENTRIES: tuple[Entry, ...] = (
         "DINOv2 backbone",
         "Table “Comparison of CIL performance across methods with DINO-v2 as the PTM”",
         lambda archive: sheets.main_tables(archive, "DINO-v2", "dinov2"),
-        'Records of runs of a SPEC whose data sets have backbone = "vit_base_patch14_dinov2.lvd142m".',
-        OWN_SPEC,
+        'Records of runs of a spec whose data sets have backbone = "vit_base_patch14_dinov2.lvd142m".',
+        PAPER_DINOV2,
         "dinov2",
     ),
     Entry(
@@ -82,8 +86,8 @@ ENTRIES: tuple[Entry, ...] = (
         "ResNet-101 backbone",
         "Table “Comparison of CIL performance across methods with ResNet101 as the PTM”",
         lambda archive: sheets.main_tables(archive, "ResNet101", "resnet101"),
-        'Records of runs of a SPEC whose data sets have backbone = "resnet101".',
-        OWN_SPEC,
+        'Records of runs of a spec whose data sets have backbone = "resnet101".',
+        PAPER_RESNET,
         "resnet101",
     ),
     Entry(
@@ -200,8 +204,8 @@ ENTRIES: tuple[Entry, ...] = (
         "Figure “Comparison of Computational Cost”",
         lambda archive: [figure for measure in runs.COSTS for figure in runs.measured(archive, measure)],
         "Records of runs with extra.cost, which methods that train a network write (ease, coda-prompt, apt, sd-lora, "
-        "joint-ft, and those ending in +fsa), of a SPEC on pictures.",
-        OWN_SPEC,
+        "joint-ft, and those ending in +fsa), of a spec on pictures.",
+        PICTURES,
     ),
     Entry(
         "peak-memory",
@@ -224,7 +228,8 @@ ENTRIES: tuple[Entry, ...] = (
         "Per-class confusion",
         "",
         runs.confusion,
-        "Records of runs with extra.confusion, a matrix of counts by true and predicted class.",
+        "Records of runs of a spec with confusion = true.",
+        CONFUSION,
     ),
 )
 
@@ -268,8 +273,8 @@ def _missing(entry: Entry, archive: Archive, anything: bool) -> list[NotRun]:
         missing += [hole for item in archive.collections if sheets.is_strategy(item) for hole in holes(item)]
     if entry.name == "probe-gain" and anything and not any(map(runs.adapted, archive.runs)):
         why = "Records of runs whose backbone was adapted in the first session: methods such as ranpac+fsa and "
-        why += "scl-mgsm+fsa, of a SPEC on pictures."
-        missing.append(NotRun("Gain with first-session adaptation (FSA)", why, OWN_SPEC))
+        why += "scl-mgsm+fsa, of a spec on pictures."
+        missing.append(NotRun("Gain with first-session adaptation (FSA)", why, PICTURES))
     return missing
 
 
@@ -288,14 +293,14 @@ def _paper_settings(archive: Archive) -> list[NotRun]:
     missing = []
     absent = [dataset for dataset in DATASETS if dataset not in done]
     if absent:
-        why = "Records of runs of a SPEC whose data sets are folders of these pictures, of these names, with "
+        why = "Records of runs of a spec whose data sets are folders of these pictures, of these names, with "
         why += 'backbone = "vit_base_patch16_224.augreg_in21k".'
-        missing.append(NotRun(f"{', '.join(absent)} with ViT-B/16-IN21K", why, OWN_SPEC))
+        missing.append(NotRun(f"{', '.join(absent)} with ViT-B/16-IN21K", why, PAPER_VIT))
     methods = {run.method.removesuffix(FSA) for run in archive.runs}
     lacking = [f"{name} ({method})" for method, name in _PAPER_METHODS.items() if method not in methods]
     if lacking:
-        why = "Records of runs of these methods, by the name in brackets, of a SPEC on pictures: they train a network."
-        missing.append(NotRun(", ".join(lacking), why, OWN_SPEC))
+        why = "Records of runs of these methods, by the name in brackets, of a spec on pictures: they train a network."
+        missing.append(NotRun(", ".join(lacking), why, PICTURES))
     return missing
 
 

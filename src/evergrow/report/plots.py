@@ -327,6 +327,10 @@ class Heat:
         Title of the colour scale.
     subtitle : str
         Second line above the map.
+    side : float
+        Width and height of the map in inches.
+    beside : tuple of str
+        Lines of text to the right of the map, under a heading, which is the first.
     """
 
     matrix: Any
@@ -335,6 +339,8 @@ class Heat:
     axes: tuple[str, str]
     unit: str
     subtitle: str = ""
+    side: float = 1.42
+    beside: tuple[str, ...] = ()
 
 
 def heat_panel(name: str, title: str, heat: Heat) -> Panel:
@@ -353,14 +359,16 @@ def heat_panel(name: str, title: str, heat: Heat) -> Panel:
     -------
     Panel
     """
-    side, left, bottom, width = 1.42, 0.44, 0.4, 2.42
+    side, bottom, size = heat.side, 0.4, len(heat.matrix)
+    left = 0.44 + 0.08 * max(len(str(size)) - 2, 0)
+    map_width = left + side + 0.56 + 0.08 * max(len(f"{heat.high:g}") - 1, 0)
+    width = map_width + (2.7 if heat.beside else 0.0)
     head = wrapped(title, 32)
     below = wrapped(heat.subtitle, 36)
     top = 0.1 + text_height(head) + (text_height(below) if below else 0.0) + 0.06
     height = top + side + bottom
     with surface(width, height) as figure:
         area = figure.add_axes((left / width, bottom / height, side / width, side / height))
-        size = len(heat.matrix)
         image = area.imshow(
             np.asarray(heat.matrix, dtype=float),
             vmin=heat.low,
@@ -381,6 +389,9 @@ def heat_panel(name: str, title: str, heat: Heat) -> Panel:
         scale.set_label(heat.unit, labelpad=1.5)
         scale.outline.set_visible(False)
         scale.ax.tick_params(length=2.0, width=0.6, pad=1.5)
+        for row, line in enumerate(heat.beside):
+            place = (map_width + 0.12) / width, 1 - (top + 0.2 * row) / height
+            figure.text(*place, line, va="top", color=MUTED if row else INK, fontweight="normal" if row else "bold")
         figure.text(0.05 / width, 1 - 0.05 / height, head, fontweight="bold", va="top", color=INK)
         down = 0.07 + text_height(head)
         figure.text(0.05 / width, 1 - down / height, below, fontsize=FONT - 0.7, va="top", color=MUTED)

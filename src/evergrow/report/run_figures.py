@@ -366,16 +366,52 @@ def confusion(archive: Archive) -> list[Figure]:
                 total += 1
                 if total > MAX_PANELS:
                     continue
-                shares = 100.0 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
                 where = f"{place.title}, seed {run.seed}"
-                heat = Heat(shares, 0.0, 100.0, ("Predicted class", "True class"), "Share (%)", where)
+                heat = mistakes(counts, _class_names(run.extra["confusion"], len(counts)), where)
                 panels.append(heat_panel(slug("confusion", collection.name, title, where), title, heat))
     if not panels:
         return []
-    caption = "Share of the test samples of every class (rows) that is taken for each class (columns), after the last "
-    caption += "session, classes in the order of the record."
+    caption = "Share of the test samples of every class (rows) that is taken for each other class (columns), after the "
+    caption += "last session; right answers, on the diagonal, are left white."
     panels = limited(panels, total, notes)
-    return [Figure("confusion", "Per-class confusion", caption, panels, notes, small=True)]
+    return [Figure("confusion", "Per-class confusion", caption, panels, notes)]
+
+
+def mistakes(counts: np.ndarray[Any, np.dtype[np.float64]], names: list[str], where: str) -> Heat:
+    """Return the wrong answers of a confusion matrix as a map, with the commonest ones in words.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.report.run_figures import mistakes
+    >>> mistakes(np.array([[8.0, 2.0], [0.0, 9.0]]), ["cat", "dog"], "pets").beside[1]
+    'cat → dog, 20 %'
+    """
+    shares = 100.0 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    np.fill_diagonal(shares, np.nan)
+    order = np.argsort(-np.nan_to_num(shares, nan=-1.0), axis=None, kind="stable")[:_PAIRS]
+    pairs = [(int(cell) // len(shares), int(cell) % len(shares)) for cell in order]
+    lines = [f"{_cut(names[i])} → {_cut(names[j])}, {shares[i, j]:.0f} %" for i, j in pairs if shares[i, j] > 0]
+    high = max(float(np.nanmax(shares, initial=0.0)), 1.0)
+    beside = ("Most often mistaken", *lines) if lines else ("No mistakes",)
+    axes = ("Predicted class", "True class")
+    return Heat(shares, 0.0, round(high), axes, "Share (%)", where, side=2.2, beside=beside)
+
+
+_PAIRS = 10
+
+
+def _cut(name: str, most: int = 17) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def _class_names(entry: Any, count: int) -> list[str]:
+    """Return the names of the classes of a record's confusion, or their numbers."""
+    for key in ("names", "labels"):
+        names = entry.get(key) if isinstance(entry, dict) else None
+        if isinstance(names, list) and len(names) == count:
+            return [str(name) for name in names]
+    return [str(number + 1) for number in range(count)]
 
 
 def confusion_counts(entry: Any) -> np.ndarray[Any, np.dtype[np.float64]] | None:
