@@ -6,6 +6,7 @@ from tests.cli.conftest import NAMES, clouds
 
 from evergrow.methods.learner import Learner
 from evergrow.methods.modelfile import open_model
+from evergrow.methods.trained import FsaConfig
 
 
 def test_model_is_the_librarys(shell, first):
@@ -84,3 +85,51 @@ def test_same_command_gives_the_same_numbers(shell, first):
     asked, _ = clouds(NAMES[:3], 5, 9)
     a, b = (open_model(name).decision_function(asked) for name in ("a.evg", "b.evg"))
     np.testing.assert_array_equal(a, b)
+
+
+TUNED = ("--backbone", "test_vit", "--weights", "random", "--units", 50)
+
+
+def test_adapted_backbone_is_the_librarys(shell, pictures):
+    values = shell.json("fit", pictures, "-m", "p.evg", *TUNED, "--adapt", "ssf", "--epochs", 1, "--seed", 3)
+    config = FsaConfig.recipe(tuner="ssf", epochs=1)
+    mine = Learner("test_vit", adapt=config, weights="random", options={"n_units": 50}, random_state=3).fit(pictures)
+    theirs = open_model("p.evg")
+    np.testing.assert_array_equal(mine.features(pictures).X, theirs.features(pictures).X)
+    np.testing.assert_allclose(mine.decision_function(pictures), theirs.decision_function(pictures), rtol=1e-9)
+    assert values["adaptation"]["training"]["epochs"] == 1
+    assert values["backbone"] == "test_vit+ssf"
+    answers = shell.json("predict", "p.evg", pictures)["predictions"]
+    assert [row["class"] for row in answers] == mine.predict(pictures).tolist()
+    output = shell.run("inspect", "p.evg").stdout
+    assert f"ssf, {values['adaptation']['n_parameters']:,} parameters on test_vit, trained for 1 epoch" in output
+
+
+def test_adapted_model_goes_on_and_back(shell, pictures):
+    shell.run("fit", pictures, "-m", "p.evg", *TUNED, "--adapt", "lora", "--epochs", 1)
+    before = Path("p.evg").read_bytes()
+    Path(pictures, "lying").rename(Path(pictures, "flat"))
+    values = shell.json("update", "p.evg", pictures, code=0)
+    assert values["classes"] == ["flat"]
+    assert open_model("p.evg").info()["adaptation"] == shell.json("inspect", "p.evg")["adaptation"]
+    shell.run("rollback", "p.evg")
+    assert Path("p.evg").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["first.npz", "--adapt", "ssf"], "data must be pictures for a backbone to be adapted to them, got feature"),
+        (["texts.csv", "--adapt", "ssf"], "data must be pictures for a backbone to be adapted to them, got texts"),
+        (["pictures", *TUNED, "--adapt", "ssh"], "adapt must be one of 'adapter', 'ssf'"),
+        (["pictures", *TUNED, "--epochs", 3], "--epochs must go with --adapt, got 3 epochs"),
+        (
+            ["pictures", "--backbone", "test_resnet", "--weights", "random", "--adapt", "vpt-deep"],
+            "serve test_resnet, got 'vpt",
+        ),
+    ],
+)
+def test_what_cannot_be_adapted_is_one_line_and_writes_nothing(shell, first, pictures, arguments, message):
+    Path("texts.csv").write_text("text,label\nhello,a\nbye,b\n")
+    assert message in shell.error("fit", *arguments, "-m", "p.evg")
+    assert not Path("p.evg").exists()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.methods.trained.tiny import stripes, tiny_vit
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -33,7 +34,10 @@ from evergrow.methods.straightening import (  # noqa: E402
     ordinary_bound,
     random_bend,
 )
+from evergrow.methods.trained import FsaConfig  # noqa: E402
+from evergrow.methods.trained.fsa import TUNER_KINDS  # noqa: E402
 from evergrow.projections.activations import ACTIVATIONS  # noqa: E402
+from evergrow.tuners import tuners_of  # noqa: E402
 
 PAPER = {"max_units": 400}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -307,6 +311,63 @@ def test_a_learner_of_pictures_after_a_round_trip(tmp_path: Path) -> None:
     assert held == loaded.backbone_().transform.to_dict()
     answers = outputs(tmp_path / "m.onnx", as_input(loaded.backbone_(), pictures))
     assert np.abs(answers["probabilities"] - learner.predict_proba(pictures)).max() < 1e-4
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("tuner", TUNER_KINDS)
+def test_an_adapted_learner_after_a_round_trip(
+    tuner: str, exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if exporter not in onnx_backbone.exporters():
+        pytest.skip(f"this torch has no {exporter}")
+    monkeypatch.setattr(onnx_backbone, "exporters", lambda: [exporter])
+    items, y = stripes(3, 8)
+    config = FsaConfig.recipe(tuner=tuner, epochs=1, lr=0.1)
+    learner = Learner(tiny_vit(), adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
+    learner.save(tmp_path / "m.evg")
+    loaded = Learner.load(tmp_path / "m.evg", device="cpu", cache=False)
+    before = loaded.features(items).X
+    report = export_learner(loaded, tmp_path / "m.onnx", config=ExportConfig(check=True))
+    assert report.check is not None
+    assert report.check.difference <= 1e-4
+    pictures = as_input(loaded.backbone_(), list(items.pixels))
+    ours = loaded.decision_function(items)
+    for rows in (slice(0, 1), slice(0, 24)):
+        answers = outputs(tmp_path / "m.onnx", pictures[rows])
+        assert np.abs(answers["scores"] - ours[rows]).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+    # The learner's own tuner is neither folded nor removed.
+    assert np.array_equal(loaded.features(items).X, before)
+    assert loaded.backbone_().tuner.enabled
+    assert not loaded.backbone_().tuner.merged
+    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.backbone"])["options"]["tuner"]["tuner"] == tuner
+
+
+def test_a_tuner_that_folds_leaves_no_trace_in_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_backbone, "exporters", lambda: ["torchscript"])
+    items, y = stripes(3, 8)
+    counts = {}
+    for tuner in (None, "ssf", "lora", "adapter"):
+        config = None if tuner is None else FsaConfig.recipe(tuner=tuner, epochs=1)
+        learner = Learner(tiny_vit(), adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
+        export_learner(learner, tmp_path / "m.onnx")
+        nodes = onnx.load(tmp_path / "m.onnx").graph.node
+        counts[tuner] = sum(node.op_type != "Identity" for node in nodes)  # stands for weights that are equal
+    assert counts[None] == counts["ssf"] == counts["lora"] < counts["adapter"]
+
+
+def test_a_tuner_that_does_not_fold_here_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_backbone, "exporters", lambda: ["torchscript"])
+    small = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
+    # The attention of BEiT adds the bias of its projection, which then cannot take up a shift.
+    beit = create_backbone("beit_base_patch16_224", "random", "pilot", device="cpu", **small)
+    items, y = stripes(3, 8)
+    config = FsaConfig.recipe(tuner="ssf", epochs=1, lr=0.1)
+    learner = Learner(beit, adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
+    assert [tuner.name for tuner in tuners_of(onnx_backbone._own_copy(learner.backbone_().module))] == ["ssf"]
+    export_learner(learner, tmp_path / "m.onnx")
+    answers = outputs(tmp_path / "m.onnx", as_input(learner.backbone_(), list(items.pixels)))
+    ours = learner.decision_function(items)
+    assert np.abs(answers["scores"] - ours).max() <= 1e-4 * np.ptp(ours, axis=1).max()
 
 
 def test_a_learner_of_texts_gives_its_head_alone(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:

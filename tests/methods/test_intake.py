@@ -8,10 +8,11 @@ import torch
 from PIL import Image
 from tests.methods.toys import picture, write_folder
 
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError, LabelError
 from evergrow.core.items import ImageArrays, ImageFiles, Texts
 from evergrow.methods.intake import as_names, read_items, read_labelled, read_unknown
-from evergrow.streams import FeatureSet, RawSet, load_data
+from evergrow.streams import DataOptions, FeatureSet, RawSet, load, load_data
+from evergrow.streams.found import Found
 
 PIXELS = np.zeros((3, 8, 8, 3), dtype=np.uint8)
 
@@ -33,6 +34,43 @@ def test_a_folder_with_parts_gives_the_part(tmp_path: Path) -> None:
     write_folder(tmp_path / "d" / "train", {"red": 0, "blue": 1}, n=4)
     write_folder(tmp_path / "d" / "test", {"red": 0, "blue": 1}, n=2)
     assert [len(read_labelled(tmp_path / "d", part)) for part in ("train", "test", "all")] == [8, 4, 12]
+
+
+def test_the_test_part_of_a_table_may_have_classes_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,label,split\na,x,train\nb,x,test\nc,y,test\n")
+    assert read_labelled(tmp_path / "t.csv", "test").required_labels().tolist() == ["x", "y"]
+
+
+def test_what_comes_by_name_is_not_split_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "pets", {"red": 0, "blue": 1}, n=5)
+    monkeypatch.setenv("EVERGROW_DATA", str(tmp_path))
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    for part in ("train", "test", "all"):
+        assert len(read_labelled("pets", part)) == 10
+
+
+def test_a_set_loaded_whole_is_taken_whole(tmp_path: Path) -> None:
+    write_folder(tmp_path / "all", {"red": 0, "blue": 1}, n=5)
+    data = load_data(tmp_path / "all", split="none")
+    for part in ("train", "test", "all"):
+        assert len(read_labelled(data, part)) == 10
+
+
+def test_what_is_odd_about_a_folder_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "all", {"red": 0}, n=2)
+    read = load.read_folder
+
+    def odd(folder: Path, options: DataOptions) -> Found:
+        found = read(folder, options)
+        found.cautions.append("it is blue")
+        return found
+
+    monkeypatch.setattr(load, "read_folder", odd)
+    with pytest.warns(DataWarning, match="'all' can be used but: it is blue") as said:
+        read_labelled(tmp_path / "all", "train")
+    assert len(said) == 1
 
 
 def test_tables_lists_and_arrays(tmp_path: Path) -> None:

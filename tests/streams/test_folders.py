@@ -12,7 +12,9 @@ from tests.streams.conftest import PNG, Tree
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError, LabelError
 from evergrow.core.items import ImageFiles
-from evergrow.streams import Protocol, RawSet, load_data
+from evergrow.streams import DataOptions, Protocol, RawSet, load_data
+from evergrow.streams.found import Found
+from evergrow.streams.load import read_path
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -113,6 +115,44 @@ def test_single_pictures_go_to_training_with_a_warning(tree: Tree) -> None:
 def test_only_single_pictures_is_an_error(tree: Tree) -> None:
     with pytest.raises(LabelError, match="two samples"):
         load_data(tree({"a": 1, "b": 1}))
+
+
+def test_no_split_leaves_everything_in_training(tree: Tree) -> None:
+    root = tree({"a": 9, "b": 8})
+    data = load_data(root, split="none")
+    assert isinstance(data.train, ImageFiles)
+    assert sorted(data.train.names) == sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    assert (data.whole, len(data.test), data.y_test.dtype) == (True, 0, np.int64)
+    assert data.train_counts.tolist() == [9, 8]
+    assert data.test_counts.tolist() == [0, 0]
+    assert data.notes[-1].startswith("no test set")
+    assert data.fingerprint != load_data(root).fingerprint
+    with pytest.raises(InputError, match="must have a test set to become a stream"):
+        data.stream()
+    with pytest.raises(InputError, match="must have a test set to become a set of features"):
+        data.features(np.zeros((17, 3)), np.zeros((0, 3)))
+
+
+def test_no_split_takes_one_sample(tree: Tree) -> None:
+    with pytest.warns(DataWarning, match="fewer than 5") as said:
+        data = load_data(tree({"a": 1}), split="none")
+    assert len(said) == 1
+    assert (data.class_names, len(data.train)) == (("a",), 1)
+
+
+def test_a_test_set_that_is_there_is_kept_without_a_split_too(tree: Tree) -> None:
+    root = tree({"train/a": 6, "train/b": 6, "test/a": 2, "test/b": 3})
+    kept, usual = load_data(root, split="none"), load_data(root)
+    assert (kept.whole, kept.fingerprint) == (False, usual.fingerprint)
+
+
+def test_read_path_gives_what_is_there(tree: Tree) -> None:
+    root = tree({"a": 2, "b": 1, "void": 0})
+    with pytest.warns(DataWarning, match="'pets' can be used but: .*left out: 'void'") as said:
+        found = read_path(root, DataOptions(allow_empty=True))
+    assert len(said) == 1
+    assert isinstance(found, Found)
+    assert (list(found.train_labels), found.test) == (["a", "a", "b"], None)
 
 
 def test_training_folder_alone_is_split(tree: Tree) -> None:

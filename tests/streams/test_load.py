@@ -106,6 +106,7 @@ def test_a_file_of_just_that_name_goes_before_a_benchmark(alone: Path) -> None:
     [
         ({"test_size": 0}, "test_size"),
         ({"test_size": 1.0}, "test_size"),
+        ({"split": "never"}, "split must be one of 'auto', 'none'"),
         ({"seed": -1}, "seed"),
         ({"layout": "folder"}, "layout must be one of"),
         ({"allow_empty": "yes"}, "allow_empty must be true or false"),
@@ -169,6 +170,8 @@ def test_fingerprint_reads_no_picture(tree: Tree, monkeypatch: pytest.MonkeyPatc
         ({"y_train": np.array([0, 0, 0])}, LabelError, "training sample, got none for two"),
         ({"test": ImageFiles(Path(), ("a", "b", "c"))}, InputError, "test must hold texts like train"),
         ({"test": Texts(()), "y_test": np.array([], dtype=np.int64)}, InputError, "at least one sample"),
+        ({"whole": True}, InputError, "test must be empty where whole is true, got 3"),
+        ({"train": Texts(()), "y_train": np.array([], dtype=np.int64), "whole": True}, InputError, "train must hold"),
     ],
 )
 def test_bad_raw_sets(change: dict[str, object], error: type[Exception], match: str) -> None:

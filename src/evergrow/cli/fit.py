@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, answering, percent, plural
-from evergrow.cli.models import Running, change_values, check_target, classes_note, model_line, skipped_caution
+from evergrow.cli.models import (
+    Running,
+    adapted_note,
+    change_values,
+    check_target,
+    classes_note,
+    model_line,
+    skipped_caution,
+)
 from evergrow.cli.options import Cache, Data, Device, Json, OnError, OnErrorOption, Weights
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.methods.intake import Samples
     from evergrow.methods.learner import Learner
+    from evergrow.methods.trained.fsa import FsaConfig
 
 
 @answering
@@ -26,9 +35,14 @@ def fit_command(
         str, typer.Option(help="auto takes the best one on this machine; or a name such as tf_efficientnet_lite0.")
     ] = "auto",
     method: Annotated[str, typer.Option(help="One of those that evergrow methods lists.")] = "scl-mgsm",
+    adapt: Annotated[
+        str | None,
+        typer.Option(help="Train a tuner on the pictures first: ssf, adapter, lora, vpt-deep or vpt-shallow."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the pictures for --adapt; 20.")] = None,
     settings: Annotated[str, typer.Option(help="recommended, or paper for the published ones.")] = "recommended",
     units: Annotated[int | None, typer.Option(min=1, help="Width of the random layer: wider is slower.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the layer and of --holdout.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of layer, --adapt and --holdout.")] = 0,
     holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
@@ -49,6 +63,8 @@ def fit_command(
 
       evergrow fit features.npz -m model.evg --units 1000 --seed 7
 
+      evergrow fit birds/ -m birds.evg --adapt ssf --epochs 10
+
     Exit codes: 0 learned, 1 learned but pictures were left out (--on-error skip), 2 bad input or the model exists, and
     nothing written, 3 another process is changing the model, 130 interrupted and nothing written.
     """
@@ -58,10 +74,12 @@ def fit_command(
     check_target("--model", model, force=force)
     if not 0 <= holdout < 1:
         raise ParameterError(f"--holdout must be a share from 0 to below 1, got {holdout:g}")
+    config = _adaptation(adapt, epochs)
     running = Running(on_error, cache, device, weights, as_json)
     learner = Learner(
         backbone,
         method,
+        config,
         settings=settings,
         options=None if units is None else {"n_units": units},
         weights=weights,
@@ -75,6 +93,18 @@ def fit_command(
     learner.fit(samples)
     commit(model, learner)
     return _answer(model, learner, samples, held, time.perf_counter() - started)
+
+
+def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
+    """Return how the backbone is to be adapted; what is wrong with it is said before anything is read."""
+    from evergrow.methods.tuning import adaptation
+
+    config = adaptation(adapt)
+    if epochs is None:
+        return config
+    if config is None:
+        raise ParameterError(f"--epochs must go with --adapt, got {epochs} epochs and nothing to train")
+    return config.changed(epochs=epochs)
 
 
 def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None]:
@@ -106,12 +136,15 @@ def _answer(path: Path, learner: Learner, samples: Samples, held: Samples | None
         kind=info["kind"],
         backbone=spec.get("name"),
         reason=spec.get("reason", ""),
+        adaptation=info["adaptation"],
         n_units=info["n_units"],
         holdout=None if tested is None else {"n_samples": tested.n_known, "accuracy": tested.accuracy},
     )
     lines = [f"learned {plural(change.samples, 'sample')}{classes_note(change.classes, 'new')} in {seconds:.1f} s"]
     if spec:
         lines.append(f"backbone: {spec.get('reason') or spec['name']}")
+    if info["adaptation"]:
+        lines.append(f"adapted: {adapted_note(info['adaptation'])}")
     if tested is not None:
         lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
     return Answer(values, [*lines, model_line(path, learner)], skipped_caution(len(samples), change.samples))

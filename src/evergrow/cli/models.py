@@ -125,6 +125,25 @@ def classes_note(classes: tuple[str, ...], what: str) -> str:
     return f" ({plural(len(classes), f'{what} class', f'{what} classes')}: {listed(classes)})"
 
 
+def adapted_note(found: dict[str, Any]) -> str:
+    """Return on one line what a backbone was adapted with, and how the training went.
+
+    Examples
+    --------
+    >>> from evergrow.cli.models import adapted_note
+    >>> adapted_note({"tuner": "ssf", "n_parameters": 1200, "backbone": {"name": "vit"}, "training": {}})
+    'ssf, 1,200 parameters on vit'
+    """
+    said = f"{found['tuner']}, {found['n_parameters']:,} parameters on {found['backbone']['name']}"
+    training = found["training"]
+    if not training:
+        return said
+    return (
+        f"{said}, trained for {plural(training['epochs'], 'epoch')} in {training['seconds']:.1f} s, "
+        f"loss {training['first_loss']:.3g} to {training['last_loss']:.3g}"
+    )
+
+
 def skipped_caution(given: int, learned: int) -> list[str]:
     """Return a caution about samples that could not be read; the warning before it has named them."""
     if given == learned:

@@ -1,17 +1,15 @@
-"""From statistics to answers: the choice of the ridge, class scores, probabilities and novelty."""
+"""From statistics to answers: the choice of the ridge, class scores and probabilities."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from evergrow.linalg import (
     GCV_REACH,
     AlphaChoice,
-    CholeskyFactor,
     ClassGeometry,
     Discriminant,
     ReducedStatistics,
@@ -168,49 +166,3 @@ def _optimism(geometry: ClassGeometry, alpha: float) -> float:
     share = min((geometry.scatter.shape[0] - alpha * factor.trace_inverse()) / free, 0.99)
     inflation = (per_class / (per_class - 1.0)) ** 2 - 1.0
     return 0.5 * free * inflation * share / (1.0 - share)
-
-
-@dataclass(frozen=True)
-class NoveltyScorer:
-    """Relative Mahalanobis distance from the statistics of the learner.
-
-    ``(n - C) min_c |h - m_c|^2_{S_w} - n |h - m|^2_{S_t}``: how far from the nearest class, compared with how far
-    from everything; S_w is the within-class and S_t the total scatter, both shrunk.
-
-    Parameters
-    ----------
-    stats : ReducedStatistics
-        The statistics.
-    within, total : CholeskyFactor
-        Factors of the shrunk scatters.
-    means : Tensor of shape (k, C)
-        ``within^-1/2`` times the class means.
-    centre : Tensor of shape (k, 1)
-        Mean of all rows.
-    """
-
-    stats: ReducedStatistics
-    within: CholeskyFactor
-    total: CholeskyFactor
-    means: Tensor
-    centre: Tensor
-
-    @classmethod
-    def of(cls, state: RidgeState, counts: Tensor, alpha: float) -> NoveltyScorer:
-        """Factor both scatters."""
-        stats = state.reduced()
-        geometry = ClassGeometry.of(stats, counts)
-        known = max(int(counts.sum()), 1)
-        centre = stats.cross.sum(dim=1, keepdim=True) / known
-        within = geometry.factor(alpha)
-        total = safe_cholesky(stats.gram - known * (centre @ centre.T), shift=alpha)
-        return cls(stats, within, total, within.half_solve(geometry.means), centre)
-
-    def score(self, H: Tensor) -> Tensor:
-        """Return the novelty (n,) of rows H (n, L)."""
-        rows = self.stats.project(H).T
-        n, classes = self.stats.count, self.means.shape[1]
-        half = self.within.half_solve(rows)
-        nearest = torch.cdist(half.T, self.means.T).square().amin(dim=1)
-        background = self.total.half_solve(rows - self.centre).square().sum(dim=0)
-        return max(n - classes, 1) * nearest - n * background

@@ -20,7 +20,8 @@ from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.diagnostics import describe, random_units
 from evergrow.heads.growing import KINDS, Grower, LayerSpec
 from evergrow.heads.labels import LabelUpdate, as_labels, check_kind, column_map, known_codes
-from evergrow.heads.readout import NoveltyScorer, Readout, choose_alpha, row_energy, solve_readout, temperature
+from evergrow.heads.novelty import NoveltyScorer
+from evergrow.heads.readout import Readout, row_energy, solve_readout, temperature
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.projections import BlockRecord, Projection
 from evergrow.projections.activations import ACTIVATIONS
@@ -327,8 +328,9 @@ class SCLClassifier(IncrementalClassifier):
     def novelty_score(self, X: Any) -> NDArray[np.float64]:
         """Return how unlike anything learned each row is; higher means more novel.
 
-        The relative Mahalanobis distance: to the nearest class, less that to everything learned, from the same
-        statistics as the classifier.
+        From the same statistics as the classifier, but with a shrinkage of their own, so that the scale hardly changes
+        when more is learned: how much nearer the nearest class is than all of them, where classes differ, and
+        how much energy a row has where nothing learned has any (see :mod:`evergrow.heads.novelty`).
 
         Parameters
         ----------
@@ -338,22 +340,19 @@ class SCLClassifier(IncrementalClassifier):
         Returns
         -------
         ndarray of shape (n,)
-            Scores on an open scale; compare them with those of known data.
+            Not negative. Typical values of known things are 0.1 to 0.9; things of
+            another world have larger ones without bound. Compare them with those of known data.
         """
         self._require_fitted()
         Z = self._features(X, self.device_, reset=False)
+        scorer = self._novelty_scorer()
+        return np.asarray(torch.cat([scorer.score(H) for _, H in self._model.activations(Z)]).cpu().numpy())
+
+    def _novelty_scorer(self) -> NoveltyScorer:
         derived, model = self._derived, self._model
         if derived.novelty is None:
-            derived.novelty = NoveltyScorer.of(model.state, model.counts, self._novelty_alpha())
-        scores = [derived.novelty.score(H) for _, H in model.activations(Z)]
-        return np.asarray(torch.cat(scores).cpu().numpy())
-
-    def _novelty_alpha(self) -> float:
-        """Return the GCV minimiser: distances need more shrinkage than the fewest errors do."""
-        if self._fixed_alpha() is None:
-            return self._solved().minimiser
-        model = self._model
-        return choose_alpha(model.state.reduced(), model.counts, self._derived.last_alpha).minimiser
+            derived.novelty = NoveltyScorer.of(model.state, model.counts)
+        return derived.novelty
 
     # -- exact edits ------------------------------------------------------------------------------------
 

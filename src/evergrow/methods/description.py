@@ -31,7 +31,9 @@ def describe(
     -------
     dict
         ``evergrow`` (version here), ``method``, ``settings``, ``options``, ``kind`` (of the samples), ``backbone``
-        (None, or its description with ``reason`` where it was chosen automatically), ``n_features``, ``n_units``,
+        (None, or its description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the
+        backbone was adapted with: tuner, settings, number of parameters, the backbone before, and how the training
+        went), ``n_features``, ``n_units``,
         ``n_classes``, ``n_samples``, ``classes`` (name and samples of each), ``novelty`` (None, or the number of
         calibrated scores and the threshold), ``revision``, ``history``, and with ``numerics`` the head's diagnostics.
     """
@@ -46,6 +48,7 @@ def describe(
         "options": dict(options),
         "kind": "features" if now.spec is None else now.spec.kind,
         "backbone": backbone,
+        "adaptation": None if now.tuning is None else now.tuning.describe(),
         "n_features": head.n_features_in_,
         "n_units": int(head.n_units_) if isinstance(head, SCLClassifier) else None,
         "n_classes": len(now.classes),

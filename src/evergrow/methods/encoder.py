@@ -15,9 +15,11 @@ from torch import nn
 from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
 from evergrow.methods.intake import Samples
+from evergrow.methods.tuning import Tuning, trained_on, tuning_of
 
 if TYPE_CHECKING:
     from evergrow.backbones.settings import ExtractConfig
+    from evergrow.methods.trained.fsa import FsaConfig
 
 _LOG = logging.getLogger("evergrow")
 
@@ -65,12 +67,32 @@ class Encoder:
         self._fixed = False  # whether the backbone is settled, be it that there is none
         self._backbone: Backbone | None = None
         self.spec: BackboneSpec | None = None
+        self.tuning: Tuning | None = None
         self.reason = ""
 
-    def settled(self, spec: BackboneSpec | None) -> Encoder:
+    def settled(self, spec: BackboneSpec | None, tuning: Tuning | None = None) -> Encoder:
         """Return an encoder for a saved model, whose backbone is described but not loaded."""
         encoder = self._fresh()
-        encoder.spec, encoder._fixed = spec, True
+        encoder.spec, encoder.tuning, encoder._fixed = spec, tuning, True
+        return encoder
+
+    def adapted(self, samples: Samples, config: FsaConfig, *, seed: int, progress: bool = False) -> Encoder:
+        """Return an encoder whose backbone has a tuner that was trained on labelled pictures; this one stays.
+
+        Parameters
+        ----------
+        samples : Samples
+            The first task.
+        config : FsaConfig
+            What is trained, and how.
+        seed : int
+            Of the training.
+        progress : bool
+            Whether to show a progress bar.
+        """
+        made = trained_on(self.backbone(), samples, config, seed=seed, progress=progress)
+        encoder = self.settled(made.spec, Tuning.of(made, config))
+        encoder._backbone, encoder.reason = made, self.reason
         return encoder
 
     def _fresh(self) -> Encoder:
@@ -199,9 +221,16 @@ class Encoder:
 
             source = self._weights if weights is None else weights
             made = create_backbone(wanted, source, self._preset, device=self._device)
-        self._backbone, self.spec = made, made.spec
+        self._backbone, self.spec, self.tuning = made, made.spec, tuning_of(made)
 
     def _restore(self, spec: BackboneSpec) -> Backbone:
+        given, tuning = self._wanted, self.tuning
+        if tuning is None or (isinstance(given, Backbone) and given.spec.weights_hash == spec.weights_hash):
+            return self._restore_plain(spec)
+        return tuning.attached(self._restore_plain(tuning.base), spec)
+
+    def _restore_plain(self, spec: BackboneSpec) -> Backbone:
+        """Return a backbone as it was before any tuner was put on it."""
         from evergrow.backbones.create import backbone_from_spec
 
         given = self._wanted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,14 +15,11 @@ from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Texts
 from evergrow.methods.held import HeldPictures, is_pil_image
 from evergrow.methods.texts import read_texts
-from evergrow.streams import DataOptions, FeatureSet, RawSet, load_data
-from evergrow.streams.arrays import read_array_file
-from evergrow.streams.features import SUFFIXES
+from evergrow.streams import FeatureSet, RawSet, load_data
 from evergrow.streams.folders import Walk, is_picture
 from evergrow.streams.found import Found
-from evergrow.streams.lists import LIST_SUFFIXES, partner, read_lists
-from evergrow.streams.load import read_folder
-from evergrow.streams.tables import TABLE_SUFFIXES, read_tables
+from evergrow.streams.load import read_path
+from evergrow.streams.tables import TABLE_SUFFIXES
 
 Part = Literal["train", "test", "all"]
 """Which part of a source is wanted; a source without parts is always whole."""
@@ -161,23 +158,8 @@ def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
 
 
 def _open(source: str | os.PathLike[str]) -> RawSet | FeatureSet | Found:
-    """Read a source on disk; unlike :func:`load_data`, what has no test set keeps all its samples."""
-    path, options = Path(source), DataOptions()
-    if not os.path.exists(source):
-        return load_data(source)
-    if path.is_dir():
-        return read_folder(path, options)
-    suffix = path.suffix.lower()
-    readers: dict[tuple[str, ...], Callable[[], FeatureSet | Found]] = {
-        SUFFIXES: lambda: read_array_file(path),
-        TABLE_SUFFIXES: lambda: read_tables(path, partner(path), options),
-        LIST_SUFFIXES: lambda: read_lists(path, partner(path), options),
-    }
-    for suffixes, read in readers.items():
-        if suffix in suffixes:
-            return read()
-    known = ", ".join(item for suffixes in readers for item in suffixes)
-    raise InputError(f"data must be a folder or a file that ends in one of {known}, got {os.fspath(source)!r}")
+    """Read a source; no test set is drawn, and that of a folder may have classes of its own, to be told apart."""
+    return read_path(source) if os.path.exists(source) else load_data(source, split="none")
 
 
 def _of_found(found: Found, part: Part) -> Samples:
@@ -194,7 +176,7 @@ def _of_found(found: Found, part: Part) -> Samples:
 
 
 def _of_raw(data: RawSet, part: Part) -> Samples:
-    wanted = [name for name in ("train", "test") if part in (name, "all")]
+    wanted = ["train"] if data.whole else [name for name in ("train", "test") if part in (name, "all")]
     items = joined([getattr(data, name) for name in wanted])
     codes = np.concatenate([getattr(data, f"y_{name}") for name in wanted])
     labels = [data.class_names[int(code)] for code in codes]

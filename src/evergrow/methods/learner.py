@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,16 +29,20 @@ from evergrow.core.validation import check_number
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.scl import SCLClassifier
 from evergrow.methods.batches import counted, fingerprint, warn_alike
-from evergrow.methods.calibration import Calibration, held_out_scores
+from evergrow.methods.calibration import Calibration, fold_out_scores
 from evergrow.methods.changes import Change
 from evergrow.methods.description import describe
-from evergrow.methods.encoder import Encoder, Features
+from evergrow.methods.encoder import Encoder, Features, extraction_config
 from evergrow.methods.evaluation import Evaluation, evaluate_predictions, open_world
 from evergrow.methods.intake import Samples, read_items, read_labelled, read_unknown
 from evergrow.methods.making import new_head, plain_options
 from evergrow.methods.merging import merged
 from evergrow.methods.snapshot import KIND, Snapshot
-from evergrow.methods.solutions import branch, model_of, novelty_ridge, settle
+from evergrow.methods.solutions import branch, model_of, novelty_scorer, settle
+from evergrow.methods.tuning import adaptation, check_adaptable, check_tuner
+
+if TYPE_CHECKING:
+    from evergrow.methods.trained.fsa import FsaConfig
 
 FALSE_ALARM = 0.05
 """Share of known things that may be called unknown, unless another is asked for."""
@@ -59,8 +63,10 @@ class Learner:
     method : str
         The head, one of :func:`evergrow.list_methods`. Unlearning, merging, probabilities and novelty need
         ``"scl-mgsm"``.
-    adapt : None
-        The backbone stays as it is; other values are refused.
+    adapt : {None, "adapter", "ssf", "vpt-deep", "vpt-shallow", "lora"}, FsaConfig or dict
+        What is trained of the backbone: ``fit`` trains it on the pictures of its data, freezes it, and everything after
+        uses the adapted backbone. None leaves the backbone as it is. A name means RanPAC's protocol, 20 epochs; an
+        :class:`~evergrow.methods.trained.FsaConfig` (or its plain form) says it all.
     settings : {"recommended", "paper"}
         Settings of the head: those for users, where the method has such, or its own defaults.
     options : dict, optional
@@ -70,7 +76,7 @@ class Learner:
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : int
-        Seed of the head.
+        Seed of the head and of the adaptation.
     cache : None, False or path-like
         Where features are kept: the default cache (features of files and tables only), nowhere, or a folder.
     extract : ExtractConfig or dict, optional
@@ -106,7 +112,7 @@ class Learner:
         self,
         backbone: Any = "auto",
         method: str = "scl-mgsm",
-        adapt: None = None,
+        adapt: Any = None,
         *,
         settings: str = "recommended",
         options: dict[str, Any] | None = None,
@@ -146,20 +152,20 @@ class Learner:
         -------
         self
         """
-        head = self._new_head()
+        head, config = self._new_head(), adaptation(self.adapt)
         samples = read_labelled(data, "train", self._open_encoder().kind)
+        if config is not None:
+            check_adaptable(samples)
         encoder = self._open_encoder().begun(samples)
+        if config is not None:
+            encoder, samples = self._adapted(encoder, samples, config)
         X, labels = self._features_and_labels(samples, encoder)
         warn_alike(np.empty(0, dtype=np.str_), labels)
         head.fit(X, labels)
         settle(head, at_any_cost=True)
-        calibration = Calibration()
-        if isinstance(head, SCLClassifier):
-            empty = model_of(head.spawn())
-            scores = held_out_scores(empty, head.classes_[:0], X, labels, novelty_ridge(head), self._seed())
-            calibration = calibration.with_scores(scores)
+        calibration = self._calibrated(Calibration(), head, X, labels)
         about = {"auto_reason": encoder.reason, "seed": self._seed()}
-        start = Snapshot(head, encoder.spec, counted({}, labels), calibration, about=about)
+        start = Snapshot(head, encoder.spec, counted({}, labels), calibration, about=about, tuning=encoder.tuning)
         change = Change.now("fit", len(labels), np.unique(labels).tolist(), data=[fingerprint(X, labels)])
         before = self._snapshot_or_none()
         if before is not None:  # numbers of revisions go on, so that each stands for one state
@@ -185,14 +191,10 @@ class Learner:
         now, encoder = self._state(), self._encoder
         X, labels = self._features_and_labels(read_labelled(data, "train", encoder.kind), encoder)
         warn_alike(now.classes, labels)
-        calibration, head = now.calibration, now.head
-        if isinstance(head, SCLClassifier):
-            if len(now.classes):
-                scores = held_out_scores(model_of(head), now.classes, X, labels, novelty_ridge(head), self._seed())
-                calibration = calibration.with_scores(scores)
-            head = branch(head)
+        head = branch(now.head) if isinstance(now.head, SCLClassifier) else now.head
         head.partial_fit(X, labels)  # of other methods the last step that can fail, and it fails whole
         settle(head, at_any_cost=False)
+        calibration = self._calibrated(now.calibration, head, X, labels)
         new = np.setdiff1d(labels, now.classes).tolist()
         change = Change.now("update", len(labels), new, data=[fingerprint(X, labels)])
         counts = counted(now.counts, labels)
@@ -207,6 +209,16 @@ class Learner:
         """
         settle(self._state().head, at_any_cost=True)
         return self
+
+    def _calibrated(
+        self, before: Calibration, head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[np.str_]
+    ) -> Calibration:
+        """Return the calibration with a batch that a head has just learned."""
+        if not isinstance(head, SCLClassifier):
+            return before
+        codes = np.searchsorted(head.classes_, labels)
+        scores = fold_out_scores(model_of(head), novelty_scorer(head), X, codes, self._seed())
+        return before.with_scores(scores, int(head.class_counts_.sum()))
 
     # -- answering ------------------------------------------------------------------------------------------
 
@@ -278,8 +290,8 @@ class Learner:
         items : object
             As for :meth:`predict`.
         false_alarm : float
-            Share of known things that may be called unknown; the threshold was calibrated on samples of every batch
-            that the scoring model had not learned.
+            Share of known things that may be called unknown; the threshold was calibrated on samples of every batch,
+            scored as if they had not been learned.
         """
         threshold = self.threshold(false_alarm)
         return np.asarray(self.novelty_score(items) > threshold)
@@ -404,7 +416,7 @@ class Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
         head, now = self._capable("spawn"), self._state()
         child = self._twin()
-        child._snapshot = Snapshot(head.spawn(), now.spec, {}, about=now.about)
+        child._snapshot = Snapshot(head.spawn(), now.spec, {}, about=now.about, tuning=now.tuning)
         return child
 
     def merge(self, other: Learner, *, base: Learner | None = None) -> Self:
@@ -491,6 +503,7 @@ class Learner:
         learner = cls(
             backbone="auto" if backbone is None and snapshot.spec is not None else backbone,
             method=settings["method"],
+            adapt=None if snapshot.tuning is None else snapshot.tuning.config,
             settings=settings["settings"],
             options=dict(settings["options"]) or None,
             weights=weights,
@@ -498,7 +511,7 @@ class Learner:
             cache=cache,
             extract=extract,
         )
-        learner._encoder = learner._open_encoder().settled(snapshot.spec)
+        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.tuning)
         learner._snapshot = snapshot
         return learner
 
@@ -573,12 +586,18 @@ class Learner:
     # -- making parts ---------------------------------------------------------------------------------------
 
     def _new_head(self) -> IncrementalClassifier:
-        if self.adapt is not None:
-            raise ParameterError(f"adapt must be None, since backbones are used as they are, got {self.adapt!r}")
         return new_head(self.method, self.settings, self.options, device=self.device, random_state=self.random_state)
 
     def _open_encoder(self) -> Encoder:
         return Encoder(self.backbone, weights=self.weights, preset=self.preset, device=self.device)
+
+    def _adapted(self, encoder: Encoder, samples: Samples, config: FsaConfig) -> tuple[Encoder, Samples]:
+        """Return an encoder whose backbone was adapted to samples, and those of them that can be read."""
+        settings = extraction_config(self.extract, self.cache, lasting=samples.lasting)
+        check_tuner(encoder.backbone(), config)
+        if settings.on_error == "skip":  # training stops at the first one that cannot be read
+            samples = samples.take(self._whole_classes(samples, encoder).rows)
+        return encoder.adapted(samples, config, seed=self._seed(), progress=settings.progress), samples
 
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""
@@ -600,14 +619,19 @@ class Learner:
         return encoded
 
     def _features_and_labels(self, samples: Samples, encoder: Encoder) -> tuple[NDArray[Any], NDArray[np.str_]]:
+        encoded = self._whole_classes(samples, encoder)
+        return encoded.X, samples.required_labels()[encoded.rows]
+
+    def _whole_classes(self, samples: Samples, encoder: Encoder) -> Features:
+        """Return the features of labelled samples, at least one of every class."""
         labels = samples.required_labels()
         if not len(labels):
             raise InputError("data must hold at least one sample, got none")
         encoded = self._encoded(samples, encoder)
         lost = np.setdiff1d(labels, labels[encoded.rows])
         if len(lost):
-            raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
-        return encoded.X, labels[encoded.rows]
+            raise InputError(f"every class must keep a sample that can be read, got none of {str(lost[0])!r}")
+        return encoded
 
     def _answerable(self, items: Any) -> NDArray[Any]:
         """Return the features of items, all of them: answers are in the order of the items."""

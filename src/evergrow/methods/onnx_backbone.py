@@ -20,6 +20,8 @@ from evergrow.backbones.vision import ImageBackbone
 from evergrow.core.optional import require
 from evergrow.methods.head_maps import ExportError
 from evergrow.methods.onnx_graph import PURPOSE
+from evergrow.tuners.errors import UnmergeableError
+from evergrow.tuners.host import tuners_of
 
 PIXELS = "pixels"
 FEATURES = "features"
@@ -84,8 +86,7 @@ def export_backbone(backbone: Backbone, opset: int) -> tuple[Any, str]:
     require("onnx", extra="onnx", purpose=PURPOSE)
     checked = check_exportable(backbone)
     transform = checked.transform
-    copied = copy.deepcopy(checked.module).to("cpu").to(memory_format=torch.contiguous_format)
-    module = PixelModule(copied, transform.mean, transform.std).eval().requires_grad_(False)
+    module = PixelModule(_own_copy(checked.module), transform.mean, transform.std).eval().requires_grad_(False)
     example = torch.zeros(2, 3, *transform.size, dtype=torch.uint8)
     failures = []
     for name in exporters():
@@ -94,6 +95,17 @@ def export_backbone(backbone: Backbone, opset: int) -> tuple[Any, str]:
             return model, name
         failures.append(f"{name}: {problem}")
     raise ExportError(f"backbone must be one that torch can export, got {checked.spec.name}; {'; '.join(failures)}")
+
+
+def _own_copy(module: nn.Module) -> nn.Module:
+    """Return a copy on the CPU, with the tuners on it folded into its weights; those that cannot be are traced."""
+    copied: nn.Module = copy.deepcopy(module)  # the tuners' hooks lead to the model, so that they are copied with it
+    copied.to("cpu").to(memory_format=torch.contiguous_format)
+    for tuner in tuners_of(copied):
+        tuner.to("cpu")
+        with contextlib.suppress(UnmergeableError):
+            tuner.merge(final=True)
+    return copied
 
 
 def _attempt(name: str, module: nn.Module, example: Tensor, opset: int) -> tuple[Any, str]:

@@ -17,9 +17,10 @@ from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.methods.calibration import Calibration
 from evergrow.methods.changes import Change
 from evergrow.methods.solutions import export_solution, import_solution
+from evergrow.methods.tuning import Tuning
 
 KIND = "Learner"
-_HEAD, _SOLUTION = "head.", "solution."
+_HEAD, _SOLUTION, _TUNER = "head.", "solution.", "tuner."
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Snapshot:
         Revisions of the model file that led here, the latest last; see :mod:`evergrow.methods.modelfile`.
     about : dict
         The method and the settings that the head was made with.
+    tuning : Tuning or None
+        What the backbone was adapted with, where it was.
     """
 
     head: IncrementalClassifier
@@ -51,6 +54,7 @@ class Snapshot:
     history: tuple[Change, ...] = ()
     trail: tuple[int, ...] = ()
     about: dict[str, Any] = field(default_factory=dict)
+    tuning: Tuning | None = None
 
     @property
     def revision(self) -> int:
@@ -73,10 +77,13 @@ class Snapshot:
         tensors = {f"{_HEAD}{name}": tensor for name, tensor in head.tensors.items()}
         solved, solution = export_solution(self.head)
         tensors |= {f"{_SOLUTION}{name}": tensor for name, tensor in solved.items()}
+        if self.tuning is not None:
+            tensors |= {f"{_TUNER}{name}": tensor for name, tensor in self.tuning.tensors.items()}
         meta = {
             "settings": settings,
             "about": self.about,
             "backbone": None if self.spec is None else self.spec.to_dict(),
+            "tuning": None if self.tuning is None else self.tuning.to_meta(),
             "head": {"kind": head.kind, "meta": head.meta},
             "solution": solution,
             "labels": self.classes.tolist(),
@@ -100,6 +107,7 @@ class Snapshot:
             parts = _split(archive.tensors)
             head = method.from_archive(Archive(kind, meta["head"]["meta"], parts[_HEAD]), device, name=name)
             import_solution(head, parts[_SOLUTION], meta["solution"])
+            tuned = meta.get("tuning")  # files of versions that did not adapt have no such entry
             return cls(
                 head=head,
                 spec=spec,
@@ -108,6 +116,7 @@ class Snapshot:
                 history=tuple(Change.from_dict(values) for values in meta["history"]),
                 trail=tuple(int(number) for number in meta["trail"]),
                 about=dict(meta["about"]),
+                tuning=None if tuned is None else Tuning.from_meta(tuned, parts[_TUNER]),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise FileFormatError(f"{name} must be a whole model, but it lacks or garbles {error}") from error
@@ -116,5 +125,5 @@ class Snapshot:
 def _split(tensors: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     return {
         prefix: {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        for prefix in (_HEAD, _SOLUTION)
+        for prefix in (_HEAD, _SOLUTION, _TUNER)
     }

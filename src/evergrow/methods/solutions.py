@@ -13,6 +13,7 @@ from torch import Tensor
 
 from evergrow.heads import SCLClassifier
 from evergrow.heads.base import IncrementalClassifier
+from evergrow.heads.novelty import NoveltyScorer
 from evergrow.heads.readout import Readout
 from evergrow.heads.ridge_model import RidgeModel
 
@@ -37,10 +38,9 @@ def last_ridge(head: SCLClassifier) -> float | None:
     return head._derived.hint()
 
 
-def novelty_ridge(head: SCLClassifier) -> float:
-    """Return the ridge of distances: the last choice where one was made, since the next will be near it."""
-    last = last_ridge(head) if head.alpha == "gcv" else None
-    return head._novelty_alpha() if last is None else last
+def novelty_scorer(head: SCLClassifier) -> NoveltyScorer:
+    """Return what scores novelty, working it out if need be; the head keeps it for its answers."""
+    return head._novelty_scorer()
 
 
 def settle(head: IncrementalClassifier, *, at_any_cost: bool) -> None:

@@ -52,11 +52,14 @@ class Found:
 
 
 def settle(found: Found, *, name: str, source: str, options: DataOptions) -> RawSet:
-    """Return the data set of what was found, split and numbered."""
+    """Return the data set of what was found, numbered, and split where the options want that."""
     notes, cautions = list(found.notes), list(found.cautions)
     classes, y_train, y_test = number_labels(found.train_labels, found.test_labels)
-    train, test = found.train, found.test
-    if test is None:
+    train, test, whole = found.train, found.test, False
+    if test is None and options.split == "none":
+        test, whole = found.train.take(np.empty(0, dtype=np.int64)), True
+        notes.append("no test set: all samples are in the training set")
+    elif test is None:
         keep, hold, single = stratified_split(y_train, [str(label) for label in classes], options)
         train, test = found.train.take(keep), found.train.take(hold)
         y_train, y_test = y_train[keep], y_train[hold]
@@ -77,6 +80,7 @@ def settle(found: Found, *, name: str, source: str, options: DataOptions) -> Raw
         class_names=class_names,
         source=source,
         layout=found.layout,
+        whole=whole,
         notes=tuple(notes),
         cautions=tuple(cautions),
     )

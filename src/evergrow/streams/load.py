@@ -43,8 +43,8 @@ def load_data(
     ----------
     source : str or path-like
         - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class (a
-          test set is then drawn), training and test lists or tables, the official CUB-200-2011 or Stanford Cars,
-          CIFAR-100 as distributed, or a saved Hugging Face data set;
+          test set is then drawn, unless ``split="none"``), training and test lists or tables, the official CUB-200-2011
+          or Stanford Cars, CIFAR-100 as distributed, or a saved Hugging Face data set;
         - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv`` or ``.jsonl`` table of ``text,label`` or
           ``path,label``, a ``.txt`` or ``.yaml`` list of pictures;
         - the name of a benchmark (see :func:`list_benchmarks`) or of a file or folder in :func:`search_path`;
@@ -81,6 +81,13 @@ def load_data(
     ...     data = load_data(table, test_size=0.3)
     >>> data.class_names, len(data.train), len(data.test)
     (('ham', 'spam'), 14, 6)
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     table = pathlib.Path(folder, "mail.csv")
+    ...     _ = table.write_text("text,label\n" + "buy now,spam\nsee you,ham\n" * 10)
+    ...     data = load_data(table, split="none")
+    >>> len(data.train), len(data.test), data.whole
+    (20, 0, True)
     """
     chosen = options or DataOptions()
     if settings:
@@ -101,7 +108,7 @@ def _load(text: str, options: DataOptions) -> RawSet | FeatureSet:
         read = vision.read_torchvision if scheme.lower() == "torchvision" else hub.read_hub
         return _finish(read(rest, options), text, rest.partition("#")[0], options)
     path = Path(text)
-    if path.exists():
+    if os.path.exists(text):  # unlike Path.exists, no error for what is too long for a name
         return _load_path(path, options)
     if path.parent != Path(".") or text.lower().endswith(_FILES):
         raise DatasetNotFoundError(f"data set must be an existing folder or file, got {text!r}")
@@ -109,21 +116,58 @@ def _load(text: str, options: DataOptions) -> RawSet | FeatureSet:
 
 
 def _load_path(path: Path, options: DataOptions) -> RawSet | FeatureSet:
-    name = path.absolute().name if path.is_dir() else path.stem
+    found = _read_path(path, options)
+    if isinstance(found, FeatureSet):
+        return dataclasses.replace(found, name=options.name) if options.name else found
+    return _finish(found, str(path), _name_of(path), options)
+
+
+def read_path(source: str | os.PathLike[str], options: DataOptions | None = None) -> Found | FeatureSet:
+    r"""Read a folder or file as :func:`load_data` does, and return what is there as it was found.
+
+    No test set is drawn, labels are not numbered, and a test set may have classes of its own.
+
+    Parameters
+    ----------
+    source : str or path-like
+        An existing folder or file.
+    options : DataOptions, optional
+        How to read it.
+
+    Warns
+    -----
+    DataWarning
+        Once, with all that is probably not meant.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from evergrow.streams.load import read_path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     table = pathlib.Path(folder, "mail.csv")
+    ...     _ = table.write_text("text,label\nbuy now,spam\n")
+    ...     found = read_path(table)
+    >>> found.train_labels, found.test is None
+    (['spam'], True)
+    """
+    path = Path(source)
+    found = _read_path(path, options or DataOptions())
+    if isinstance(found, Found):
+        _warn_of(_name_of(path), found.cautions)
+    return found
+
+
+def _read_path(path: Path, options: DataOptions) -> Found | FeatureSet:
     if path.is_dir():
-        return _finish(read_folder(path, options), str(path), name, options)
+        return read_folder(path, options)
     suffix = path.suffix.lower()
     if suffix in SUFFIXES:
-        found = read_array_file(path)
-        if isinstance(found, FeatureSet):
-            return dataclasses.replace(found, name=options.name) if options.name else found
-    elif suffix in TABLE_SUFFIXES:
-        found = read_tables(path, partner(path), options)
-    elif suffix in LIST_SUFFIXES:
-        found = read_lists(path, partner(path), options)
-    else:
-        raise InputError(f"data file must end in one of {', '.join(_FILES)}, got {str(path)!r}")
-    return _finish(found, str(path), _without_train(name, path), options)
+        return read_array_file(path)
+    if suffix in TABLE_SUFFIXES:
+        return read_tables(path, partner(path), options)
+    if suffix in LIST_SUFFIXES:
+        return read_lists(path, partner(path), options)
+    raise InputError(f"data file must end in one of {', '.join(_FILES)}, got {str(path)!r}")
 
 
 def _load_name(name: str, options: DataOptions) -> RawSet | FeatureSet:
@@ -266,8 +310,11 @@ def _expected(data: RawSet, name: str, options: DataOptions) -> Benchmark | None
     return benchmark
 
 
-def _without_train(name: str, path: Path) -> str:
-    """Name a pair of files after what they share, or after their folder."""
+def _name_of(path: Path) -> str:
+    """Name a folder or file after itself, a pair of files after what they share, or after their folder."""
+    if path.is_dir():
+        return path.absolute().name
+    name = path.stem
     if partner(path) is None:
         return name
     return name[: name.lower().rfind("train")].strip("-_. ") or path.absolute().parent.name
@@ -275,8 +322,10 @@ def _without_train(name: str, path: Path) -> str:
 
 def _warn(data: RawSet) -> None:
     report = inspect_data(data)
-    lines = [*(f"{report.benchmark}: {line}" for line in report.differences), *report.cautions]
+    _warn_of(data.name, [*(f"{report.benchmark}: {line}" for line in report.differences), *report.cautions], level=4)
+
+
+def _warn_of(name: str, lines: list[str], level: int = 3) -> None:
     if lines:
-        text = "; ".join(lines)
-        # Level 3 is the caller of load_data.
-        warnings.warn(f"data set {data.name!r} can be used but: {text}", DataWarning, stacklevel=3)
+        # The level is that of whoever called load_data or read_path.
+        warnings.warn(f"data set {name!r} can be used but: {'; '.join(lines)}", DataWarning, stacklevel=level)

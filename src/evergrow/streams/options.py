@@ -18,6 +18,9 @@ from evergrow.streams.orders import DEFAULT_SEED
 LAYOUTS = ("auto", "train-test", "class-folders", "lists", "tables", "cub", "cars", "cifar", "hub-disk")
 """How a folder can be laid out; ``auto`` looks."""
 
+SPLITS = ("auto", "none")
+"""Whether a test set is drawn where there is none."""
+
 
 @dataclass(frozen=True)
 class DataOptions:
@@ -35,8 +38,11 @@ class DataOptions:
     expect : str
         Benchmark whose counts and class names the data are held against; ``"auto"`` goes by the name of the source,
         ``"none"`` asks for no comparison.
+    split : {"auto", "none"}
+        What to do where the data come without a test set: ``"auto"`` draws one, ``"none"`` leaves all samples in the
+        training set, so that one sample is enough. Data that come with a test set keep it.
     test_size : float
-        Share of each class that becomes the test set where the data come without one.
+        Share of each class that becomes the test set where one is drawn.
     seed : int
         Seed of that split.
     allow_empty : bool
@@ -62,6 +68,7 @@ class DataOptions:
     name: str = ""
     root: str | os.PathLike[str] | None = None
     expect: str = "auto"
+    split: str = "auto"
     test_size: float = 0.2
     seed: int = DEFAULT_SEED
     allow_empty: bool = False
@@ -73,6 +80,7 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         check_choice("layout", self.layout, LAYOUTS)
+        check_choice("split", self.split, SPLITS)
         check_number("test_size", self.test_size, low=0, high=1, low_open=True, high_open=True)
         check_number("seed", self.seed, low=0, high=2**32 - 1, integer=True)
         for name in ("allow_empty", "download"):

@@ -44,6 +44,8 @@ class RawSet:
         What is worth knowing: files left out, how the split came about.
     cautions : tuple of str
         What is probably not meant.
+    whole : bool
+        Whether there is no test set on purpose, because ``split="none"`` asked for none; only then ``test`` is empty.
 
     Examples
     --------
@@ -70,6 +72,7 @@ class RawSet:
     fixed_order: bool = False
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if self.train.kind != self.test.kind:
@@ -82,7 +85,11 @@ class RawSet:
                     f"got shape {getattr(labels, 'shape', ())} of {getattr(labels, 'dtype', type(labels).__name__)}"
                 )
             if len(labels) == 0:
+                if part == "test" and self.whole:
+                    continue
                 raise InputError(f"{part} must hold at least one sample, got none")
+            if part == "test" and self.whole:
+                raise InputError(f"test must be empty where whole is true, got {len(labels)} samples")
             if labels.min() < 0 or labels.max() >= len(self.class_names):
                 raise LabelError(
                     f"y_{part} must be positions in the {len(self.class_names)} class names, "
@@ -124,7 +131,13 @@ class RawSet:
 
         Without a protocol it is B-0 Inc-10, in natural order where ``fixed_order`` says so; a protocol is obeyed as
         it is.
+
+        Raises
+        ------
+        InputError
+            If there is no test set, on which tasks are evaluated.
         """
+        self._require_test("a stream")
         protocol = protocol or Protocol(shuffle=not self.fixed_order)
         return make_stream(self.y_train, self.y_test, protocol, seed=seed, earlier_seeds=earlier_seeds)
 
@@ -144,7 +157,13 @@ class RawSet:
             Features, one row per sample.
         train_rows, test_rows : ndarray of int, optional
             The samples that they belong to, where unreadable ones were left out.
+
+        Raises
+        ------
+        InputError
+            If there is no test set.
         """
+        self._require_test("a set of features")
         return FeatureSet(
             name=self.name,
             X_train=X_train,
@@ -153,6 +172,10 @@ class RawSet:
             y_test=self.y_test if test_rows is None else self.y_test[test_rows],
             class_names=self.class_names,
         )
+
+    def _require_test(self, what: str) -> None:
+        if self.whole:
+            raise InputError(f"data must have a test set to become {what}, got none: load them with split='auto'")
 
     @cached_property
     def fingerprint(self) -> str:
