@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.cli.conftest import NAMES, clouds, write_features
 
-from evergrow.methods.learner import Learner
-from evergrow.methods.modelfile import locked_model, open_model
+from evergrow.methods.learning.learner import Learner
+from evergrow.methods.learning.modelfile import locked_model, open_model
 
 
 def test_update_equals_learning_everything_on_the_same_layer(shell, model, later):
@@ -172,7 +172,7 @@ def test_full_disk_changes_nothing(shell, model, later, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("evergrow.methods.modelfile.write_archive", full)
+    monkeypatch.setattr("evergrow.methods.learning.modelfile.write_archive", full)
     before = model.read_bytes()
     assert "No space left on device" in shell.error("update", model, later)
     assert model.read_bytes() == before

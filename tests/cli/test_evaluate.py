@@ -6,8 +6,8 @@ import pytest
 from tests.cli.conftest import NAMES, clouds
 
 from evergrow.cli.pages import evaluation_page
-from evergrow.methods.evaluation import evaluate_predictions
-from evergrow.methods.modelfile import open_model
+from evergrow.methods.learning.evaluation import evaluate_predictions
+from evergrow.methods.learning.modelfile import open_model
 
 CLASSES = ("<b>bold</b>", 'quo"te', "plain")
 

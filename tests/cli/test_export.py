@@ -16,7 +16,7 @@ pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
 from evergrow.cli.export import export_command  # noqa: E402
-from evergrow.methods.modelfile import open_model  # noqa: E402
+from evergrow.methods.learning.modelfile import open_model  # noqa: E402
 
 
 def export(*arguments: object, code: int = 0) -> Result:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tests.cli.conftest import NAMES, clouds
 
-from evergrow.methods.learner import Learner
-from evergrow.methods.modelfile import open_model
+from evergrow.methods.learning.learner import Learner
+from evergrow.methods.learning.modelfile import open_model
 from evergrow.methods.trained import FsaConfig
 
 

@@ -7,7 +7,7 @@ from tests.cli.conftest import NAMES
 from typer.testing import CliRunner
 
 from evergrow.cli.commands import register
-from evergrow.methods.modelfile import open_model
+from evergrow.methods.learning.modelfile import open_model
 
 COMMANDS = (
     "fit",

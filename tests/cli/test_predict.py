@@ -10,7 +10,7 @@ from tests.cli.conftest import NAMES, clouds
 
 from evergrow.cli.predict import gather
 from evergrow.core.errors import InputError
-from evergrow.methods.modelfile import open_model
+from evergrow.methods.learning.modelfile import open_model
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from evergrow.cli.pages import evaluation_page, share, worst_first
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.methods.evaluation import Evaluation
+    from evergrow.methods.learning.evaluation import Evaluation
 
 _WORST = 10
 

@@ -22,8 +22,8 @@ from evergrow.cli.options import Cache, Data, Device, Json, OnError, OnErrorOpti
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.methods.intake import Samples
-    from evergrow.methods.learner import Learner
+    from evergrow.methods.learning.intake import Samples
+    from evergrow.methods.learning.learner import Learner
     from evergrow.methods.trained.fsa import FsaConfig
 
 
@@ -68,8 +68,8 @@ def fit_command(
     Exit codes: 0 learned, 1 learned but pictures were left out (--on-error skip), 2 bad input or the model exists, and
     nothing written, 3 another process is changing the model, 130 interrupted and nothing written.
     """
-    from evergrow.methods.learner import Learner
-    from evergrow.methods.modelfile import commit
+    from evergrow.methods.learning.learner import Learner
+    from evergrow.methods.learning.modelfile import commit
 
     check_target("--model", model, force=force)
     if not 0 <= holdout < 1:
@@ -97,7 +97,7 @@ def fit_command(
 
 def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
     """Return how the backbone is to be adapted; what is wrong with it is said before anything is read."""
-    from evergrow.methods.tuning import adaptation
+    from evergrow.methods.learning.tuning import adaptation
 
     config = adaptation(adapt)
     if epochs is None:
@@ -111,7 +111,7 @@ def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None
     """Return what to learn and what to test with."""
     import numpy as np
 
-    from evergrow.methods.intake import read_labelled
+    from evergrow.methods.learning.intake import read_labelled
     from evergrow.streams.found import stratified_split
     from evergrow.streams.options import DataOptions
 

@@ -14,8 +14,8 @@ from evergrow.cli.options import OnError
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.methods.changes import Change
-    from evergrow.methods.learner import Learner
+    from evergrow.methods.learning.changes import Change
+    from evergrow.methods.learning.learner import Learner
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Running:
 
 def load_model(path: Path, running: Running | None = None) -> Learner:
     """Return a model to be asked, not changed."""
-    from evergrow.methods.modelfile import open_model
+    from evergrow.methods.learning.modelfile import open_model
 
     return open_model(path, **(running or Running()).loading)
 
@@ -69,7 +69,7 @@ def load_model(path: Path, running: Running | None = None) -> Learner:
 @contextmanager
 def changing_model(path: Path, running: Running | None = None, *, wait: bool = False) -> Iterator[Learner]:
     """Yield a model that nobody else changes meanwhile; what is not committed is lost."""
-    from evergrow.methods.modelfile import locked_model
+    from evergrow.methods.learning.modelfile import locked_model
 
     with locked_model(path, wait=wait, **(running or Running()).loading) as learner:
         yield learner

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from evergrow.methods.intake import Samples
-    from evergrow.methods.learner import Learner
+    from evergrow.methods.learning.intake import Samples
+    from evergrow.methods.learning.learner import Learner
 
 STDIN = "-"
 UNKNOWN = "(unknown)"
@@ -214,7 +214,7 @@ def _kinds(kind: str) -> str:
 
 
 def _texts(items: list[str], texts: list[str]) -> Asked:
-    from evergrow.methods.intake import read_items
+    from evergrow.methods.learning.intake import read_items
 
     found: list[str] = []
     for item in items:
@@ -238,7 +238,7 @@ def _quoted(text: str) -> str:
 
 
 def _vectors(items: list[str]) -> Asked:
-    from evergrow.methods.intake import read_items
+    from evergrow.methods.learning.intake import read_items
 
     if len(items) != 1 or items[0] == STDIN:
         raise InputError(f"ITEMS must be one .npy or .npz file, since the model takes feature vectors, got {items}")
@@ -248,7 +248,7 @@ def _vectors(items: list[str]) -> Asked:
 
 def _pictures(items: list[str]) -> Asked:
     """Return pictures by the names they were given by; a single folder stays one, so that it is found in the cache."""
-    from evergrow.methods.intake import read_items
+    from evergrow.methods.learning.intake import read_items
 
     names: list[str] = []
     for item in items:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evergrow.methods.catalog import check_options, create_method, list_methods, method_needs, method_options
-    from evergrow.methods.learner import Learner
+    from evergrow.methods.learning.learner import Learner
 
 _LAZY = {
-    "Learner": "learner",
+    "Learner": "learning.learner",
     "check_options": "catalog",
     "create_method": "catalog",
     "list_methods": "catalog",
