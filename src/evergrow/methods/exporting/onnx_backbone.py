@@ -121,7 +121,8 @@ def _attempt(name: str, module: nn.Module, example: Tensor, opset: int) -> tuple
 
 def exporters() -> list[str]:
     """Return the exporters of this torch, the better one first."""
-    captures = "dynamo" in inspect.signature(torch.onnx.export).parameters
+    # The first versions that had dynamo could not be told which dimension is the batch.
+    captures = {"dynamo", "dynamic_shapes"} <= set(inspect.signature(torch.onnx.export).parameters)
     found = ["dynamo"] if captures and importlib.util.find_spec("onnxscript") is not None else []
     return [*found, "torchscript"]
 
