@@ -146,9 +146,12 @@ def _add_units(graph: GraphBuilder, units: Units, features: str) -> str:
 
 
 def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
-    plain = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu", "cos": "Cos"}
+    plain = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
     if activation in plain:
         return graph.node(plain[activation], pre)
+    if activation == "cos":
+        # Older versions of onnxruntime have the sine in double precision, but not the cosine.
+        return graph.node("Sin", graph.node("Add", pre, graph.number(math.pi / 2)))
     if activation == "identity":
         return pre
     if activation != "gelu":
