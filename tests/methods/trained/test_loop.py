@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -314,22 +315,52 @@ def test_wrong_input_is_refused() -> None:
 # -- pictures ---------------------------------------------------------------------------------------------
 
 
-def test_crops_on_tensors_are_pillows() -> None:
-    """The same box by Pillow, enlarging and shrinking, mirrored or not; Pillow rounds between its two passes."""
+@pytest.mark.parametrize(("name", "bytes_from"), [("bilinear", (0, 256)), ("bicubic", (60, 196))])
+def test_crops_on_tensors_are_pillows(name: Any, bytes_from: tuple[int, int]) -> None:
+    """The same box by Pillow, enlarging and shrinking, mirrored or not; Pillow rounds between its two passes.
+
+    A cubic overshoots, and which pass is cut off first is Pillow's choice: its bytes stay away from the ends.
+    """
     rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (6, 40, 50, 3), dtype=np.uint8)
+    pixels = rng.integers(*bytes_from, (6, 40, 50, 3), dtype=np.uint8)
     boxes = torch.tensor([[3, 5, 7, 6], [0, 0, 40, 50], [10, 9, 1, 1], [5, 0, 30, 41], [0, 30, 16, 16], [1, 1, 38, 9]])
     crops = Crops(boxes, torch.tensor([False, True, False, True, True, False]))
     for size in (16, 24):
-        transform = train_transform(Preprocessing.pilot(size))
+        transform = train_transform(Preprocessing.pilot(size), interpolation=name)
         ours = Cropper(transform, torch.device("cpu"))(torch.from_numpy(pixels), crops)
         for row, (top, left, height, width) in enumerate(boxes.tolist()):
             image = Image.fromarray(pixels[row]).crop((left, top, left + width, top + height))
-            image = image.resize((size, size), Image.Resampling.BILINEAR)
+            image = image.resize((size, size), Image.Resampling[name.upper()])
             if crops.flips[row]:
                 image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             wanted = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
             assert float((ours[row] - wanted).abs().max()) <= 1.01 / 255
+
+
+def test_cubic_crops_stay_bytes() -> None:
+    """Black beside white: what overshoots is cut off."""
+    pixels = torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
+    pixels[:, :, 4:] = 255
+    transform = train_transform(Preprocessing.pilot(32), interpolation="bicubic")
+    made = Cropper(transform, torch.device("cpu"))(pixels, Crops(torch.tensor([[0, 0, 8, 8]]), torch.tensor([False])))
+    assert float(made.min()) == 0
+    assert float(made.max()) == 1
+
+
+@pytest.mark.parametrize("wanted", ["bilinear", "bicubic", "lanczos"])
+def test_crops_are_resized_as_evaluation_is(wanted: Any) -> None:
+    """In memory and from files; a filter that batches cannot do goes picture by picture."""
+    items, y = pictures(6)
+    seen = replace(SEEN, interpolation=wanted)
+    config = TrainConfig(interpolation="evaluation", crop_scale=(1.0, 1.0))
+    source = Stream(0, ("test",))
+    made = training_pictures(items, y, config, preprocessing=seen, stream=source, device=torch.device("cpu"))
+    assert made._transform.interpolation == wanted
+    assert len(next(iter(made.epoch(0)))[0]) == 6
+    other = training_pictures(items, y, TrainConfig(), preprocessing=seen, stream=source, device=torch.device("cpu"))
+    assert other._transform.interpolation == "bilinear"
+    with pytest.raises(ParameterError, match="interpolation"):
+        TrainConfig(interpolation="nearest")  # type: ignore[arg-type]
 
 
 def test_drawn_crops_follow_the_law_of_the_transform() -> None:

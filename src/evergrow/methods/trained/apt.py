@@ -79,7 +79,12 @@ class APTClassifier(RowClassifier):
     """
 
     method = "apt"
-    protocol: ClassVar[dict[str, Any]] = {"optimizer": "adam", "schedule": "coda-cosine"}
+    protocol: ClassVar[dict[str, Any]] = {
+        "optimizer": "adam",
+        "schedule": "coda-cosine",
+        "crop_scale": (0.08, 1.0),
+        "interpolation": "evaluation",  # the authors resize by one filter throughout
+    }
     normalized = True
 
     def __init__(

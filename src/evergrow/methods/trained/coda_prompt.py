@@ -127,7 +127,12 @@ class CODAPromptClassifier(RowClassifier):
     """
 
     method = "coda-prompt"
-    protocol: ClassVar[dict[str, Any]] = {"optimizer": "adam", "schedule": "coda-cosine"}
+    protocol: ClassVar[dict[str, Any]] = {
+        "optimizer": "adam",
+        "schedule": "coda-cosine",
+        "crop_scale": (0.08, 1.0),
+        "interpolation": "evaluation",  # the authors resize by one filter throughout
+    }
 
     def __init__(
         self,

@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 from evergrow.backbones.augment import TrainTransform
+from evergrow.core.errors import ParameterError
 
 _ATTEMPTS = 10
+
+FILTERS = ("bilinear", "bicubic")
+"""Filters that pictures can be resized with in batches."""
 
 
 @dataclass(frozen=True)
@@ -96,19 +100,22 @@ class Cropper:
     """Crops, resizes, mirrors and normalises pictures in batches.
 
     Resizing is separable and linear: out = A x B^T with one banded matrix per picture and direction. The entries are
-    the triangle filter of Pillow's bilinear resize, widened where a crop shrinks, so that the result is Pillow's up to
-    its rounding of intermediate bytes.
+    Pillow's filter, widened where a crop shrinks, so that the result is Pillow's up to its rounding of intermediate
+    bytes.
 
     Parameters
     ----------
     transform : TrainTransform
-        Size and normalisation of the result.
+        Size and normalisation of the result, and the filter: one of :data:`FILTERS`.
     device : torch.device
         Where the pictures are. Nothing is sent there later: that would make the CPU wait for a GPU in every step.
     """
 
     def __init__(self, transform: TrainTransform, device: torch.device) -> None:
+        if transform.interpolation not in FILTERS:
+            raise ParameterError(f"interpolation must be one of {FILTERS} for batches, got {transform.interpolation!r}")
         self._size = transform.size
+        self._cubic = transform.interpolation == "bicubic"
         self._mean = torch.tensor(transform.mean, device=device).view(-1, 1, 1)
         self._std = torch.tensor(transform.std, device=device).view(-1, 1, 1)
 
@@ -123,16 +130,20 @@ class Cropper:
             On the same device.
         """
         top, left, tall, wide = crops.boxes.to(torch.float32).unbind(dim=1)
-        rows = _filters(top, tall, self._size[0], pixels.shape[1], torch.zeros_like(crops.flips))
-        columns = _filters(left, wide, self._size[1], pixels.shape[2], crops.flips)
+        still = torch.zeros_like(crops.flips)
+        rows = _filters(top, tall, self._size[0], pixels.shape[1], still, cubic=self._cubic)
+        columns = _filters(left, wide, self._size[1], pixels.shape[2], crops.flips, cubic=self._cubic)
         planes = pixels.permute(0, 3, 1, 2).to(torch.float32)
         # The arithmetic is of picture values, which half precision would coarsen; an outer autocast must not apply.
         with torch.autocast(pixels.device.type, enabled=False):
-            resized = rows[:, None] @ (planes @ columns[:, None].transpose(2, 3))
+            across = planes @ columns[:, None].transpose(2, 3)
+            if self._cubic:  # overshoots, and bytes do not
+                across = across.clamp_(0, 255)
+            resized = (rows[:, None] @ across).clamp_(0, 255)
         return resized.round_().div_(255).sub_(self._mean).div_(self._std)
 
 
-def _filters(start: Tensor, length: Tensor, n_out: int, n_in: int, flips: Tensor) -> Tensor:
+def _filters(start: Tensor, length: Tensor, n_out: int, n_in: int, flips: Tensor, *, cubic: bool) -> Tensor:
     """Return matrices (n, n_out, n_in) that resize the stretch of ``length`` pixels from ``start`` on."""
     places = torch.arange(n_out, device=start.device, dtype=torch.float32)
     places = torch.where(flips[:, None], n_out - 1 - places, places)
@@ -140,7 +151,14 @@ def _filters(start: Tensor, length: Tensor, n_out: int, n_in: int, flips: Tensor
     centres = start[:, None] + (places + 0.5) * step
     pixels = torch.arange(n_in, device=start.device, dtype=torch.float32)
     distance = (pixels + 0.5 - centres[:, :, None]).abs_() / step.clamp(min=1.0)[:, :, None]
-    weights = (1.0 - distance).clamp_(min=0.0)
+    weights = _cubic(distance) if cubic else (1.0 - distance).clamp_(min=0.0)
     inside = (pixels >= start[:, None]) & (pixels < (start + length)[:, None])
     weights *= inside[:, None, :]
     return weights / weights.sum(dim=2, keepdim=True)
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    """Return Keys's cubic of distances >= 0 with a = -1/2, which is Pillow's."""
+    near = (1.5 * distance - 2.5) * distance.square() + 1.0
+    far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))

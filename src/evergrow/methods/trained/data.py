@@ -21,7 +21,7 @@ from evergrow.backbones.preprocess import Preprocessing
 from evergrow.core.errors import InputError
 from evergrow.core.items import ImageArrays, Items
 from evergrow.core.seeding import generator
-from evergrow.methods.trained.crops import Cropper, draw_crops
+from evergrow.methods.trained.crops import FILTERS, Cropper, draw_crops
 from evergrow.methods.trained.settings import TrainConfig
 
 Batch = tuple[Tensor, Tensor]
@@ -125,8 +125,9 @@ def training_pictures(
     if len(items) == 0 or len(items) != len(codes):
         raise InputError(f"items must be at least one picture and as many as codes, got {len(items)} and {len(codes)}")
     if config.augment:
-        transform = train_transform(preprocessing, scale=config.crop_scale)
-        if isinstance(items, ImageArrays):
+        filtered = preprocessing.interpolation if config.interpolation == "evaluation" else config.interpolation
+        transform = train_transform(preprocessing, scale=config.crop_scale, interpolation=filtered)
+        if isinstance(items, ImageArrays) and filtered in FILTERS:
             return ArrayPictures(items, codes, config, stream, device, transform=transform)
         return LoadedPictures(items, codes, config, stream, device, transform=transform)
     return LoadedPictures(items, codes, config, stream, device, transform=preprocessing)

@@ -16,6 +16,7 @@ from evergrow.core.validation import check_choice, check_number
 Optimizer = Literal["sgd", "adam"]
 Schedule = Literal["cosine", "constant", "coda-cosine", "steps"]
 TrainPrecision = Literal["auto", "float32", "bfloat16", "float16"]
+CropFilter = Literal["evaluation", "bilinear", "bicubic"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class TrainConfig:
         Random crops and flips; otherwise pictures look as they do when the backbone is evaluated.
     crop_scale : tuple of float
         Share of a picture's area that a random crop takes.
+    interpolation : {"bilinear", "bicubic", "evaluation"}
+        Filter that resizes crops; ``"evaluation"``: the one the backbone is evaluated with.
     workers : int or "auto"
         Processes that decode files; pictures in memory need none. Does not change the result.
 
@@ -80,6 +83,7 @@ class TrainConfig:
     precision: TrainPrecision = "auto"
     augment: bool = True
     crop_scale: tuple[float, float] = (0.05, 1.0)
+    interpolation: CropFilter = "bilinear"
     workers: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
@@ -97,6 +101,7 @@ class TrainConfig:
         check_choice("optimizer", self.optimizer, get_args(Optimizer))
         check_choice("schedule", self.schedule, get_args(Schedule))
         check_choice("precision", self.precision, get_args(TrainPrecision))
+        check_choice("interpolation", self.interpolation, get_args(CropFilter))
         self._check_lists()
         if self.workers != "auto":
             check_number("workers", self.workers, low=0, integer=True)
