@@ -1,6 +1,8 @@
 import json
 import os
 import struct
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -22,6 +24,28 @@ def test_round_trip(tmp_path, sample):
     back = read_archive(path, "Thing")
     assert back.meta == sample.meta
     assert torch.equal(back.tensors["x"], sample.tensors["x"])
+    assert os.listdir(tmp_path) == ["m.evg"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files by the Linux way")
+def test_a_file_that_cannot_grow_is_an_oserror_and_leaves_the_old_one(tmp_path, sample):
+    """The system itself refuses to write on, as on a full disk."""
+    path = tmp_path / "m.evg"
+    write_archive(path, sample)
+    old = path.read_bytes()
+    program = (
+        "import resource, sys, torch\n"
+        "from evergrow.core.archive import Archive, write_archive\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "try:\n"
+        "    write_archive(sys.argv[1], Archive('Thing', {}, {'x': torch.zeros(100_000)}))\n"
+        "except OSError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"{path} could not be written" in done.stdout
+    assert path.read_bytes() == old
     assert os.listdir(tmp_path) == ["m.evg"]
 
 

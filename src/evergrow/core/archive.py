@@ -66,6 +66,11 @@ def write_archive(path: str | os.PathLike[str], archive: Archive) -> None:
         Target; its folder must exist. It is replaced in one step once everything is on disk.
     archive : Archive
         What to write.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, for example because the disk is full; what was there before stays.
     """
     tensors = {name: t.detach().cpu().contiguous() for name, t in archive.tensors.items()}
     meta_text = json.dumps(archive.meta, sort_keys=True)
@@ -78,7 +83,10 @@ def write_archive(path: str | os.PathLike[str], archive: Archive) -> None:
     # One key only: safetensors writes several in no fixed order, and the same model must give the same file.
     metadata = {_KEY: json.dumps(head, sort_keys=True)}
     with atomic_path(path) as temporary:
-        _save_tensors(tensors, temporary, metadata=metadata)
+        try:
+            _save_tensors(tensors, temporary, metadata=metadata)
+        except safetensors.SafetensorError as error:  # what it makes of a full disk
+            raise OSError(f"{path} could not be written: {error}") from error
 
 
 def read_archive(path: str | os.PathLike[str], kind: str) -> Archive:
