@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,11 +19,17 @@ from evergrow.cli.models import (
 )
 from evergrow.cli.options import Cache, Data, Device, Json, ModelFile, OnError, OnErrorOption, Wait, Weights
 
+if TYPE_CHECKING:
+    from evergrow.methods.learning.learner import Learner
+
 
 @answering
 def update_command(
     model: ModelFile,
     data: Data,
+    settle: Annotated[
+        bool, typer.Option("--settle", help="Solve for the class weights now, so that no later predict has to.")
+    ] = False,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
     device: Device = "auto",
@@ -42,6 +48,8 @@ def update_command(
 
       evergrow update intents.evg new.csv --json
 
+      evergrow update birds.evg more-birds/ --settle
+
     Exit codes: 0 learned, 1 learned but pictures were left out (--on-error skip) or the same data were learned before,
     2 bad input and nothing changed, 3 another process is changing the model, 130 interrupted and nothing changed.
     """
@@ -56,6 +64,7 @@ def update_command(
         before = learned_data(learner.history_)
         learner.partial_fit(samples)
         twice = before & set(learner.history_[-1].data)
+        settled, notes = _settled(learner) if settle else (None, [])
         commit(model, learner)
         seconds = time.perf_counter() - started
     change = learner.history_[-1]
@@ -63,8 +72,25 @@ def update_command(
     if twice:
         cautions.append(f"the same data were learned before and now count twice: 'evergrow rollback {model}' undoes it")
     news = classes_note(change.classes, "new")
-    lines = [f"learned {plural(change.samples, 'sample')}{news} in {seconds:.1f} s", model_line(model, learner)]
-    return Answer(change_values(model, learner, change, seconds=seconds), lines, cautions)
+    lines = [f"learned {plural(change.samples, 'sample')}{news} in {seconds:.1f} s", *notes, model_line(model, learner)]
+    return Answer(change_values(model, learner, change, seconds=seconds, settled=settled), lines, cautions)
+
+
+def _settled(learner: Learner) -> tuple[dict[str, Any], list[str]]:
+    """Work out what answers need, and return what came of it for programs and for people."""
+    from evergrow.methods.learning.solutions import export_solution
+
+    before, _ = export_solution(learner.head_)  # narrow layers are solved by the update itself
+    started = time.perf_counter()
+    learner.settle()
+    seconds = time.perf_counter() - started
+    tensors, found = export_solution(learner.head_)
+    values = {"solved": bool(tensors), "seconds": seconds, "ridge": found.get("alpha")}
+    if not tensors:
+        return values, [f"nothing to settle: models of method {learner.method} have no solution to keep"]
+    took = "already" if before else f"in {seconds:.1f} s"
+    line = f"settled {took}: class weights and ridge ({found['alpha']:.4g}) are in the file, no answer solves for them"
+    return values, [line]
 
 
 @answering

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.console import Answer, answering, percent, plural
+from evergrow.cli.console import Answer, answering, percent, plural, warn_line
 from evergrow.cli.models import (
     Running,
     adapted_note,
@@ -40,6 +43,10 @@ def fit_command(
         typer.Option(help="Train a tuner on the pictures first: ssf, adapter, lora, vpt-deep or vpt-shallow."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the pictures for --adapt; 20.")] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="File for --adapt, written after every pass: an interrupted command goes on from it."),
+    ] = None,
     settings: Annotated[str, typer.Option(help="recommended, or paper for the published ones.")] = "recommended",
     units: Annotated[int | None, typer.Option(min=1, help="Width of the random layer: wider is slower.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of layer, --adapt and --holdout.")] = 0,
@@ -63,10 +70,10 @@ def fit_command(
 
       evergrow fit features.npz -m model.evg --units 1000 --seed 7
 
-      evergrow fit birds/ -m birds.evg --adapt ssf --epochs 10
+      evergrow fit birds/ -m birds.evg --adapt ssf --epochs 10 --checkpoint birds.checkpoint
 
     Exit codes: 0 learned, 1 learned but pictures were left out (--on-error skip), 2 bad input or the model exists, and
-    nothing written, 3 another process is changing the model, 130 interrupted and nothing written.
+    nothing written, 3 another process is changing the model, 130 interrupted and nothing written but the checkpoint.
     """
     from evergrow.methods.learning.learner import Learner
     from evergrow.methods.learning.modelfile import commit
@@ -75,6 +82,7 @@ def fit_command(
     if not 0 <= holdout < 1:
         raise ParameterError(f"--holdout must be a share from 0 to below 1, got {holdout:g}")
     config = _adaptation(adapt, epochs)
+    _check_checkpoint(checkpoint, model, config)
     running = Running(on_error, cache, device, weights, as_json)
     learner = Learner(
         backbone,
@@ -89,10 +97,13 @@ def fit_command(
         extract=running.extract,
     )
     started = time.perf_counter()
-    samples, held = _read(data, holdout, seed)
-    learner.fit(samples)
-    commit(model, learner)
-    return _answer(model, learner, samples, held, time.perf_counter() - started)
+    with _resumable(checkpoint):
+        samples, held = _read(data, holdout, seed)
+        learner.fit(samples, checkpoint=checkpoint)
+        commit(model, learner)
+    left = _remove(checkpoint)
+    answer = _answer(model, learner, samples, held, time.perf_counter() - started)
+    return replace(answer, cautions=[*answer.cautions, *left])
 
 
 def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
@@ -105,6 +116,41 @@ def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
     if config is None:
         raise ParameterError(f"--epochs must go with --adapt, got {epochs} epochs and nothing to train")
     return config.changed(epochs=epochs)
+
+
+def _check_checkpoint(checkpoint: Path | None, model: Path, config: FsaConfig | None) -> None:
+    """Refuse a checkpoint that cannot be one, before anything is read."""
+    if checkpoint is None:
+        return
+    if config is None:
+        raise ParameterError(f"--checkpoint must go with --adapt, got {checkpoint} and nothing to train")
+    check_target("--checkpoint", checkpoint)
+    if checkpoint.resolve() == model.resolve():  # it is removed in the end, and the model is to stay
+        raise ParameterError(f"--checkpoint must be another file than --model, got {checkpoint} for both")
+
+
+@contextmanager
+def _resumable(checkpoint: Path | None) -> Iterator[None]:
+    """Say how to go on where an interruption comes that a training can go on from."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if checkpoint is not None and checkpoint.is_file():
+            warn_line(f"the same command again goes on after the last finished epoch, which is in {checkpoint}")
+        elif checkpoint is not None:
+            warn_line("no epoch was finished: the same command again begins anew")
+        raise
+
+
+def _remove(checkpoint: Path | None) -> list[str]:
+    """Remove a checkpoint that has become a model; that it cannot be is worth a look, but no failure."""
+    if checkpoint is None:
+        return []
+    try:
+        checkpoint.unlink(missing_ok=True)
+    except OSError as error:
+        return [f"{checkpoint} is no longer needed but could not be removed: {error}"]
+    return []
 
 
 def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None]:
@@ -128,6 +174,7 @@ def _answer(path: Path, learner: Learner, samples: Samples, held: Samples | None
     change, info = learner.history_[-1], learner.info()
     spec = info["backbone"] or {}
     tested = None if held is None else learner.evaluate(held)
+    resumed = learner.backbone_().log.resumed_epochs if info["adaptation"] else None
     values: dict[str, Any] = change_values(
         path,
         learner,
@@ -137,6 +184,7 @@ def _answer(path: Path, learner: Learner, samples: Samples, held: Samples | None
         backbone=spec.get("name"),
         reason=spec.get("reason", ""),
         adaptation=info["adaptation"],
+        resumed_epochs=resumed,
         n_units=info["n_units"],
         holdout=None if tested is None else {"n_samples": tested.n_known, "accuracy": tested.accuracy},
     )
@@ -144,7 +192,8 @@ def _answer(path: Path, learner: Learner, samples: Samples, held: Samples | None
     if spec:
         lines.append(f"backbone: {spec.get('reason') or spec['name']}")
     if info["adaptation"]:
-        lines.append(f"adapted: {adapted_note(info['adaptation'])}")
+        earlier = f", {plural(resumed, 'epoch')} of them before an interruption" if resumed else ""
+        lines.append(f"adapted: {adapted_note(info['adaptation'])}{earlier}")
     if tested is not None:
         lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
     return Answer(values, [*lines, model_line(path, learner)], skipped_caution(len(samples), change.samples))

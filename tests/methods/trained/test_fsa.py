@@ -168,6 +168,7 @@ def test_an_interrupted_adaptation_ends_in_the_same_tuner(tmp_path: Path, monkey
             adapt(backbone, items, y, other, checkpoint=path)
     with pytest.raises(CheckpointError, match="backbone"):
         adapt(tiny_vit(seed=1), items, y, config, checkpoint=path)
+    adapt(backbone, items, y, config.changed(workers=1), checkpoint=path)  # decides nothing
 
 
 def test_what_cannot_be_adapted_is_refused_before_training() -> None:

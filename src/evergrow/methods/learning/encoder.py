@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,7 +77,15 @@ class Encoder:
         encoder.spec, encoder.tuning, encoder._fixed = spec, tuning, True
         return encoder
 
-    def adapted(self, samples: Samples, config: FsaConfig, *, seed: int, progress: bool = False) -> Encoder:
+    def adapted(
+        self,
+        samples: Samples,
+        config: FsaConfig,
+        *,
+        seed: int,
+        checkpoint: Path | None = None,
+        progress: bool = False,
+    ) -> Encoder:
         """Return an encoder whose backbone has a tuner that was trained on labelled pictures; this one stays.
 
         Parameters
@@ -87,10 +96,12 @@ class Encoder:
             What is trained, and how.
         seed : int
             Of the training.
+        checkpoint : Path, optional
+            File to go on from after an interruption.
         progress : bool
             Whether to show a progress bar.
         """
-        made = trained_on(self.backbone(), samples, config, seed=seed, progress=progress)
+        made = trained_on(self.backbone(), samples, config, seed=seed, checkpoint=checkpoint, progress=progress)
         encoder = self.settled(made.spec, Tuning.of(made, config))
         encoder._backbone, encoder.reason = made, self.reason
         return encoder

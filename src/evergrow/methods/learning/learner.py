@@ -39,7 +39,7 @@ from evergrow.methods.learning.making import new_head, plain_options
 from evergrow.methods.learning.merging import merged
 from evergrow.methods.learning.snapshot import KIND, Snapshot
 from evergrow.methods.learning.solutions import branch, model_of, novelty_scorer, settle
-from evergrow.methods.learning.tuning import adaptation, check_adaptable, check_tuner
+from evergrow.methods.learning.tuning import adaptation, check_adaptable, check_tuner, checkpoint_file
 
 if TYPE_CHECKING:
     from evergrow.methods.trained.fsa import FsaConfig
@@ -138,7 +138,7 @@ class Learner:
 
     # -- learning -------------------------------------------------------------------------------------------
 
-    def fit(self, data: Any) -> Self:
+    def fit(self, data: Any, *, checkpoint: str | os.PathLike[str] | None = None) -> Self:
         """Forget everything and learn.
 
         Parameters
@@ -147,18 +147,27 @@ class Learner:
             Folders, tables and files as :func:`evergrow.streams.load_data` takes them, or items with labels: paths,
             PIL images, uint8 arrays, texts or a matrix of features. Of sources with a training and a test part the
             training part is learned; others are learned whole. Labels become class names.
+        checkpoint : path-like, optional
+            File that is written after every epoch of ``adapt``. If the training is interrupted, the same call goes on
+            after the last epoch in it, to the same numbers. It is left there when all is done, and then of no more use.
 
         Returns
         -------
         self
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint is of another training: other pictures, labels, settings, seed or backbone.
         """
         head, config = self._new_head(), adaptation(self.adapt)
+        kept = checkpoint_file(checkpoint, config)
         samples = read_labelled(data, "train", self._open_encoder().kind)
         if config is not None:
             check_adaptable(samples)
         encoder = self._open_encoder().begun(samples)
         if config is not None:
-            encoder, samples = self._adapted(encoder, samples, config)
+            encoder, samples = self._adapted(encoder, samples, config, kept)
         X, labels = self._features_and_labels(samples, encoder)
         warn_alike(np.empty(0, dtype=np.str_), labels)
         head.fit(X, labels)
@@ -593,13 +602,16 @@ class Learner:
     def _open_encoder(self) -> Encoder:
         return Encoder(self.backbone, weights=self.weights, preset=self.preset, device=self.device)
 
-    def _adapted(self, encoder: Encoder, samples: Samples, config: FsaConfig) -> tuple[Encoder, Samples]:
+    def _adapted(
+        self, encoder: Encoder, samples: Samples, config: FsaConfig, checkpoint: Path | None
+    ) -> tuple[Encoder, Samples]:
         """Return an encoder whose backbone was adapted to samples, and those of them that can be read."""
         settings = extraction_config(self.extract, self.cache, lasting=samples.lasting)
         check_tuner(encoder.backbone(), config)
         if settings.on_error == "skip":  # training stops at the first one that cannot be read
             samples = samples.take(self._whole_classes(samples, encoder).rows)
-        return encoder.adapted(samples, config, seed=self._seed(), progress=settings.progress), samples
+        made = encoder.adapted(samples, config, seed=self._seed(), checkpoint=checkpoint, progress=settings.progress)
+        return made, samples
 
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""

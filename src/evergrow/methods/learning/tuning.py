@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -158,6 +160,35 @@ def adaptation(adapt: Any) -> FsaConfig | None:
     return FsaConfig.recipe(tuner=adapt)
 
 
+def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig | None) -> Path | None:
+    """Return where a training is to be written down as it goes, or raise :class:`ParameterError`.
+
+    Parameters
+    ----------
+    checkpoint : path-like or None
+        What was asked for.
+    config : FsaConfig or None
+        What is trained; without it there is nothing to write down.
+
+    Examples
+    --------
+    >>> from evergrow.methods.learning.tuning import adaptation, checkpoint_file
+    >>> checkpoint_file("birds.checkpoint", adaptation("ssf")).name
+    'birds.checkpoint'
+    """
+    if checkpoint is None:
+        return None
+    if not isinstance(checkpoint, (str, os.PathLike)):
+        raise ParameterError(f"checkpoint must be a path or None, got {type(checkpoint).__name__}")
+    path = Path(checkpoint)
+    if config is None:
+        raise ParameterError(f"checkpoint must go with adapt, got {path} and nothing to train")
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):  # said now, not after the first epoch
+        raise ParameterError(f"checkpoint must be a file in a folder that exists and can be written to, got {path}")
+    return path
+
+
 def check_adaptable(samples: Samples) -> None:
     """Raise :class:`InputError` unless a backbone can be adapted to the samples."""
     if samples.kind != "image":
@@ -190,11 +221,17 @@ def check_tuner(backbone: Backbone, config: FsaConfig) -> None:
 
 
 def trained_on(
-    backbone: Backbone, samples: Samples, config: FsaConfig, *, seed: int, progress: bool = False
+    backbone: Backbone,
+    samples: Samples,
+    config: FsaConfig,
+    *,
+    seed: int,
+    checkpoint: Path | None = None,
+    progress: bool = False,
 ) -> AdaptedBackbone:
     """Return the backbone with a tuner trained on samples, frozen; the backbone itself stays as it is."""
     from evergrow.methods.trained.fsa import adapt
 
     _, codes = np.unique(samples.required_labels(), return_inverse=True)
     base, numbers = require_image_backbone(backbone), codes.astype(np.int64)
-    return adapt(base, samples.raw_items(), numbers, config, seed=seed, progress=progress)
+    return adapt(base, samples.raw_items(), numbers, config, seed=seed, checkpoint=checkpoint, progress=progress)

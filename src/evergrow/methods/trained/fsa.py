@@ -215,11 +215,16 @@ def adapt(
         seed=seed,
         purpose=("fsa",),
         checkpoint=checkpoint,
-        identity={"backbone": backbone.spec.weights_hash, "adaptation": config.to_dict()},
+        identity={"backbone": backbone.spec.weights_hash, "adaptation": _untrained(config)},
         progress=progress,
     )
     cost = _cost(network, tuner, backbone.transform.size, log)
     return AdaptedBackbone(backbone, tuner, module, log, cost)
+
+
+def _untrained(config: FsaConfig) -> dict[str, Any]:
+    """Return what decides an adaptation beside the settings of training, which the loop looks at by itself."""
+    return {name: value for name, value in config.to_dict().items() if name != "train"}
 
 
 def _require_classes(codes: NDArray[np.int64]) -> int:

@@ -1,0 +1,189 @@
+"""``evergrow fit --adapt --checkpoint``: a training that was interrupted or killed goes on to the same model."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evergrow.core.archive import read_archive
+from evergrow.methods.learning.modelfile import ModelWriteError, open_model
+from evergrow.methods.trained.loop import _Run
+
+KEPT = Path("training.checkpoint")
+# Eighteen pictures are one batch, so that each of the epochs is one step.
+FIT = ("fit", "pictures", "--backbone", "test_vit", "--weights", "random", "--units", 50, "--adapt", "ssf")
+RUN = (*FIT, "--epochs", 4)
+
+
+def file_content(path):
+    """Return what a model file holds, without the times that things took and were done at."""
+    archive = read_archive(path, "Learner")
+    meta = json.loads(json.dumps(archive.meta))
+    meta["tuning"]["training"]["seconds"] = None
+    for entry in meta["history"]:
+        entry["when"] = None
+    for block in meta["head"]["meta"]["state"]["model"]["projection"]["inner"]["log"]:
+        block.pop()  # the time that growing the units took
+    return meta, {name: tensor.numpy() for name, tensor in archive.tensors.items()}
+
+
+def assert_same_model(path, other):
+    (meta, tensors), (others_meta, others) = file_content(path), file_content(other)
+    assert meta == others_meta
+    assert tensors.keys() == others.keys()
+    assert all(np.array_equal(tensor, others[name]) for name, tensor in tensors.items())
+    mine, theirs = (open_model(name).decision_function(Path("pictures")) for name in (path, other))
+    assert np.array_equal(mine, theirs)
+
+
+@pytest.fixture
+def stop(monkeypatch):
+    """Return a function that makes training stop in a step, as Ctrl-C would; None lets it go on."""
+    original = _Run._step
+
+    def set_up(at):
+        number = itertools.count(1)
+
+        def step(self, *batch):
+            if next(number) == at:
+                raise KeyboardInterrupt
+            return original(self, *batch)
+
+        monkeypatch.setattr(_Run, "_step", step)
+
+    return set_up
+
+
+def test_interrupted_training_goes_on_to_the_same_model(shell, pictures, stop):
+    shell.run(*RUN, "-m", "whole.evg")
+    stop(3)
+    result = shell.run(*RUN, "-m", "m.evg", "--checkpoint", KEPT, code=130)
+    assert result.stderr.splitlines() == [
+        f"warning: the same command again goes on after the last finished epoch, which is in {KEPT}",
+        "error: interrupted",
+    ]
+    assert KEPT.is_file()
+    assert not Path("m.evg").exists()
+    stop(None)
+    output = shell.run(*RUN, "-m", "m.evg", "--checkpoint", KEPT).stdout
+    assert "trained for 4 epochs in " in output
+    assert ", 2 epochs of them before an interruption\n" in output
+    assert_same_model("m.evg", "whole.evg")
+    assert not KEPT.exists()
+
+
+SENDS_ITSELF = """
+import os
+from evergrow.methods.trained.loop import _Run
+original, steps = _Run._step, []
+def step(self, *batch):
+    steps.append(1)
+    if len(steps) == 3:
+        os.kill(os.getpid(), {signal})
+    return original(self, *batch)
+_Run._step = step
+from evergrow.cli.main import main
+main()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_killed_process_leaves_what_the_next_one_goes_on_from(shell, pictures, sent):
+    shell.run(*RUN, "-m", "whole.evg")
+    arguments = [str(argument) for argument in (*RUN, "-m", "m.evg", "--checkpoint", KEPT)]
+    code = SENDS_ITSELF.format(signal=int(sent))
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.returncode == (-signal.SIGKILL if sent == signal.SIGKILL else 130), done.stderr
+    if sent == signal.SIGINT:
+        assert len(done.stderr.splitlines()) == 2  # how to go on, and that it was interrupted; no traceback
+        assert f"goes on after the last finished epoch, which is in {KEPT}" in done.stderr
+    assert not Path("m.evg").exists()
+    assert shell.json(*RUN, "-m", "m.evg", "--checkpoint", KEPT)["resumed_epochs"] == 2
+    assert_same_model("m.evg", "whole.evg")
+    assert not KEPT.exists()
+
+
+def test_interrupted_before_an_epoch_was_finished(shell, pictures, stop):
+    stop(1)
+    result = shell.run(*RUN, "-m", "m.evg", "--checkpoint", KEPT, code=130)
+    assert "no epoch was finished: the same command again begins anew" in result.stderr
+    assert not KEPT.exists()
+    stop(1)
+    assert shell.error(*RUN, "-m", "m.evg", code=130) == "error: interrupted"  # nothing to go on from, nothing said
+
+
+def test_nothing_is_said_or_removed_without_it(shell, pictures):
+    values = shell.json(*FIT, "--epochs", 1, "-m", "m.evg")
+    assert values["resumed_epochs"] == 0
+    assert "before an interruption" not in shell.run(*FIT, "--epochs", 1, "-m", "n.evg").stdout
+
+
+def test_another_training_is_one_line_and_changes_nothing(shell, pictures, stop):
+    stop(3)
+    shell.run(*RUN, "-m", "m.evg", "--checkpoint", KEPT, code=130)
+    stop(None)
+    kept = KEPT.read_bytes()
+    assert "epochs is 4 there and 5 here" in shell.error(*FIT, "--epochs", 5, "-m", "m.evg", "--checkpoint", KEPT)
+    assert "seed is 0 there and 1 here" in shell.error(*RUN, "-m", "m.evg", "--checkpoint", KEPT, "--seed", 1)
+    Path(pictures, "lying", "0.png").unlink()
+    message = shell.error(*RUN, "-m", "m.evg", "--checkpoint", KEPT)
+    assert message.startswith(f"error: checkpoint must be of the same training, but {KEPT} differs in 2 of ")
+    assert "pictures is" in message
+    assert KEPT.read_bytes() == kept
+    assert not Path("m.evg").exists()
+
+
+def test_checkpoint_stays_until_the_model_is_written(shell, pictures, monkeypatch):
+    def full(*_):
+        raise ModelWriteError("m.evg must be writable, with room for the model")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("evergrow.methods.learning.modelfile.commit", full)
+        assert "with room for the model" in shell.error(*RUN, "-m", "m.evg", "--checkpoint", KEPT)
+    assert KEPT.is_file()
+    monkeypatch.setattr(_Run, "_step", None)  # all epochs are done: another step would fail
+    assert shell.json(*RUN, "-m", "m.evg", "--checkpoint", KEPT)["resumed_epochs"] == 4
+    assert not KEPT.exists()
+
+
+def test_checkpoint_that_cannot_be_removed_deserves_a_look(shell, pictures, monkeypatch):
+    unlink = Path.unlink
+
+    def refuse(self, missing_ok=False):
+        if self.name == KEPT.name:
+            raise PermissionError("not allowed")
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    values = shell.json(*FIT, "--epochs", 1, "-m", "m.evg", "--checkpoint", KEPT, code=1)
+    assert values["warnings"] == [f"{KEPT} is no longer needed but could not be removed: not allowed"]
+    assert open_model("m.evg").classes_.tolist() == ["lying", "slanted", "standing"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--checkpoint", "c"], "--checkpoint must go with --adapt, got c and nothing to train"),
+        (["--adapt", "ssf", "--checkpoint", "no/c"], "--checkpoint must be in an existing folder, got no/c"),
+        (["--adapt", "ssf", "--checkpoint", "pictures"], "--checkpoint must be a file, got the folder pictures"),
+        (["--adapt", "ssf", "--checkpoint", "./m.evg"], "--checkpoint must be another file than --model, got m.evg"),
+    ],
+)
+def test_wrong_uses_are_one_line_and_write_nothing(shell, pictures, arguments, message):
+    before = sorted(Path().rglob("*"))
+    assert message in shell.error("fit", "absent", "-m", "m.evg", *arguments)
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_file_that_is_no_checkpoint_stays(shell, pictures):
+    Path("notes.txt").write_text("mine")
+    assert "notes.txt must be an evergrow file" in shell.error(*RUN, "-m", "m.evg", "--checkpoint", "notes.txt")
+    assert Path("notes.txt").read_text() == "mine"
+    assert not Path("m.evg").exists()

@@ -1,0 +1,109 @@
+"""``evergrow update --settle``: what answers need is worked out once, and is in the file."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.conftest import NAMES, clouds
+
+from evergrow.core.errors import NumericalError
+from evergrow.methods.learning.modelfile import open_model
+from evergrow.methods.learning.solutions import export_solution
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """Make every layer one that an update does not solve for by itself, as those of thousands of units are."""
+    monkeypatch.setattr("evergrow.methods.learning.solutions.EASY_ORDER", 0)
+
+
+@pytest.fixture
+def both(shell, model, later, wide):
+    """The same update without and with --settle."""
+    for name in ("open.evg", "settled.evg"):
+        shutil.copy(model, name)
+    shell.run("update", "open.evg", later)
+    shell.run("update", "settled.evg", later, "--settle")
+    return Path("open.evg"), Path("settled.evg")
+
+
+def never(*_):
+    raise AssertionError("solved again")
+
+
+def test_answers_are_those_of_a_file_that_was_not_settled(both):
+    plain, settled = (open_model(name) for name in both)
+    asked, _ = clouds(NAMES, 5, 9)
+    assert plain.predict(asked).tolist() == settled.predict(asked).tolist()
+    # The solution is the same to the bit. Its weights lie in another order in memory once they have been in a file, so
+    # that products with them are summed in another order.
+    for verb in ("decision_function", "predict_proba", "novelty_score"):
+        np.testing.assert_allclose(getattr(plain, verb)(asked), getattr(settled, verb)(asked), rtol=1e-9, err_msg=verb)
+    (mine, found), (theirs, others) = (export_solution(learner.head_) for learner in (plain, settled))
+    assert found == others
+    assert all(np.array_equal(tensor, theirs[name]) for name, tensor in mine.items())
+    assert plain.threshold() == settled.threshold()
+
+
+def test_later_commands_find_the_solution_in_the_file(shell, both, later, monkeypatch):
+    plain, settled = both
+    expected = shell.json("predict", plain, later)["predictions"]
+    monkeypatch.setattr("evergrow.heads.scl.solve_readout", never)
+    monkeypatch.setattr("evergrow.heads.scl.temperature", never)
+    answers = shell.json("predict", settled, later)["predictions"]
+    assert [row["class"] for row in answers] == [row["class"] for row in expected]
+    probabilities = [[row["probability"] for row in rows] for rows in (answers, expected)]
+    np.testing.assert_allclose(*probabilities, rtol=1e-9)
+    shell.run("predict", settled, later, "--reject-unknown")
+    shell.run("evaluate", settled, later)
+    with pytest.raises(AssertionError, match="solved again"):
+        shell.run("predict", plain, later)
+
+
+def test_next_update_is_the_same(shell, both, first, monkeypatch):
+    # For wide layers the choice of the ridge begins at the last one, which is another one in a settled file.
+    monkeypatch.setattr("evergrow.heads.readout.WARM_LIMITS", {})
+    for name in both:
+        shell.run("update", name, first, code=1)  # which counts twice now, and says so
+    plain, settled = (open_model(name) for name in both)
+    asked, _ = clouds(NAMES, 5, 9)
+    assert plain.n_samples_ == settled.n_samples_
+    np.testing.assert_allclose(plain.predict_proba(asked), settled.predict_proba(asked), rtol=1e-9)
+
+
+def test_update_says_what_it_settled(shell, model, later, first, wide):
+    values = shell.json("update", model, later, "--settle")
+    assert values["settled"]["solved"] is True
+    assert values["settled"]["ridge"] == export_solution(open_model(model).head_)[1]["alpha"] > 0
+    assert 0 <= values["settled"]["seconds"] <= values["seconds"]
+    output = shell.run("update", model, first, "--settle", code=1).stdout
+    assert "settled in " in output
+    assert f"ridge ({export_solution(open_model(model).head_)[1]['alpha']:.4g}) are in the file" in output
+    shutil.copy(model, "n.evg")
+    assert shell.json("update", "n.evg", first, code=1)["settled"] is None
+
+
+def test_narrow_layers_are_settled_anyway(shell, model, later, monkeypatch):
+    assert "settled already: " in shell.run("update", model, later, "--settle").stdout
+    monkeypatch.setattr("evergrow.heads.scl.solve_readout", never)
+    shell.run("predict", model, later)
+
+
+def test_methods_without_a_solution_to_keep_say_so(shell, first, later):
+    shell.run("fit", first, "-m", "r.evg", "--method", "simplecil")
+    values = shell.json("update", "r.evg", later, "--settle")
+    assert (values["settled"]["solved"], values["settled"]["ridge"]) == (False, None)
+    shell.run("rollback", "r.evg")
+    output = shell.run("update", "r.evg", later, "--settle").stdout
+    assert "nothing to settle: models of method simplecil have no solution to keep" in output
+
+
+def test_what_cannot_be_settled_changes_nothing(shell, model, later, wide, monkeypatch):
+    def fail(*_):
+        raise NumericalError("gram must be finite")
+
+    before = model.read_bytes()
+    monkeypatch.setattr("evergrow.heads.scl.solve_readout", fail)
+    assert shell.error("update", model, later, "--settle") == "error: gram must be finite"
+    assert model.read_bytes() == before
