@@ -78,6 +78,17 @@ def test_numpy_and_nan_become_json(tmp_path: Path) -> None:
     assert json.loads(text)["results"]["f_avg"] is None
 
 
+def test_entries_that_came_later_are_optional_in_the_same_schema(tmp_path: Path) -> None:
+    old = record()
+    assert not {"a_last_within", "within_tasks"} & set(old.results)
+    new = record(results={**old.results, "a_last_within": 0.5, "within_tasks": [0.75, None]})
+    for name, one in (("old", old), ("new", new)):
+        write_record(tmp_path / f"{name}.json", one)
+        assert json.loads((tmp_path / f"{name}.json").read_text())["schema_version"] == 1
+    assert read_record(tmp_path / "old.json") == old
+    assert read_record(tmp_path / "new.json") == new
+
+
 def test_matrix_rows_stand_on_one_line(tmp_path: Path) -> None:
     write_record(tmp_path / "a.json", record())
     assert any(line.strip() == "[0.5, 0.25]" for line in (tmp_path / "a.json").read_text().splitlines())
@@ -123,6 +134,7 @@ def test_reader_reports_what_is_not_a_record_and_goes_on(tmp_path: Path) -> None
     (tmp_path / "status.json").write_text(json.dumps({**body, "status": "great"}))
     (tmp_path / "results.json").write_text(json.dumps({**body, "results": {}}))
     (tmp_path / "text.json").write_text(json.dumps({**body, "results": {**body["results"], "a_last": "high"}}))
+    (tmp_path / "within.json").write_text(json.dumps({**body, "results": {**body["results"], "a_last_within": "high"}}))
     (tmp_path / "times.json").write_text(json.dumps({**body, "times": {"fit": 1, "update": ["slow"]}}))
     (tmp_path / "sub").mkdir()
     write_record(tmp_path / "sub" / "more.json", record(seed=2))
@@ -131,7 +143,7 @@ def test_reader_reports_what_is_not_a_record_and_goes_on(tmp_path: Path) -> None
     reasons = {problem.path.stem: problem.reason for problem in problems}
     assert set(reasons) == {
         *("half", "empty", "binary", "foreign", "list"),
-        *("newer", "lacks", "type", "status", "results", "text", "times"),
+        *("newer", "lacks", "type", "status", "results", "text", "within", "times"),
     }
     assert "damaged" in reasons["half"]
     assert "newer evergrow" in reasons["newer"]

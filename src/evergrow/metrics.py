@@ -3,17 +3,22 @@
 Everything starts from the matrix ``a[t, j]``: accuracy on task j's test samples after session t (both from
 0), NaN where j > t because task j has not arrived yet. Accuracies are fractions; tables turn them into
 percent.
+
+Accuracy within tasks (:func:`within_tasks`, also called task-aware or task-incremental accuracy) is a diagnostic beside
+them: the answer is taken among the classes of the sample's own task only, so what it lacks of 1 are errors inside
+tasks, and what it has above the usual accuracy are samples lost to classes of other tasks and to nothing else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from evergrow.core.errors import InputError
+from evergrow.core.errors import InputError, LabelError
 from evergrow.core.validation import check_choice
 
 CONVENTIONS = ("samples", "tasks")
@@ -43,6 +48,25 @@ class Summary:
     a_last_tasks: float
     a_avg_tasks: float
     f_avg: float
+
+
+@dataclass(frozen=True)
+class WithinTasks:
+    """Accuracy where every answer is taken among the classes of the sample's own task.
+
+    Parameters
+    ----------
+    accuracy : float
+        Over all samples; NaN without any.
+    by_task : ndarray of shape (T,)
+        Of each task; NaN for a task without samples.
+    counts : ndarray of int of shape (T,)
+        Samples of each task.
+    """
+
+    accuracy: float
+    by_task: NDArray[np.float64]
+    counts: NDArray[np.int64]
 
 
 def task_accuracies(
@@ -228,6 +252,118 @@ def summarize(matrix: ArrayLike, counts: ArrayLike) -> Summary:
         a_avg_tasks=_mean(by_tasks),
         f_avg=average_forgetting(matrix),
     )
+
+
+def first_tasks(task_classes: Iterable[ArrayLike]) -> dict[Any, int]:
+    """Return the task in which every class was first seen.
+
+    A class that comes again later stays with its first task, as its test samples do in a stream.
+
+    Parameters
+    ----------
+    task_classes : iterable of array-like
+        The classes of task 0, 1, ...
+
+    Returns
+    -------
+    dict
+        From class to task.
+
+    Examples
+    --------
+    >>> from evergrow.metrics import first_tasks
+    >>> first_tasks([["cat", "dog"], ["dog", "owl"]])
+    {'cat': 0, 'dog': 0, 'owl': 1}
+    """
+    found: dict[Any, int] = {}
+    for task, labels in enumerate(task_classes):
+        for label in np.asarray(labels).tolist():
+            found.setdefault(label, task)
+    return found
+
+
+def within_tasks(
+    scores: ArrayLike,
+    classes: ArrayLike,
+    y_true: ArrayLike,
+    class_tasks: Mapping[Any, int],
+    n_tasks: int | None = None,
+) -> WithinTasks:
+    """Return the accuracy of the best-scored class among those of each sample's own task.
+
+    Parameters
+    ----------
+    scores : array-like of shape (n, C)
+        Larger means more likely. Of equal scores the first column wins, as in argmax.
+    classes : array-like of shape (C,)
+        The class of every column.
+    y_true : array-like of shape (n,)
+        Labels, each among ``classes``.
+    class_tasks : mapping
+        The one task of every class, counted from 0; :func:`first_tasks` decides about a class that comes in several.
+        It may name classes that have no column.
+    n_tasks : int, optional
+        Length of the answer per task; by default up to the last task of ``class_tasks``.
+
+    Returns
+    -------
+    WithinTasks
+
+    Raises
+    ------
+    LabelError
+        For a label that has no column, and a column that has no task.
+    InputError
+        For shapes that do not fit, and scores that are not a number.
+
+    Examples
+    --------
+    >>> from evergrow.metrics import within_tasks
+    >>> scores = [[0.1, 0.3, 0.6], [0.2, 0.1, 0.7], [0.5, 0.4, 0.1]]  # overall, none is right
+    >>> found = within_tasks(scores, [5, 6, 7], [6, 6, 7], {5: 0, 6: 0, 7: 1})
+    >>> round(found.accuracy, 3), found.by_task.tolist(), found.counts.tolist()
+    (0.667, [0.5, 1.0], [2, 1])
+    """
+    values, columns, truth = np.asarray(scores, dtype=np.float64), np.asarray(classes), np.asarray(y_true)
+    if values.shape != (*truth.shape, *columns.shape) or values.ndim != 2:
+        raise InputError(
+            "scores must have a row per entry of y_true and a column per entry of classes, both 1-D, "
+            f"got shapes {values.shape}, {truth.shape} and {columns.shape}"
+        )
+    if np.isnan(values).any():
+        raise InputError("scores must be numbers, got NaN")
+    places = _column_places(columns, class_tasks)
+    unseen = sorted({label for label in truth.tolist() if label not in places}, key=str)
+    if unseen:
+        raise LabelError(f"y_true must only hold labels among classes, got {unseen[:5]} besides")
+    column_tasks = np.array([class_tasks[label] for label in columns.tolist()], dtype=np.int64)
+    truth_at = np.array([places[label] for label in truth.tolist()], dtype=np.int64)
+    tasks = column_tasks[truth_at]
+    answers = np.zeros_like(truth_at)
+    for task in np.unique(tasks):
+        rows, allowed = np.flatnonzero(tasks == task), np.flatnonzero(column_tasks == task)
+        answers[rows] = allowed[values[np.ix_(rows, allowed)].argmax(axis=1)]
+    length = max(class_tasks.values(), default=-1) + 1 if n_tasks is None else n_tasks
+    if length <= tasks.max(initial=-1):
+        raise InputError(f"n_tasks must be at least {tasks.max() + 1}, the tasks of y_true, got {n_tasks}")
+    by_task, counts = task_accuracies(truth_at, answers, tasks, length)
+    accuracy = float(np.mean(answers == truth_at)) if len(truth) else float("nan")
+    return WithinTasks(accuracy, by_task, counts)
+
+
+def _column_places(columns: NDArray[Any], class_tasks: Mapping[Any, int]) -> dict[Any, int]:
+    """Return the column of every class, each of which must have one task."""
+    labels = columns.tolist()
+    places = {label: place for place, label in enumerate(labels)}
+    if len(places) != len(labels):
+        raise LabelError(f"classes must all differ, got {len(places)} different ones in {len(labels)} columns")
+    homeless = [label for label in labels if label not in class_tasks]
+    if homeless:
+        raise LabelError(f"class_tasks must hold a task for every entry of classes, got none for {homeless[:5]}")
+    negative = [label for label in labels if class_tasks[label] < 0]
+    if negative:
+        raise InputError(f"class_tasks must be numbers >= 0, got {class_tasks[negative[0]]} for {negative[0]!r}")
+    return places
 
 
 def _square(matrix: ArrayLike) -> NDArray[np.float64]:

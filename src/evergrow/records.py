@@ -70,7 +70,10 @@ class RunRecord:
     results : dict
         ``matrix`` (a[t][j], null for j > t), ``counts`` (test samples per task), ``by_samples`` and
         ``by_tasks`` (accuracy after every session in both conventions), ``a_last``, ``a_avg``, ``f_avg``,
-        ``a_last_tasks``, ``a_avg_tasks``. Fractions. Empty unless a session was finished.
+        ``a_last_tasks``, ``a_avg_tasks``. Fractions. Empty unless a session was finished. Optional, on
+        finished runs of methods that give scores: ``a_last_within`` (accuracy after the last session where every
+        answer is taken among the classes of the sample's own task, over all samples) and ``within_tasks`` (the same
+        for each task, null without test samples), see :func:`evergrow.metrics.within_tasks`.
     times : dict
         Seconds: ``fit`` (first task), ``update`` (every later task), ``predict`` (every evaluation).
     memory : dict
@@ -304,6 +307,7 @@ def _read_body(path: str | os.PathLike[str], kind: str, schema: str, newest: int
 _TYPES: dict[str, type | tuple[type, ...]] = {"seed": int, "warnings": list, "error": (dict, type(None))}
 _TYPES |= dict.fromkeys(("run_id", "analysis", "method", "label", "status", "started", "ended"), str)
 _REQUIRED_RESULTS = ("matrix", "counts", "by_samples", "by_tasks", "a_last", "a_avg")
+_NUMBERS = ("a_last", "a_avg", "f_avg", "a_last_within")
 
 
 def _checked(path: str | os.PathLike[str], kind: type[RecordT], body: dict[str, Any]) -> RecordT:
@@ -330,7 +334,7 @@ def _from_body(path: str | os.PathLike[str], body: dict[str, Any]) -> RunRecord:
     lacking = [key for key in _REQUIRED_RESULTS if key not in record.results]
     if record.status == "ok" and lacking:
         raise FileFormatError(f"{path} must hold the results of a finished run, but it lacks {lacking}")
-    if any(not _is_number(record.results.get(key)) for key in ("a_last", "a_avg", "f_avg")):
+    if any(not _is_number(record.results.get(key)) for key in _NUMBERS):
         raise FileFormatError(f"{path} must hold numbers as results, but it does not")
     times = [
         record.times.get("fit"),

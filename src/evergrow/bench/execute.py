@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from evergrow.bench.grid import Run
 from evergrow.bench.memory import PeakMemory
 from evergrow.bench.shelf import Pictures
+from evergrow.bench.within import within_results
 from evergrow.core.devices import resolve_device, synchronize
 from evergrow.core.errors import InputError
 from evergrow.heads.base import IncrementalClassifier
@@ -42,6 +43,10 @@ class PlayLog:
     """True and predicted labels of the last session."""
     class_names: tuple[str, ...] = ()
     """Names of labels 0, 1, ..., where the data have them."""
+    last: tuple[Any, Any, NDArray[Any], Stream] | None = None
+    """What answered after the last session, the test samples it was asked about, their labels, and the tasks."""
+    within: dict[str, Any] = field(default_factory=dict)
+    """Accuracy within tasks after the last session, where it was asked for."""
 
 
 def execute(
@@ -77,6 +82,8 @@ def execute(
             extra["cost"] = cost_entry(method, log, gflops or 0.0)
         if run.confusion and log.answers is not None:
             extra["confusion"] = confusion_entry(*log.answers, log.class_names)
+        if log.last is not None:
+            log.within = within_results(*log.last)  # after everything that is timed
 
     account = watched(resolve_device(run.device), work)
     return RunRecord(
@@ -195,6 +202,8 @@ def play(
         accuracies, counts = task_accuracies(y, predictions, task_ids, task.index + 1)
         log.rows.append(accuracies)
         log.counts.append(int(counts[-1]))
+        if task.index == len(stream) - 1:
+            log.last = learner, X, y, stream
         if tick:
             tick(task.index + 1, len(stream), float(np.mean(predictions == y)))
     return cast("IncrementalClassifier | ImageClassifier", method)
@@ -244,7 +253,7 @@ def play_results(log: PlayLog, *, complete: bool) -> dict[str, Any]:
         summary = asdict(summarize(matrix, counts))
         if log.only_last:
             summary |= dict.fromkeys(("a_avg", "a_avg_tasks", "f_avg"))
-        return {"matrix": matrix, "counts": counts, **summary}
+        return {"matrix": matrix, "counts": counts, **summary, **log.within}
     return {
         "matrix": matrix,
         "counts": counts,

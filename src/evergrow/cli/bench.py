@@ -74,6 +74,10 @@ def show_command(
         list[str] | None,
         typer.Option("--metric", "-m", help="a_last, a_avg, f_avg, train_s, ...; repeatable."),
     ] = None,
+    within: Annotated[
+        bool,
+        typer.Option("--within", help="Also show accuracy among the classes of each sample's own task."),
+    ] = False,
 ) -> None:
     """Print mean and standard error over seeds: methods as rows, data set x protocol x metric as columns."""
     from evergrow.records import read_records
@@ -89,10 +93,20 @@ def show_command(
             err=True,
         )
         raise typer.Exit(2)
-    comparison = compare(records, metric or ("a_last", "a_avg"))
+    comparison = compare(records, _shown_metrics(metric, within, records))
     text = render(comparison, format)
     if format != "table" or not _print_rich(comparison):
         typer.echo(text, nl=False)
+
+
+def _shown_metrics(metric: list[str] | None, within: bool, records: list[Any]) -> list[str]:
+    """Return the metrics to show; says so where one was asked for that no record has."""
+    shown = metric or ["a_last", "a_avg"]
+    if within:
+        shown = list(dict.fromkeys([*shown, "a_last_within"]))
+    if "a_last_within" in shown and all(record.results.get("a_last_within") is None for record in records):
+        typer.echo("note: no record here holds accuracy within tasks; a run that is made again does", err=True)
+    return shown
 
 
 @bench_app.command("mechanism")

@@ -56,11 +56,15 @@ def main_tables(archive: Archive, backbone: str | None = None, published: str = 
         runs = [run for run in collection.runs if _on(run, backbone)]
         if not runs:
             continue
-        comparison = beside(compare(runs), runs, load_published().tables[published])
+        within = any(run.results.get("a_last_within") is not None for run in runs if run.status == "ok")
+        metrics = ["a_last", "a_avg", *(["a_last_within"] if within else [])]
+        comparison = beside(compare(runs, metrics), runs, load_published().tables[published])
         caption = (
             "Accuracy after the last session and mean over sessions, in percent; mean ± standard error over seeds, "
         )
         caption += "best bold, second underlined."
+        if within:
+            caption += " Within tasks: the answer is taken among the classes of the sample's own task only."
         if comparison.quoted:
             caption += (
                 " Rows named 'published' are quoted from the paper, where data, backbone, protocol and method agree."
