@@ -260,3 +260,57 @@ def test_the_papers_regime_keeps_its_digits():
     truth = H @ batch_ridge(H, Y, 0.01)
     assert relative(H @ dense.solve(0.01).weights, truth) < 1e-8
     assert relative(H @ recursive.solve(0.01).weights, truth) < 1e-6
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 50 rows, and a list of the numbers of rows that the compact form was given."""
+    monkeypatch.setattr(auto_module, "BLOCK_ROWS", 50)
+    monkeypatch.setattr(auto_module, "DENSE_BELOW", 20)
+    given = []
+    original = CompactState._accumulate
+
+    def accumulate(self, batches, sign):
+        pairs = list(batches)
+        given.extend(len(H) for H, _ in pairs)
+        original(self, pairs, sign)
+
+    monkeypatch.setattr(CompactState, "_accumulate", accumulate)
+    return given
+
+
+def test_auto_leaves_the_compact_form_in_the_middle_of_a_batch(rng, small_blocks):
+    """Rows of full rank are not all taken in compactly first: after two blocks it is plain what is coming."""
+    H, Y = problem(rng, n=1000, L=300)
+    state = AutoState(300, 4, alpha=None, floor=ALPHA * 1e-9)
+    state.accumulate([(H[:700], Y[:700]), (H[700:], Y[700:])])
+    assert state.form == "dense"
+    assert small_blocks in ([50], [50, 50])
+    assert (state.count, state.rows_learned) == (1000, 1000)
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-9
+
+
+def test_auto_stays_compact_through_a_long_batch_of_low_rank(rng, small_blocks):
+    H, Y = problem(rng, n=1000, L=30)
+    H = H @ torch.randn(30, 400, generator=rng, dtype=torch.float64)
+    state = AutoState(400, 4, alpha=None, floor=ALPHA * 1e-9)
+    state.update(H, Y)
+    assert state.form == "compact"
+    assert small_blocks == [50] * 20
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-7
+
+
+def test_auto_keeps_form_and_numbers_where_a_later_batch_fails(rng, small_blocks):
+    H, Y = problem(rng, n=500, L=300)
+    state = AutoState(300, 4, alpha=None, floor=ALPHA * 1e-9)
+    state.update(H[:20], Y[:20])
+    before = {name: tensor.clone() for name, tensor in state.tensors().items()}, state.settings()
+
+    def batches():
+        yield H[20:400], Y[20:400]
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        state.accumulate(batches())
+    assert state.settings() == before[1]
+    assert all(torch.equal(tensor, before[0][name]) for name, tensor in state.tensors().items())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.linalg.compact import CompactState
+from evergrow.linalg.compact import BLOCK_ROWS, CompactState
 from evergrow.linalg.dense import DenseState
 from evergrow.linalg.recursive import RecursiveState
 from evergrow.linalg.state import Batch, ReducedStatistics, RidgeSolution, RidgeState
@@ -106,31 +107,61 @@ class AutoState(RidgeState):
     _bound: float = 0.0
 
     def _accumulate(self, batches: Iterable[Batch], sign: int) -> None:
+        trial = self.branch()  # a batch that fails on the way must leave no switch behind
+        trial._learn((block for batch in batches for block in _blocks(batch)), sign)
+        vars(self).update(vars(trial))
+
+    def _learn(self, blocks: Iterator[Batch], sign: int) -> None:
+        """Take in blocks of rows, compactly as long as that pays: it costs most while the rank is growing."""
+        growth = 0.0  # new directions per row in the block before
+        while isinstance(self.inner, CompactState):
+            block = next(blocks, None)
+            if block is None:
+                return
+            rank, n = self.inner.rank, len(block[0])
+            if self._outgrown(rank + growth * n):
+                self._expand()
+                blocks = itertools.chain([block], blocks)
+                break
+            self.inner._accumulate([block], sign)
+            self.rows_learned += n
+            growth = (self.inner.rank - rank) / n
+            self._maybe_switch()
         before = self.inner.count
-        self.inner._accumulate(batches, sign)
+        self.inner._accumulate(blocks, sign)
         self.rows_learned += abs(self.inner.count - before)
-        self._maybe_switch()
 
     def _merge(self, other: ReducedStatistics) -> None:
         self.inner._merge(other)
         self._maybe_switch()
 
     def _maybe_switch(self) -> None:
-        if not isinstance(self.inner, CompactState):
-            return
-        L, k, C = self.n_features, self.inner.rank, self.n_targets
+        if isinstance(self.inner, CompactState) and self._outgrown(self.inner.rank):
+            self._expand()
+
+    def _costs(self, k: float) -> tuple[float, float, float]:
+        """Return operations of an update and a solve: compact at rank k, dense and recursive."""
+        L, C = self.n_features, self.n_targets
         rows = self.rows_learned / max(self.solves, 1)
         compact = 6.0 * rows * L * k + k**3 + 2.0 * L * k * C
         dense = 2.0 * rows * L * L + L**3 / 3.0 + 2.0 * L * L * C
         recursive = 4.0 * rows * L * L if self.alpha is not None and self.solves else float("inf")
-        if compact <= 0.8 * min(dense, recursive) and k < 0.7 * L:
-            return
+        return compact, dense, recursive
+
+    def _outgrown(self, k: float) -> bool:
+        """Whether rank k is too high for the compact form to pay."""
+        compact, dense, recursive = self._costs(k)
+        return compact > 0.8 * min(dense, recursive) or k >= 0.7 * self.n_features
+
+    def _expand(self) -> None:
+        """Leave the compact form for what is cheaper, exactly."""
+        _, dense, recursive = self._costs(0)
         self._bound = self.error_bound
         stats = self.inner.reduced()
         if recursive < 0.5 * dense and self.alpha is not None:
-            self.inner = RecursiveState.from_statistics(stats, L, self.alpha)
+            self.inner = RecursiveState.from_statistics(stats, self.n_features, self.alpha)
         else:
-            dense_state = DenseState(L, C, self.device)
+            dense_state = DenseState(self.n_features, self.n_targets, self.device)
             dense_state._merge(stats)
             self.inner = dense_state
 
@@ -196,6 +227,11 @@ class AutoState(RidgeState):
 
 
 FORMS["auto"] = AutoState
+
+
+def _blocks(batch: Batch) -> Iterator[Batch]:
+    """Yield a batch in pieces, after each of which the form can be chosen anew."""
+    return zip(torch.split(batch[0], BLOCK_ROWS), torch.split(batch[1], BLOCK_ROWS))
 
 
 def create_state(
