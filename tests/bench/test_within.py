@@ -236,7 +236,7 @@ def records(folder: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["table", "markdown", "latex", "csv"])
 def test_the_column_is_there_on_request_only(records: Path, kind: str) -> None:
-    title = "$A_{\\text{last}}^{\\text{within}}$" if kind == "latex" else "A_last (within tasks)"
+    title = "$A_{\\text{within}}$" if kind == "latex" else "A_within"
     plain = show(records / "out", records / "old", "-f", kind).stdout
     assert title not in plain
     mixed = show(records / "out", records / "old", "-f", kind, "--within").stdout
@@ -255,7 +255,7 @@ def test_the_column_is_there_on_request_only(records: Path, kind: str) -> None:
 
 def test_the_metric_has_a_name_and_comes_once(records: Path) -> None:
     alone = show(records / "out", "-m", "a_last_within").stdout
-    assert "A_last (within tasks)" in alone
+    assert "A_within" in alone
     assert "A_avg" not in alone
     assert show(records / "out", "-m", "a_last_within", "--within").stdout == alone
 
@@ -273,5 +273,5 @@ def test_a_mean_over_some_of_the_seeds_is_noted(records: Path) -> None:
     lacking = replace(new[0], results={key: value for key, value in new[0].results.items() if key not in KEYS})
     table = compare([lacking, new[1]], ["a_last", "a_last_within"])
     assert [cell.n for cell in table.cells[0] if cell] == [2, 1]
-    note = "A_last (within tasks) is missing from seeds [1993]"
+    note = "A_within is missing from seeds [1993]"
     assert any(note in line for line in table.notes)

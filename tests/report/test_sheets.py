@@ -17,6 +17,7 @@ from evergrow.report.sheets import (
     search_table,
     size_table,
     strategy_tables,
+    within_tables,
 )
 from evergrow.tables import number
 
@@ -42,17 +43,14 @@ def test_mean_and_standard_error_over_seeds() -> None:
     assert texts(table)["RANPAC"][0] == f"{array.mean():.2f} ± {array.std(ddof=1) / np.sqrt(3):.2f}"
 
 
-def test_accuracy_within_tasks_is_a_column_where_a_run_holds_it() -> None:
+def test_accuracy_within_tasks_has_a_table_of_the_runs_that_hold_it() -> None:
     runs = [run(seed=s, a_last=0.5) for s in (1, 2)] + [run("simplecil", s, 0.4) for s in (1, 2)]
-    (table,) = main_tables(archive(runs))
-    assert [column.metric.title for column in table.comparison.columns] == ["A_last", "A_avg"]
+    assert within_tables(archive(runs)) == []
     for one, value in zip(runs, (0.75, 0.85)):
         one.results["a_last_within"] = value
-    (table,) = main_tables(archive(runs))
-    assert table.comparison.columns[-1].metric.title == "A_last (within tasks)"
-    assert texts(table)["RANPAC"][-1] == "80.00 ± 5.00"
-    assert texts(table)["SIMPLECIL"][-1] == "-"
-    assert "own task" in table.caption
+    (table,) = within_tables(archive(runs))
+    assert texts(table) == {"RANPAC": ["50.00 ± 0.00", "80.00 ± 5.00"]}
+    assert len(main_tables(archive(runs))[0].comparison.columns) == 2
 
 
 def test_published_values_stand_below_ours_where_the_setting_is_the_same() -> None:

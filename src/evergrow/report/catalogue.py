@@ -19,6 +19,7 @@ from evergrow.report.styles import FSA
 
 MECHANISM = "evergrow bench mechanism experiments/mechanism.toml"
 HEADS = "evergrow bench run experiments/feature_heads_official.toml"
+HEADS_SMALL = "evergrow bench run experiments/feature_heads_2000.toml"
 STRATEGY = "evergrow bench run experiments/rpl_strategy.toml"
 PICTURES = "evergrow bench run experiments/cifar100_vit_small.toml"
 CONFUSION = "evergrow bench run experiments/confusion.toml"
@@ -98,6 +99,14 @@ ENTRIES: tuple[Entry, ...] = (
         "Records of runs with more than one session.",
         HEADS,
         "forgetting",
+    ),
+    Entry(
+        "within-tasks",
+        "Accuracy within tasks",
+        "",
+        sheets.within_tables,
+        "Records of runs that hold a_last_within, as every finished run of a method with scores does by now.",
+        HEADS_SMALL,
     ),
     Entry(
         "strategies",

@@ -88,7 +88,7 @@ def symbols(text: str) -> str:
     '<i>A</i><sub>last</sub> &amp; <i>B</i><sub>max</sub> &lt;1&gt;'
     """
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = re.sub(r"\b([ABF])_(last|avg|max)\b", r"<i>\1</i><sub>\2</sub>", text)
+    text = re.sub(r"\b([ABF])_(last|avg|max|within)\b", r"<i>\1</i><sub>\2</sub>", text)
     return text.replace("‖F", "‖<sub>F</sub>")
 
 

@@ -1,4 +1,4 @@
-"""The tables of the report: accuracy, forgetting, strategies, the search's settings, final widths, conditioning."""
+"""The tables of the report: accuracy, also within tasks, forgetting, strategies, settings, widths, conditioning."""
 
 from __future__ import annotations
 
@@ -56,15 +56,11 @@ def main_tables(archive: Archive, backbone: str | None = None, published: str = 
         runs = [run for run in collection.runs if _on(run, backbone)]
         if not runs:
             continue
-        within = any(run.results.get("a_last_within") is not None for run in runs if run.status == "ok")
-        metrics = ["a_last", "a_avg", *(["a_last_within"] if within else [])]
-        comparison = beside(compare(runs, metrics), runs, load_published().tables[published])
+        comparison = beside(compare(runs), runs, load_published().tables[published])
         caption = (
             "Accuracy after the last session and mean over sessions, in percent; mean ± standard error over seeds, "
         )
         caption += "best bold, second underlined."
-        if within:
-            caption += " Within tasks: the answer is taken among the classes of the sample's own task only."
         if comparison.quoted:
             caption += (
                 " Rows named 'published' are quoted from the paper, where data, backbone, protocol and method agree."
@@ -94,6 +90,24 @@ def forgetting_tables(archive: Archive) -> list[Table]:
             caption += "design and is left out."
             name = slug("forgetting", collection.name)
             tables.append(Table(name, f"Average forgetting: {collection.name}", caption, tidy(comparison)))
+    return tables
+
+
+def within_tables(archive: Archive) -> list[Table]:
+    """Return tables of accuracy within tasks beside the usual one, of folders where some run holds it."""
+    tables = []
+    for collection in archive.collections:
+        runs = [run for run in collection.finished if run.results.get("a_last_within") is not None]
+        if runs:
+            caption = (
+                "Accuracy after the last session, in percent: among all classes, and among those of the sample's own "
+                "task only. What the second lacks of 100 are errors inside tasks; what it has above the first are "
+                "samples lost to classes of other tasks. It tells the method the task, and is no result to compare "
+                "with others' accuracy."
+            )
+            comparison = compare(runs, ["a_last", "a_last_within"])
+            name = slug("within-tasks", collection.name)
+            tables.append(Table(name, f"Accuracy within tasks: {collection.name}", caption, tidy(comparison)))
     return tables
 
 
