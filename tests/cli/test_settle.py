@@ -1,4 +1,4 @@
-"""``evergrow update --settle``: what answers need is worked out once, and is in the file."""
+"""``--settle``: what answers need is worked out once, and is in the file."""
 
 import shutil
 from pathlib import Path
@@ -107,3 +107,32 @@ def test_what_cannot_be_settled_changes_nothing(shell, model, later, wide, monke
     monkeypatch.setattr("evergrow.heads.scl.solve_readout", fail)
     assert shell.error("update", model, later, "--settle") == "error: gram must be finite"
     assert model.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["forget", "unlearn", "merge"])
+def test_other_changes_settle_too(shell, model, later, first, wide, monkeypatch, command):
+    shell.run("spawn", model, "-o", "worker.evg")
+    shell.run("update", "worker.evg", later)
+    arguments = {
+        "forget": ("forget", model, NAMES[0]),
+        "unlearn": ("unlearn", model, first_rows(first)),
+        "merge": ("merge", model, "worker.evg", "-o", "all.evg"),
+    }[command]
+    target = Path("all.evg") if command == "merge" else model
+    shutil.copy(model, "before.evg")
+    plain = shell.json(*arguments)
+    assert plain["settled"] is None
+    expected = shell.json("predict", target, later)["predictions"]
+    shutil.copy("before.evg", model)
+    values = shell.json(*arguments, *(["--force"] if command == "merge" else []), "--settle")
+    assert values["settled"]["solved"] is True
+    monkeypatch.setattr("evergrow.heads.scl.solve_readout", never)
+    answers = shell.json("predict", target, later)["predictions"]
+    assert [row["class"] for row in answers] == [row["class"] for row in expected]
+
+
+def first_rows(path: Path) -> Path:
+    """Write the first samples of a file of features to another one."""
+    with np.load(path) as found:
+        np.savez("some.npz", **{name: found[name][:3] for name in found.files})
+    return Path("some.npz")

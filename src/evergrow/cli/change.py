@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,21 +15,17 @@ from evergrow.cli.models import (
     classes_note,
     load_model,
     model_line,
+    settle_model,
     skipped_caution,
 )
-from evergrow.cli.options import Cache, Data, Device, Json, ModelFile, OnError, OnErrorOption, Wait, Weights
-
-if TYPE_CHECKING:
-    from evergrow.methods.learning.learner import Learner
+from evergrow.cli.options import Cache, Data, Device, Json, ModelFile, OnError, OnErrorOption, Settle, Wait, Weights
 
 
 @answering
 def update_command(
     model: ModelFile,
     data: Data,
-    settle: Annotated[
-        bool, typer.Option("--settle", help="Solve for the class weights now, so that no later predict has to.")
-    ] = False,
+    settle: Settle = False,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
     device: Device = "auto",
@@ -64,7 +60,7 @@ def update_command(
         before = learned_data(learner.history_)
         learner.partial_fit(samples)
         twice = before & set(learner.history_[-1].data)
-        settled, notes = _settled(learner) if settle else (None, [])
+        settled, notes = settle_model(learner, settle)
         commit(model, learner)
         seconds = time.perf_counter() - started
     change = learner.history_[-1]
@@ -76,27 +72,11 @@ def update_command(
     return Answer(change_values(model, learner, change, seconds=seconds, settled=settled), lines, cautions)
 
 
-def _settled(learner: Learner) -> tuple[dict[str, Any], list[str]]:
-    """Work out what answers need, and return what came of it for programs and for people."""
-    from evergrow.methods.learning.solutions import export_solution
-
-    before, _ = export_solution(learner.head_)  # narrow layers are solved by the update itself
-    started = time.perf_counter()
-    learner.settle()
-    seconds = time.perf_counter() - started
-    tensors, found = export_solution(learner.head_)
-    values = {"solved": bool(tensors), "seconds": seconds, "ridge": found.get("alpha")}
-    if not tensors:
-        return values, [f"nothing to settle: models of method {learner.method} have no solution to keep"]
-    took = "already" if before else f"in {seconds:.1f} s"
-    line = f"settled {took}: class weights and ridge ({found['alpha']:.4g}) are in the file, no answer solves for them"
-    return values, [line]
-
-
 @answering
 def forget_command(
     model: ModelFile,
     classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to forget.", show_default=False)],
+    settle: Settle = False,
     wait: Wait = False,
     as_json: Json = False,
 ) -> Answer:
@@ -118,19 +98,22 @@ def forget_command(
 
     with changing_model(model, wait=wait) as learner:
         learner.forget_classes(classes)
+        settled, notes = settle_model(learner, settle)
         commit(model, learner)
     change = learner.history_[-1]
     lines = [
         f"forgot {plural(change.samples, 'sample')}{classes_note(change.classes, 'whole')}",
+        *notes,
         model_line(model, learner),
     ]
-    return Answer(change_values(model, learner, change), lines)
+    return Answer(change_values(model, learner, change, settled=settled), lines)
 
 
 @answering
 def unlearn_command(
     model: ModelFile,
     data: Data,
+    settle: Settle = False,
     cache: Cache = True,
     device: Device = "auto",
     weights: Weights = None,
@@ -155,11 +138,12 @@ def unlearn_command(
     running = Running(OnError.RAISE, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
         learner.unlearn(data)
+        settled, notes = settle_model(learner, settle)
         commit(model, learner)
     change = learner.history_[-1]
     news = classes_note(change.classes, "whole")
-    lines = [f"unlearned {plural(change.samples, 'sample')}{news}", model_line(model, learner)]
-    return Answer(change_values(model, learner, change), lines)
+    lines = [f"unlearned {plural(change.samples, 'sample')}{news}", *notes, model_line(model, learner)]
+    return Answer(change_values(model, learner, change, settled=settled), lines)
 
 
 @answering

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,6 +117,25 @@ def model_line(path: Path, learner: Learner) -> str:
     known = plural(len(learner.classes_), "class", "classes")
     samples = plural(sum(learner.n_samples_.values()), "sample")
     return f"{path} knows {known} from {samples} (revision {learner.revision_})"
+
+
+def settle_model(learner: Learner, wanted: bool) -> tuple[dict[str, Any] | None, list[str]]:
+    """Work out what answers need, if that is wanted, and return what came of it for programs and for people."""
+    if not wanted:
+        return None, []
+    from evergrow.methods.learning.solutions import export_solution
+
+    before, _ = export_solution(learner.head_)  # narrow layers are solved by the update itself
+    started = time.perf_counter()
+    learner.settle()
+    seconds = time.perf_counter() - started
+    tensors, found = export_solution(learner.head_)
+    values = {"solved": bool(tensors), "seconds": seconds, "ridge": found.get("alpha")}
+    if not tensors:
+        return values, [f"nothing to settle: models of method {learner.method} have no solution to keep"]
+    took = "already" if before else f"in {seconds:.1f} s"
+    line = f"settled {took}: class weights and ridge ({found['alpha']:.4g}) are in the file, no answer solves for them"
+    return values, [line]
 
 
 def classes_note(classes: tuple[str, ...], what: str) -> str:

@@ -46,3 +46,7 @@ FalseAlarm = Annotated[
 ]
 
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for another process that changes the model.")]
+
+Settle = Annotated[
+    bool, typer.Option("--settle", help="Solve for the class weights now, so that no later predict has to.")
+]

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from evergrow.cli.console import Answer, answering, plural
-from evergrow.cli.models import change_values, check_target, classes_note, load_model, model_line
-from evergrow.cli.options import Json, ModelFile
+from evergrow.cli.models import change_values, check_target, classes_note, load_model, model_line, settle_model
+from evergrow.cli.options import Json, ModelFile, Settle
 from evergrow.core.errors import ParameterError
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="File to write.")]
@@ -46,6 +46,7 @@ def merge_command(
         Path | None, typer.Option("--base", help="The model that all began as copies of: it is counted once.")
     ] = None,
     force: Force = False,
+    settle: Settle = False,
     as_json: Json = False,
 ) -> Answer:
     """Add up what several models know: exactly as if one had learned everything. Needs no data and no backbone.
@@ -72,12 +73,15 @@ def merge_command(
     samples = sum(learner.n_samples_.values())
     for path in models[1:]:
         learner.merge(load_model(path), base=origin)
+    settled, notes = settle_model(learner, settle)
     commit(output, learner)
     added = sum(learner.n_samples_.values()) - samples
     news = tuple(name for name in learner.classes_.tolist() if name not in known)
     lines = [
         f"added {plural(added, 'sample')}{classes_note(news, 'new')} to what {models[0]} knows",
+        *notes,
         model_line(output, learner),
     ]
-    values = change_values(output, learner, learner.history_[-1], merged=[str(path) for path in models])
+    merged = [str(path) for path in models]
+    values = change_values(output, learner, learner.history_[-1], merged=merged, settled=settled)
     return Answer({**values, "samples": added, "classes": list(news)}, lines)
