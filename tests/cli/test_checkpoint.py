@@ -1,7 +1,6 @@
 """``evergrow fit --adapt --checkpoint``: a training that was interrupted or killed goes on to the same model."""
 
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.methods.learning.toys import timeless
 
 from evergrow.core.archive import read_archive
 from evergrow.methods.learning.modelfile import ModelWriteError, open_model
@@ -24,13 +24,7 @@ RUN = (*FIT, "--epochs", 4)
 def file_content(path):
     """Return what a model file holds, without the times that things took and were done at."""
     archive = read_archive(path, "Learner")
-    meta = json.loads(json.dumps(archive.meta))
-    meta["tuning"]["training"]["seconds"] = None
-    for entry in meta["history"]:
-        entry["when"] = None
-    for block in meta["head"]["meta"]["state"]["model"]["projection"]["inner"]["log"]:
-        block.pop()  # the time that growing the units took
-    return meta, {name: tensor.numpy() for name, tensor in archive.tensors.items()}
+    return timeless(archive), {name: tensor.numpy() for name, tensor in archive.tensors.items()}
 
 
 def assert_same_model(path, other):

@@ -314,3 +314,17 @@ def test_auto_keeps_form_and_numbers_where_a_later_batch_fails(rng, small_blocks
         state.accumulate(batches())
     assert state.settings() == before[1]
     assert all(torch.equal(tensor, before[0][name]) for name, tensor in state.tensors().items())
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("L", [30, 2000])
+def test_an_empty_batch_changes_nothing(solver, L, rng):
+    state = make(solver, L=L)
+    H, Y = problem(rng, n=5, L=L)
+    state.update(H, Y)
+    before = state.solve(ALPHA).weights
+    state.update(H[:0], Y[:0])
+    state.downdate(H[:0], Y[:0])
+    state.accumulate([])
+    assert state.count == 5
+    assert torch.equal(state.solve(ALPHA).weights, before)

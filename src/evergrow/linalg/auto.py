@@ -125,7 +125,7 @@ class AutoState(RidgeState):
                 break
             self.inner._accumulate([block], sign)
             self.rows_learned += n
-            growth = (self.inner.rank - rank) / n
+            growth = (self.inner.rank - rank) / max(n, 1)  # a batch may be empty
             self._maybe_switch()
         before = self.inner.count
         self.inner._accumulate(blocks, sign)

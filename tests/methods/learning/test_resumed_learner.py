@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.methods.learning.toys import write_folder
+from tests.methods.learning.toys import timeless, write_folder
 from tests.methods.trained.tiny import stripes, tiny_vit
 
 from evergrow.core.archive import read_archive
@@ -54,13 +53,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Any:
 def content(learner: Learner) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return what a file would hold, without the times that things took and were done at."""
     archive = learner.to_archive()
-    meta = json.loads(json.dumps(archive.meta))
-    meta["tuning"]["training"]["seconds"] = None
-    for entry in meta["history"]:
-        entry["when"] = None
-    for block in meta["head"]["meta"]["state"]["model"]["projection"]["inner"]["log"]:
-        block.pop()  # the time that growing the units took
-    return meta, archive.tensors
+    return timeless(archive), archive.tensors
 
 
 def assert_same(one: Learner, other: Learner, items: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.core.archive import Archive
 
 
 class Letters(Backbone):
@@ -51,3 +54,14 @@ def write_folder(root: Path, classes: dict[str, int], n: int = 5, seed: int = 0)
         for number in range(n):
             Image.fromarray(picture(hue, seed * 1000 + hue * 50 + number)).save(root / name / f"{number}.png")
     return root
+
+
+def timeless(archive: Archive) -> dict[str, Any]:
+    """Return the description of an adapted learner without the times that things took and were done at."""
+    meta: dict[str, Any] = json.loads(json.dumps(archive.meta))
+    meta["tuning"]["training"]["seconds"] = None
+    for entry in meta["history"]:
+        entry["when"] = None
+    for block in meta["head"]["meta"]["state"]["model"]["projection"]["inner"]["log"]:
+        block.pop()  # the time that growing the units took
+    return meta
