@@ -1,4 +1,4 @@
-"""Speed and memory of extraction: against a bare forward loop, its own cache, and fewer pictures."""
+"""Speed and memory of extraction: against a bare forward loop, its own cache, and fewer images."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind
 SEED = 0
 
 
-def _pictures(n: int) -> np.ndarray:
-    """Draw pictures of 224 x 224, smooth enough to compress like photographs."""
+def _images(n: int) -> np.ndarray:
+    """Draw images of 224 x 224, smooth enough to compress like photographs."""
     coarse = np.random.default_rng(SEED).integers(0, 256, size=(n, 14, 14, 3), dtype=np.uint8)
     return coarse.repeat(16, axis=1).repeat(16, axis=2)
 
 
 def throughput(quick: bool) -> Iterator[Row]:
-    """Features of pictures in memory, decoding and all, against the network alone on tensors that are ready."""
+    """Features of images in memory, decoding and all, against the network alone on tensors that are ready."""
     name = "test_vit" if quick else "vit_base_patch16_224"
-    bar = None if quick else 0.95  # a toy network is over before its pictures are decoded
+    bar = None if quick else 0.95  # a toy network is over before its images are decoded
     yield _throughput(name, 48, torch.device("cpu"), "float32", bar)
     if torch.cuda.is_available():
         # No bar: about a second goes into starting workers, and half precision outruns the decoders of most machines.
@@ -46,7 +46,7 @@ def throughput(quick: bool) -> Iterator[Row]:
 def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: float | None) -> Row:
     batch = 128 if device.type == "cuda" else 32
     backbone: Any = create_backbone(name, weights="random", device=device)
-    items = ImageArrays(_pictures(n))
+    items = ImageArrays(_images(n))
     # A few suffice, over and over: gigabytes held by this process alone would make starting workers slow.
     ready = torch.stack([backbone.transform(decode_image(items.raw(row))) for row in range(batch)])
     ready = ready.contiguous(memory_format=torch.channels_last)
@@ -83,20 +83,20 @@ def warm_cache(quick: bool) -> Iterator[Row]:
     backbone = create_backbone(name, weights="random", device="cpu")
     with tempfile.TemporaryDirectory() as folder:
         names = tuple(f"{row:05d}.jpg" for row in range(n))
-        for row, pixels in enumerate(_pictures(n)):
+        for row, pixels in enumerate(_images(n)):
             Image.fromarray(pixels).save(Path(folder, names[row]), quality=90)
 
         def run() -> None:
             extract(backbone, ImageFiles(Path(folder), names), cache=Path(folder, "cache"))
 
         first, second = seconds(run, repeat=1), seconds(run, repeat=5)
-    figure = f"{first / second:,.0f}x: {1e3 * second:.1f} ms against {first:.2f} s for {n} pictures"
+    figure = f"{first / second:,.0f}x: {1e3 * second:.1f} ms against {first:.2f} s for {n} images"
     values = {"first_s": first, "second_s": second, "n": n}
     yield Row(f"warm cache, {name}", figure, ">= 50x", first / second >= 50, values)
 
 
 def memory(quick: bool) -> Iterator[Row]:
-    """Peak memory over the number of pictures, in processes of their own."""
+    """Peak memory over the number of images, in processes of their own."""
     sizes = (1_000, 5_000) if quick else (10_000, 100_000)
     peaks = []
     for n in sizes:
@@ -106,11 +106,11 @@ def memory(quick: bool) -> Iterator[Row]:
     growth = (peaks[1] - peaks[0]) / 1e6
     rows = 4 * _Tiny.spec.n_features * (sizes[1] - sizes[0]) / 1e6
     figure = (
-        f"{peaks[1] / 1e6:,.0f} MB at the peak of the process, {growth:+.1f} MB against {sizes[0]:,} pictures "
+        f"{peaks[1] / 1e6:,.0f} MB at the peak of the process, {growth:+.1f} MB against {sizes[0]:,} images "
         f"(the additional features are {rows:,.0f} MB)"
     )
     values = {"peak_bytes": dict(zip(map(str, sizes), peaks))}
-    yield Row(f"memory of extracting {sizes[1]:,} pictures", figure, "< 30 MB more", growth < 30, values)
+    yield Row(f"memory of extracting {sizes[1]:,} images", figure, "< 30 MB more", growth < 30, values)
 
 
 class _Tiny(Backbone):
@@ -120,7 +120,7 @@ class _Tiny(Backbone):
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self.transform = lambda picture: torch.from_numpy(np.array(picture)).permute(2, 0, 1).float()
+        self.transform = lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
 
     def encode(self, batch: Any) -> torch.Tensor:
         return batch.flatten(1)[:, :512]
@@ -130,7 +130,7 @@ class _Tiny(Backbone):
 
 
 class _Drawn(Items):
-    """Pictures that exist only while they are looked at."""
+    """Images that exist only while they are looked at."""
 
     kind: ClassVar[Kind] = "image"
 
@@ -154,7 +154,7 @@ class _Drawn(Items):
 
 
 def _peak(n: int) -> None:
-    """Print the high-water mark of this process after extracting ``n`` pictures."""
+    """Print the high-water mark of this process after extracting ``n`` images."""
     with tempfile.TemporaryDirectory() as folder:
         extract(_Tiny(), _Drawn(n), cache=folder, workers=0)
     lines = Path("/proc/self/status").read_text().splitlines()

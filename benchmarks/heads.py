@@ -1,6 +1,6 @@
 """Training time of every head against a plain transcription of its official update loop, on the same features.
 
-Real features are used where they are found (see ``evergrow.streams.search_path``), synthetic ones of the same shape
+Real features are used where they are found (see ``evergrow.datasets.search_path``), synthetic ones of the same shape
 elsewhere. Both sides learn the same tasks and answer two rows after each, so that their weights are solved.
 """
 
@@ -16,8 +16,9 @@ from benchmarks import official
 from benchmarks.data import VitLike
 from benchmarks.timing import Row, seconds
 from evergrow.core.errors import EvergrowError
+from evergrow.datasets import load_features
 from evergrow.methods import create_method
-from evergrow.streams import Protocol, load_features
+from evergrow.streams import Protocol
 
 Task = tuple[NDArray[Any], NDArray[Any]]
 N_CLASSES = 200

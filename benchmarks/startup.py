@@ -21,15 +21,15 @@ BAR = 1.5
 
 
 def predict_against_torch(quick: bool) -> Iterator[Row]:
-    """Time ``evergrow predict`` on a picture whose features are cached, in turns with ``python -c "import torch"``."""
+    """Time ``evergrow predict`` on an image whose features are cached, in turns with ``python -c "import torch"``."""
     repeat = 5 if quick else 9
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {**os.environ, "EVERGROW_CACHE": str(folder / "cache")}
-        backbone = _write_pictures(folder)
-        model, picture = folder / "model.evg", folder / "pictures" / "lying" / "0.png"
-        fit = [*COMMAND, "fit", str(folder / "pictures"), "-m", str(model), *backbone]
-        ask = [*COMMAND, "predict", str(model), str(picture), "--device", "cpu"]
+        backbone = _write_images(folder)
+        model, image = folder / "model.evg", folder / "images" / "lying" / "0.png"
+        fit = [*COMMAND, "fit", str(folder / "images"), "-m", str(model), *backbone]
+        ask = [*COMMAND, "predict", str(model), str(image), "--device", "cpu"]
         for command in (fit, ask):  # the second fills the cache
             subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
         commands = {"torch": [sys.executable, "-c", "import torch"], "predict": ask}
@@ -60,14 +60,14 @@ def _in_turns(
     return times
 
 
-def _write_pictures(folder: Path) -> list[str]:
-    """Write two classes of pictures, and return the options of a backbone that is here."""
+def _write_images(folder: Path) -> list[str]:
+    """Write two classes of images, and return the options of a backbone that is here."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
     rows, columns = np.indices((64, 64))
     for name, wave in (("lying", rows), ("standing", columns)):
-        target = folder / "pictures" / name
+        target = folder / "images" / name
         target.mkdir(parents=True)
         for number in range(8):
             pixels = 127 + 90 * np.sin(wave / (2 + 0.2 * number)) + rng.normal(size=(64, 64)) * 8

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from benchmarks.timing import Row, seconds
 from evergrow.backbones import Preprocessing
 from evergrow.core.items import ImageArrays
-from evergrow.methods.trained import TrainConfig, train
-from evergrow.methods.trained.cosine import CosineHead, Network
+from evergrow.training import TrainConfig, train
+from evergrow.training.classifiers import CosineHead, Network
 from evergrow.tuners import create_tuner
 
 SEED = 0
@@ -26,7 +26,7 @@ BAR = 0.9
 
 
 def throughput(quick: bool) -> Iterator[Row]:
-    """First-session adaptation with each kind of tuner, on pictures of 32 pixels seen at 64."""
+    """First-session adaptation with each kind of tuner, on images of 32 pixels seen at 64."""
     kinds = ("adapter",) if quick else ("adapter", "ssf")
     for kind in kinds:
         name = "test_vit" if quick else "vit_tiny_patch16_224"

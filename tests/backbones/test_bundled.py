@@ -1,4 +1,4 @@
-"""Weights from packages: they are the real ones, on real pictures."""
+"""Weights from packages: they are the real ones, on real images."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def classifier(name: str) -> nn.Module:
 
 def test_lite0_names_what_is_on_photographs() -> None:
     model, backbone = classifier("tf_efficientnet_lite0"), create_backbone("tf_efficientnet_lite0", device="cpu")
-    pictures = photographs()
-    assert len(pictures) >= 4
+    images = photographs()
+    assert len(images) >= 4
     head = model.get_classifier()
-    for name, (source, classes) in pictures.items():
+    for name, (source, classes) in images.items():
         batch = backbone.transform(decode_image(source))[None]
         with torch.no_grad():
             logits = model(batch)
@@ -75,9 +75,9 @@ def test_lite0_names_what_is_on_photographs() -> None:
 @pytest.mark.parametrize("name", ["tf_efficientnet_lite1", "tf_efficientnet_lite2"])
 def test_the_larger_ones_name_them_too(name: str) -> None:
     model, backbone = classifier(name), create_backbone(name, device="cpu")
-    pictures = photographs()
-    for shown in {"chelsea.png", "coffee.png", "motorcycle_left.png", "camera.png", "china.jpg"} & set(pictures):
-        source, classes = pictures[shown]
+    images = photographs()
+    for shown in {"chelsea.png", "coffee.png", "motorcycle_left.png", "camera.png", "china.jpg"} & set(images):
+        source, classes = images[shown]
         with torch.no_grad():
             assert int(model(backbone.transform(decode_image(source))[None]).argmax()) in classes, shown
 
@@ -109,7 +109,7 @@ def test_features_of_real_birds_agree_with_the_stored_ones(shared: Path) -> None
     bundled("tf_efficientnet_lite0")
     folder = shared / "images" / "birds"
     if not folder.is_dir():
-        pytest.skip("no pictures of birds beside this checkout")
+        pytest.skip("no images of birds beside this checkout")
     backbone = create_backbone("tf_efficientnet_lite0", device="cpu")
     with np.load(shared / "features" / "cub200_efficientnet_lite0.npz") as stored:
         for split, step in (("train", 6), ("test", 6)):

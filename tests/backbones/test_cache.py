@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.backbones.extraction_toys import LetterCounter, Toy, expected_features, write_pictures
+from tests.backbones.extraction_toys import LetterCounter, Toy, expected_features, write_images
 
 from evergrow.backbones import cache as cache_module
-from evergrow.backbones import images, shards
+from evergrow.backbones import images as decoding
+from evergrow.backbones import shards
 from evergrow.backbones.cache import FeatureCache, default_root, feature_key
 from evergrow.backbones.extraction import Extraction, extract
-from evergrow.backbones.shards import Entry, ShardWriter
+from evergrow.backbones.shards import CacheEntry, ShardWriter
 from evergrow.core.errors import BusyError, CacheWarning, DataWarning, ParameterError, UnknownNameError
 from evergrow.core.items import ImageFiles, Texts
 
@@ -31,8 +32,8 @@ SMALL: dict[str, Any] = {"workers": 0, "batch_size": 2, "shard_size": 4}
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> ImageFiles:
-    return write_pictures(tmp_path / "pictures", 15)
+def images(tmp_path: Path) -> ImageFiles:
+    return write_images(tmp_path / "images", 15)
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: Any, **options: Any) -> Any:
         raise AssertionError(f"{source} was looked at")
 
-    monkeypatch.setattr(images, "decode_image", refuse)
+    monkeypatch.setattr(decoding, "decode_image", refuse)
 
 
 def the_folder(root: Path) -> Path:
@@ -53,22 +54,22 @@ def the_folder(root: Path) -> Path:
     return folder
 
 
-def check(result: Extraction, pictures: ImageFiles) -> None:
-    np.testing.assert_allclose(result.features, expected_features(pictures), rtol=1e-5, atol=1e-6)
+def check(result: Extraction, images: ImageFiles) -> None:
+    np.testing.assert_allclose(result.features, expected_features(images), rtol=1e-5, atol=1e-6)
 
 
 # -- hits and misses ------------------------------------------------------------------------------------
 
 
-def test_a_second_run_touches_no_picture(pictures: ImageFiles, root: Path) -> None:
-    first = extract(Toy(), pictures, cache=root, **SMALL)
-    for name in pictures.names:  # what is in the files is destroyed, what tells them apart is not
-        path = pictures.root / name
+def test_a_second_run_touches_no_image(images: ImageFiles, root: Path) -> None:
+    first = extract(Toy(), images, cache=root, **SMALL)
+    for name in images.names:  # what is in the files is destroyed, what tells them apart is not
+        path = images.root / name
         status = path.stat()
         path.write_bytes(bytes(status.st_size))
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     toy = Toy()
-    second = extract(toy, pictures, cache=root, **SMALL)
+    second = extract(toy, images, cache=root, **SMALL)
     assert second.from_cache
     assert toy.batches == []
     assert second.images_per_second == 0
@@ -88,16 +89,16 @@ def test_texts_are_kept_too_and_their_words_are_not(root: Path) -> None:
     assert "secret" not in (the_folder(root) / "meta.json").read_text()
 
 
-def test_a_folder_may_move(pictures: ImageFiles, root: Path, tmp_path: Path) -> None:
-    extract(Toy(), pictures, cache=root, **SMALL)
-    shutil.move(pictures.root, tmp_path / "moved")
-    assert extract(Toy(), ImageFiles(tmp_path / "moved", pictures.names), cache=root, **SMALL).from_cache
+def test_a_folder_may_move(images: ImageFiles, root: Path, tmp_path: Path) -> None:
+    extract(Toy(), images, cache=root, **SMALL)
+    shutil.move(images.root, tmp_path / "moved")
+    assert extract(Toy(), ImageFiles(tmp_path / "moved", images.names), cache=root, **SMALL).from_cache
 
 
-def test_settings_that_do_not_change_features_do_not_miss(pictures: ImageFiles, root: Path) -> None:
-    extract(Toy(), pictures, cache=root, **SMALL)
-    assert extract(Toy(), pictures, cache=root, workers=1, batch_size=5, on_error="skip").from_cache
-    assert extract(Toy(weights="file"), pictures, cache=root).from_cache  # the same weights from elsewhere
+def test_settings_that_do_not_change_features_do_not_miss(images: ImageFiles, root: Path) -> None:
+    extract(Toy(), images, cache=root, **SMALL)
+    assert extract(Toy(), images, cache=root, workers=1, batch_size=5, on_error="skip").from_cache
+    assert extract(Toy(weights="file"), images, cache=root).from_cache  # the same weights from elsewhere
 
 
 @pytest.mark.parametrize(
@@ -110,19 +111,19 @@ def test_settings_that_do_not_change_features_do_not_miss(pictures: ImageFiles, 
         {"options": {"seed": 1}},
     ],
 )
-def test_another_backbone_misses(pictures: ImageFiles, root: Path, changes: dict[str, Any]) -> None:
-    extract(Toy(), pictures, cache=root)
-    assert not extract(Toy(**changes), pictures, cache=root).from_cache
+def test_another_backbone_misses(images: ImageFiles, root: Path, changes: dict[str, Any]) -> None:
+    extract(Toy(), images, cache=root)
+    assert not extract(Toy(**changes), images, cache=root).from_cache
 
 
-def test_other_pictures_miss(pictures: ImageFiles, root: Path) -> None:
-    extract(Toy(), pictures, cache=root)
-    assert not extract(Toy(), pictures.take(range(14)), cache=root).from_cache
-    assert not extract(Toy(), pictures.take(range(14, -1, -1)), cache=root).from_cache
-    path = pictures.raw(3)
+def test_other_images_miss(images: ImageFiles, root: Path) -> None:
+    extract(Toy(), images, cache=root)
+    assert not extract(Toy(), images.take(range(14)), cache=root).from_cache
+    assert not extract(Toy(), images.take(range(14, -1, -1)), cache=root).from_cache
+    path = images.raw(3)
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
-    assert not extract(Toy(), pictures, cache=root).from_cache
-    assert not extract(Toy(), pictures, cache=root, precision="float32").from_cache
+    assert not extract(Toy(), images, cache=root).from_cache
+    assert not extract(Toy(), images, cache=root, precision="float32").from_cache
 
 
 def test_the_key_does_not_depend_on_the_order_of_settings() -> None:
@@ -131,10 +132,10 @@ def test_the_key_does_not_depend_on_the_order_of_settings() -> None:
     assert feature_key("00", one, "auto") == feature_key("00", two, "auto")
 
 
-def test_meta_tells_people_what_it_is_and_nothing_of_this_machine(pictures: ImageFiles, root: Path) -> None:
-    (pictures.root / "odd/001.png").write_text("no picture")
+def test_meta_tells_people_what_it_is_and_nothing_of_this_machine(images: ImageFiles, root: Path) -> None:
+    (images.root / "odd/001.png").write_text("no image")
     with pytest.warns(DataWarning):
-        extract(Toy(name=f"sentence:{root}/encoder"), pictures, cache=root, on_error="skip")
+        extract(Toy(name=f"sentence:{root}/encoder"), images, cache=root, on_error="skip")
     text = (the_folder(root) / "meta.json").read_text()
     meta = json.loads(text)
     assert (meta["n_items"], meta["n_read"], meta["n_features"]) == (15, 14, 6)
@@ -145,12 +146,12 @@ def test_meta_tells_people_what_it_is_and_nothing_of_this_machine(pictures: Imag
     assert sorted(path.name for path in the_folder(root).iterdir()) == ["features.npy", "meta.json"]
 
 
-def test_no_cache_writes_nothing(pictures: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cache_writes_nothing(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERGROW_CACHE", str(root))
-    check(extract(Toy(), pictures, cache=False), pictures)
+    check(extract(Toy(), images, cache=False), images)
     assert not root.exists()
-    extract(Toy(), pictures)
-    assert extract(Toy(), pictures, cache=root).from_cache
+    extract(Toy(), images)
+    assert extract(Toy(), images, cache=root).from_cache
 
 
 def test_default_roots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -206,17 +207,17 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", sorted(DAMAGE))
-def test_a_damaged_entry_is_noticed_and_made_again(pictures: ImageFiles, root: Path, kind: str) -> None:
-    extract(Toy(), pictures, cache=root, **SMALL)
+def test_a_damaged_entry_is_noticed_and_made_again(images: ImageFiles, root: Path, kind: str) -> None:
+    extract(Toy(), images, cache=root, **SMALL)
     DAMAGE[kind](the_folder(root))
     with pytest.warns(CacheWarning, match="extracted again, damaged: .* must"):
-        result = extract(Toy(), pictures, cache=root, **SMALL)
+        result = extract(Toy(), images, cache=root, **SMALL)
     assert not result.from_cache
-    check(result, pictures)
-    assert extract(Toy(), pictures, cache=root, **SMALL).from_cache
+    check(result, images)
+    assert extract(Toy(), images, cache=root, **SMALL).from_cache
 
 
-def interrupted(pictures: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def interrupted(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Leave an unfinished entry of two shards."""
     decode = images.decode_image
 
@@ -228,15 +229,15 @@ def interrupted(pictures: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(images, "decode_image", stop)
         with pytest.raises(KeyboardInterrupt):
-            extract(Toy(), pictures, cache=root, **SMALL)
+            extract(Toy(), images, cache=root, **SMALL)
     return the_folder(root)
 
 
 @pytest.mark.parametrize("kind", ["as it is", "torn line", "torn rows", "flipped", "no rows", "leftover"])
 def test_an_unfinished_entry_is_taken_up_as_far_as_it_is_whole(
-    pictures: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    folder = interrupted(pictures, root, monkeypatch)
+    folder = interrupted(images, root, monkeypatch)
     features, lines = folder / "features.npy", folder / "shards.jsonl"
     assert len(lines.read_text().splitlines()) == 2
     with pytest.raises(ValueError, match=r"magic|pickle"):
@@ -258,16 +259,16 @@ def test_an_unfinished_entry_is_taken_up_as_far_as_it_is_whole(
         (folder / ".meta.json.abc.part").write_text("half")
         with open(features, "ab") as file:
             file.write(b"rows without a line")
-    result = extract(Toy(), pictures, cache=root, **SMALL)
+    result = extract(Toy(), images, cache=root, **SMALL)
     assert result.resumed == resumed
-    check(result, pictures)
+    check(result, images)
     assert sorted(path.name for path in folder.iterdir()) == ["features.npy", "meta.json"]
-    assert extract(Toy(), pictures, cache=root, **SMALL).from_cache
+    assert extract(Toy(), images, cache=root, **SMALL).from_cache
 
 
-def test_an_unfinished_entry_of_another_precision_is_begun_anew(pictures: ImageFiles, root: Path) -> None:
-    probe = extract(Toy(), pictures.take(range(4)), cache=root)  # learn the layout from a real entry
-    entry = Entry(the_folder(root))
+def test_an_unfinished_entry_of_another_precision_is_begun_anew(images: ImageFiles, root: Path) -> None:
+    probe = extract(Toy(), images.take(range(4)), cache=root)  # learn the layout from a real entry
+    entry = CacheEntry(the_folder(root))
     meta = entry.meta()
     assert meta is not None
     with entry.hold():
@@ -275,7 +276,7 @@ def test_an_unfinished_entry_of_another_precision_is_begun_anew(pictures: ImageF
         writer = ShardWriter(entry, meta, n_items=4, n_features=6)
         writer.append(2, np.full((2, 6), 7, dtype=np.float32), [], "float16")
         writer.close()
-    again = extract(Toy(), pictures.take(range(4)), cache=root)
+    again = extract(Toy(), images.take(range(4)), cache=root)
     assert again.resumed == 0
     np.testing.assert_array_equal(again.features, probe.features)
 
@@ -297,38 +298,38 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_loses_nothing(pictures: ImageFiles, tiny_disk: Path) -> None:
-    many = ImageFiles(pictures.root, pictures.names * 60)
+def test_a_full_disk_loses_nothing(images: ImageFiles, tiny_disk: Path) -> None:
+    many = ImageFiles(images.root, images.names * 60)
     with pytest.warns(CacheWarning, match="No space left on device.*EVERGROW_CACHE"):
         result = extract(Toy(), many, cache=tiny_disk, **SMALL)
     check(result, many)
     assert list(tiny_disk.iterdir()) == []
 
 
-def test_a_disk_that_is_full_from_the_start(pictures: ImageFiles, tiny_disk: Path) -> None:
+def test_a_disk_that_is_full_from_the_start(images: ImageFiles, tiny_disk: Path) -> None:
     (tiny_disk / "filler").write_bytes(bytes(shutil.disk_usage(tiny_disk).free))
     with pytest.raises(OSError, match="No space left"):
         (tiny_disk / "more").write_bytes(bytes(1))
     (tiny_disk / "more").unlink(missing_ok=True)
     with pytest.warns(CacheWarning, match="No space left on device"):
-        result = extract(Toy(), pictures, cache=tiny_disk, **SMALL)
-    check(result, pictures)
+        result = extract(Toy(), images, cache=tiny_disk, **SMALL)
+    check(result, images)
     assert [path.name for path in tiny_disk.iterdir()] == ["filler"]
 
 
-def test_a_read_only_disk(pictures: ImageFiles, tiny_disk: Path) -> None:
-    kept = pictures.take(range(5))
+def test_a_read_only_disk(images: ImageFiles, tiny_disk: Path) -> None:
+    kept = images.take(range(5))
     extract(Toy(), kept, cache=tiny_disk, **SMALL)
     subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
     assert extract(Toy(), kept, cache=tiny_disk, **SMALL).from_cache
     with pytest.warns(CacheWarning, match="Read-only file system"):
-        result = extract(Toy(), pictures, cache=tiny_disk, **SMALL)
-    check(result, pictures)
+        result = extract(Toy(), images, cache=tiny_disk, **SMALL)
+    check(result, images)
 
 
 @pytest.mark.parametrize("allowed", range(12))
 def test_a_write_that_fails_at_any_point_loses_nothing(
-    pictures: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
+    images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
     write, count = shards._write, 0
 
@@ -343,15 +344,15 @@ def test_a_write_that_fails_at_any_point_loses_nothing(
     monkeypatch.setattr(shards, "_write", fail)
     if allowed < 10:  # a header, four shards of rows and a line each, and a header
         with pytest.warns(CacheWarning, match="No space left"):
-            result = extract(Toy(), pictures, cache=root, **SMALL)
+            result = extract(Toy(), images, cache=root, **SMALL)
         assert list(root.iterdir()) == []
     else:
-        result = extract(Toy(), pictures, cache=root, **SMALL)
-    check(result, pictures)
+        result = extract(Toy(), images, cache=root, **SMALL)
+    check(result, images)
 
 
 def test_a_meta_file_that_cannot_be_written_at_the_end(
-    pictures: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch
+    images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = ShardWriter._write_meta
 
@@ -362,26 +363,26 @@ def test_a_meta_file_that_cannot_be_written_at_the_end(
 
     monkeypatch.setattr(ShardWriter, "_write_meta", fail)
     with pytest.warns(CacheWarning, match="Disk quota exceeded"):
-        check(extract(Toy(), pictures, cache=root, **SMALL), pictures)
+        check(extract(Toy(), images, cache=root, **SMALL), images)
     assert list(root.iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_a_folder(pictures: ImageFiles, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_a_folder(images: ImageFiles, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.warns(CacheWarning, match=r"features are kept in memory only: .*Not a directory"):
-        check(extract(Toy(), pictures, cache=tmp_path / "file" / "cache"), pictures)
+        check(extract(Toy(), images, cache=tmp_path / "file" / "cache"), images)
 
 
 # -- several processes ----------------------------------------------------------------------------------
 
 
-def start(pictures: ImageFiles, root: Path, log: Path, pause: float) -> subprocess.Popen[str]:
+def start(images: ImageFiles, root: Path, log: Path, pause: float) -> subprocess.Popen[str]:
     code = (
         "from pathlib import Path\n"
         "from tests.backbones.extraction_toys import *\n"
         "from evergrow.backbones.extraction import extract\n"
         f"log_decoding(Path({str(log)!r}), pause={pause})\n"
-        f"files = ImageFiles(Path({str(pictures.root)!r}), {pictures.names!r})\n"
+        f"files = ImageFiles(Path({str(images.root)!r}), {images.names!r})\n"
         f"result = extract(Toy(), files, cache={str(root)!r}, workers=0, batch_size=2, shard_size=4)\n"
         "print(result.from_cache, result.features.tobytes().hex())\n"
     )
@@ -406,15 +407,15 @@ def wait_for_entry(root: Path) -> str:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
-def test_two_processes_decode_every_picture_once(pictures: ImageFiles, root: Path, tmp_path: Path) -> None:
-    processes = [start(pictures, root, tmp_path / "log", pause=0.25) for _ in range(2)]
+def test_two_processes_decode_every_image_once(images: ImageFiles, root: Path, tmp_path: Path) -> None:
+    processes = [start(images, root, tmp_path / "log", pause=0.25) for _ in range(2)]
     key = wait_for_entry(root)
     with pytest.raises(BusyError, match="another process"):  # what is in use is not removed
         FeatureCache(root).remove(key)
     answers = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], answers
     decoded = sorted((tmp_path / "log").read_text().split())
-    assert decoded == sorted(Path(name).name for name in pictures.names)
+    assert decoded == sorted(Path(name).name for name in images.names)
     outs = sorted(out.split() for out, _ in answers)
     assert [out[0] for out in outs] == ["False", "True"]
     assert outs[0][1] == outs[1][1]
@@ -425,12 +426,12 @@ def test_two_processes_decode_every_picture_once(pictures: ImageFiles, root: Pat
 
 @pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
 def test_who_waits_for_a_removed_entry_holds_the_new_one(tmp_path: Path) -> None:
-    entry = Entry(tmp_path / "key")
+    entry = CacheEntry(tmp_path / "key")
     waiting, held = threading.Event(), threading.Event()
     release = threading.Event()
 
     def second() -> None:
-        with Entry(entry.folder).hold(wait=waiting.set):
+        with CacheEntry(entry.folder).hold(wait=waiting.set):
             held.set()
             release.wait(60)
 
@@ -448,7 +449,7 @@ def test_who_waits_for_a_removed_entry_holds_the_new_one(tmp_path: Path) -> None
 
 
 def test_a_second_writer_where_there_are_no_locks_gives_way(tmp_path: Path) -> None:
-    entry = Entry(tmp_path / "key")
+    entry = CacheEntry(tmp_path / "key")
     block = np.ones((2, 3), dtype=np.float32)
     entry.folder.mkdir()
     one = ShardWriter(entry, {}, n_items=4, n_features=3)
@@ -461,10 +462,10 @@ def test_a_second_writer_where_there_are_no_locks_gives_way(tmp_path: Path) -> N
 # -- listing --------------------------------------------------------------------------------------------
 
 
-def test_entries_are_listed_found_and_removed(pictures: ImageFiles, root: Path) -> None:
+def test_entries_are_listed_found_and_removed(images: ImageFiles, root: Path) -> None:
     cache = FeatureCache(root)
     assert cache.list() == []
-    extract(Toy(), pictures, cache=root)
+    extract(Toy(), images, cache=root)
     extract(LetterCounter(), Texts(("a", "b")), cache=root)
     (root / "something else").mkdir()
     (root / ("0" * 32)).write_text("a file, not an entry")
@@ -494,8 +495,8 @@ def test_two_entries_with_one_beginning_must_be_told_apart(root: Path) -> None:
         FeatureCache(root).find("aaaa")
 
 
-def test_a_damaged_entry_is_listed_and_can_be_removed(pictures: ImageFiles, root: Path) -> None:
-    extract(Toy(), pictures, cache=root)
+def test_a_damaged_entry_is_listed_and_can_be_removed(images: ImageFiles, root: Path) -> None:
+    extract(Toy(), images, cache=root)
     (the_folder(root) / "meta.json").write_text("{")
     cache = FeatureCache(root)
     (info,) = cache.list()

@@ -23,7 +23,7 @@ from evergrow.backbones import (
 )
 from evergrow.core.errors import InputError, ParameterError, UnknownNameError, WeightsError
 
-PICTURE = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+IMAGE = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
 TINY = [name for name in timm.list_models("test_*") if "naflex" not in name]
 
 
@@ -36,7 +36,7 @@ def image_backbone(name: str | nn.Module, **options: object) -> ImageBackbone:
 @pytest.mark.parametrize("name", TINY)
 def test_every_family_gives_its_pooled_features(name: str) -> None:
     backbone = image_backbone(name, weights="random")
-    batch = torch.stack([backbone.transform(decode_image(PICTURE))] * 2)
+    batch = torch.stack([backbone.transform(decode_image(IMAGE))] * 2)
     features = backbone.encode(batch)
     model = backbone.module
     with torch.no_grad():
@@ -55,21 +55,21 @@ def test_every_family_gives_its_pooled_features(name: str) -> None:
         ("resnet101", {}, 224, 2048),
     ],
 )
-def test_the_large_architectures_run_from_a_picture_to_features(
+def test_the_large_architectures_run_from_a_image_to_features(
     name: str, options: dict[str, int], size: int, n_features: int
 ) -> None:
     backbone = image_backbone(name, weights="random", **options)
     assert backbone.transform.size == (size, size)
-    features = backbone.encode(backbone.transform(decode_image(PICTURE))[None])
+    features = backbone.encode(backbone.transform(decode_image(IMAGE))[None])
     assert features.shape == (1, n_features)
     assert bool(torch.isfinite(features).all())
     if name.startswith("vit"):
         with torch.no_grad():
-            tokens = backbone.module.forward_features(backbone.transform(decode_image(PICTURE))[None])
+            tokens = backbone.module.forward_features(backbone.transform(decode_image(IMAGE))[None])
         torch.testing.assert_close(features, tokens[:, 0])  # the class token after the last normalisation
 
 
-def test_dinov2_takes_its_own_picture_size_unless_told() -> None:
+def test_dinov2_takes_its_own_image_size_unless_told() -> None:
     name = "vit_base_patch14_dinov2.lvd142m"
     assert image_backbone(name, weights="random", depth=1).transform.size == (518, 518)
     assert image_backbone(name, weights="random", depth=1, img_size=98).transform.size == (98, 98)
@@ -135,8 +135,8 @@ def test_features_are_ordinary_tensors_that_a_probe_can_be_trained_on() -> None:
 
 def test_a_users_module() -> None:
     class Mean(nn.Module):
-        def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-            return pictures.mean(dim=(2, 3))
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images.mean(dim=(2, 3))
 
     preset = Preprocessing.pilot(20)
     backbone = image_backbone(Mean(), preset=preset)
@@ -164,9 +164,9 @@ def test_a_users_timm_module_brings_its_preprocessing() -> None:
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (nn.Conv2d(3, 4, 3), "one vector per picture"),
-        (nn.Linear(7, 2), "must take pictures of shape"),
-        (nn.LSTM(224, 2), "must take pictures|must return a tensor"),
+        (nn.Conv2d(3, 4, 3), "one vector per image"),
+        (nn.Linear(7, 2), "must take images of shape"),
+        (nn.LSTM(224, 2), "must take images|must return a tensor"),
     ],
 )
 def test_modules_that_are_no_backbones(module: nn.Module, message: str) -> None:
@@ -240,7 +240,7 @@ def test_old_names_of_timm_are_understood() -> None:
         ({"num_classes": 10}, "must not set num_classes"),
         ({"norm_layer": nn.LayerNorm}, "must be plain values"),
         ({"preset": "pilots"}, "preset must be one of"),
-        ({"preset": Preprocessing.pilot(50)}, "must take pictures of shape"),
+        ({"preset": Preprocessing.pilot(50)}, "must take images of shape"),
         ({"seed": "x"}, "seed must be an integer"),
     ],
 )

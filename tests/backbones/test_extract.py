@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.backbones.extraction_toys import LetterCounter, Synthetic, Toy, expected_features, write_pictures
+from tests.backbones.extraction_toys import LetterCounter, Synthetic, Toy, expected_features, write_images
 
-from evergrow.backbones import create_backbone, images
+from evergrow.backbones import create_backbone
+from evergrow.backbones import images as decoding
 from evergrow.backbones.cache import FeatureCache
 from evergrow.backbones.extraction import extract
-from evergrow.backbones.loader import Failure, Layout, choose_workers, load_picture
+from evergrow.backbones.loader import Failure, Layout, choose_workers, load_image
 from evergrow.backbones.precision import distance
 from evergrow.backbones.settings import ExtractConfig
 from evergrow.core.errors import (
@@ -38,8 +39,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> ImageFiles:
-    return write_pictures(tmp_path / "pictures", 23)
+def images(tmp_path: Path) -> ImageFiles:
+    return write_images(tmp_path / "images", 23)
 
 
 def run_python(code: str, **environment: str) -> subprocess.Popen[str]:
@@ -58,13 +59,13 @@ def run_python(code: str, **environment: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("cached", [False, True])
-def test_features_are_those_of_one_picture_at_a_time(
-    pictures: ImageFiles, tmp_path: Path, workers: int, cached: bool
+def test_features_are_those_of_one_image_at_a_time(
+    images: ImageFiles, tmp_path: Path, workers: int, cached: bool
 ) -> None:
     cache = tmp_path / "cache" if cached else False
-    result = extract(Toy(), pictures, cache=cache, workers=workers, batch_size=4, shard_size=8)
+    result = extract(Toy(), images, cache=cache, workers=workers, batch_size=4, shard_size=8)
     assert result.features.dtype == np.float32
-    np.testing.assert_allclose(result.features, expected_features(pictures), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(result.features, expected_features(images), rtol=1e-5, atol=1e-6)
     assert result.rows.tolist() == list(range(23))
     assert (result.failures, result.from_cache, result.precision, result.resumed) == ((), False, "float32", 0)
     assert result.seconds > 0
@@ -72,20 +73,20 @@ def test_features_are_those_of_one_picture_at_a_time(
     assert isinstance(result.features, np.memmap) is cached
 
 
-def test_pictures_in_memory(tmp_path: Path) -> None:
+def test_images_in_memory(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, size=(9, 20, 30, 3), dtype=np.uint8)
     items = ImageArrays(pixels)
     result = extract(Toy(), items, cache=tmp_path, batch_size=2)
     np.testing.assert_allclose(result.features, expected_features(items), rtol=1e-5, atol=1e-6)
 
 
-def test_a_real_network_gives_what_it_gives_by_hand(pictures: ImageFiles) -> None:
+def test_a_real_network_gives_what_it_gives_by_hand(images: ImageFiles) -> None:
     backbone = create_backbone("test_resnet", weights="random", device="cpu")
     assert backbone.transform is not None
     by_hand = torch.cat(
-        [backbone.encode(backbone.transform(images.decode_image(pictures.raw(i)))[None]) for i in range(5)]
+        [backbone.encode(backbone.transform(images.decode_image(images.raw(i)))[None]) for i in range(5)]
     )
-    result = extract(backbone, pictures.take(range(5)), cache=False, batch_size=2, workers=0)
+    result = extract(backbone, images.take(range(5)), cache=False, batch_size=2, workers=0)
     np.testing.assert_allclose(result.features, by_hand.numpy(), rtol=1e-4, atol=1e-5)
 
 
@@ -102,21 +103,21 @@ def test_texts_come_back_in_order_and_are_run_by_length() -> None:
     assert sum(max(map(len, batch)) * len(batch) for batch in backbone.seen) < 8 * 50  # less padding than in any order
 
 
-def test_the_global_random_state_is_left_alone(pictures: ImageFiles) -> None:
+def test_the_global_random_state_is_left_alone(images: ImageFiles) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    extract(Toy(), pictures, cache=False, workers=2, batch_size=4)
+    extract(Toy(), images, cache=False, workers=2, batch_size=4)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_surrounding_autocast_does_not_change_the_features(pictures: ImageFiles) -> None:
-    plain = extract(Toy(), pictures, cache=False).features
+def test_a_surrounding_autocast_does_not_change_the_features(images: ImageFiles) -> None:
+    plain = extract(Toy(), images, cache=False).features
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = extract(Toy(), pictures, cache=False).features
+        inside = extract(Toy(), images, cache=False).features
     np.testing.assert_array_equal(inside, plain)
 
 
-def test_batches_arrive_in_channels_last_order(pictures: ImageFiles) -> None:
+def test_batches_arrive_in_channels_last_order(images: ImageFiles) -> None:
     seen = []
 
     class Watching(Toy):
@@ -124,12 +125,12 @@ def test_batches_arrive_in_channels_last_order(pictures: ImageFiles) -> None:
             seen.append(batch.is_contiguous(memory_format=torch.channels_last))
             return super().encode(batch)
 
-    extract(Watching(), pictures, cache=False, workers=1, batch_size=6)
+    extract(Watching(), images, cache=False, workers=1, batch_size=6)
     assert seen == [True] * 4
 
 
-def test_progress_tells_the_rate_and_the_time_left(pictures: ImageFiles, capfd: pytest.CaptureFixture[str]) -> None:
-    extract(Toy(), pictures, cache=False, progress=True)
+def test_progress_tells_the_rate_and_the_time_left(images: ImageFiles, capfd: pytest.CaptureFixture[str]) -> None:
+    extract(Toy(), images, cache=False, progress=True)
     captured = capfd.readouterr()
     assert captured.out == ""
     assert "23/23" in captured.err
@@ -156,68 +157,68 @@ def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
 # -- bad input ------------------------------------------------------------------------------------------
 
 
-def test_a_corrupt_picture_is_fatal_and_named(pictures: ImageFiles, tmp_path: Path) -> None:
-    (pictures.root / "odd/005.png").write_text("no picture")
+def test_a_corrupt_image_is_fatal_and_named(images: ImageFiles, tmp_path: Path) -> None:
+    (images.root / "odd/005.png").write_text("no image")
     for workers in (0, 2):
         with pytest.raises(ImageError, match=r"odd/005\.png.*on_error='skip'"):
-            extract(Toy(), pictures, cache=tmp_path / "cache", workers=workers, batch_size=2, shard_size=2)
+            extract(Toy(), images, cache=tmp_path / "cache", workers=workers, batch_size=2, shard_size=2)
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_corrupt_pictures_are_skipped_and_all_named(pictures: ImageFiles, tmp_path: Path, cached: bool) -> None:
+def test_corrupt_images_are_skipped_and_all_named(images: ImageFiles, tmp_path: Path, cached: bool) -> None:
     bad = [2, 3, 11, 22]
     for row in bad:
-        (pictures.root / pictures.names[row]).write_bytes(b"GIF89a broken")
+        (images.root / images.names[row]).write_bytes(b"GIF89a broken")
     options = {"cache": tmp_path / "cache" if cached else False, "on_error": "skip", "batch_size": 2, "shard_size": 4}
-    with pytest.warns(DataWarning, match=r"4 of 23 pictures .* left out: even/002.png, odd/003.png, odd/011.png"):
-        result = extract(Toy(), pictures, **options)
+    with pytest.warns(DataWarning, match=r"4 of 23 images .* left out: even/002.png, odd/003.png, odd/011.png"):
+        result = extract(Toy(), images, **options)
     good = [row for row in range(23) if row not in bad]
     assert result.rows.tolist() == good
-    assert [name for name, _ in result.failures] == [pictures.names[row] for row in bad]
-    np.testing.assert_allclose(result.features, expected_features(pictures, good), rtol=1e-5, atol=1e-6)
+    assert [name for name, _ in result.failures] == [images.names[row] for row in bad]
+    np.testing.assert_allclose(result.features, expected_features(images, good), rtol=1e-5, atol=1e-6)
     if not cached:
         return
     with pytest.warns(DataWarning, match="4 of 23"):
-        again = extract(Toy(), pictures, **options)
+        again = extract(Toy(), images, **options)
     assert again.from_cache
     assert again.failures == result.failures
     assert again.rows.tolist() == good
     with pytest.raises(ImageError, match=r"even/002\.png"):  # the entry does not depend on what to do about errors
-        extract(Toy(), pictures, **{**options, "on_error": "raise"})
+        extract(Toy(), images, **{**options, "on_error": "raise"})
 
 
-def test_what_a_fatal_picture_interrupted_is_taken_up_by_skipping(pictures: ImageFiles, tmp_path: Path) -> None:
-    (pictures.root / "odd/013.png").write_text("no picture")
+def test_what_a_fatal_image_interrupted_is_taken_up_by_skipping(images: ImageFiles, tmp_path: Path) -> None:
+    (images.root / "odd/013.png").write_text("no image")
     options = {"cache": tmp_path / "cache", "batch_size": 2, "shard_size": 4, "workers": 0}
     with pytest.raises(ImageError):
-        extract(Toy(), pictures, **options)
+        extract(Toy(), images, **options)
     with pytest.warns(DataWarning):
-        result = extract(Toy(), pictures, **options, on_error="skip")
+        result = extract(Toy(), images, **options, on_error="skip")
     assert result.resumed == 12
     assert 13 not in result.rows
 
 
-def test_nothing_readable_is_an_error_even_when_skipping(pictures: ImageFiles, tmp_path: Path) -> None:
-    for name in pictures.names:
-        (pictures.root / name).write_text("no picture")
+def test_nothing_readable_is_an_error_even_when_skipping(images: ImageFiles, tmp_path: Path) -> None:
+    for name in images.names:
+        (images.root / name).write_text("no image")
     for _ in range(2):
-        with pytest.raises(ImageError, match="at least one picture must be readable, got 23 that are not"):
-            extract(Toy(), pictures, cache=tmp_path / "cache", on_error="skip")
+        with pytest.raises(ImageError, match="at least one image must be readable, got 23 that are not"):
+            extract(Toy(), images, cache=tmp_path / "cache", on_error="skip")
 
 
-def test_a_missing_picture(pictures: ImageFiles, tmp_path: Path) -> None:
-    (pictures.root / "even/004.png").unlink()
+def test_a_missing_image(images: ImageFiles, tmp_path: Path) -> None:
+    (images.root / "even/004.png").unlink()
     with pytest.raises(DatasetNotFoundError, match="004"):
-        extract(Toy(), pictures, cache=tmp_path / "cache")
+        extract(Toy(), images, cache=tmp_path / "cache")
     with pytest.raises(ImageError, match="004"):
-        extract(Toy(), pictures, cache=False)
+        extract(Toy(), images, cache=False)
     with pytest.warns(DataWarning, match="004"), pytest.warns(CacheWarning, match="004"):
-        result = extract(Toy(), pictures, cache=tmp_path / "cache", on_error="skip")
+        result = extract(Toy(), images, cache=tmp_path / "cache", on_error="skip")
     assert len(result.features) == 22
 
 
-def test_a_picture_that_the_system_refused_is_tried_again(
-    pictures: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_image_that_the_system_refused_is_tried_again(
+    images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = images.decode_image
 
@@ -227,27 +228,27 @@ def test_a_picture_that_the_system_refused_is_tried_again(
         return decode(source, **options)
 
     options = {"cache": tmp_path / "cache", "on_error": "skip", "workers": 0}
-    monkeypatch.setattr(images, "decode_image", refuse)
+    monkeypatch.setattr(decoding, "decode_image", refuse)
     with pytest.warns(DataWarning, match=r"even/006\.png"):
-        extract(Toy(), pictures, **options)
+        extract(Toy(), images, **options)
     with pytest.warns(DataWarning):  # still refused: the rest is not looked at
-        assert extract(Toy(), pictures, **options).from_cache
-    monkeypatch.setattr(images, "decode_image", decode)
+        assert extract(Toy(), images, **options).from_cache
+    monkeypatch.setattr(decoding, "decode_image", decode)
     with pytest.warns(CacheWarning, match="can be read now"):
-        result = extract(Toy(), pictures, **options)
+        result = extract(Toy(), images, **options)
     assert (len(result.features), result.from_cache) == (23, False)
-    assert extract(Toy(), pictures, **options).from_cache
+    assert extract(Toy(), images, **options).from_cache
 
 
-def test_the_reason_of_a_failure_names_no_folder_of_this_machine(pictures: ImageFiles) -> None:
-    (pictures.root / "even/000.png").write_text("no picture")
-    failure = load_picture(pictures, Toy().transform, 0)
+def test_the_reason_of_a_failure_names_no_folder_of_this_machine(images: ImageFiles) -> None:
+    (images.root / "even/000.png").write_text("no image")
+    failure = load_image(images, Toy().transform, 0)
     assert isinstance(failure, Failure)
-    assert str(pictures.root) not in failure.reason
+    assert str(images.root) not in failure.reason
     assert not failure.passing
 
 
-def test_features_that_are_not_finite_are_refused(pictures: ImageFiles, tmp_path: Path) -> None:
+def test_features_that_are_not_finite_are_refused(images: ImageFiles, tmp_path: Path) -> None:
     class Broken(Toy):
         def encode(self, batch: Any) -> torch.Tensor:
             features = super().encode(batch)
@@ -255,21 +256,21 @@ def test_features_that_are_not_finite_are_refused(pictures: ImageFiles, tmp_path
             return features
 
     with pytest.raises(NumericalError, match="must be finite, got NaN or infinity from toy in 1 of a batch of 23"):
-        extract(Broken(), pictures, cache=tmp_path / "cache")
+        extract(Broken(), images, cache=tmp_path / "cache")
     assert FeatureCache(tmp_path / "cache").list() == []
 
 
-def test_wrong_requests(pictures: ImageFiles) -> None:
+def test_wrong_requests(images: ImageFiles) -> None:
     with pytest.raises(InputError, match="at least one item"):
-        extract(Toy(), ImageFiles(pictures.root, ()))
+        extract(Toy(), ImageFiles(images.root, ()))
     with pytest.raises(InputError, match="kind 'image', got 'text'"):
         extract(Toy(), Texts(("a",)))
     with pytest.raises(InputError, match=r"shape \(23, 5\), got \(23, 6\)"):
-        extract(Toy(n_features=5), pictures, cache=False)
+        extract(Toy(n_features=5), images, cache=False)
     with pytest.raises(UnknownNameError, match="nearest: 'batch_size'"):
-        extract(Toy(), pictures, batchsize=3)
+        extract(Toy(), images, batchsize=3)
     with pytest.raises(ParameterError, match="only CUDA"):
-        extract(Toy(), pictures, precision="float16")
+        extract(Toy(), images, precision="float16")
 
 
 @pytest.mark.parametrize(
@@ -290,12 +291,12 @@ def test_settings_are_checked(name: str, value: Any) -> None:
         ExtractConfig(**{name: value})
 
 
-def test_pictures_of_different_shapes_are_refused(pictures: ImageFiles) -> None:
+def test_images_of_different_shapes_are_refused(images: ImageFiles) -> None:
     toy = Toy()
     sizes = iter(range(4, 100))
-    toy.transform = lambda picture: torch.zeros(3, next(sizes), 8)
+    toy.transform = lambda image: torch.zeros(3, next(sizes), 8)
     with pytest.raises(InputError, match=r"one shape, got \(3, 5, 8\) for odd/001\.png after \(3, 4, 8\)"):
-        extract(toy, pictures, cache=False, workers=0)
+        extract(toy, images, cache=False, workers=0)
 
 
 # -- precision ------------------------------------------------------------------------------------------
@@ -334,15 +335,15 @@ def test_half_precision_only_where_it_is_safe(scale: float, precision: str) -> N
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_killed_run_goes_on_at_its_last_whole_shard(pictures: ImageFiles, tmp_path: Path, workers: int) -> None:
-    (pictures.root / "odd/003.png").write_text("no picture")
+def test_a_killed_run_goes_on_at_its_last_whole_shard(images: ImageFiles, tmp_path: Path, workers: int) -> None:
+    (images.root / "odd/003.png").write_text("no image")
     log, cache = tmp_path / "log", tmp_path / "cache"
     code = (
         "from pathlib import Path\n"
         "from tests.backbones.extraction_toys import *\n"
         "from evergrow.backbones.extraction import extract\n"
         f"log_decoding(Path({str(log)!r}), pause=0.05)\n"
-        f"files = ImageFiles(Path({str(pictures.root)!r}), {pictures.names!r})\n"
+        f"files = ImageFiles(Path({str(images.root)!r}), {images.names!r})\n"
         f"extract(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2, shard_size=4)\n"
     )
     process = run_python(code)
@@ -358,17 +359,17 @@ def test_a_killed_run_goes_on_at_its_last_whole_shard(pictures: ImageFiles, tmp_
     assert info.state == "unfinished"
     assert (info.n_items, info.failures) == (23, 1)
     with pytest.warns(DataWarning, match=r"odd/003\.png"):
-        result = extract(Toy(), pictures, cache=cache, on_error="skip", workers=0, batch_size=2, shard_size=4)
+        result = extract(Toy(), images, cache=cache, on_error="skip", workers=0, batch_size=2, shard_size=4)
     assert result.resumed == info.done
     with pytest.warns(DataWarning):
-        whole = extract(Toy(), pictures, cache=False, on_error="skip", workers=0, batch_size=2, shard_size=4)
+        whole = extract(Toy(), images, cache=False, on_error="skip", workers=0, batch_size=2, shard_size=4)
     np.testing.assert_array_equal(result.features, whole.features)
     assert result.failures == whole.failures
     assert result.rows.tolist() == whole.rows.tolist()
 
 
 def test_a_resumed_run_looks_at_nothing_that_is_done(
-    pictures: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode, seen = images.decode_image, []
 
@@ -379,14 +380,14 @@ def test_a_resumed_run_looks_at_nothing_that_is_done(
         return decode(source, **options)
 
     options = {"cache": tmp_path / "cache", "workers": 0, "batch_size": 2, "shard_size": 4}
-    monkeypatch.setattr(images, "decode_image", stop_at_ten)
+    monkeypatch.setattr(decoding, "decode_image", stop_at_ten)
     with pytest.raises(KeyboardInterrupt):
-        extract(Toy(), pictures, **options)
+        extract(Toy(), images, **options)
     first = len(seen)
-    result = extract(Toy(), pictures, **options)
+    result = extract(Toy(), images, **options)
     assert result.resumed == 4  # the second shard is complete only when its last batch comes back, one later
     assert len(seen) - first == 23 - result.resumed
-    np.testing.assert_allclose(result.features, expected_features(pictures), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(result.features, expected_features(images), rtol=1e-5, atol=1e-6)
 
 
 MEMORY = """
@@ -421,13 +422,13 @@ def peaks_of(sizes: list[int], cache: Path) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_memory_does_not_grow_with_the_number_of_pictures(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
     few, many = peaks_of([2_000, 22_000], tmp_path)
     assert many - few < 15e6  # the 20,000 more rows alone are 41 MB
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_a_hundred_thousand_pictures_in_bounded_memory(tmp_path: Path) -> None:
+def test_a_hundred_thousand_images_in_bounded_memory(tmp_path: Path) -> None:
     few, many = peaks_of([10_000, 100_000], tmp_path)
     assert many - few < 30e6  # the 90,000 more rows alone are 184 MB

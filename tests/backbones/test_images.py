@@ -1,4 +1,4 @@
-"""Pictures of every kind: what comes out is upright 8-bit RGB, or an error that names the file."""
+"""Images of every kind: what comes out is upright 8-bit RGB, or an error that names the file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pixels(image: Image.Image) -> np.ndarray:
     return np.asarray(image)
 
 
-def test_the_same_picture_from_a_path_bytes_an_image_and_an_array(tmp_path: Path) -> None:
+def test_the_same_image_from_a_path_bytes_an_image_and_an_array(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(GRADIENT).save(path)
     for source in (path, str(path), path.read_bytes(), Image.fromarray(GRADIENT), GRADIENT):
@@ -96,7 +96,7 @@ def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path: Path, suffix: str) -> N
     np.testing.assert_array_equal(pixels(decode_image(path))[..., 0], expected)
 
 
-def test_a_dark_16_bit_picture_stays_dark(tmp_path: Path) -> None:
+def test_a_dark_16_bit_image_stays_dark(tmp_path: Path) -> None:
     path = tmp_path / "dark.png"
     Image.fromarray(np.full((3, 3), 300, dtype=np.uint16)).save(path)
     assert pixels(decode_image(path)).max() == 1
@@ -128,7 +128,7 @@ def test_one_pixel_and_unicode_paths(tmp_path: Path) -> None:
 
 def test_text_named_jpg(tmp_path: Path) -> None:
     path = tmp_path / "note.jpg"
-    path.write_text("not a picture")
+    path.write_text("not an image")
     with pytest.raises(ImageError, match=r"readable image file, got .*note\.jpg: its content is of no known image"):
         decode_image(path)
 
@@ -186,7 +186,7 @@ def test_bombs_are_refused_before_they_are_decoded(tmp_path: Path, recwarn: pyte
         np.zeros((2, 4, 4, 3), dtype=np.uint8),
     ],
 )
-def test_arrays_that_are_no_picture(array: np.ndarray) -> None:
+def test_arrays_that_are_no_image(array: np.ndarray) -> None:
     with pytest.raises(ImageError, match="must be uint8 of shape"):
         decode_image(array)
 

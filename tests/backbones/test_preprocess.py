@@ -20,7 +20,7 @@ from evergrow.core.errors import FileFormatError, InputError, ParameterError
 SIZES = [(300, 400), (401, 299), (224, 224), (256, 256), (17, 33), (1, 1), (50, 51), (640, 91)]
 
 
-def picture(height: int, width: int, seed: int = 0) -> Image.Image:
+def make_image(height: int, width: int, seed: int = 0) -> Image.Image:
     rng = np.random.default_rng([seed, height, width])
     return Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
@@ -37,7 +37,7 @@ def some_configs() -> list[str]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_timm_preset_is_timms_transform(size: tuple[int, int]) -> None:
-    image = picture(*size)
+    image = make_image(*size)
     names = some_configs()
     assert len(names) > 20
     for name in names[:: 1 if size in SIZES[:2] else 4]:
@@ -52,14 +52,14 @@ def test_every_crop_mode_is_timms(mode: str, shape: tuple[int, int]) -> None:
     config = {"input_size": (3, *shape), "crop_pct": 0.9, "crop_mode": mode, "interpolation": "bicubic"}
     config |= {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4)}
     for size in SIZES[:-3]:
-        image = picture(*size)
+        image = make_image(*size)
         expected = create_transform(**config, is_training=False)(image)
         assert torch.equal(Preprocessing.from_timm(config)(image), expected)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_pilot_presets_are_the_published_transforms(size: tuple[int, int]) -> None:
-    image = picture(*size)
+    image = make_image(*size)
     for preset, resize in ((Preprocessing.pilot(), 256), (Preprocessing.pilot_cifar(), 224)):
         published = transforms.Compose(
             [
@@ -81,9 +81,9 @@ def test_presets_follow_the_size_of_the_model() -> None:
 
 
 def test_a_long_strip_is_not_blown_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    strip = picture(2, 60_000)  # resized whole it would have 2 thousand million pixels
+    strip = make_image(2, 60_000)  # resized whole it would have 2 thousand million pixels
     assert tuple(Preprocessing.pilot()(strip).shape) == (3, 224, 224)
-    image = picture(91, 300)
+    image = make_image(91, 300)
     whole = Preprocessing.pilot()(image)
     monkeypatch.setattr(preprocess, "_RESIZED_LIMIT", 0)
     part = Preprocessing.pilot()(image)
@@ -94,7 +94,7 @@ def test_settings_survive_json_and_pickle() -> None:
     original = Preprocessing((64, 96), (70, 100), "border", "lanczos", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     assert Preprocessing.from_dict(json.loads(json.dumps(original.to_dict()))) == original
     copy = pickle.loads(pickle.dumps(original))
-    assert torch.equal(copy(picture(50, 60)), original(picture(50, 60)))
+    assert torch.equal(copy(make_image(50, 60)), original(make_image(50, 60)))
     assert len(pickle.dumps(original)) < 1000
 
 
@@ -113,7 +113,7 @@ def test_bad_settings(change: dict[str, object], message: str) -> None:
         Preprocessing(**change)  # type: ignore[arg-type]
 
 
-def test_descriptions_with_other_keys_and_pictures_in_other_modes() -> None:
+def test_descriptions_with_other_keys_and_images_in_other_modes() -> None:
     with pytest.raises(FileFormatError, match="must be described by"):
         Preprocessing.from_dict({"size": [1, 1]})
     with pytest.raises(InputError, match="in RGB"):
@@ -133,7 +133,7 @@ def test_training_crops_are_torchvisions_for_the_same_draws(size: tuple[int, int
             transforms.Normalize((0.5,) * 3, (0.25,) * 3),
         ]
     )
-    image, generator = picture(*size), torch.Generator().manual_seed(3)
+    image, generator = make_image(*size), torch.Generator().manual_seed(3)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         expected = [theirs(image) for _ in range(12)]
@@ -143,7 +143,7 @@ def test_training_crops_are_torchvisions_for_the_same_draws(size: tuple[int, int
 
 def test_training_transform_leaves_the_global_generators_alone() -> None:
     state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    transform, image = train_transform(Preprocessing.pilot(32)), picture(60, 80)
+    transform, image = train_transform(Preprocessing.pilot(32)), make_image(60, 80)
     first = transform(image, torch.Generator().manual_seed(0))
     assert torch.equal(state, torch.random.get_rng_state())
     np.testing.assert_array_equal(numpy_state, np.random.get_state()[1])  # noqa: NPY002
@@ -157,7 +157,7 @@ def test_bad_training_settings(change: dict[str, object]) -> None:
 
 
 def test_flip_always_and_never() -> None:
-    image = picture(40, 40)
+    image = make_image(40, 40)
     whole = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
     plain = train_transform(Preprocessing.pilot(40), flip=0.0, **whole)(image, torch.Generator())
     mirrored = train_transform(Preprocessing.pilot(40), flip=1.0, **whole)(image, torch.Generator())

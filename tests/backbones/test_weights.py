@@ -82,7 +82,7 @@ def test_another_patch_size_is_not_resampled_on_the_quiet(tmp_path: Path) -> Non
         create_backbone("test_vit", weights=path, device="cpu")
 
 
-def test_position_embeddings_are_resampled_for_another_picture_size(tmp_path: Path) -> None:
+def test_position_embeddings_are_resampled_for_another_image_size(tmp_path: Path) -> None:
     path = tmp_path / "large.safetensors"
     large = timm.create_model("test_vit", num_classes=0, img_size=224).eval()
     save_file(large.state_dict(), path)

@@ -19,9 +19,10 @@ from evergrow.bench.mechanism import load_mechanism, plan_mechanism, run_mechani
 from evergrow.cli.bench import bench_app
 from evergrow.core.errors import FileFormatError, ParameterError
 from evergrow.core.seeding import generator
+from evergrow.datasets import load_features
 from evergrow.methods import create_method
 from evergrow.records import AnalysisRecord, read_analyses, read_analysis, read_record, read_records
-from evergrow.streams import Protocol, load_features
+from evergrow.streams import Protocol
 
 SPEC = """
 name = "tiny"
@@ -76,7 +77,7 @@ def only(path: Path) -> AnalysisRecord:
     return outcome.records[0]
 
 
-def scene(path: Path, name: str, **options: Any):
+def given(path: Path, name: str, **options: Any):
     """The data, its tasks and the head after the first task, made without the bench."""
     data = load_features(path.parent / "blobs.npz")
     stream = data.stream(Protocol(increment=3), seed=1993)
@@ -96,7 +97,7 @@ def sigmoid_units(head: Any, X: np.ndarray) -> np.ndarray:
 def test_conditioning_of_features_is_that_of_their_singular_values(write: WriteSpec) -> None:
     path = write()
     record = only(path)
-    data, _, head = scene(path, "ri", n_units=12)
+    data, _, head = given(path, "ri", n_units=12)
     rows = torch.randperm(len(data.y_train), generator=generator(1993, "mechanism", "samples"))[:20].numpy()
     sigma = np.linalg.svd(sigmoid_units(head, data.X_train[rows]), compute_uv=False)
     features = record.results["features"]
@@ -113,7 +114,7 @@ def test_conditioning_of_features_is_that_of_their_singular_values(write: WriteS
 def test_conditioning_of_p_over_stages(write: WriteSpec) -> None:
     path = write()
     record = only(path)
-    data, stream, head = scene(path, "ri", n_units=12)
+    data, stream, head = given(path, "ri", n_units=12)
     stages, ridges = record.results["stages"], record.results["ridges"]
     assert [ridge["alpha"] for ridge in ridges] == [0.1, 10.0]
     assert stages["classes"] == [3, 6, 7]
@@ -161,7 +162,7 @@ def test_similarity_is_the_cosine_of_columns(write: WriteSpec, name: str) -> Non
     )
     found = only(path).results
     extra = {"block_size": 4, "scales": [0.5, 1.0]} if name == "scl-mgsm" else {}
-    data, stream, head = scene(path, name, n_units=12, **extra)
+    data, stream, head = given(path, name, n_units=12, **extra)
     H = sigmoid_units(head, data.X_train[stream.tasks[0].train])[:, found["units"]]
     norms = np.sqrt((H**2).sum(axis=0))
     cosine = H.T @ H / np.outer(norms, norms)
@@ -185,7 +186,7 @@ def test_residual_is_that_of_ridge_regression_on_the_units(write: WriteSpec) -> 
         ("n_units = 12", "block_size = 2, max_units = 20, scales = [0.5, 1.0], alpha = 0.1, tol = 0"),
     )
     found = only(path).results
-    data, stream, head = scene(path, "scl-mgsm", block_size=2, max_units=20, scales=[0.5, 1.0], alpha=0.1, tol=0.0)
+    data, stream, head = given(path, "scl-mgsm", block_size=2, max_units=20, scales=[0.5, 1.0], alpha=0.1, tol=0.0)
     log = found["log"]
     assert len(log["n_units"]) == 3
     assert log["n_units"][0] == 2
@@ -206,7 +207,7 @@ def test_sweep_and_xi_learn_to_the_end(write: WriteSpec) -> None:
     nothing = ("options = { n_samples = 20, alphas = [0.1, 10] }\n", "")
     path = write(('"conditioning"', '"sweep"'), nothing, method, options)
     record = only(path)
-    data, stream, head = scene(path, "scl-mgsm", block_size=4, max_units=12, scales=[0.5, 1.0])
+    data, stream, head = given(path, "scl-mgsm", block_size=4, max_units=12, scales=[0.5, 1.0])
     accuracies = []
     for task in stream:
         if task.index:

@@ -17,8 +17,8 @@ import torch
 
 from evergrow.bench import BusyError, load_spec, run_bench
 from evergrow.bench.runner import locked, plan_bench
+from evergrow.datasets import load_features
 from evergrow.records import RunRecord, read_record, read_records
-from evergrow.streams import load_features
 
 WriteSpec = Callable[..., Path]
 
@@ -125,18 +125,18 @@ def test_changed_data_under_the_same_name_runs_again(folder: Path) -> None:
 def test_data_that_vanishes_or_changes_during_the_grid_fails_its_runs_only(
     folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evergrow.bench.shelf import DataShelf
+    from evergrow.bench.data import DataSource
 
-    whole = DataShelf.get
+    whole = DataSource.get
     calls: list[int] = []
 
-    def gone(self: DataShelf, entry: object) -> object:
+    def gone(self: DataSource, entry: object) -> object:
         calls.append(1)
         if len(calls) == 1:  # the plan only describes the data
             raise FileNotFoundError("unmounted")
         return whole(self, entry)
 
-    monkeypatch.setattr(DataShelf, "get", gone)
+    monkeypatch.setattr(DataSource, "get", gone)
     outcome = run(folder / "spec.toml")
     assert [step.status for step in outcome.steps] == ["failed", "ok"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from evergrow.bench import SpecError, expand, load_spec, select
-from evergrow.bench.lines import KeyLines
+from evergrow.bench.toml_lines import KeyLines
 from evergrow.core.errors import MissingExtraError, ParameterError
-from evergrow.streams import DatasetNotFoundError
+from evergrow.datasets import DatasetNotFoundError
 
 WriteSpec = Callable[..., Path]
 

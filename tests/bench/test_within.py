@@ -18,9 +18,10 @@ from evergrow.backbones import create_backbone
 from evergrow.bench import compare, load_spec, run_bench
 from evergrow.cli.bench import bench_app
 from evergrow.core.items import ImageArrays
+from evergrow.datasets import load_data, load_features
 from evergrow.methods import create_method
 from evergrow.records import RunRecord, read_record, write_record
-from evergrow.streams import Protocol, load_data, load_features, make_stream
+from evergrow.streams import Protocol, make_stream
 
 WriteSpec = Callable[..., Path]
 KEYS = {"a_last_within", "within_tasks"}
@@ -91,7 +92,7 @@ def test_two_classes_with_their_single_column_of_scores(write_spec: WriteSpec, f
     assert record.results["a_last_within"] == pytest.approx(1.0 if increment == 1 else record.results["a_last"])
 
 
-PICTURES = """
+IMAGES = """
 seeds = [1993]
 device = "cpu"
 threads = 1
@@ -102,7 +103,7 @@ name = "{method}"
 options = {options}
 
 [[datasets]]
-path = "pictures.npz"
+path = "images.npz"
 backbone = "vit_tiny_patch16_224"
 weights = "random"
 preset = "pilot"
@@ -113,13 +114,13 @@ increment = 2
 """
 
 
-def picture_spec(folder: Path, method: str, options: str) -> Path:
+def image_spec(folder: Path, method: str, options: str) -> Path:
     rng = np.random.default_rng(0)
     y = np.repeat(np.arange(6), 8)
     looks = rng.uniform(0, 100, size=(6, 16, 1, 3))
     draw = lambda: (looks[y] + rng.uniform(0, 155, size=(len(y), 16, 16, 3))).astype(np.uint8)  # noqa: E731
-    np.savez(folder / "pictures.npz", X_train=draw(), y_train=y, X_test=draw(), y_test=y)
-    (folder / "spec.toml").write_text(PICTURES.format(method=method, options=options))
+    np.savez(folder / "images.npz", X_train=draw(), y_train=y, X_test=draw(), y_test=y)
+    (folder / "spec.toml").write_text(IMAGES.format(method=method, options=options))
     return folder / "spec.toml"
 
 
@@ -133,8 +134,8 @@ TRAINED = {
 @pytest.mark.parametrize("method", TRAINED)
 def test_a_method_that_trains_agrees_with_its_own_scores_by_hand(tmp_path: Path, method: str) -> None:
     written = ", ".join(f"{name} = {value}" for name, value in TRAINED[method].items())
-    (record,) = run(picture_spec(tmp_path, method, f"{{ {written} }}"))
-    data = load_data(tmp_path / "pictures.npz")
+    (record,) = run(image_spec(tmp_path, method, f"{{ {written} }}"))
+    data = load_data(tmp_path / "images.npz")
     assert isinstance(data.train, ImageArrays)
     options = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
     backbone = create_backbone("vit_tiny_patch16_224", "random", "pilot", device="cpu", **options)
@@ -149,7 +150,7 @@ def test_a_method_that_trains_agrees_with_its_own_scores_by_hand(tmp_path: Path,
 
 
 def test_a_joint_method_has_it_after_its_one_evaluation(tmp_path: Path) -> None:
-    (record,) = run(picture_spec(tmp_path, "joint-ft", "{ epochs = 1 }"))
+    (record,) = run(image_spec(tmp_path, "joint-ft", "{ epochs = 1 }"))
     assert record.results["a_avg"] is None
     assert record.results["a_last"] <= record.results["a_last_within"] <= 1
     assert len(record.results["within_tasks"]) == 3

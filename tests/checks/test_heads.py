@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evergrow.checks import CHECKS, OPT_OUTS, Case, CheckFailure, iter_checks
-from evergrow.checks.data import make_scene
+from evergrow.checks.data import make_check_data
 from evergrow.heads import HEADS
 
 
@@ -25,7 +25,7 @@ def test_excuses_are_needed(method: str, check: str, monkeypatch: pytest.MonkeyP
     assert case.excuse
     broken = 0
     for seed in range(5):
-        monkeypatch.setattr("evergrow.checks.properties.make_scene", lambda seed=seed: make_scene(seed))
+        monkeypatch.setattr("evergrow.checks.properties.make_check_data", lambda seed=seed: make_check_data(seed))
         try:
             CHECKS[check](case.factory)
         except CheckFailure:

@@ -133,7 +133,7 @@ def test_every_check_says_what_it_requires() -> None:
 
 
 def test_scenes_are_exact_in_float16() -> None:
-    from evergrow.checks.data import make_scene
+    from evergrow.checks.data import make_check_data
 
-    scene = make_scene()
-    np.testing.assert_array_equal(scene.X.astype(np.float16).astype(np.float64), scene.X)
+    data = make_check_data()
+    np.testing.assert_array_equal(data.X.astype(np.float16).astype(np.float64), data.X)

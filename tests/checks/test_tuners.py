@@ -12,7 +12,7 @@ from torch import nn
 pytest.importorskip("timm")
 
 from evergrow.checks.suite import CheckFailure, CheckSkipped
-from evergrow.checks.tuner_scene import BACKBONES, Setup
+from evergrow.checks.tuner_setup import BACKBONES, Setup
 from evergrow.checks.tuners import (
     TUNER_CHECKS,
     TUNER_OPT_OUTS,

@@ -88,22 +88,22 @@ def model(shell: Shell, first: Path) -> Path:
 
 
 @pytest.fixture
-def pictures(shell: Shell) -> Path:
-    """Folders of small pictures that a random network tells apart: stripes that lie, stand or slant."""
+def images(shell: Shell) -> Path:
+    """Folders of small images that a random network tells apart: stripes that lie, stand or slant."""
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)
     rows, columns = np.indices((32, 32))
     for name, wave in (("lying", rows), ("slanted", rows + columns), ("standing", columns)):
-        folder = Path("pictures", name)
+        folder = Path("images", name)
         folder.mkdir(parents=True)
         for number in range(6):
             pixels = 127 + 90 * np.sin(wave / (1.5 + 0.1 * number)) + rng.normal(size=(32, 32)) * 8
             image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert("RGB").save(folder / f"{number}.png")
-    return Path("pictures")
+    return Path("images")
 
 
 @pytest.fixture
-def picture_model(shell: Shell, pictures: Path) -> Path:
+def image_model(shell: Shell, images: Path) -> Path:
     options = ("--backbone", "test_resnet", "--weights", "random", "--units", 50)
-    shell.run("fit", pictures, "-m", "p.evg", *options)
+    shell.run("fit", images, "-m", "p.evg", *options)
     return Path("p.evg")

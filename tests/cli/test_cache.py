@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.backbones.extraction_toys import LetterCounter, Toy, write_pictures
+from tests.backbones.extraction_toys import LetterCounter, Toy, write_images
 from typer.testing import CliRunner
 
 from evergrow.backbones.cache import FeatureCache
@@ -25,10 +25,10 @@ def cache(*args: object, **options: str):
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the default cache, with an entry of pictures, one of texts and one that is unfinished."""
+    """Return the default cache, with an entry of images, one of texts and one that is unfinished."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("EVERGROW_CACHE", str(folder))
-    extract(Toy(), write_pictures(tmp_path / "pictures", 5))
+    extract(Toy(), write_images(tmp_path / "images", 5))
     extract(LetterCounter(), Texts(("a", "b", "c")))
     unfinished = folder / ("f" * 32)
     unfinished.mkdir()

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.cli.conftest import NAMES, clouds, write_features
 
-from evergrow.methods.learning.learner import Learner
-from evergrow.methods.learning.modelfile import locked_model, open_model
+from evergrow.learner.learner import Learner
+from evergrow.learner.modelfile import locked_model, open_model
 
 
 def test_update_equals_learning_everything_on_the_same_layer(shell, model, later):
@@ -140,21 +140,21 @@ def test_second_writer_is_told(shell, model, later):
     assert shell.json("update", model, later)["n_classes"] == 6
 
 
-def test_kind_of_another_model(shell, picture_model, first):
+def test_kind_of_another_model(shell, image_model, first):
     Path("texts.csv").write_text("text,label\nhello,a\nbye,b\n")
-    assert "items must be images" in shell.error("update", picture_model, "texts.csv")
+    assert "items must be images" in shell.error("update", image_model, "texts.csv")
 
 
-def test_update_of_pictures_leaves_out_what_cannot_be_read(shell, picture_model, pictures):
+def test_update_of_images_leaves_out_what_cannot_be_read(shell, image_model, images):
     more = Path("more", "lying")
     more.mkdir(parents=True)
     for number in (0, 1):
-        (more / f"{number}.png").write_bytes(Path(pictures, "lying", f"{number}.png").read_bytes())
+        (more / f"{number}.png").write_bytes(Path(images, "lying", f"{number}.png").read_bytes())
     (more / "2.png").write_bytes(b"")
-    before = picture_model.read_bytes()
-    assert "2.png" in shell.error("update", picture_model, "more")
-    assert picture_model.read_bytes() == before
-    values = shell.json("update", picture_model, "more", "--on-error", "skip", code=1)
+    before = image_model.read_bytes()
+    assert "2.png" in shell.error("update", image_model, "more")
+    assert image_model.read_bytes() == before
+    values = shell.json("update", image_model, "more", "--on-error", "skip", code=1)
     assert values["samples"] == 2
 
 
@@ -172,7 +172,7 @@ def test_full_disk_changes_nothing(shell, model, later, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("evergrow.methods.learning.modelfile.write_archive", full)
+    monkeypatch.setattr("evergrow.learner.modelfile.write_archive", full)
     before = model.read_bytes()
     assert "No space left on device" in shell.error("update", model, later)
     assert model.read_bytes() == before

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.methods.learning.toys import timeless
+from tests.learner.toys import timeless
 
 from evergrow.core.archive import read_archive
-from evergrow.methods.learning.modelfile import ModelWriteError, open_model
-from evergrow.methods.trained.loop import _Run
+from evergrow.learner.modelfile import ModelWriteError, open_model
+from evergrow.training.loop import _Run
 
 KEPT = Path("training.checkpoint")
-# Eighteen pictures are one batch, so that each of the epochs is one step.
-FIT = ("fit", "pictures", "--backbone", "test_vit", "--weights", "random", "--units", 50, "--adapt", "ssf")
+# Eighteen images are one batch, so that each of the epochs is one step.
+FIT = ("fit", "images", "--backbone", "test_vit", "--weights", "random", "--units", 50, "--adapt", "ssf")
 RUN = (*FIT, "--epochs", 4)
 
 
@@ -32,7 +32,7 @@ def assert_same_model(path, other):
     assert meta == others_meta
     assert tensors.keys() == others.keys()
     assert all(np.array_equal(tensor, others[name]) for name, tensor in tensors.items())
-    mine, theirs = (open_model(name).decision_function(Path("pictures")) for name in (path, other))
+    mine, theirs = (open_model(name).decision_function(Path("images")) for name in (path, other))
     assert np.array_equal(mine, theirs)
 
 
@@ -54,7 +54,7 @@ def stop(monkeypatch):
     return set_up
 
 
-def test_interrupted_training_goes_on_to_the_same_model(shell, pictures, stop):
+def test_interrupted_training_goes_on_to_the_same_model(shell, images, stop):
     shell.run(*RUN, "-m", "whole.evg")
     stop(3)
     result = shell.run(*RUN, "-m", "m.evg", "--checkpoint", KEPT, code=130)
@@ -74,7 +74,7 @@ def test_interrupted_training_goes_on_to_the_same_model(shell, pictures, stop):
 
 SENDS_ITSELF = """
 import os
-from evergrow.methods.trained.loop import _Run
+from evergrow.training.loop import _Run
 original, steps = _Run._step, []
 def step(self, *batch):
     steps.append(1)
@@ -89,7 +89,7 @@ main()
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
-def test_killed_process_leaves_what_the_next_one_goes_on_from(shell, pictures, sent):
+def test_killed_process_leaves_what_the_next_one_goes_on_from(shell, images, sent):
     shell.run(*RUN, "-m", "whole.evg")
     arguments = [str(argument) for argument in (*RUN, "-m", "m.evg", "--checkpoint", KEPT)]
     code = SENDS_ITSELF.format(signal=int(sent))
@@ -104,7 +104,7 @@ def test_killed_process_leaves_what_the_next_one_goes_on_from(shell, pictures, s
     assert not KEPT.exists()
 
 
-def test_interrupted_before_an_epoch_was_finished(shell, pictures, stop):
+def test_interrupted_before_an_epoch_was_finished(shell, images, stop):
     stop(1)
     result = shell.run(*RUN, "-m", "m.evg", "--checkpoint", KEPT, code=130)
     assert "no epoch was finished: the same command again begins anew" in result.stderr
@@ -113,33 +113,33 @@ def test_interrupted_before_an_epoch_was_finished(shell, pictures, stop):
     assert shell.error(*RUN, "-m", "m.evg", code=130) == "error: interrupted"  # nothing to go on from, nothing said
 
 
-def test_nothing_is_said_or_removed_without_it(shell, pictures):
+def test_nothing_is_said_or_removed_without_it(shell, images):
     values = shell.json(*FIT, "--epochs", 1, "-m", "m.evg")
     assert values["resumed_epochs"] == 0
     assert "before an interruption" not in shell.run(*FIT, "--epochs", 1, "-m", "n.evg").stdout
 
 
-def test_another_training_is_one_line_and_changes_nothing(shell, pictures, stop):
+def test_another_training_is_one_line_and_changes_nothing(shell, images, stop):
     stop(3)
     shell.run(*RUN, "-m", "m.evg", "--checkpoint", KEPT, code=130)
     stop(None)
     kept = KEPT.read_bytes()
     assert "epochs is 4 there and 5 here" in shell.error(*FIT, "--epochs", 5, "-m", "m.evg", "--checkpoint", KEPT)
     assert "seed is 0 there and 1 here" in shell.error(*RUN, "-m", "m.evg", "--checkpoint", KEPT, "--seed", 1)
-    Path(pictures, "lying", "0.png").unlink()
+    Path(images, "lying", "0.png").unlink()
     message = shell.error(*RUN, "-m", "m.evg", "--checkpoint", KEPT)
     assert message.startswith(f"error: checkpoint must be of the same training, but {KEPT} differs in 2 of ")
-    assert "pictures is" in message
+    assert "images is" in message
     assert KEPT.read_bytes() == kept
     assert not Path("m.evg").exists()
 
 
-def test_checkpoint_stays_until_the_model_is_written(shell, pictures, monkeypatch):
+def test_checkpoint_stays_until_the_model_is_written(shell, images, monkeypatch):
     def full(*_):
         raise ModelWriteError("m.evg must be writable, with room for the model")
 
     with monkeypatch.context() as patch:
-        patch.setattr("evergrow.methods.learning.modelfile.commit", full)
+        patch.setattr("evergrow.learner.modelfile.commit", full)
         assert "with room for the model" in shell.error(*RUN, "-m", "m.evg", "--checkpoint", KEPT)
     assert KEPT.is_file()
     monkeypatch.setattr(_Run, "_step", None)  # all epochs are done: another step would fail
@@ -147,7 +147,7 @@ def test_checkpoint_stays_until_the_model_is_written(shell, pictures, monkeypatc
     assert not KEPT.exists()
 
 
-def test_checkpoint_that_cannot_be_removed_deserves_a_look(shell, pictures, monkeypatch):
+def test_checkpoint_that_cannot_be_removed_deserves_a_look(shell, images, monkeypatch):
     unlink = Path.unlink
 
     def refuse(self, missing_ok=False):
@@ -166,17 +166,17 @@ def test_checkpoint_that_cannot_be_removed_deserves_a_look(shell, pictures, monk
     [
         (["--checkpoint", "c"], "--checkpoint must go with --adapt, got c and nothing to train"),
         (["--adapt", "ssf", "--checkpoint", "no/c"], "--checkpoint must be in an existing folder, got no/c"),
-        (["--adapt", "ssf", "--checkpoint", "pictures"], "--checkpoint must be a file, got the folder pictures"),
+        (["--adapt", "ssf", "--checkpoint", "images"], "--checkpoint must be a file, got the folder images"),
         (["--adapt", "ssf", "--checkpoint", "./m.evg"], "--checkpoint must be another file than --model, got m.evg"),
     ],
 )
-def test_wrong_uses_are_one_line_and_write_nothing(shell, pictures, arguments, message):
+def test_wrong_uses_are_one_line_and_write_nothing(shell, images, arguments, message):
     before = sorted(Path().rglob("*"))
     assert message in shell.error("fit", "absent", "-m", "m.evg", *arguments)
     assert sorted(Path().rglob("*")) == before
 
 
-def test_file_that_is_no_checkpoint_stays(shell, pictures):
+def test_file_that_is_no_checkpoint_stays(shell, images):
     Path("notes.txt").write_text("mine")
     assert "notes.txt must be an evergrow file" in shell.error(*RUN, "-m", "m.evg", "--checkpoint", "notes.txt")
     assert Path("notes.txt").read_text() == "mine"

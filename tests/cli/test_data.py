@@ -27,7 +27,7 @@ def _run(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def _pictures(root: Path, test: int = 2) -> Path:
+def _images(root: Path, test: int = 2) -> Path:
     for part, count in (("train", 6), ("test", test)):
         for name in ("cat", "dög"):
             folder = root / part / name
@@ -39,14 +39,14 @@ def _pictures(root: Path, test: int = 2) -> Path:
 
 
 def test_a_good_folder(tmp_path: Path) -> None:
-    result = _run(str(_pictures(tmp_path / "pets")))
+    result = _run(str(_images(tmp_path / "pets")))
     assert result.exit_code == 0
-    for part in ("pets", "image", "train-test", "12 training, 4 test", "dög (6 + 2)", "not pictures (.txt): 1"):
+    for part in ("pets", "image", "train-test", "12 training, 4 test", "dög (6 + 2)", "not images (.txt): 1"):
         assert part in result.output
 
 
 def test_json_is_all_of_the_output(tmp_path: Path) -> None:
-    result = _run(str(_pictures(tmp_path / "pets")), "--json")
+    result = _run(str(_images(tmp_path / "pets")), "--json")
     assert result.exit_code == 0
     report = json.loads(result.stdout)
     assert (report["n_classes"], report["n_train"], report["n_test"]) == (2, 12, 4)
@@ -54,7 +54,7 @@ def test_json_is_all_of_the_output(tmp_path: Path) -> None:
 
 
 def test_differences_leave_with_one(tmp_path: Path) -> None:
-    _pictures(tmp_path / "data" / "imagenet-r")
+    _images(tmp_path / "data" / "imagenet-r")
     for arguments in (("inr",), ("inr", "--json"), ("data/imagenet-r",)):
         result = _run(*arguments)
         assert result.exit_code == 1
@@ -67,7 +67,7 @@ def test_what_cannot_be_loaded_leaves_with_two(tmp_path: Path) -> None:
     result = _run("omnibenchmark")
     assert result.exit_code == 2
     assert "OmniBenchmark must be on disk" in result.output
-    root = _pictures(tmp_path / "pets")
+    root = _images(tmp_path / "pets")
     (root / "train/empty").mkdir()
     assert "train/empty" in _run(str(root)).output
     assert _run(str(root)).exit_code == 2

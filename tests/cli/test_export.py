@@ -16,7 +16,7 @@ pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
 from evergrow.cli.export import export_command  # noqa: E402
-from evergrow.methods.learning.modelfile import open_model  # noqa: E402
+from evergrow.learner.modelfile import open_model  # noqa: E402
 
 
 def export(*arguments: object, code: int = 0) -> Result:
@@ -40,8 +40,8 @@ def test_a_model_of_features(shell: Shell, model: Path) -> None:
     assert [labels[index] for index in indices] == open_model(model).predict(X).tolist()
 
 
-def test_a_model_of_pictures_as_json(shell: Shell, picture_model: Path) -> None:
-    values = json.loads(export(picture_model, "--onnx", "p.onnx", "--json").stdout)
+def test_a_model_of_images_as_json(shell: Shell, image_model: Path) -> None:
+    values = json.loads(export(image_model, "--onnx", "p.onnx", "--json").stdout)
     assert (values["command"], values["exit_code"], values["n_classes"]) == ("export", 0, 3)
     assert values["input"]["name"] == "pixels"
     assert values["outputs"] == ["scores", "probabilities", "label_index"]
@@ -50,12 +50,12 @@ def test_a_model_of_pictures_as_json(shell: Shell, picture_model: Path) -> None:
     assert values["fold"] is None
 
 
-def test_the_head_alone(shell: Shell, picture_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_alone(shell: Shell, image_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the backbone must not be loaded")
 
     monkeypatch.setattr("evergrow.backbones.create.create_backbone", refuse)
-    values = json.loads(export(picture_model, "--onnx", "p.onnx", "--head-only", "--no-check", "--json").stdout)
+    values = json.loads(export(image_model, "--onnx", "p.onnx", "--head-only", "--no-check", "--json").stdout)
     assert values["input"]["name"] == "features"
     assert values["check"] is None
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from evergrow.backbones import create_backbone
 from evergrow.backbones.extraction import extract
 from evergrow.cli.main import app
-from evergrow.streams import RawSet, load_data, load_features
+from evergrow.datasets import RawSet, load_data, load_features
 
 runner = CliRunner()
 
@@ -72,8 +72,8 @@ def test_an_existing_file_is_kept_unless_forced(folder: Path, tmp_path: Path) ->
     assert load_features(out).n_classes == 2
 
 
-def test_an_unreadable_picture_is_named_and_can_be_left_out(folder: Path, tmp_path: Path) -> None:
-    (folder / "train" / "rot" / "1.png").write_text("no picture")
+def test_an_unreadable_image_is_named_and_can_be_left_out(folder: Path, tmp_path: Path) -> None:
+    (folder / "train" / "rot" / "1.png").write_text("no image")
     out = tmp_path / "out.npz"
     result = runner.invoke(app, command(folder, out))
     assert result.exit_code == 2

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tests.cli.conftest import NAMES, clouds
 
-from evergrow.methods.learning.learner import Learner
-from evergrow.methods.learning.modelfile import open_model
-from evergrow.methods.trained import FsaConfig
+from evergrow.learner.learner import Learner
+from evergrow.learner.modelfile import open_model
+from evergrow.training import FsaConfig
 
 
 def test_model_is_the_librarys(shell, first):
@@ -69,14 +69,14 @@ def test_bad_input_is_one_line_and_writes_nothing(shell, first, arguments, messa
     assert not Path("m.evg").exists()
 
 
-def test_picture_that_cannot_be_read(shell, pictures):
-    Path(pictures, "lying", "9.png").write_bytes(b"no picture")
+def test_image_that_cannot_be_read(shell, images):
+    Path(images, "lying", "9.png").write_bytes(b"no image")
     options = ("--backbone", "test_resnet", "--weights", "random", "--units", 50)
-    assert "9.png" in shell.error("fit", pictures, "-m", "p.evg", *options)
+    assert "9.png" in shell.error("fit", images, "-m", "p.evg", *options)
     assert not Path("p.evg").exists()
-    values = shell.json("fit", pictures, "-m", "p.evg", *options, "--on-error", "skip", code=1)
+    values = shell.json("fit", images, "-m", "p.evg", *options, "--on-error", "skip", code=1)
     assert values["samples"] == 18
-    assert any("1 of 19 pictures could not be read" in line for line in values["warnings"])
+    assert any("1 of 19 images could not be read" in line for line in values["warnings"])
 
 
 def test_same_command_gives_the_same_numbers(shell, first):
@@ -90,26 +90,26 @@ def test_same_command_gives_the_same_numbers(shell, first):
 TUNED = ("--backbone", "test_vit", "--weights", "random", "--units", 50)
 
 
-def test_adapted_backbone_is_the_librarys(shell, pictures):
-    values = shell.json("fit", pictures, "-m", "p.evg", *TUNED, "--adapt", "ssf", "--epochs", 1, "--seed", 3)
+def test_adapted_backbone_is_the_librarys(shell, images):
+    values = shell.json("fit", images, "-m", "p.evg", *TUNED, "--adapt", "ssf", "--epochs", 1, "--seed", 3)
     config = FsaConfig.recipe(tuner="ssf", epochs=1)
-    mine = Learner("test_vit", adapt=config, weights="random", options={"n_units": 50}, random_state=3).fit(pictures)
+    mine = Learner("test_vit", adapt=config, weights="random", options={"n_units": 50}, random_state=3).fit(images)
     theirs = open_model("p.evg")
-    np.testing.assert_array_equal(mine.features(pictures).X, theirs.features(pictures).X)
-    np.testing.assert_allclose(mine.decision_function(pictures), theirs.decision_function(pictures), rtol=1e-9)
+    np.testing.assert_array_equal(mine.features(images).X, theirs.features(images).X)
+    np.testing.assert_allclose(mine.decision_function(images), theirs.decision_function(images), rtol=1e-9)
     assert values["adaptation"]["training"]["epochs"] == 1
     assert values["backbone"] == "test_vit+ssf"
-    answers = shell.json("predict", "p.evg", pictures)["predictions"]
-    assert [row["class"] for row in answers] == mine.predict(pictures).tolist()
+    answers = shell.json("predict", "p.evg", images)["predictions"]
+    assert [row["class"] for row in answers] == mine.predict(images).tolist()
     output = shell.run("inspect", "p.evg").stdout
     assert f"ssf, {values['adaptation']['n_parameters']:,} parameters on test_vit, trained for 1 epoch" in output
 
 
-def test_adapted_model_goes_on_and_back(shell, pictures):
-    shell.run("fit", pictures, "-m", "p.evg", *TUNED, "--adapt", "lora", "--epochs", 1)
+def test_adapted_model_goes_on_and_back(shell, images):
+    shell.run("fit", images, "-m", "p.evg", *TUNED, "--adapt", "lora", "--epochs", 1)
     before = Path("p.evg").read_bytes()
-    Path(pictures, "lying").rename(Path(pictures, "flat"))
-    values = shell.json("update", "p.evg", pictures, code=0)
+    Path(images, "lying").rename(Path(images, "flat"))
+    values = shell.json("update", "p.evg", images, code=0)
     assert values["classes"] == ["flat"]
     assert open_model("p.evg").info()["adaptation"] == shell.json("inspect", "p.evg")["adaptation"]
     shell.run("rollback", "p.evg")
@@ -119,17 +119,17 @@ def test_adapted_model_goes_on_and_back(shell, pictures):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["first.npz", "--adapt", "ssf"], "data must be pictures for a backbone to be adapted to them, got feature"),
-        (["texts.csv", "--adapt", "ssf"], "data must be pictures for a backbone to be adapted to them, got texts"),
-        (["pictures", *TUNED, "--adapt", "ssh"], "adapt must be one of 'adapter', 'ssf'"),
-        (["pictures", *TUNED, "--epochs", 3], "--epochs must go with --adapt, got 3 epochs"),
+        (["first.npz", "--adapt", "ssf"], "data must be images for a backbone to be adapted to them, got feature"),
+        (["texts.csv", "--adapt", "ssf"], "data must be images for a backbone to be adapted to them, got texts"),
+        (["images", *TUNED, "--adapt", "ssh"], "adapt must be one of 'adapter', 'ssf'"),
+        (["images", *TUNED, "--epochs", 3], "--epochs must go with --adapt, got 3 epochs"),
         (
-            ["pictures", "--backbone", "test_resnet", "--weights", "random", "--adapt", "vpt-deep"],
+            ["images", "--backbone", "test_resnet", "--weights", "random", "--adapt", "vpt-deep"],
             "serve test_resnet, got 'vpt",
         ),
     ],
 )
-def test_what_cannot_be_adapted_is_one_line_and_writes_nothing(shell, first, pictures, arguments, message):
+def test_what_cannot_be_adapted_is_one_line_and_writes_nothing(shell, first, images, arguments, message):
     Path("texts.csv").write_text("text,label\nhello,a\nbye,b\n")
     assert message in shell.error("fit", *arguments, "-m", "p.evg")
     assert not Path("p.evg").exists()

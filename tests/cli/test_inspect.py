@@ -7,7 +7,7 @@ from tests.cli.conftest import NAMES
 from typer.testing import CliRunner
 
 from evergrow.cli.commands import register
-from evergrow.methods.learning.modelfile import open_model
+from evergrow.learner.modelfile import open_model
 
 COMMANDS = (
     "fit",
@@ -52,12 +52,12 @@ def test_lines_for_people(shell, model, later):
     assert "condition" not in shell.run("inspect", model, "--no-numerics").stdout
 
 
-def test_pictures_tell_backbone_and_preprocessing_without_loading_it(shell, picture_model, monkeypatch):
+def test_images_tell_backbone_and_preprocessing_without_loading_it(shell, image_model, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("the backbone must not be loaded")
 
     monkeypatch.setattr("evergrow.backbones.create.create_backbone", refuse)
-    output = shell.run("inspect", picture_model).stdout
+    output = shell.run("inspect", image_model).stdout
     assert "test_resnet for images, random weights" in output
     assert "preprocessing" in output
 

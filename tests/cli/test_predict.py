@@ -10,7 +10,7 @@ from tests.cli.conftest import NAMES, clouds
 
 from evergrow.cli.predict import gather
 from evergrow.core.errors import InputError
-from evergrow.methods.learning.modelfile import open_model
+from evergrow.learner.modelfile import open_model
 
 
 @pytest.fixture
@@ -79,14 +79,14 @@ def test_answers_in_a_file(shell, model, asked):
     assert "--out must be in an existing folder" in shell.error("predict", model, "asked.npy", "--out", "no/a.csv")
 
 
-def test_files_folders_and_names_on_standard_input(shell, picture_model, pictures):
-    inside = shell.json("predict", picture_model, pictures)["predictions"]
+def test_files_folders_and_names_on_standard_input(shell, image_model, images):
+    inside = shell.json("predict", image_model, images)["predictions"]
     assert len(inside) == 18
-    assert inside[0]["item"] == str(pictures / "lying" / "0.png")
+    assert inside[0]["item"] == str(images / "lying" / "0.png")
     names = [row["item"] for row in inside]
-    by_name = shell.json("predict", picture_model, *names)["predictions"]
-    by_stdin = shell.json("predict", picture_model, "-", stdin="\n".join(names) + "\n")["predictions"]
-    mixed = shell.json("predict", picture_model, pictures / "lying", *names[6:])["predictions"]
+    by_name = shell.json("predict", image_model, *names)["predictions"]
+    by_stdin = shell.json("predict", image_model, "-", stdin="\n".join(names) + "\n")["predictions"]
+    mixed = shell.json("predict", image_model, images / "lying", *names[6:])["predictions"]
     for rows in (by_name, by_stdin, mixed):
         assert [row["item"] for row in rows] == names
         np.testing.assert_allclose(
@@ -94,40 +94,40 @@ def test_files_folders_and_names_on_standard_input(shell, picture_model, picture
         )
 
 
-def test_picture_that_cannot_be_read(shell, picture_model, pictures):
-    Path("bad.png").write_bytes(b"no picture")
-    good = pictures / "lying" / "0.png"
-    assert "bad.png" in shell.error("predict", picture_model, good, "bad.png")
-    values = shell.json("predict", picture_model, "bad.png", good, "--on-error", "skip", code=1)
+def test_image_that_cannot_be_read(shell, image_model, images):
+    Path("bad.png").write_bytes(b"no image")
+    good = images / "lying" / "0.png"
+    assert "bad.png" in shell.error("predict", image_model, good, "bad.png")
+    values = shell.json("predict", image_model, "bad.png", good, "--on-error", "skip", code=1)
     assert [row["item"] for row in values["predictions"]] == [str(good)]
     assert list(values["left_out"]) == ["bad.png"]
 
 
-def test_features_are_kept_unless_refused(shell, picture_model, pictures):
-    shell.run("predict", picture_model, pictures / "lying", "--no-cache")
+def test_features_are_kept_unless_refused(shell, image_model, images):
+    shell.run("predict", image_model, images / "lying", "--no-cache")
     kept = len(list(Path("cache").iterdir()))
-    shell.run("predict", picture_model, pictures / "lying")
+    shell.run("predict", image_model, images / "lying")
     assert len(list(Path("cache").iterdir())) == kept + 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["predict", "p.evg"], "ITEMS must hold at least one picture"),
+        (["predict", "p.evg"], "ITEMS must hold at least one image"),
         (["predict", "p.evg", "absent.png"], "absent.png"),
         (["predict", "p.evg", "empty"], "got none in empty"),
-        (["predict", "p.evg", "pictures", "--text", "hello"], "--text must be left out for a model of pictures"),
-        (["predict", "p.evg", "pictures", "--reject-unknown", "--false-alarm", "2"], "false_alarm must be a number"),
-        (["predict", "absent.evg", "pictures"], "model must be an existing file, got 'absent.evg'"),
+        (["predict", "p.evg", "images", "--text", "hello"], "--text must be left out for a model of images"),
+        (["predict", "p.evg", "images", "--reject-unknown", "--false-alarm", "2"], "false_alarm must be a number"),
+        (["predict", "absent.evg", "images"], "model must be an existing file, got 'absent.evg'"),
     ],
 )
-def test_bad_input_is_one_line(shell, picture_model, arguments, message):
+def test_bad_input_is_one_line(shell, image_model, arguments, message):
     Path("empty").mkdir()
     assert message in shell.error(*arguments)
 
 
-def test_nothing_on_standard_input(shell, picture_model):
-    assert "ITEMS must hold at least one picture" in shell.error("predict", picture_model, "-", stdin="\n")
+def test_nothing_on_standard_input(shell, image_model):
+    assert "ITEMS must hold at least one image" in shell.error("predict", image_model, "-", stdin="\n")
 
 
 def test_texts_are_gathered_from_everywhere(shell, monkeypatch):

@@ -8,14 +8,14 @@ import pytest
 from tests.cli.conftest import NAMES, clouds
 
 from evergrow.core.errors import NumericalError
-from evergrow.methods.learning.modelfile import open_model
-from evergrow.methods.learning.solutions import export_solution
+from evergrow.learner.modelfile import open_model
+from evergrow.learner.solutions import export_solution
 
 
 @pytest.fixture
 def wide(monkeypatch):
     """Make every layer one that an update does not solve for by itself, as those of thousands of units are."""
-    monkeypatch.setattr("evergrow.methods.learning.solutions.EASY_ORDER", 0)
+    monkeypatch.setattr("evergrow.learner.solutions.EASY_ORDER", 0)
 
 
 @pytest.fixture

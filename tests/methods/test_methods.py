@@ -6,8 +6,7 @@ import pytest
 
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.heads.base import HEADS, IncrementalClassifier
-from evergrow.methods import create_method, list_methods, method_needs, method_options
-from evergrow.methods.trained import ImageClassifier
+from evergrow.methods import ImageClassifier, create_method, list_methods, method_needs, method_options
 
 
 @pytest.fixture(autouse=True)

@@ -27,9 +27,9 @@ def test_bad_files_are_named_with_what_is_wrong(write: Write) -> None:
     (folder / "poor.json").write_text(json.dumps({**body, "results": {"a_last": 0.5}}))
     (folder / ".0009.json.abc.part").write_text("{")
     (folder / "many.jsonl").write_text(whole)
-    archive = collect([folder])
-    assert len(archive.runs) == 1
-    reasons = {Path(entry.file).name: entry.reason for entry in archive.left_out}
+    collected = collect([folder])
+    assert len(collected.runs) == 1
+    reasons = {Path(entry.file).name: entry.reason for entry in collected.left_out}
     assert set(reasons) == {
         "half.json",
         "foreign.json",
@@ -45,7 +45,7 @@ def test_bad_files_are_named_with_what_is_wrong(write: Write) -> None:
     assert "other JSON" in reasons["foreign.json"]
     assert "newer evergrow" in reasons["newer.json"]
     assert "lacks" in reasons["poor.json"]
-    for entry in archive.left_out:
+    for entry in collected.left_out:
         assert str(folder.parent) not in entry.reason + entry.file
 
 
@@ -57,49 +57,49 @@ def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_named_beside_one_that_is(write: Write, tmp_path: Path) -> None:
-    archive = collect([write([run()]), tmp_path / "absent"])
-    assert [entry.file for entry in archive.left_out] == ["absent"]
+    collected = collect([write([run()]), tmp_path / "absent"])
+    assert [entry.file for entry in collected.left_out] == ["absent"]
 
 
 def test_copies_count_once_and_are_noted(write: Write) -> None:
     late = replace(run(seed=1, a_last=0.5), ended="2026-02-01")
-    archive = collect([write([run(seed=1), late, run(seed=2)])])
-    assert [record.results["a_last"] for record in archive.runs if record.seed == 1] == [0.5]
-    assert any("1 further records of the same runs" in note for note in archive.notes)
+    collected = collect([write([run(seed=1), late, run(seed=2)])])
+    assert [record.results["a_last"] for record in collected.runs if record.seed == 1] == [0.5]
+    assert any("1 further records of the same runs" in note for note in collected.notes)
 
 
 def test_a_file_given_twice_is_read_once(write: Write) -> None:
     folder = write([run()])
-    archive = collect([folder, folder, folder / "0000.json"])
-    assert len(archive.runs) == 1
-    assert not archive.notes
+    collected = collect([folder, folder, folder / "0000.json"])
+    assert len(collected.runs) == 1
+    assert not collected.notes
 
 
 def test_failed_runs_are_noted_and_in_no_mean(write: Write) -> None:
     failed = replace(run(seed=3), status="failed", results={}, error={"type": "OSError", "message": "boom"})
-    archive = collect([write([run(), failed])])
-    assert len(archive.runs) == 1
+    collected = collect([write([run(), failed])])
+    assert len(collected.runs) == 1
     assert any(
-        "failed, in no figure or table: RANPAC, Toy, B-0 Inc-5, seed 3 (OSError: boom)" in n for n in archive.notes
+        "failed, in no figure or table: RANPAC, Toy, B-0 Inc-5, seed 3 (OSError: boom)" in n for n in collected.notes
     )
 
 
 def test_folders_are_collections_and_analyses_stand_apart(write: Write) -> None:
     write([run()], "first")
     folder = write([run(seed=1), analysis("xi", {"a_last": 0.5})], "second")
-    archive = collect([folder.parent])
-    assert [(item.name, len(item.runs)) for item in archive.collections] == [("first", 1), ("second", 1)]
-    assert [record.analysis for record in archive.analyses] == ["xi"]
+    collected = collect([folder.parent])
+    assert [(item.name, len(item.runs)) for item in collected.collections] == [("first", 1), ("second", 1)]
+    assert [record.analysis for record in collected.analyses] == ["xi"]
 
 
 def test_several_versions_are_noted(write: Write) -> None:
-    archive = collect([write([run(), replace(run(seed=1), versions={"evergrow": "0.2"})])])
-    assert "records of several evergrow versions: 0.1 (1), 0.2 (1)" in archive.notes
+    collected = collect([write([run(), replace(run(seed=1), versions={"evergrow": "0.2"})])])
+    assert "records of several evergrow versions: 0.1 (1), 0.2 (1)" in collected.notes
 
 
 def test_methods_stand_in_the_papers_order(write: Write) -> None:
-    archive = collect([write([run("scl-mgsm"), run("zz-unknown"), run("joint-lp"), run("ranpac")])])
-    assert [record.method for record in archive.runs] == ["joint-lp", "ranpac", "scl-mgsm", "zz-unknown"]
+    collected = collect([write([run("scl-mgsm"), run("zz-unknown"), run("joint-lp"), run("ranpac")])])
+    assert [record.method for record in collected.runs] == ["joint-lp", "ranpac", "scl-mgsm", "zz-unknown"]
 
 
 @pytest.mark.parametrize("name", ["feature_heads_2000", "feature_heads_official", "rpl_strategy"])

@@ -1,4 +1,4 @@
-"""Small vision transformers with random weights, and pictures to show them."""
+"""Small vision transformers with random weights, and images to show them."""
 
 from __future__ import annotations
 

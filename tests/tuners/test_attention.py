@@ -93,7 +93,7 @@ def test_prefix_adds_keys_and_values(make_model, images, shaken) -> None:
     torch.testing.assert_close(model(images), by_hand(model, images, additions), rtol=1e-5, atol=1e-5)
 
 
-def test_prefix_takes_prompts_for_every_picture_by_itself(make_model, images) -> None:
+def test_prefix_takes_prompts_for_every_image_by_itself(make_model, images) -> None:
     model = make_model()
     tuner = create_tuner("prefix", model, source="provider", blocks=(0,))
     assert list(tuner.parameters()) == []
@@ -126,7 +126,7 @@ def test_prefix_without_prompts_says_what_to_do(make_model, images) -> None:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_prefix_has_no_relative_position(make_model, fused) -> None:
-    """Position biases go to the picture's keys, none to the added ones."""
+    """Position biases go to the image's keys, none to the added ones."""
     model = make_model("beit_base_patch16_224", depth=1)
     layer = model.blocks[0].attn
     layer.fused_attn = fused

@@ -50,7 +50,7 @@ def test_shallow_prompts_run_through_and_do_not_reach_the_pooling(make_model, im
 
 @pytest.mark.parametrize("name", ["vpt-deep", "vpt-shallow"])
 def test_rotary_positions_are_those_without_prompts(make_model, images, shaken, name) -> None:
-    """Masking the prompts out by huge negative keys must give the base model back: places did not shift."""
+    """Masking the prompts out by huge negative keys must give the base model back: points did not shift."""
     model = make_model("vit_small_patch16_dinov3", init_values=0.5)
     expected = model(images)
     shaken(create_tuner(name, model, tokens=3))
@@ -80,7 +80,7 @@ def test_prompts_start_at_zero_unless_told(make_model) -> None:
     assert spread.std() == pytest.approx(0.02, rel=0.1)
 
 
-def test_pictures_of_other_sizes(make_model, shaken) -> None:
+def test_images_of_other_sizes(make_model, shaken) -> None:
     model = make_model(dynamic_img_size=True)
     create_tuner("vpt-deep", model)
     assert model(torch.zeros(2, 3, 48, 40)).shape == (2, 48)

@@ -1,10 +1,11 @@
-"""Frozen backbones: load one, run it unchanged over pictures or texts, keep the features."""
+"""Frozen backbones: load one, run it unchanged over images or texts, keep the features."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evergrow.backbones.augment import TrainTransform, train_transform
@@ -18,29 +19,6 @@ if TYPE_CHECKING:
     from evergrow.backbones.text import TextBackbone
     from evergrow.backbones.vision import ImageBackbone
     from evergrow.backbones.weights import hash_weights, load_weights, read_weights
-
-_LAZY = {
-    "BackboneChoice": "catalog",
-    "BackboneInfo": "catalog",
-    "ExtractConfig": "settings",
-    "Extraction": "extraction",
-    "FeatureCache": "cache",
-    "ImageBackbone": "vision",
-    "PRESETS": "preprocess",
-    "Preprocessing": "preprocess",
-    "TextBackbone": "text",
-    "TrainTransform": "augment",
-    "backbone_from_spec": "create",
-    "best_backbone": "catalog",
-    "create_backbone": "create",
-    "decode_image": "images",
-    "extract": "extraction",
-    "hash_weights": "weights",
-    "list_backbones": "catalog",
-    "load_weights": "weights",
-    "read_weights": "weights",
-    "train_transform": "augment",
-}
 
 __all__ = [
     "PRESETS",
@@ -67,15 +45,28 @@ __all__ = [
     "train_transform",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import public names on first use, so that importing this package costs nothing."""
-    if name in _LAZY:
-        import importlib
-
-        return getattr(importlib.import_module(f"evergrow.backbones.{_LAZY[name]}"), name)
-    raise AttributeError(f"module 'evergrow.backbones' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "BackboneChoice": "evergrow.backbones.catalog",
+        "BackboneInfo": "evergrow.backbones.catalog",
+        "ExtractConfig": "evergrow.backbones.settings",
+        "Extraction": "evergrow.backbones.extraction",
+        "FeatureCache": "evergrow.backbones.cache",
+        "ImageBackbone": "evergrow.backbones.vision",
+        "PRESETS": "evergrow.backbones.preprocess",
+        "Preprocessing": "evergrow.backbones.preprocess",
+        "TextBackbone": "evergrow.backbones.text",
+        "TrainTransform": "evergrow.backbones.augment",
+        "backbone_from_spec": "evergrow.backbones.create",
+        "best_backbone": "evergrow.backbones.catalog",
+        "create_backbone": "evergrow.backbones.create",
+        "decode_image": "evergrow.backbones.images",
+        "extract": "evergrow.backbones.extraction",
+        "hash_weights": "evergrow.backbones.weights",
+        "list_backbones": "evergrow.backbones.catalog",
+        "load_weights": "evergrow.backbones.weights",
+        "read_weights": "evergrow.backbones.weights",
+        "train_transform": "evergrow.backbones.augment",
+    },
+)

@@ -35,7 +35,7 @@ class TrainTransform:
     size : tuple of int
         Height and width of the result.
     scale : tuple of float
-        Share of the picture's area that a crop takes.
+        Share of the image's area that a crop takes.
     ratio : tuple of float
         Proportions (width over height) of a crop.
     flip : float
@@ -51,8 +51,8 @@ class TrainTransform:
     >>> from evergrow.backbones import Preprocessing, decode_image, train_transform
     >>> from evergrow.core.seeding import generator
     >>> augment = train_transform(Preprocessing.pilot(64))
-    >>> picture = decode_image(np.arange(100 * 80 * 3, dtype=np.uint8).reshape(100, 80, 3))
-    >>> first, again = (augment(picture, generator(0, "crops")) for _ in range(2))
+    >>> image = decode_image(np.arange(100 * 80 * 3, dtype=np.uint8).reshape(100, 80, 3))
+    >>> first, again = (augment(image, generator(0, "crops")) for _ in range(2))
     >>> tuple(first.shape), bool((first == again).all())
     ((3, 64, 64), True)
     """
@@ -75,7 +75,7 @@ class TrainTransform:
                 raise ParameterError(f"{name} must be two numbers, 0 < low <= high <= {high:g}, got {value!r}")
 
     def __call__(self, image: Image, generator: torch.Generator) -> Tensor:
-        """Return a float32 tensor (3, height, width) of a random part of a picture in RGB.
+        """Return a float32 tensor (3, height, width) of a random part of an image in RGB.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""What a backbone is: a frozen map from pictures or texts to feature vectors, with its preprocessing."""
+"""What a backbone is: a frozen map from images or texts to feature vectors, with its preprocessing."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Backbone(ABC):
     spec : BackboneSpec
         What decides its output.
     transform : callable or None
-        From a decoded picture (a PIL image in RGB) to a float32 tensor (3, height, width); cheap to send to worker
+        From a decoded image (a PIL image in RGB) to a float32 tensor (3, height, width); cheap to send to worker
         processes. None for texts, which go to :meth:`encode` as they are.
     device : torch.device
         Where it computes.
@@ -82,7 +82,7 @@ class Backbone(ABC):
 
     @abstractmethod
     def encode(self, batch: Tensor | list[str]) -> Tensor:
-        """Return float32 features (n, d) of a batch of transformed pictures or of texts, without gradients.
+        """Return float32 features (n, d) of a batch of transformed images or of texts, without gradients.
 
         Parameters
         ----------

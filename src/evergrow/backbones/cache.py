@@ -18,7 +18,7 @@ from typing import Any
 
 from evergrow.backbones.base import BackboneSpec
 from evergrow.backbones.precision import Policy
-from evergrow.backbones.shards import Entry
+from evergrow.backbones.shards import CacheEntry
 from evergrow.core.errors import FileFormatError, ParameterError, UnknownNameError
 from evergrow.core.items import Items
 from evergrow.core.version import __version__
@@ -172,9 +172,9 @@ class FeatureCache:
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.root = default_root() if root is None else Path(root)
 
-    def entry(self, key: str) -> Entry:
+    def entry(self, key: str) -> CacheEntry:
         """Return the entry of a key, whether or not it exists."""
-        return Entry(self.root / key)
+        return CacheEntry(self.root / key)
 
     def list(self) -> list[CacheInfo]:
         """Return what is known of every entry, the newest first; other folders in the root are not touched."""

@@ -114,7 +114,7 @@ class Collector:
 
 
 @contextmanager
-def meter(kind: Kind, total: int, resumed: int, *, enabled: bool) -> Iterator[Callable[[int], None]]:
+def item_meter(kind: Kind, total: int, resumed: int, *, enabled: bool) -> Iterator[Callable[[int], None]]:
     """Yield a function that is told how many more items are done and shows the rate and the time left."""
     if not enabled:
         yield lambda more: None

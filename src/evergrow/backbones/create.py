@@ -38,14 +38,14 @@ def create_backbone(
     name : str or torch.nn.Module
         A name of timm's collection, for example ``"vit_base_patch16_224.augreg_in21k"``,
         ``"vit_base_patch14_dinov2.lvd142m"``, ``"resnet101"`` or ``"tf_efficientnet_lite0"``; ``"all-MiniLM-L6-v2"`` or
-        ``"sentence:NAME_OR_FOLDER"`` for texts; or a module of yours from pictures (n, 3, height, width) to features
+        ``"sentence:NAME_OR_FOLDER"`` for texts; or a module of yours from images (n, 3, height, width) to features
         (n, d).
     weights : {None, "bundled", "hub", "random"} or path-like
         ``"bundled"`` takes them from an installed package, ``"hub"`` from the model hub or its cache, ``"random"``
         draws them. A path is a ``.safetensors``, ``.pth``, ``.pt`` or ``.bin`` file (a folder for texts). None takes
         the bundled ones where they are installed, otherwise the hub's.
     preset : {"timm", "pilot", "pilot-cifar"} or Preprocessing
-        What is done to pictures: the model's own, or what published continual-learning numbers used (pixels in [0, 1]
+        What is done to images: the model's own, or what published continual-learning numbers used (pixels in [0, 1]
         without normalisation).
     device : str or torch.device
         Where it computes; ``"auto"`` takes a GPU where there is one.
@@ -68,8 +68,8 @@ def create_backbone(
     >>> import numpy as np
     >>> from evergrow.backbones import create_backbone, decode_image
     >>> backbone = create_backbone("test_resnet", weights="random", device="cpu")
-    >>> picture = decode_image(np.zeros((40, 60, 3), dtype=np.uint8))
-    >>> tuple(backbone.encode(backbone.transform(picture)[None]).shape)
+    >>> image = decode_image(np.zeros((40, 60, 3), dtype=np.uint8))
+    >>> tuple(backbone.encode(backbone.transform(image)[None]).shape)
     (1, 96)
     """
     target = resolve_device(device)

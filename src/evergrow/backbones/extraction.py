@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 
 from evergrow.backbones.base import Backbone
 from evergrow.backbones.cache import FeatureCache, describe, feature_key
-from evergrow.backbones.collecting import Collector, meter, warn_unused
+from evergrow.backbones.collecting import Collector, item_meter, warn_unused
 from evergrow.backbones.loader import (
     Failure,
     Layout,
     Loaded,
     choose_workers,
-    load_picture,
-    picture_batches,
+    image_batches,
+    load_image,
     text_batches,
 )
-from evergrow.backbones.precision import Encoder, Precision
+from evergrow.backbones.precision import Precision, PrecisionEncoder
 from evergrow.backbones.settings import ExtractConfig, configured
-from evergrow.backbones.shards import Entry, ShardWriter, Stored
+from evergrow.backbones.shards import CacheEntry, ShardWriter, Stored
 from evergrow.core.errors import (
     CacheWarning,
     DatasetNotFoundError,
@@ -41,7 +41,7 @@ from evergrow.core.errors import (
 from evergrow.core.items import Items
 
 _LOG = logging.getLogger(__name__)
-_NAMED = 5  # pictures that a warning names
+_NAMED = 5  # images that a warning names
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def extract(backbone: Backbone, items: Items, *, config: ExtractConfig | None = 
     backbone : Backbone
         What to run.
     items : Items
-        Pictures or texts.
+        Images or texts.
     config : ExtractConfig, optional
         How.
     **settings
@@ -100,7 +100,7 @@ def extract(backbone: Backbone, items: Items, *, config: ExtractConfig | None = 
     Raises
     ------
     ImageError
-        If a picture cannot be read and ``on_error`` is ``"raise"``, or if none can.
+        If an image cannot be read and ``on_error`` is ``"raise"``, or if none can.
     InputError
         If there are no items, or the backbone does not take their kind.
 
@@ -123,7 +123,7 @@ def extract(backbone: Backbone, items: Items, *, config: ExtractConfig | None = 
     config = configured(config, settings)
     _check(backbone, items)
     work = _Work(backbone, items, config, time.perf_counter())
-    encoder = Encoder(backbone, config.precision)  # refuses a precision that the device does not have
+    encoder = PrecisionEncoder(backbone, config.precision)  # refuses a precision that the device does not have
     found = _address(work)
     if found is None:
         return _run(work, encoder, Collector(len(items), backbone.n_features))
@@ -170,7 +170,7 @@ def _check(backbone: Backbone, items: Items) -> None:
 # -- cache ----------------------------------------------------------------------------------------------
 
 
-def _address(work: _Work) -> tuple[Entry, dict[str, Any]] | None:
+def _address(work: _Work) -> tuple[CacheEntry, dict[str, Any]] | None:
     """Return the entry of this work and what it says of itself; None where nothing is to be kept."""
     config, spec = work.config, work.backbone.spec
     if config.cache is False:
@@ -180,14 +180,14 @@ def _address(work: _Work) -> tuple[Entry, dict[str, Any]] | None:
     except DatasetNotFoundError as error:
         if config.on_error == "raise":
             raise
-        warn_unused(error)  # a missing picture is one more that is left out, but has no stamp
+        warn_unused(error)  # a missing image is one more that is left out, but has no stamp
         return None
     cache = FeatureCache(config.cache)
     entry = cache.entry(feature_key(stamp, spec, config.precision))
     return entry, describe(work.items, stamp, spec, config.precision)
 
 
-def _load(work: _Work, entry: Entry, *, mend: bool) -> Stored | None:
+def _load(work: _Work, entry: CacheEntry, *, mend: bool) -> Stored | None:
     """Return the stored features if they are there and still right.
 
     With ``mend``, while the entry is held, what is damaged or was cut short by the system is removed.
@@ -196,7 +196,7 @@ def _load(work: _Work, entry: Entry, *, mend: bool) -> Stored | None:
         stored = entry.load()
         if stored is None or not _readable_now(work, stored.failures):
             return stored
-        reason = "pictures that could not be read can be read now"
+        reason = "images that could not be read can be read now"
     except FileFormatError as error:
         reason = f"damaged: {error}"
     if mend:
@@ -208,15 +208,15 @@ def _load(work: _Work, entry: Entry, *, mend: bool) -> Stored | None:
 
 
 def _readable_now(work: _Work, failures: Sequence[Failure]) -> bool:
-    """Say whether a picture that the system once refused to hand out can be read by now."""
+    """Say whether an image that the system once refused to hand out can be read by now."""
     refused = [failure.row for failure in failures if failure.passing]
     transform = work.backbone.transform if refused else None  # asking for it may load the backbone
     return transform is not None and any(
-        not isinstance(load_picture(work.items, transform, row), Failure) for row in refused
+        not isinstance(load_image(work.items, transform, row), Failure) for row in refused
     )
 
 
-def _writer(work: _Work, entry: Entry, about: dict[str, Any]) -> ShardWriter:
+def _writer(work: _Work, entry: CacheEntry, about: dict[str, Any]) -> ShardWriter:
     """Return a writer that goes on with an unfinished entry, or begins a new one where that does not fit."""
     sizes = {"n_items": len(work.items), "n_features": work.backbone.n_features}
     writer = ShardWriter(entry, about, **sizes)
@@ -226,7 +226,7 @@ def _writer(work: _Work, entry: Entry, about: dict[str, Any]) -> ShardWriter:
     return writer
 
 
-def _tell_waiting(entry: Entry) -> None:
+def _tell_waiting(entry: CacheEntry) -> None:
     _LOG.warning("waiting for another process that extracts the same features (%s)", entry.folder.name[:12])
 
 
@@ -238,11 +238,11 @@ def _fetched(work: _Work, stored: Stored) -> Extraction:
 # -- work -----------------------------------------------------------------------------------------------
 
 
-def _run(work: _Work, encoder: Encoder, collector: Collector) -> Extraction:
+def _run(work: _Work, encoder: PrecisionEncoder, collector: Collector) -> Extraction:
     """Take all items that are not done yet through the backbone."""
     _raise_if_fatal(work, collector.failures)
     if collector.precision is not None:
-        encoder = Encoder(work.backbone, work.config.precision, collector.precision)
+        encoder = PrecisionEncoder(work.backbone, work.config.precision, collector.precision)
     resumed, n_items = collector.done, len(work.items)
     shard_size = -(-work.config.shard_size // work.batch_size) * work.batch_size
     layout = Layout(resumed, n_items, work.batch_size, shard_size)
@@ -251,7 +251,7 @@ def _run(work: _Work, encoder: Encoder, collector: Collector) -> Extraction:
     failures: list[Failure] = []
     with (
         torch.inference_mode(),
-        meter(work.items.kind, len(work.items), resumed, enabled=work.config.progress) as tick,
+        item_meter(work.items.kind, len(work.items), resumed, enabled=work.config.progress) as tick,
         _batches(work, layout) as batches,
     ):
         for loaded, features in _encoded(encoder, batches):
@@ -282,26 +282,28 @@ def _run(work: _Work, encoder: Encoder, collector: Collector) -> Extraction:
 def _batches(work: _Work, layout: Layout) -> Iterator[Iterator[Loaded]]:
     transform = work.backbone.transform
     if transform is None and work.items.kind == "image":
-        raise InputError(f"backbone must have a transform to take pictures, got None from {work.backbone.spec.name}")
+        raise InputError(f"backbone must have a transform to take images, got None from {work.backbone.spec.name}")
     if transform is None:
         yield text_batches(work.items, layout)
         return
     device, wanted = work.backbone.device, work.config.workers
     if wanted == "auto":
-        workers = choose_workers(len(layout), device, work.batch_size * _picture_bytes(work))
+        workers = choose_workers(len(layout), device, work.batch_size * _image_bytes(work))
     else:
         workers = min(wanted, len(layout))
-    with picture_batches(work.items, transform, layout, workers=workers, pin=device.type == "cuda") as batches:
+    with image_batches(work.items, transform, layout, workers=workers, pin=device.type == "cuda") as batches:
         yield batches
 
 
-def _picture_bytes(work: _Work) -> int:
-    """Return the size of a transformed picture; a guess on the safe side where the preprocessing does not tell."""
+def _image_bytes(work: _Work) -> int:
+    """Return the size of a transformed image; a guess on the safe side where the preprocessing does not tell."""
     size = work.backbone.spec.preprocessing.get("size", (512, 512))
     return 3 * 4 * int(size[0]) * int(size[1])
 
 
-def _encoded(encoder: Encoder, batches: Iterator[Loaded]) -> Iterator[tuple[Loaded, NDArray[np.float32] | None]]:
+def _encoded(
+    encoder: PrecisionEncoder, batches: Iterator[Loaded]
+) -> Iterator[tuple[Loaded, NDArray[np.float32] | None]]:
     """Yield every batch with its features, one batch late: a GPU has the next one before it is asked for the last."""
     waiting: tuple[Loaded, torch.Tensor | None] | None = None
     for loaded in batches:
@@ -314,7 +316,7 @@ def _encoded(encoder: Encoder, batches: Iterator[Loaded]) -> Iterator[tuple[Load
 
 
 def _finished(
-    encoder: Encoder, loaded: Loaded, features: torch.Tensor | None
+    encoder: PrecisionEncoder, loaded: Loaded, features: torch.Tensor | None
 ) -> tuple[Loaded, NDArray[np.float32] | None]:
     if features is None or loaded.batch is None:
         return loaded, None
@@ -337,12 +339,12 @@ def _in_order(work: _Work, rows: list[NDArray[np.int64]], blocks: list[NDArray[n
 
 
 def _raise_if_fatal(work: _Work, failures: Sequence[Failure]) -> None:
-    """Raise for the first picture that cannot be read, if that is to be fatal."""
+    """Raise for the first image that cannot be read, if that is to be fatal."""
     if failures and work.config.on_error == "raise":
         failure = failures[0]
         source = work.items.raw(failure.row)
         where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
-        raise ImageError(f"{failure.reason}{where}; on_error='skip' leaves such pictures out")
+        raise ImageError(f"{failure.reason}{where}; on_error='skip' leaves such images out")
 
 
 def _judge(work: _Work, failures: Sequence[Failure]) -> None:
@@ -354,9 +356,9 @@ def _judge(work: _Work, failures: Sequence[Failure]) -> None:
     more = f" and {len(failures) - _NAMED} more" if len(failures) > _NAMED else ""
     said = f"{named}{more}; the first because {failures[0].reason}"
     if len(failures) == len(work.items):
-        raise ImageError(f"at least one picture must be readable, got {len(failures)} that are not: {said}")
+        raise ImageError(f"at least one image must be readable, got {len(failures)} that are not: {said}")
     warnings.warn(
-        f"{len(failures)} of {len(work.items)} pictures could not be read and are left out: {said}",
+        f"{len(failures)} of {len(work.items)} images could not be read and are left out: {said}",
         DataWarning,
         stacklevel=4,
     )

@@ -1,4 +1,4 @@
-"""Pictures of every kind as 8-bit RGB, or an error that names the one that cannot be read."""
+"""Images of every kind as 8-bit RGB, or an error that names the one that cannot be read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_PIXELS = 178_956_970
-"""Pictures with more pixels are refused before they are decoded (the point where Pillow refuses them too)."""
+"""Images with more pixels are refused before they are decoded (the point where Pillow refuses them too)."""
 
 ImageSource = str | os.PathLike[str] | bytes | NDArray[Any] | Any
 """What :func:`decode_image` takes: a path, the bytes of a file, a PIL image or a uint8 array."""
@@ -37,21 +37,21 @@ if hasattr(os, "register_at_fork"):  # a worker process must not inherit a lock 
 
 
 def decode_image(source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS) -> Image:
-    """Return a picture in RGB, the right way up.
+    """Return an image in RGB, the right way up.
 
-    An orientation noted in the EXIF data is applied. Grey, palette and CMYK pictures become RGB as Pillow's
+    An orientation noted in the EXIF data is applied. Grey, palette and CMYK images become RGB as Pillow's
     ``convert("RGB")`` makes them; an alpha channel is dropped, not laid over a colour. 16-bit grey is scaled to 8 bits
     (Pillow would clip it). Of an animation the first frame counts.
 
     Parameters
     ----------
     source : path-like, bytes, PIL.Image.Image or ndarray
-        A file, the content of a file, a picture, or uint8 pixels of shape (height, width), (height, width, 1),
+        A file, the content of a file, an image, or uint8 pixels of shape (height, width), (height, width, 1),
         (height, width, 3) or (height, width, 4).
     name : str, optional
-        What to call the picture in messages; the path by default.
+        What to call the image in messages; the path by default.
     max_pixels : int
-        Larger pictures are refused before they are decoded.
+        Larger images are refused before they are decoded.
 
     Returns
     -------
@@ -67,8 +67,8 @@ def decode_image(source: ImageSource, *, name: str | None = None, max_pixels: in
     --------
     >>> import numpy as np
     >>> from evergrow.backbones import decode_image
-    >>> picture = decode_image(np.full((4, 6), 128, dtype=np.uint8))
-    >>> picture.mode, picture.size, picture.getpixel((0, 0))
+    >>> image = decode_image(np.full((4, 6), 128, dtype=np.uint8))
+    >>> image.mode, image.size, image.getpixel((0, 0))
     ('RGB', (6, 4), (128, 128, 128))
     """
     from PIL import Image
@@ -76,7 +76,7 @@ def decode_image(source: ImageSource, *, name: str | None = None, max_pixels: in
     if isinstance(source, np.ndarray):
         return _from_array(source, name or "the array", max_pixels)
     if isinstance(source, Image.Image):
-        with _readable(name or "the picture"):
+        with _readable(name or "the image"):
             _check_size(source, max_pixels)
             return _to_rgb(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -86,7 +86,7 @@ def decode_image(source: ImageSource, *, name: str | None = None, max_pixels: in
         opened = Path(source)
         name = name or str(opened)
     else:
-        raise ImageError(f"picture must be a path, bytes, a PIL image or a uint8 array, got {type(source).__name__}")
+        raise ImageError(f"image must be a path, bytes, a PIL image or a uint8 array, got {type(source).__name__}")
     with _readable(name), _open(opened) as image:
         _check_size(image, max_pixels)
         image.load()
@@ -95,15 +95,15 @@ def decode_image(source: ImageSource, *, name: str | None = None, max_pixels: in
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Turn whatever a decoder raises into an error with the picture's name."""
+    """Turn whatever a decoder raises into an error with the image's name."""
     try:
         yield
     except ImageError as error:
         raise ImageError(f"{error} (in {name})") from error
     except MemoryError:
-        raise  # says something about the machine, not about the picture
+        raise  # says something about the machine, not about the image
     except Exception as error:  # decoders meet broken files with any exception: OSError, SyntaxError, struct.error, ...
-        raise ImageError(f"picture must be a readable image file, got {name}: {_reason(error)}") from error
+        raise ImageError(f"image must be a readable image file, got {name}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -134,10 +134,10 @@ def _open(opened: Any) -> Iterator[Image]:
 def _check_size(image: Image, max_pixels: int) -> None:
     width, height = image.size
     if width < 1 or height < 1:
-        raise ImageError(f"picture must have at least one pixel, got {width} x {height}")
+        raise ImageError(f"image must have at least one pixel, got {width} x {height}")
     if width * height > max_pixels:
         raise ImageError(
-            f"picture must have at most {max_pixels:,} pixels, got {width} x {height} = {width * height:,}; "
+            f"image must have at most {max_pixels:,} pixels, got {width} x {height} = {width * height:,}; "
             "raise max_pixels if it is meant to be so large"
         )
 
@@ -164,12 +164,12 @@ def _scaled_to_bytes(image: Image) -> Image:
 
     levels = np.asarray(image).astype(np.float64)
     if not np.isfinite(levels).all():
-        raise ImageError("picture must have finite grey levels, got NaN or infinity")
+        raise ImageError("image must have finite grey levels, got NaN or infinity")
     low, high = float(levels.min()), float(levels.max())
     if image.mode == "F" and low >= 0 and high <= 1:
         low, high = 0.0, 1.0
     elif image.mode != "F" and low >= 0 and high <= 65535:
-        low, high = 0.0, 65535.0  # the range of the format, so that a dark picture stays dark
+        low, high = 0.0, 65535.0  # the range of the format, so that a dark image stays dark
     span = high - low or 1.0
     return Image.fromarray(np.rint((levels - low) / span * 255).astype(np.uint8))
 
@@ -180,7 +180,7 @@ def _from_array(array: NDArray[Any], name: str, max_pixels: int) -> Image:
     channels = array.shape[2] if array.ndim == 3 else 1
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or channels not in (1, 3, 4) or array.size == 0:
         raise ImageError(
-            f"picture must be uint8 of shape (height, width) or (height, width, 1, 3 or 4), got {array.dtype} of shape "
+            f"image must be uint8 of shape (height, width) or (height, width, 1, 3 or 4), got {array.dtype} of shape "
             f"{array.shape} (in {name})"
         )
     with _readable(name):

@@ -1,4 +1,4 @@
-"""From items to batches: pictures decoded and transformed in worker processes, texts grouped by length."""
+"""From items to batches: images decoded and transformed in worker processes, texts grouped by length."""
 
 from __future__ import annotations
 
@@ -101,31 +101,31 @@ class Layout:
         return end == self.stop or (end - self.start) % self.shard_size == 0
 
 
-def load_pictures(items: Items, transform: Transform, rows: range) -> tuple[list[int], Tensor | None, list[Failure]]:
-    """Decode and transform these pictures; return the rows read, their pixels in channels-last order, and the rest."""
+def load_images(items: Items, transform: Transform, rows: range) -> tuple[list[int], Tensor | None, list[Failure]]:
+    """Decode and transform these images; return the rows read, their pixels in channels-last order, and the rest."""
     pixels: Tensor | None = None
     read: list[int] = []
     failures: list[Failure] = []
     for row in rows:
-        picture = load_picture(items, transform, row)
-        if isinstance(picture, Failure):
-            failures.append(picture)
+        image = load_image(items, transform, row)
+        if isinstance(image, Failure):
+            failures.append(image)
             continue
         if pixels is None:
-            layout = torch.channels_last if picture.ndim == 3 else torch.contiguous_format
-            pixels = torch.empty((len(rows), *picture.shape), dtype=picture.dtype, memory_format=layout)
-        elif picture.shape != pixels.shape[1:]:
+            layout = torch.channels_last if image.ndim == 3 else torch.contiguous_format
+            pixels = torch.empty((len(rows), *image.shape), dtype=image.dtype, memory_format=layout)
+        elif image.shape != pixels.shape[1:]:
             raise InputError(
-                f"transform must give pictures of one shape, got {tuple(picture.shape)} for {items.name(row)} "
+                f"transform must give images of one shape, got {tuple(image.shape)} for {items.name(row)} "
                 f"after {tuple(pixels.shape[1:])}"
             )
-        pixels[len(read)] = picture
+        pixels[len(read)] = image
         read.append(row)
     return read, None if pixels is None else pixels[: len(read)], failures
 
 
-def load_picture(items: Items, transform: Transform, row: int) -> Tensor | Failure:
-    """Decode and transform one picture, or say why that is impossible."""
+def load_image(items: Items, transform: Transform, row: int) -> Tensor | Failure:
+    """Decode and transform one image, or say why that is impossible."""
     from evergrow.backbones import images
 
     source, name = items.raw(row), items.name(row)
@@ -159,7 +159,7 @@ class _Batches(Dataset[Loaded]):
 
     def __getitem__(self, number: int) -> Loaded:
         layout = self._layout
-        read, pixels, failures = load_pictures(self._items, self._transform, layout.rows(number))
+        read, pixels, failures = load_images(self._items, self._transform, layout.rows(number))
         return Loaded(np.array(read, dtype=np.int64), pixels, failures, layout.ends_shard(number))
 
 
@@ -168,17 +168,17 @@ def _as_it_is(loaded: Any) -> Any:
 
 
 @contextmanager
-def picture_batches(
+def image_batches(
     items: Items, transform: Transform, layout: Layout, *, workers: int, pin: bool
 ) -> Iterator[Iterator[Loaded]]:
-    """Yield an iterator over the batches of pictures, in order.
+    """Yield an iterator over the batches of images, in order.
 
     Parameters
     ----------
     items : Items
-        The pictures.
+        The images.
     transform : callable
-        From a decoded picture to a tensor.
+        From a decoded image to a tensor.
     layout : Layout
         Which rows.
     workers : int
@@ -237,7 +237,7 @@ def choose_workers(n_batches: int, device: torch.device, batch_bytes: int) -> in
     device : torch.device
         Where the model runs.
     batch_bytes : int
-        Size of a batch of transformed pictures.
+        Size of a batch of transformed images.
 
     Examples
     --------

@@ -19,7 +19,7 @@ AGREEMENT = 1e-3
 """Largest distance of half-precision features from float32 ones, relative to each row's norm, that "auto" accepts."""
 
 
-class Encoder:
+class PrecisionEncoder:
     """Run a backbone at a precision that is settled by its first batch.
 
     Parameters

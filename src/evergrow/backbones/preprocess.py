@@ -1,4 +1,4 @@
-"""From a decoded picture to the tensor a backbone expects; the settings travel with the backbone and the model."""
+"""From a decoded image to the tensor a backbone expects; the settings travel with the backbone and the model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Preprocessing:
     size : tuple of int
         Height and width of the result.
     resize : tuple of int
-        Height and width that pictures are resized for before the crop.
+        Height and width that images are resized for before the crop.
     crop_mode : {"center", "squash", "border"}
         ``"center"`` resizes the shorter side and cuts out the centre; ``"squash"`` resizes both sides, whatever the
         proportions; ``"border"`` resizes the longer side and fills up with the mean colour.
@@ -53,8 +53,8 @@ class Preprocessing:
     --------
     >>> import numpy as np
     >>> from evergrow.backbones import Preprocessing, decode_image
-    >>> picture = decode_image(np.zeros((300, 400, 3), dtype=np.uint8))
-    >>> tuple(Preprocessing.pilot()(picture).shape)
+    >>> image = decode_image(np.zeros((300, 400, 3), dtype=np.uint8))
+    >>> tuple(Preprocessing.pilot()(image).shape)
     (3, 224, 224)
     >>> Preprocessing.from_dict(Preprocessing.pilot().to_dict()) == Preprocessing.pilot()
     True
@@ -122,7 +122,7 @@ class Preprocessing:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def __call__(self, image: Image) -> Tensor:
-        """Return a float32 tensor (3, height, width) of a picture in RGB.
+        """Return a float32 tensor (3, height, width) of an image in RGB.
 
         Parameters
         ----------
@@ -162,7 +162,7 @@ class Preprocessing:
         return max(round(height / ratio), 1), max(round(width / ratio), 1)
 
     def _padded(self, image: Image) -> Image:
-        """Lay the picture on the middle of a canvas where it is too small, and cut where it is too large."""
+        """Lay the image on the middle of a canvas where it is too small, and cut where it is too large."""
         from PIL import Image as PILImage
 
         border = self.crop_mode == "border"
@@ -186,7 +186,7 @@ def resampling(interpolation: str) -> Any:
 
 
 def to_tensor(image: Image, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Return a picture as a normalised float32 tensor (3, height, width)."""
+    """Return an image as a normalised float32 tensor (3, height, width)."""
     pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).contiguous()
     result = pixels.to(torch.float32).div_(255)
     if any(mean) or any(value != 1 for value in std):

@@ -22,12 +22,12 @@ class ExtractConfig:
     batch_size : int, optional
         Items per batch; by default 32 on a CPU and 128 on a GPU.
     workers : int or "auto"
-        Processes that decode pictures; 0 decodes in this one.
+        Processes that decode images; 0 decodes in this one.
     precision : {"auto", "float32", "float16"}
         ``"auto"`` runs the backbone in half precision on a GPU if its first batch then agrees with float32 to 1e-3 of
         every row's norm, and in float32 otherwise.
     on_error : {"raise", "skip"}
-        What to do about a picture that cannot be read: raise and name it, or leave it out and warn.
+        What to do about an image that cannot be read: raise and name it, or leave it out and warn.
     cache : None, False or path-like
         The default cache, none, or the one in this folder.
     progress : bool

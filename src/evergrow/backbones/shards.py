@@ -74,7 +74,7 @@ class Shard:
     failures: tuple[Failure, ...]
 
 
-class Entry:
+class CacheEntry:
     """A folder of the cache.
 
     Parameters
@@ -85,9 +85,9 @@ class Entry:
     Examples
     --------
     >>> import tempfile, pathlib, numpy as np
-    >>> from evergrow.backbones.shards import Entry, ShardWriter
+    >>> from evergrow.backbones.shards import CacheEntry, ShardWriter
     >>> with tempfile.TemporaryDirectory() as root:
-    ...     entry = Entry(pathlib.Path(root, "key"))
+    ...     entry = CacheEntry(pathlib.Path(root, "key"))
     ...     with entry.hold():
     ...         writer = ShardWriter(entry, {}, n_items=3, n_features=2)
     ...         writer.append(3, np.ones((3, 2), dtype=np.float32), [], "float32")
@@ -218,7 +218,7 @@ class ShardWriter:
 
     Parameters
     ----------
-    entry : Entry
+    entry : CacheEntry
         Where; held by the caller.
     about : dict
         What ``meta.json`` says besides.
@@ -237,7 +237,7 @@ class ShardWriter:
         What they were run at; None before the first shard.
     """
 
-    def __init__(self, entry: Entry, about: dict[str, Any], *, n_items: int, n_features: int) -> None:
+    def __init__(self, entry: CacheEntry, about: dict[str, Any], *, n_items: int, n_features: int) -> None:
         self._entry, self._about = entry, about
         self._n_items, self._n_features = n_items, n_features
         shards = self._whole_shards()
@@ -377,7 +377,7 @@ def _mapped(path: Path) -> NDArray[np.float32]:
     return cast("NDArray[np.float32]", np.load(path, mmap_mode="r", allow_pickle=False))
 
 
-def _clear_if_possible(entry: Entry) -> None:
+def _clear_if_possible(entry: CacheEntry) -> None:
     with suppress(OSError):
         entry.clear()
 

@@ -234,7 +234,7 @@ class Located:
 
 
 def locate(name: str, weights: str | os.PathLike[str] | None, hub: HubFile | None) -> Located:
-    """Return where the weights of a picture backbone are, downloading them if that was asked for or is the last way.
+    """Return where the weights of an image backbone are, downloading them if that was asked for or is the last way.
 
     Parameters
     ----------

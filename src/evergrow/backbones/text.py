@@ -186,5 +186,5 @@ def text_available() -> bool:
 
 
 def check_text_preset(preset: Any) -> None:
-    """Refuse a preprocessing of pictures for texts."""
+    """Refuse a preprocessing of images for texts."""
     check_choice("preset of a text backbone", preset, ("timm", ""))

@@ -1,4 +1,4 @@
-"""Picture backbones: any architecture of timm, and any module of the user's."""
+"""Image backbones: any architecture of timm, and any module of the user's."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from evergrow.core.validation import check_choice, check_number
 
 
 class ImageBackbone(Backbone):
-    """A frozen picture backbone; made by :func:`create_backbone`.
+    """A frozen image backbone; made by :func:`create_backbone`.
 
     Parameters
     ----------
     module : torch.nn.Module
-        From pictures (n, 3, height, width) to features (n, d).
+        From images (n, 3, height, width) to features (n, d).
     spec : BackboneSpec
         What decides its output.
     device : torch.device
@@ -40,7 +40,7 @@ class ImageBackbone(Backbone):
     module : torch.nn.Module
         The network, for those who tune it; :meth:`encode` runs it in evaluation mode and leaves its mode as it was.
     transform : Preprocessing
-        What it wants to be done to a picture.
+        What it wants to be done to an image.
     """
 
     transform: Preprocessing
@@ -61,7 +61,7 @@ class ImageBackbone(Backbone):
         return self
 
     def encode(self, batch: Tensor | list[str]) -> Tensor:
-        """Return float32 features (n, d) of a batch of transformed pictures.
+        """Return float32 features (n, d) of a batch of transformed images.
 
         Parameters
         ----------
@@ -81,10 +81,10 @@ class ImageBackbone(Backbone):
         return features
 
 
-def run(module: nn.Module, pictures: Tensor) -> Tensor:
+def run(module: nn.Module, images: Tensor) -> Tensor:
     """Return float32 features without gradients, in evaluation mode; the module's mode is left as it was."""
     with _evaluating(module), torch.inference_mode():
-        output = module(pictures)
+        output = module(images)
     if not isinstance(output, Tensor):
         raise InputError(f"module must return a tensor (n, d), got {type(output).__name__}")
     # A copy made out here is an ordinary tensor, which a probe can later be trained on.
@@ -160,10 +160,10 @@ def describe(module: nn.Module, preprocessing: Preprocessing, *, name: str, pres
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         if isinstance(error, InputError):
             raise
-        raise ParameterError(f"module must take pictures of shape {tuple(blank.shape)}, but {name}: {error}") from error
+        raise ParameterError(f"module must take images of shape {tuple(blank.shape)}, but {name}: {error}") from error
     if features.ndim != 2:
         raise ParameterError(
-            f"module must return one vector per picture, got shape {tuple(features.shape)} from {name}: pool it first"
+            f"module must return one vector per image, got shape {tuple(features.shape)} from {name}: pool it first"
         )
     width = int(features.shape[1])
     return BackboneSpec(
@@ -263,7 +263,7 @@ def choose_preprocessing(
     if preset == "timm":
         return own, preset
     if own.size[0] != own.size[1]:
-        raise ParameterError(f"preset must be 'timm' for a model whose pictures are not square, got {preset!r}")
+        raise ParameterError(f"preset must be 'timm' for a model whose images are not square, got {preset!r}")
     make = Preprocessing.pilot if preset == "pilot" else Preprocessing.pilot_cifar
     return make(own.size[0]), preset
 
@@ -282,7 +282,7 @@ def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options as JSON would give them back, since they are saved with every model."""
     for reserved in ("num_classes", "pretrained", "in_chans", "features_only", "checkpoint_path"):
         if reserved in options:
-            raise ParameterError(f"model options must not set {reserved}: a backbone returns features of RGB pictures")
+            raise ParameterError(f"model options must not set {reserved}: a backbone returns features of RGB images")
     try:
         result: dict[str, Any] = json.loads(json.dumps(dict(options), allow_nan=False))
     except (TypeError, ValueError) as error:

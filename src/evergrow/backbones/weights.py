@@ -105,7 +105,7 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], *, source: st
     """Put weights into a module, all of them or none.
 
     Classifier weights are left out where the module has no classifier. Position embeddings are resampled where timm
-    knows how to for this architecture and only the picture size differs.
+    knows how to for this architecture and only the image size differs.
 
     Parameters
     ----------

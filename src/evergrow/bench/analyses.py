@@ -22,6 +22,7 @@ from evergrow.core.errors import ParameterError
 from evergrow.core.registry import Registry
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
+from evergrow.datasets import FeatureSet
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg.conditioning import (
@@ -33,13 +34,13 @@ from evergrow.linalg.conditioning import (
 from evergrow.methods import create_method
 from evergrow.projections import BlockRecord
 from evergrow.projections.scales import centred_rms
-from evergrow.streams import FeatureSet, Stream
+from evergrow.streams import Stream
 
 XI_UNITS = ("absolute", "rms")
 
 
 @dataclass(frozen=True)
-class Scene:
+class AnalysisInput:
     """What an analysis looks at.
 
     Parameters
@@ -79,17 +80,17 @@ class Analysis:
     needs : tuple of str
         Attributes or options that a method must have to be analysed.
     measure : callable
-        Returns the results from a scene and the settings.
+        Returns the results from a given and the settings.
     """
 
     settings: type[Any]
     needs: tuple[str, ...]
-    measure: Callable[[Scene, Any], dict[str, Any]]
+    measure: Callable[[AnalysisInput, Any], dict[str, Any]]
 
 
 ANALYSES: Registry[Analysis] = Registry("analysis")
 
-Measure = Callable[[Scene, Any], dict[str, Any]]
+Measure = Callable[[AnalysisInput, Any], dict[str, Any]]
 
 
 def _analysis(name: str, settings: type[Any], *needs: str) -> Callable[[Measure], Measure]:
@@ -128,7 +129,7 @@ class ConditioningSettings:
 
 
 @_analysis("conditioning", ConditioningSettings, "layer_", "alpha_")
-def conditioning(scene: Scene, settings: ConditioningSettings) -> dict[str, Any]:
+def conditioning(given: AnalysisInput, settings: ConditioningSettings) -> dict[str, Any]:
     """Measure the random feature matrix H of a subset, and P_t = G_t + alpha I after every stage.
 
     ``features`` has the singular values of H (``sigma_max``, ``sigma_2``, ``sigma_min``, of which there are as many as
@@ -137,9 +138,9 @@ def conditioning(scene: Scene, settings: ConditioningSettings) -> dict[str, Any]
     every ridge, lists over stages of P_t's condition number, extreme eigenvalues, Frobenius norm ``norm``, that of its
     inverse, and its effective rank ``sum d / (d + alpha)``.
     """
-    head, stream = scene.fit_first(), scene.stream
-    order = torch.randperm(len(scene.data.y_train), generator=generator(scene.run.seed, "mechanism", "samples"))
-    H = _activations(head, scene.features(order[: settings.n_samples].numpy()))
+    head, stream = given.fit_first(), given.stream
+    order = torch.randperm(len(given.data.y_train), generator=generator(given.run.seed, "mechanism", "samples"))
+    H = _activations(head, given.features(order[: settings.n_samples].numpy()))
     features = _figures(matrix_conditioning(H))
     features["shape"] = list(H.shape)
     alphas = [float(alpha) for alpha in settings.alphas] or [float(getattr(head, "alpha_", 1.0))]
@@ -148,7 +149,7 @@ def conditioning(scene: Scene, settings: ConditioningSettings) -> dict[str, Any]
     gram, classes, samples = H.new_zeros(H.shape[1], H.shape[1]), 0, 0
     for task in stream:
         for rows in _pieces(task.train):
-            part = _activations(head, scene.features(rows))
+            part = _activations(head, given.features(rows))
             gram.addmm_(part.T, part)
         # P_t differs from G_t by alpha on the diagonal: one decomposition serves all ridges.
         values = torch.linalg.eigvalsh(gram).clamp_min(0.0)
@@ -183,7 +184,7 @@ class SimilaritySettings:
 
 
 @_analysis("similarity", SimilaritySettings, "layer_")
-def similarity(scene: Scene, settings: SimilaritySettings) -> dict[str, Any]:
+def similarity(given: AnalysisInput, settings: SimilaritySettings) -> dict[str, Any]:
     """Measure the cosine similarity of units on the first task.
 
     ``matrix`` holds that of the columns of H, to four digits, and ``centred_matrix`` that of the columns less their
@@ -191,11 +192,11 @@ def similarity(scene: Scene, settings: SimilaritySettings) -> dict[str, Any]:
     ``centred_mean_abs`` and ``weights_mean_abs`` are the mean absolute entries off the diagonal of the two, and of the
     cosine similarity of the units' input weights.
     """
-    head = scene.fit_first()
-    H = _activations(head, scene.features(scene.stream.tasks[0].train))
+    head = given.fit_first()
+    H = _activations(head, given.features(given.stream.tasks[0].train))
     weights = _model(head).projection.tensors()["weights"].to(torch.float64)
     n_units = weights.shape[1]  # a direct link's columns of H are no units
-    order = torch.randperm(n_units, generator=generator(scene.run.seed, "mechanism", "bases", n_units))
+    order = torch.randperm(n_units, generator=generator(given.run.seed, "mechanism", "bases", n_units))
     units = order[: settings.n_bases].sort().values.to(H.device)
     columns = cosine_matrix(H[:, units])
     centred = cosine_matrix(H[:, units] - H[:, units].mean(dim=0))
@@ -230,7 +231,7 @@ class ResidualSettings:
 
 
 @_analysis("residual", ResidualSettings, "construction_log_", "status_")
-def residual(scene: Scene, settings: ResidualSettings) -> dict[str, Any]:
+def residual(given: AnalysisInput, settings: ResidualSettings) -> dict[str, Any]:
     """Measure how the residual of the first task falls while the layer grows.
 
     ``log`` holds lists over accepted blocks: width ``n_units``, ``rmse``, ``scale`` (xi, or Lambda of SCSM), the falls
@@ -238,7 +239,7 @@ def residual(scene: Scene, settings: ResidualSettings) -> dict[str, Any]:
     have a positive left side as printed (``drop_theorem``) and ``coupling_holds`` have R_L >= 0; SCSM logs its true
     fall as both.
     """
-    head = scene.fit_first()
+    head = given.fit_first()
     log = _construction_log(head)
     kept = np.unique(np.linspace(0, len(log) - 1, min(settings.max_points, len(log))).round().astype(int))
     names = [item.name for item in dataclasses.fields(BlockRecord)]
@@ -260,13 +261,13 @@ class SweepSettings:
 
 
 @_analysis("sweep", SweepSettings)
-def sweep(scene: Scene, settings: SweepSettings) -> dict[str, Any]:
+def sweep(given: AnalysisInput, settings: SweepSettings) -> dict[str, Any]:
     """Learn the whole stream and measure width, time and accuracy; peak memory stands in the record itself.
 
     ``fit_s`` is the first task as a whole, ``construction_s`` the growing of the layer in it, up to the last
     acceptance; ``update_s`` all later tasks.
     """
-    return _learned(scene.run, scene.data)
+    return _learned(given.run, given.data)
 
 
 @dataclass(frozen=True)
@@ -287,19 +288,19 @@ class XiSettings:
 
 
 @_analysis("xi", XiSettings, "scales", "construction_log_")
-def xi(scene: Scene, settings: XiSettings) -> dict[str, Any]:
+def xi(given: AnalysisInput, settings: XiSettings) -> dict[str, Any]:
     """Learn the whole stream with fixed or adaptive xi, as :func:`sweep` does.
 
     ``scales`` are the xi given to the method, ``feature_rms`` what the unit ``"rms"`` divides by, and
     ``trajectory`` has every xi that was used with the width at which it was left.
     """
-    rms = centred_rms(scene.features(scene.stream.tasks[0].train))
-    scales = scene.run.options.get("scales", "paper")
+    rms = centred_rms(given.features(given.stream.tasks[0].train))
+    scales = given.run.options.get("scales", "paper")
     if not isinstance(scales, str):
         scales = [float(scale) / (rms if settings.unit == "rms" else 1.0) for scale in scales]
-    run = dataclasses.replace(scene.run, options={**scene.run.options, "scales": scales})
-    given = scales if isinstance(scales, str) else [figure(scale) for scale in scales]
-    return {**_learned(run, scene.data), "feature_rms": figure(rms), "scales": given}
+    run = dataclasses.replace(given.run, options={**given.run.options, "scales": scales})
+    shown = scales if isinstance(scales, str) else [figure(scale) for scale in scales]
+    return {**_learned(run, given.data), "feature_rms": figure(rms), "scales": shown}
 
 
 def _learned(run: Run, data: FeatureSet) -> dict[str, Any]:

@@ -12,18 +12,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from evergrow.bench.data import ImageData
 from evergrow.bench.grid import Run
 from evergrow.bench.memory import PeakMemory
-from evergrow.bench.shelf import Pictures
 from evergrow.bench.within import within_results
 from evergrow.core.devices import resolve_device, synchronize
 from evergrow.core.errors import InputError
+from evergrow.datasets import FeatureSet
 from evergrow.heads.base import IncrementalClassifier
-from evergrow.methods import create_method
-from evergrow.methods.trained import Cost, FsaClassifier, ImageClassifier
+from evergrow.methods import FsaClassifier, ImageClassifier, create_method
 from evergrow.metrics import accuracy_matrix, session_accuracies, summarize, task_accuracies
 from evergrow.records import RunRecord, environment, error_entry, plain, scrub, utc_now, versions
-from evergrow.streams import FeatureSet, Stream, Task
+from evergrow.streams import Stream, Task
+from evergrow.training import Cost
 
 Tick = Callable[[int, int, float], None]
 """Called after every session with (sessions done, sessions in all, accuracy over seen classes)."""
@@ -51,7 +52,7 @@ class PlayLog:
 
 def execute(
     run: Run,
-    fetch: Callable[[], FeatureSet | Pictures],
+    fetch: Callable[[], FeatureSet | ImageData],
     tick: Tick | None = None,
     *,
     gflops: float | None = None,
@@ -67,7 +68,7 @@ def execute(
     tick : callable, optional
         Told after every session.
     gflops : float, optional
-        Operations of the frozen backbone for one picture, where there is one.
+        Operations of the frozen backbone for one image, where there is one.
 
     Returns
     -------
@@ -140,7 +141,7 @@ def watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
 
 
 def cost_entry(method: IncrementalClassifier | ImageClassifier, log: PlayLog, gflops: float) -> dict[str, Any]:
-    """Return what a record says about the cost of a method on pictures.
+    """Return what a record says about the cost of a method on images.
 
     Parameters
     ----------
@@ -149,7 +150,7 @@ def cost_entry(method: IncrementalClassifier | ImageClassifier, log: PlayLog, gf
     log : PlayLog
         With the seconds of every task.
     gflops : float
-        Operations of the frozen backbone for one picture, in units of 10^9, for a method that trains nothing in it.
+        Operations of the frozen backbone for one image, in units of 10^9, for a method that trains nothing in it.
     """
     cost = method.cost_ if isinstance(method, ImageClassifier) else Cost(inference_gflops=gflops)
     # A head goes on alone after the first session, so that only the log has seen all of its updates.
@@ -168,7 +169,7 @@ def confusion_entry(y: NDArray[Any], predictions: NDArray[Any], names: tuple[str
 
 
 def play(
-    run: Run, data: FeatureSet | Pictures, log: PlayLog, tick: Tick | None = None
+    run: Run, data: FeatureSet | ImageData, log: PlayLog, tick: Tick | None = None
 ) -> IncrementalClassifier | ImageClassifier:
     """Learn task by task, filling the log, and return the learner."""
     device = resolve_device(run.device)
@@ -179,12 +180,12 @@ def play(
     learner: Any = method
     log.only_last = getattr(method, "joint", False)
     log.class_names = data.class_names
-    if isinstance(data, Pictures):
+    if isinstance(data, ImageData):
         learner.backbone = data.backbone
     for task in stream:
         log.learn.append(_learn(learner, stream, task, data, device))
-        if isinstance(learner, FsaClassifier) and isinstance(data, Pictures):
-            # The backbone is frozen from here on: every picture goes through it once, and the head goes on alone.
+        if isinstance(learner, FsaClassifier) and isinstance(data, ImageData):
+            # The backbone is frozen from here on: every image goes through it once, and the head goes on alone.
             data, learner = data.seen_by(learner.backbone_), learner.head_
         rows, task_ids = stream.seen_test(task.index)
         waits = getattr(method, "joint", False) and task.index < len(stream) - 1
@@ -209,7 +210,7 @@ def play(
     return cast("IncrementalClassifier | ImageClassifier", method)
 
 
-def _learn(learner: Any, stream: Stream, task: Task, data: FeatureSet | Pictures, device: torch.device) -> float:
+def _learn(learner: Any, stream: Stream, task: Task, data: FeatureSet | ImageData, device: torch.device) -> float:
     """Learn one task and return the seconds it took, without those for fetching the rows."""
     seconds = 0.0
     batches = stream.batches(task)

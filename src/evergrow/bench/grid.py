@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from evergrow.bench.shelf import DataEntry, DataShelf
+from evergrow.bench.data import DataEntry, DataSource
 from evergrow.bench.spec import MethodEntry, Spec
 from evergrow.core.errors import ParameterError
 from evergrow.core.registry import nearest
@@ -114,14 +114,14 @@ def record_name(*parts: str) -> str:
     return "--".join(re.sub(r"[^\w.-]+", "_", part) for part in parts) + ".json"
 
 
-def expand(spec: Spec, shelf: DataShelf | None = None) -> list[Run]:
+def expand(spec: Spec, datasets: DataSource | None = None) -> list[Run]:
     """Return all runs of a spec, ordered by data set, protocol, seed and method.
 
     Parameters
     ----------
     spec : Spec
         What to run.
-    shelf : DataShelf, optional
+    datasets : DataSource, optional
         Where data sets are kept between calls.
 
     Raises
@@ -129,10 +129,10 @@ def expand(spec: Spec, shelf: DataShelf | None = None) -> list[Run]:
     DatasetNotFoundError
         If a data set is not on disk: nothing runs before all data is there.
     """
-    shelf = shelf or DataShelf(spec.device)
+    datasets = datasets or DataSource(spec.device)
     runs = []
     for data in spec.datasets:
-        dataset = {**shelf.describe(data), "label": data.label}
+        dataset = {**datasets.describe(data), "label": data.label}
         for protocol in spec.protocols:
             _check_fit(protocol, dataset, spec.seeds)
             for index, seed in enumerate(spec.seeds):

@@ -13,18 +13,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evergrow.bench.analyses import ANALYSES, Scene
+from evergrow.bench.analyses import ANALYSES, AnalysisInput
+from evergrow.bench.data import DataSource
 from evergrow.bench.execute import watched
 from evergrow.bench.grid import Run, expand, record_name, settings_id
 from evergrow.bench.mechanism_spec import AnalysisEntry, MechanismSpec, load_mechanism
 from evergrow.bench.memory import PeakMemory
 from evergrow.bench.runner import Outcome, Step, clean_up, compute_threads, decide
-from evergrow.bench.shelf import DataShelf
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.files import locked
+from evergrow.datasets import FeatureSet
 from evergrow.records import AnalysisRecord, plain, read_analysis, remove_partial, write_record
-from evergrow.streams import FeatureSet
 
 __all__ = [
     "AnalysisRun",
@@ -88,7 +88,7 @@ def plan_mechanism(
     *,
     output: str | os.PathLike[str] | None = None,
     retry_failed: bool = False,
-    shelf: DataShelf | None = None,
+    datasets: DataSource | None = None,
 ) -> Outcome[AnalysisStep]:
     """Return what :func:`run_mechanism` would do, without doing any of it.
 
@@ -100,12 +100,12 @@ def plan_mechanism(
         Folder of the records; the spec's by default.
     retry_failed : bool
         Whether analyses that failed earlier run again.
-    shelf : DataShelf, optional
+    datasets : DataSource, optional
         Where data sets are kept between calls.
     """
     folder = Path(output) if output is not None else spec.common.output
-    shelf = shelf or DataShelf(spec.common.device)
-    runs = [AnalysisRun(entry, run) for entry in spec.analyses for run in expand(entry.grid, shelf)]
+    datasets = datasets or DataSource(spec.common.device)
+    runs = [AnalysisRun(entry, run) for entry in spec.analyses for run in expand(entry.grid, datasets)]
     seen: dict[str, AnalysisRun] = {}
     for run in runs:
         if seen.setdefault(run.run_id, run) is not run:
@@ -146,16 +146,16 @@ def run_mechanism(
     BusyError
         If another process works on the same folder.
     """
-    shelf = DataShelf(spec.common.device)
+    datasets = DataSource(spec.common.device)
     folder = Path(output) if output is not None else spec.common.output
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), compute_threads(spec.common.threads):
         remove_partial(folder)
-        outcome = plan_mechanism(spec, output=folder, retry_failed=retry_failed, shelf=shelf)
+        outcome = plan_mechanism(spec, output=folder, retry_failed=retry_failed, datasets=datasets)
         pending = [step for step in outcome.steps if step.action == "run"]
         try:
             for number, step in enumerate(pending, start=1):
-                step.record = execute_analysis(step.run, shelf)
+                step.record = execute_analysis(step.run, datasets)
                 write_record(folder / step.run.file_name, step.record)
                 clean_up()
                 if report:
@@ -168,14 +168,14 @@ def run_mechanism(
     return outcome
 
 
-def execute_analysis(analysis: AnalysisRun, shelf: DataShelf) -> AnalysisRecord:
+def execute_analysis(analysis: AnalysisRun, datasets: DataSource) -> AnalysisRecord:
     """Carry out an analysis and return its record, whatever happens.
 
     Parameters
     ----------
     analysis : AnalysisRun
         What to measure on what.
-    shelf : DataShelf
+    datasets : DataSource
         Where the data comes from.
     """
     run, entry, results = analysis.run, analysis.analysis, {}
@@ -183,8 +183,8 @@ def execute_analysis(analysis: AnalysisRun, shelf: DataShelf) -> AnalysisRecord:
     start = PeakMemory(device).read()["peak_rss_bytes"]
 
     def work() -> None:
-        data = _same(shelf.get(run.data), run)
-        results.update(plain(ANALYSES[entry.name].measure(Scene(run, data), entry.settings)))
+        data = _same(datasets.get(run.data), run)
+        results.update(plain(ANALYSES[entry.name].measure(AnalysisInput(run, data), entry.settings)))
 
     account = watched(device, work)
     account["memory"] = {**account["memory"], "start_rss_bytes": start}

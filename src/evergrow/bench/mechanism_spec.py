@@ -29,8 +29,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from evergrow.bench.analyses import ANALYSES
-from evergrow.bench.lines import KeyPath
 from evergrow.bench.spec import COMMON_KEYS, Spec, SpecReader, open_spec
+from evergrow.bench.toml_lines import KeyPath
 from evergrow.core.errors import ParameterError
 from evergrow.core.registry import nearest
 from evergrow.heads.base import HEADS

@@ -13,9 +13,9 @@ from typing import Protocol as TypingProtocol
 
 import torch
 
+from evergrow.bench.data import DataSource
 from evergrow.bench.execute import execute
 from evergrow.bench.grid import Run, expand, select
-from evergrow.bench.shelf import DataShelf
 from evergrow.bench.spec import Spec
 from evergrow.core.errors import FileFormatError, NewerSchemaError
 from evergrow.core.files import locked
@@ -112,7 +112,7 @@ def plan_bench(
     output: str | os.PathLike[str] | None = None,
     only: Iterable[str] = (),
     retry_failed: bool = False,
-    shelf: DataShelf | None = None,
+    datasets: DataSource | None = None,
 ) -> Outcome[RunStep]:
     """Return what :func:`run_bench` would do, without doing any of it.
 
@@ -126,11 +126,11 @@ def plan_bench(
         Filters ``key=pattern``; see :func:`evergrow.bench.grid.select`.
     retry_failed : bool
         Whether runs that failed earlier run again.
-    shelf : DataShelf, optional
+    datasets : DataSource, optional
         Where data sets are kept between calls.
     """
     folder = Path(output) if output is not None else spec.output
-    runs = select(expand(spec, shelf), only)
+    runs = select(expand(spec, datasets), only)
     return Outcome(folder, [_step(run, folder / run.file_name, retry_failed) for run in runs])
 
 
@@ -164,17 +164,17 @@ def run_bench(
     BusyError
         If another process works on the same folder.
     """
-    shelf = DataShelf(spec.device)
+    datasets = DataSource(spec.device)
     folder = Path(output) if output is not None else spec.output
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), compute_threads(spec.threads):
         remove_partial(folder)
-        outcome = plan_bench(spec, output=folder, only=only, retry_failed=retry_failed, shelf=shelf)
+        outcome = plan_bench(spec, output=folder, only=only, retry_failed=retry_failed, datasets=datasets)
         try:
             if reporter:
                 reporter.plan(outcome.steps)
             for step in outcome.steps:
-                _do(step, folder, shelf, reporter)
+                _do(step, folder, datasets, reporter)
                 if step.action == "run" and step.status == "cancelled":
                     outcome.cancelled = True
                     break
@@ -183,15 +183,15 @@ def run_bench(
     return outcome
 
 
-def _do(step: RunStep, folder: Path, shelf: DataShelf, reporter: Reporter | None) -> None:
+def _do(step: RunStep, folder: Path, datasets: DataSource, reporter: Reporter | None) -> None:
     if step.action != "run":
         return
     step.record = None
     if reporter:
         reporter.begin(step)
     tick = (lambda done, total, accuracy: reporter.tick(step, done, total, accuracy)) if reporter else None
-    fetch = shelf.pictures if method_needs(step.run.method.name) == "images" else shelf.get
-    step.record = execute(step.run, lambda: fetch(step.run.data), tick, gflops=shelf.gflops(step.run.data))
+    fetch = datasets.images if method_needs(step.run.method.name) == "images" else datasets.get
+    step.record = execute(step.run, lambda: fetch(step.run.data), tick, gflops=datasets.gflops(step.run.data))
     write_record(folder / step.run.file_name, step.record)
     clean_up()
     if reporter:

@@ -20,12 +20,12 @@ A spec looks like this; paths in it are relative to its own folder::
     label = "CLINC150"
 
     [[datasets]]
-    path = "../data/birds"              # pictures or texts, whatever evergrow.streams.load_data takes
+    path = "../data/birds"              # images or texts, whatever evergrow.datasets.load_data takes
     backbone = "tf_efficientnet_lite0"  # the features are computed on demand, once
     weights = "bundled"                 # as for evergrow.backbones.create_backbone; files: by the spec or by the data
     preset = "timm"                     # or a table of the settings of evergrow.backbones.Preprocessing
     backbone_options = { img_size = 224 }
-    options = { test_size = 0.2 }       # the settings of evergrow.streams.DataOptions
+    options = { test_size = 0.2 }       # the settings of evergrow.datasets.DataOptions
 
     [[protocols]]
     initial = 0                         # the settings of evergrow.streams.Protocol
@@ -46,13 +46,14 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from evergrow.backbones import Preprocessing
-from evergrow.bench.lines import KeyLines, KeyPath
-from evergrow.bench.shelf import BackboneEntry, DataEntry
+from evergrow.bench.data import BackboneEntry, DataEntry
+from evergrow.bench.toml_lines import KeyLines, KeyPath
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import DeviceError, EvergrowError, MissingExtraError, ParameterError
 from evergrow.core.registry import nearest
+from evergrow.datasets import DataOptions, search_path
 from evergrow.methods import create_method, list_methods, method_options
-from evergrow.streams import DEFAULT_SEED, DataOptions, Protocol, search_path
+from evergrow.streams import DEFAULT_SEED, Protocol
 
 COMMON_KEYS = ("name", "seeds", "device", "threads", "output", "confusion", "datasets", "protocols")
 _METHOD = ("name", "label", "options", "sweep")

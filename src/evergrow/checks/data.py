@@ -16,7 +16,7 @@ PER_CLASS = 12
 
 
 @dataclass(frozen=True)
-class Scene:
+class CheckData:
     """Three tasks of two classes each, and rows to be asked about.
 
     Parameters
@@ -37,13 +37,13 @@ class Scene:
         return np.concatenate([X for X, _ in self.tasks]), np.concatenate([y for _, y in self.tasks])
 
 
-def make_scene(seed: int = 0) -> Scene:
-    """Return the scene of a seed.
+def make_check_data(seed: int = 0) -> CheckData:
+    """Return the data of a seed.
 
     Examples
     --------
-    >>> from evergrow.checks.data import make_scene
-    >>> [sorted(set(y.tolist())) for _, y in make_scene().tasks]
+    >>> from evergrow.checks.data import make_check_data
+    >>> [sorted(set(y.tolist())) for _, y in make_check_data().tasks]
     [[2, 3], [4, 5], [0, 1]]
     """
     rng = np.random.default_rng(seed)
@@ -57,4 +57,4 @@ def make_scene(seed: int = 0) -> Scene:
 
     X, y = sample(PER_CLASS)
     tasks = [(X[(y == first) | (y == first + 1)], y[(y == first) | (y == first + 1)]) for first in (2, 4, 0)]
-    return Scene(tasks, *sample(4))
+    return CheckData(tasks, *sample(4))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evergrow.checks.data import make_scene
+from evergrow.checks.data import make_check_data
 from evergrow.checks.properties import TOLERANCE, require, require_same, scores, teach
 from evergrow.checks.suite import CHECKS, CheckFailure, CheckSkipped, Factory
 from evergrow.core.errors import EvergrowError, InputError, LabelError, NotFittedError
@@ -28,10 +28,10 @@ def require_raises(error: type[Exception], call: Callable[[], Any], what: str) -
 @CHECKS.register("bad_input_changes_nothing")
 def bad_input_changes_nothing(make: Factory) -> None:
     """Require that bad batches raise typed errors and leave the learner bit for bit as it was."""
-    scene = make_scene()
-    learner = teach(make(), scene.tasks[:2])
-    before = learner.decision_function(scene.X)
-    X, y = scene.tasks[2]
+    data = make_check_data()
+    learner = teach(make(), data.tasks[:2])
+    before = learner.decision_function(data.X)
+    X, y = data.tasks[2]
     nan, infinite = X.copy(), X.copy()
     nan[3, 2], infinite[0, 0] = np.nan, np.inf
     attempts: list[tuple[str, type[Exception], Any, Any]] = [
@@ -48,32 +48,32 @@ def bad_input_changes_nothing(make: Factory) -> None:
     ]
     for what, error, rows, labels in attempts:
         require_raises(error, lambda rows=rows, labels=labels: learner.partial_fit(rows, labels), what)  # type: ignore[misc]
-        require_same(learner.decision_function(scene.X), before, f"after {what}")
-    require_raises(InputError, lambda: learner.predict(scene.X[:, :-1]), "predicting rows of another width")
+        require_same(learner.decision_function(data.X), before, f"after {what}")
+    require_raises(InputError, lambda: learner.predict(data.X[:, :-1]), "predicting rows of another width")
     require_raises(InputError, lambda: learner.predict(nan), "predicting rows with NaN")
-    clean = teach(make(), scene.tasks)
-    teach(learner, scene.tasks[2:])
-    require_same(learner.decision_function(scene.X), clean.decision_function(scene.X), "learning on after all that")
+    clean = teach(make(), data.tasks)
+    teach(learner, data.tasks[2:])
+    require_same(learner.decision_function(data.X), clean.decision_function(data.X), "learning on after all that")
 
 
 @CHECKS.register("unfitted_says_so")
 def unfitted_says_so(make: Factory) -> None:
     """Require that a learner which has learned nothing says so."""
-    scene = make_scene()
-    require_raises(NotFittedError, lambda: make().predict(scene.X), "predicting before learning")
+    data = make_check_data()
+    require_raises(NotFittedError, lambda: make().predict(data.X), "predicting before learning")
 
 
 @CHECKS.register("bad_settings_are_refused")
 def bad_settings_are_refused(make: Factory) -> None:
     """Require that settings out of range raise when learning starts, and that the message names them."""
-    scene = make_scene()
+    data = make_check_data()
     for name, value in (("n_units", -1), ("alpha", -1.0), ("n_ensembles", 0), ("gamma", 0.0)):
         if name not in make().get_params():
             continue
         learner = make().set_params(**{name: value})
-        require_raises(EvergrowError, lambda learner=learner: learner.fit(*scene.tasks[0]), f"{name}={value}")  # type: ignore[misc]
+        require_raises(EvergrowError, lambda learner=learner: learner.fit(*data.tasks[0]), f"{name}={value}")  # type: ignore[misc]
         try:
-            learner.fit(*scene.tasks[0])
+            learner.fit(*data.tasks[0])
         except EvergrowError as error:
             require(name in str(error), f"the message for {name}={value} must name it, got {error}")
 
@@ -81,59 +81,59 @@ def bad_settings_are_refused(make: Factory) -> None:
 @CHECKS.register("one_sample_updates")
 def one_sample_updates(make: Factory) -> None:
     """Require that batches of one sample work, from any class, and teach something."""
-    scene = make_scene()
-    learner = make().fit(*scene.tasks[0])
-    for X, y in scene.tasks[1:]:
+    data = make_check_data()
+    learner = make().fit(*data.tasks[0])
+    for X, y in data.tasks[1:]:
         for row, label in zip(X, y):
             learner.partial_fit(row[None], [label])
-    require(bool(np.isfinite(learner.decision_function(scene.X)).all()), "scores must stay finite")
-    accuracy = float(np.mean(learner.predict(scene.X) == scene.y))
+    require(bool(np.isfinite(learner.decision_function(data.X)).all()), "scores must stay finite")
+    accuracy = float(np.mean(learner.predict(data.X) == data.y))
     require(accuracy > 0.6, f"one sample at a time must teach six separated classes, got accuracy {accuracy:.2f}")
 
 
 @CHECKS.register("first_batch_may_be_one_sample")
 def first_batch_may_be_one_sample(make: Factory) -> None:
     """Require that learning may begin with a single sample, unless the method says that it needs more classes."""
-    scene = make_scene()
-    X, y = scene.tasks[0]
+    data = make_check_data()
+    X, y = data.tasks[0]
     if make().min_first_classes > 1:
         require_raises(LabelError, lambda: make().fit(X[:1], y[:1]), "a first batch of one class")
         raise CheckSkipped("the method's layer is guided by at least two classes, and it says so")
     learner = make().fit(X[:1], y[:1])
-    require(learner.predict(scene.X[:4]).tolist() == [y[0]] * 4, "with one class known it is the answer")
-    teach(learner, scene.tasks)
-    require(bool(np.isfinite(learner.decision_function(scene.X)).all()), "scores must stay finite")
+    require(learner.predict(data.X[:4]).tolist() == [y[0]] * 4, "with one class known it is the answer")
+    teach(learner, data.tasks)
+    require(bool(np.isfinite(learner.decision_function(data.X)).all()), "scores must stay finite")
 
 
 @CHECKS.register("new_and_old_classes_mix")
 def new_and_old_classes_mix(make: Factory) -> None:
     """Require that a batch may hold old and new classes, and that classes are sorted whatever came first."""
-    scene = make_scene()
-    X, y = scene.joint
-    learner = make().fit(*scene.tasks[0]).partial_fit(X, y)
+    data = make_check_data()
+    X, y = data.joint
+    learner = make().fit(*data.tasks[0]).partial_fit(X, y)
     require(learner.classes_.tolist() == sorted(set(y.tolist())), "classes must be sorted")
-    require(learner.decision_function(scene.X).shape == (len(scene.X), 6), "one column of scores per class")
-    accuracy = float(np.mean(learner.predict(scene.X) == scene.y))
+    require(learner.decision_function(data.X).shape == (len(data.X), 6), "one column of scores per class")
+    accuracy = float(np.mean(learner.predict(data.X) == data.y))
     require(accuracy > 0.7, f"a mixed batch must teach all classes, got accuracy {accuracy:.2f}")
 
 
 @CHECKS.register("string_labels")
 def string_labels(make: Factory) -> None:
     """Require that strings do as labels, with the same scores as integers in the same order."""
-    scene = make_scene()
+    data = make_check_data()
     names = np.array([f"class {index}" for index in range(6)])
-    worded = teach(make(), [(X, names[y]) for X, y in scene.tasks])
-    plain = teach(make(), scene.tasks)
-    require_same(worded.decision_function(scene.X), plain.decision_function(scene.X), "strings against integers")
-    require(worded.predict(scene.X).tolist() == names[plain.predict(scene.X)].tolist(), "strings must be predicted")
+    worded = teach(make(), [(X, names[y]) for X, y in data.tasks])
+    plain = teach(make(), data.tasks)
+    require_same(worded.decision_function(data.X), plain.decision_function(data.X), "strings against integers")
+    require(worded.predict(data.X).tolist() == names[plain.predict(data.X)].tolist(), "strings must be predicted")
 
 
 @CHECKS.register("unknown_labels_in_classes_argument")
 def unknown_labels_in_classes_argument(make: Factory) -> None:
     """Require that ``partial_fit(classes=...)`` refuses labels that were not announced."""
-    scene = make_scene()
-    learner = make().fit(*scene.tasks[0])
-    X, y = scene.tasks[1]
+    data = make_check_data()
+    learner = make().fit(*data.tasks[0])
+    X, y = data.tasks[1]
     require_raises(LabelError, lambda: learner.partial_fit(X, y, classes=[2, 3, 4]), "a label not announced")
     require(learner.classes_.tolist() == [2, 3], "a refused batch must leave the classes as they were")
 
@@ -141,9 +141,9 @@ def unknown_labels_in_classes_argument(make: Factory) -> None:
 @CHECKS.register("input_types_agree")
 def input_types_agree(make: Factory) -> None:
     """Require that the same numbers teach the same as float16, 32 or 64, as arrays, tensors or lists."""
-    scene = make_scene()
-    reference = teach(make(), scene.tasks)
-    expected = scores(reference, scene.X)
+    data = make_check_data()
+    reference = teach(make(), data.tasks)
+    expected = scores(reference, data.X)
     kinds: dict[str, Callable[[Any], Any]] = {
         "float16 arrays": lambda X: X.astype(np.float16),
         "float32 arrays": lambda X: X.astype(np.float32),
@@ -154,20 +154,20 @@ def input_types_agree(make: Factory) -> None:
         "lists": lambda X: X.tolist(),
     }
     for kind, convert in kinds.items():
-        learner = teach(make(), [(convert(X), y) for X, y in scene.tasks])
-        require_same(scores(learner, convert(scene.X)), expected, kind, TOLERANCE)
+        learner = teach(make(), [(convert(X), y) for X, y in data.tasks])
+        require_same(scores(learner, convert(data.X)), expected, kind, TOLERANCE)
 
 
 @CHECKS.register("training_input_is_not_changed")
 def training_input_is_not_changed(make: Factory) -> None:
     """Require that learning leaves the caller's memory alone, and does not follow it when it changes."""
-    scene = make_scene()
+    data = make_check_data()
     reference, learner = make(), make()
-    for X, y in scene.tasks:
+    for X, y in data.tasks:
         tensor = torch.from_numpy(X.copy())
         learner.partial_fit(tensor, y)
         require(bool((tensor.numpy() == X).all()), "learning must not change its input")
         tensor.zero_()
         reference.partial_fit(X, y)
-    answers = learner.decision_function(scene.X), reference.decision_function(scene.X)
+    answers = learner.decision_function(data.X), reference.decision_function(data.X)
     require_same(*answers, "after the caller re-used the memory of batches")

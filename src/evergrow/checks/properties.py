@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from evergrow.checks.data import Batch, make_scene
+from evergrow.checks.data import Batch, make_check_data
 from evergrow.checks.suite import CHECKS, CheckFailure, CheckSkipped, Factory
 from evergrow.heads.base import IncrementalClassifier
 
@@ -53,69 +53,69 @@ def state_bytes(learner: IncrementalClassifier) -> int:
 @CHECKS.register("incremental_equals_joint")
 def incremental_equals_joint(make: Factory) -> None:
     """Require that task by task gives what one batch with everything gives."""
-    scene = make_scene()
-    apart, joint = teach(make(), scene.tasks), teach(make(), [scene.joint])
-    require_same(scores(apart, scene.X), scores(joint, scene.X), "task by task against all at once", TOLERANCE)
+    data = make_check_data()
+    apart, joint = teach(make(), data.tasks), teach(make(), [data.joint])
+    require_same(scores(apart, data.X), scores(joint, data.X), "task by task against all at once", TOLERANCE)
 
 
 @CHECKS.register("sample_order_is_irrelevant")
 def sample_order_is_irrelevant(make: Factory) -> None:
     """Require that the order of samples within a batch does not matter."""
-    scene = make_scene()
-    turned = [(X[::-1], y[::-1]) for X, y in scene.tasks]
-    given, reverse = teach(make(), scene.tasks), teach(make(), turned)
-    require_same(scores(reverse, scene.X), scores(given, scene.X), "samples in reverse order", TOLERANCE)
+    data = make_check_data()
+    turned = [(X[::-1], y[::-1]) for X, y in data.tasks]
+    given, reverse = teach(make(), data.tasks), teach(make(), turned)
+    require_same(scores(reverse, data.X), scores(given, data.X), "samples in reverse order", TOLERANCE)
 
 
 @CHECKS.register("batch_split_is_irrelevant")
 def batch_split_is_irrelevant(make: Factory) -> None:
     """Require that, after the first task, how samples are cut into batches does not matter."""
-    scene = make_scene()
-    pieces = [scene.tasks[0]]
-    for X, y in scene.tasks[1:]:
+    data = make_check_data()
+    pieces = [data.tasks[0]]
+    for X, y in data.tasks[1:]:
         pieces += [(X[start : start + 5], y[start : start + 5]) for start in range(0, len(y), 5)]
-    whole, cut = teach(make(), scene.tasks), teach(make(), pieces)
-    require_same(scores(cut, scene.X), scores(whole, scene.X), "tasks in batches of 5", TOLERANCE)
+    whole, cut = teach(make(), data.tasks), teach(make(), pieces)
+    require_same(scores(cut, data.X), scores(whole, data.X), "tasks in batches of 5", TOLERANCE)
 
 
 @CHECKS.register("predict_is_pure")
 def predict_is_pure(make: Factory) -> None:
     """Require that asking changes neither later answers, nor what is learned next, nor the input."""
-    scene = make_scene()
+    data = make_check_data()
     asked, quiet = make(), make()
-    for X, y in scene.tasks:
+    for X, y in data.tasks:
         asked.partial_fit(X, y)
         quiet.partial_fit(X, y)
-        given = scene.X.copy()
+        given = data.X.copy()
         first = asked.decision_function(given)
         asked.predict(given[:3])
         require_same(asked.decision_function(given), first, "asking twice")
-        require(bool((given == scene.X).all()), "predict must not change its input")
-    require_same(asked.decision_function(scene.X), quiet.decision_function(scene.X), "asking between tasks")
+        require(bool((given == data.X).all()), "predict must not change its input")
+    require_same(asked.decision_function(data.X), quiet.decision_function(data.X), "asking between tasks")
 
 
 @CHECKS.register("rows_are_answered_one_by_one")
 def rows_are_answered_one_by_one(make: Factory) -> None:
     """Require that the answer to a row does not depend on the rows beside it."""
-    scene = make_scene()
-    learner = teach(make(), scene.tasks)
-    together = learner.decision_function(scene.X)
-    alone = np.concatenate([learner.decision_function(row[None]) for row in scene.X])
+    data = make_check_data()
+    learner = teach(make(), data.tasks)
+    together = learner.decision_function(data.X)
+    alone = np.concatenate([learner.decision_function(row[None]) for row in data.X])
     require_same(alone, together, "row by row", TOLERANCE)
 
 
 @CHECKS.register("same_seed_same_answer")
 def same_seed_same_answer(make: Factory) -> None:
     """Require that two learners of one seed agree bit for bit."""
-    scene = make_scene()
-    pair = [teach(make(random_state=3), scene.tasks).decision_function(scene.X) for _ in range(2)]
+    data = make_check_data()
+    pair = [teach(make(random_state=3), data.tasks).decision_function(data.X) for _ in range(2)]
     require_same(pair[1], pair[0], "two learners of one seed")
 
 
 @CHECKS.register("global_rng_is_left_alone")
 def global_rng_is_left_alone(make: Factory) -> None:
     """Require that other code's use of the global generators changes nothing, and that a learner uses none."""
-    scene = make_scene()
+    data = make_check_data()
     saved = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 (the global one is the point)
     try:
         answers = []
@@ -124,7 +124,7 @@ def global_rng_is_left_alone(make: Factory) -> None:
             np.random.seed(seed)  # noqa: NPY002
             random.seed(seed)
             before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]  # noqa: NPY002
-            answers.append(teach(make(random_state=3), scene.tasks).decision_function(scene.X))
+            answers.append(teach(make(random_state=3), data.tasks).decision_function(data.X))
             after = torch.get_rng_state(), np.random.get_state()[1], random.getstate()  # type: ignore[index]  # noqa: NPY002
             require(bool((before[0] == after[0]).all()), "torch's global generator must not be used")
             require(bool((before[1] == after[1]).all()), "numpy's global generator must not be used")
@@ -142,31 +142,31 @@ def save_load_equal(make: Factory) -> None:
     import tempfile
     from pathlib import Path
 
-    scene = make_scene()
-    learner = teach(make(), scene.tasks[:2])
+    data = make_check_data()
+    learner = teach(make(), data.tasks[:2])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "learner.safetensors"
         learner.save(path)
         loaded = type(learner).load(path)
         learner.save(path)  # again, over the old file
-    require_same(loaded.decision_function(scene.X), learner.decision_function(scene.X), "after loading")
+    require_same(loaded.decision_function(data.X), learner.decision_function(data.X), "after loading")
     require(bool((loaded.classes_ == learner.classes_).all()), "classes must survive a file")
-    teach(learner, scene.tasks[2:])
-    teach(loaded, scene.tasks[2:])
-    require_same(loaded.decision_function(scene.X), learner.decision_function(scene.X), "learning on", TOLERANCE)
+    teach(learner, data.tasks[2:])
+    teach(loaded, data.tasks[2:])
+    require_same(loaded.decision_function(data.X), learner.decision_function(data.X), "learning on", TOLERANCE)
 
 
 @CHECKS.register("clone_is_independent")
 def clone_is_independent(make: Factory) -> None:
     """Require of a clone the settings, nothing learned, and no shared state."""
-    scene = make_scene()
-    learner = teach(make(), scene.tasks[:2])
-    before = learner.decision_function(scene.X)
+    data = make_check_data()
+    learner = teach(make(), data.tasks[:2])
+    before = learner.decision_function(data.X)
     twin = clone(learner)
     require(not hasattr(twin, "classes_"), "a clone must have learned nothing")
     require(repr(twin.get_params()) == repr(learner.get_params()), "a clone must have the settings of the original")
-    teach(twin, scene.tasks[::-1])
-    require_same(learner.decision_function(scene.X), before, "after its clone has learned")
+    teach(twin, data.tasks[::-1])
+    require_same(learner.decision_function(data.X), before, "after its clone has learned")
 
 
 @CHECKS.register("copies_are_independent")
@@ -174,33 +174,33 @@ def copies_are_independent(make: Factory) -> None:
     """Require that a deep copy answers alike, and that what it learns stays its own."""
     import copy
 
-    scene = make_scene()
-    learner = teach(make(), scene.tasks[:2])
-    before = learner.decision_function(scene.X)
+    data = make_check_data()
+    learner = teach(make(), data.tasks[:2])
+    before = learner.decision_function(data.X)
     twin = copy.deepcopy(learner)
-    require_same(twin.decision_function(scene.X), before, "a deep copy")
-    teach(twin, scene.tasks[2:])
-    require_same(learner.decision_function(scene.X), before, "after its copy has learned")
+    require_same(twin.decision_function(data.X), before, "a deep copy")
+    teach(twin, data.tasks[2:])
+    require_same(learner.decision_function(data.X), before, "after its copy has learned")
 
 
 @CHECKS.register("fit_starts_anew")
 def fit_starts_anew(make: Factory) -> None:
     """Require that ``fit`` forgets all that was learned before."""
-    scene = make_scene()
-    used = teach(make(), scene.tasks[:2]).fit(*scene.tasks[2])
-    fresh = make().fit(*scene.tasks[2])
-    require_same(used.decision_function(scene.X), fresh.decision_function(scene.X), "fit on a used learner")
+    data = make_check_data()
+    used = teach(make(), data.tasks[:2]).fit(*data.tasks[2])
+    fresh = make().fit(*data.tasks[2])
+    require_same(used.decision_function(data.X), fresh.decision_function(data.X), "fit on a used learner")
 
 
 @CHECKS.register("state_is_bounded_in_tasks")
 def state_is_bounded_in_tasks(make: Factory) -> None:
     """Require that without new classes the state stops growing, however many batches come."""
     rng = np.random.default_rng(1)
-    scene = make_scene()
-    learner = teach(make(), [scene.joint])
+    data = make_check_data()
+    learner = teach(make(), [data.joint])
     sizes = []
     for _ in range(16):
-        X, y = scene.joint
+        X, y = data.joint
         learner.partial_fit(X + rng.normal(size=X.shape), y)
         sizes.append(state_bytes(learner))
     require(sizes[-1] == sizes[7], f"bytes must not grow from batch 8 to batch 16, got {sizes[7]} and {sizes[-1]}")
@@ -214,12 +214,12 @@ def device(make: Factory) -> None:
     import tempfile
     from pathlib import Path
 
-    scene = make_scene()
-    here, there = teach(make(device="cpu"), scene.tasks), teach(make(device="cuda"), scene.tasks)
-    require_same(scores(there, scene.X), scores(here, scene.X), "cuda against cpu", 1e-5)
-    on_device = torch.from_numpy(scene.X).to("cuda")
-    require_same(there.decision_function(on_device), there.decision_function(scene.X), "tensors on the device")
+    data = make_check_data()
+    here, there = teach(make(device="cpu"), data.tasks), teach(make(device="cuda"), data.tasks)
+    require_same(scores(there, data.X), scores(here, data.X), "cuda against cpu", 1e-5)
+    on_device = torch.from_numpy(data.X).to("cuda")
+    require_same(there.decision_function(on_device), there.decision_function(data.X), "tensors on the device")
     with tempfile.TemporaryDirectory() as folder:
         there.save(Path(folder) / "learner.safetensors")
         moved = type(there).load(Path(folder) / "learner.safetensors", device="cpu")
-    require_same(scores(moved, scene.X), scores(there, scene.X), "moved to the cpu", 1e-5)
+    require_same(scores(moved, data.X), scores(there, data.X), "moved to the cpu", 1e-5)

@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {"n_units": 40, "random_state": 0, "device": "cpu"}
 """Settings that methods are checked with, where they have them."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # The paper's scales belong to ViT features, tens of units long; on the scene they leave nothing to learn from.
+    # The paper's scales belong to ViT features, tens of units long; on the data they leave nothing to learn from.
     "scl-mgsm": {"scales": "auto"},
     # The official recipe makes as many steps as there are batches: thirty, where there are few samples.
     "joint-lp": {"n_epochs": 40, "batch_size": 8, "learning_rate": 0.5},

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from evergrow.checks.inputs import require_raises
 from evergrow.checks.properties import require
 from evergrow.checks.suite import CheckFailure, CheckResult, CheckSkipped
-from evergrow.checks.tuner_scene import BACKBONES, SETTINGS, ModelFactory, Setup, shake_parameters, weights_digest
+from evergrow.checks.tuner_setup import BACKBONES, SETTINGS, ModelFactory, Setup, shake_parameters, weights_digest
 from evergrow.core.errors import NumericalError, ParameterError
 from evergrow.core.registry import Registry
 from evergrow.tuners import (

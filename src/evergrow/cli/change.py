@@ -46,12 +46,12 @@ def update_command(
 
       evergrow update birds.evg more-birds/ --settle
 
-    Exit codes: 0 learned, 1 learned but pictures were left out (--on-error skip) or the same data were learned before,
+    Exit codes: 0 learned, 1 learned but images were left out (--on-error skip) or the same data were learned before,
     2 bad input and nothing changed, 3 another process is changing the model, 130 interrupted and nothing changed.
     """
-    from evergrow.methods.learning.changes import learned_data
-    from evergrow.methods.learning.intake import read_labelled
-    from evergrow.methods.learning.modelfile import commit
+    from evergrow.learner.changes import learned_data
+    from evergrow.learner.intake import read_labelled
+    from evergrow.learner.modelfile import commit
 
     running = Running(on_error, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
@@ -94,7 +94,7 @@ def forget_command(
     Exit codes: 0 forgotten, 2 a class is not known and nothing changed (the message has the nearest names), 3 another
     process is changing the model, 130 interrupted and nothing changed.
     """
-    from evergrow.methods.learning.modelfile import commit
+    from evergrow.learner.modelfile import commit
 
     with changing_model(model, wait=wait) as learner:
         learner.forget_classes(classes)
@@ -133,7 +133,7 @@ def unlearn_command(
     Exit codes: 0 unlearned, 2 some were never learned, or cannot be read, and nothing changed, 3 another process is
     changing the model, 130 interrupted and nothing changed.
     """
-    from evergrow.methods.learning.modelfile import commit
+    from evergrow.learner.modelfile import commit
 
     running = Running(OnError.RAISE, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
@@ -165,7 +165,7 @@ def rollback_command(
 
     Exit codes: 0 undone, 2 not as many changes are kept and nothing changed, 3 another process is changing the model.
     """
-    from evergrow.methods.learning.modelfile import rollback
+    from evergrow.learner.modelfile import rollback
 
     change = rollback(model, n, wait=wait)
     learner = load_model(model)

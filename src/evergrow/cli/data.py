@@ -15,13 +15,11 @@ from evergrow.core.errors import DataWarning, EvergrowError
 def data_check(
     source: Annotated[str, typer.Argument(help="Folder, file, benchmark name, torchvision:NAME or hf:OWNER/NAME.")],
     layout: Annotated[str, typer.Option(help="Layout of a folder; auto looks.")] = "auto",
-    root: Annotated[Path | None, typer.Option(help="Folder that benchmarks or listed pictures are in.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder that benchmarks or listed images are in.")] = None,
     expect: Annotated[str, typer.Option(help="Benchmark to compare with; auto goes by the name.")] = "auto",
     test_size: Annotated[float, typer.Option(help="Test share, where a test set has to be drawn.")] = 0.2,
     seed: Annotated[int, typer.Option(help="Seed of that draw.")] = 1993,
-    allow_empty: Annotated[
-        bool, typer.Option("--allow-empty", help="Leave class folders without pictures out.")
-    ] = False,
+    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Leave class folders without images out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check a data set: what it is, its classes and counts, and how it differs from the benchmark it is named after.
@@ -30,7 +28,7 @@ def data_check(
 
     Example: [bold]evergrow data data/imagenet-r[/bold]
     """
-    from evergrow.streams import DataOptions, inspect_data, load_data
+    from evergrow.datasets import DataOptions, inspect_data, load_data
 
     try:
         options = DataOptions(
@@ -52,7 +50,7 @@ def data_check(
 
 def _lines(report: dict[str, object]) -> list[str]:
     """Return the report as lines for people."""
-    from evergrow.streams.found import shown
+    from evergrow.datasets.reading import shown
 
     def sizes(key: str) -> str:
         rows = report[key]

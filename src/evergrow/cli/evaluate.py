@@ -14,7 +14,7 @@ from evergrow.cli.pages import evaluation_page, share, worst_first
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.methods.learning.evaluation import Evaluation
+    from evergrow.learner.evaluation import Evaluation
 
 _WORST = 10
 
@@ -50,7 +50,7 @@ def evaluate_command(
 
       evergrow evaluate birds.evg birds/test --min-accuracy 0.9 --json
 
-    Exit codes: 0 done, 1 done but below --min-accuracy or pictures were left out (--on-error skip), 2 bad input, 130
+    Exit codes: 0 done, 1 done but below --min-accuracy or images were left out (--on-error skip), 2 bad input, 130
     interrupted.
     """
     if min_accuracy is not None and not 0 <= min_accuracy <= 1:
@@ -71,7 +71,7 @@ def evaluate_command(
 def _cautions(result: Evaluation, min_accuracy: float | None) -> list[str]:
     cautions = []
     if result.left_out:
-        cautions.append(f"{plural(len(result.left_out), 'picture')} left out: {listed(result.left_out)}")
+        cautions.append(f"{plural(len(result.left_out), 'image')} left out: {listed(result.left_out)}")
     # Written so that an accuracy that is not a number fails too.
     if min_accuracy is not None and not result.accuracy >= min_accuracy:
         cautions.append(f"accuracy must be at least {percent(min_accuracy)}, got {share(result.accuracy)}")

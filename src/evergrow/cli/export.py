@@ -14,7 +14,7 @@ from evergrow.cli.options import Json, ModelFile, Weights
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.methods.exporting.export import ExportReport
+    from evergrow.export.onnx_export import ExportReport
 
 
 @answering
@@ -57,7 +57,7 @@ def export_command(
 
     Exit codes: 0 written, 2 it cannot be exported or folded, or the file exists, and nothing was written.
     """
-    from evergrow.methods.exporting.export import ExportConfig, export_learner
+    from evergrow.export.onnx_export import ExportConfig, export_learner
 
     if onnx.exists() and not force:
         raise ParameterError(f"--onnx must not exist yet, got {onnx}; add --force to replace it")

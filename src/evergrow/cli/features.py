@@ -1,4 +1,4 @@
-"""``evergrow features``: from pictures or texts to a file of features."""
+"""``evergrow features``: from images or texts to a file of features."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def features(
     preset: Annotated[str, typer.Option(help="Preprocessing: 'timm', 'pilot' or 'pilot-cifar'.")] = "timm",
     device: Annotated[str, typer.Option(help="'auto', 'cpu', 'cuda', ...")] = "auto",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Items per batch.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode pictures.")] = None,
-    skip: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out pictures that cannot be read.")] = False,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode images.")] = None,
+    skip: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor fill the feature cache.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
@@ -36,16 +36,16 @@ def features(
       evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.safetensors
 
     The file works wherever a data set is named: in specs of [bold]evergrow bench[/bold] and for
-    [bold]evergrow fit[/bold]. A second run on the same data looks at no picture.
+    [bold]evergrow fit[/bold]. A second run on the same data looks at no image.
     """
     import time
 
     from evergrow.backbones import best_backbone, create_backbone
     from evergrow.backbones.settings import ExtractConfig
     from evergrow.core.errors import InputError, ParameterError
-    from evergrow.methods.features import featurize
-    from evergrow.streams import FeatureSet, load_data, save_features
-    from evergrow.streams.features import SUFFIXES
+    from evergrow.datasets import FeatureSet, load_data, save_features
+    from evergrow.datasets.features import SUFFIXES
+    from evergrow.training.features import featurize
 
     if out.suffix not in SUFFIXES:
         raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
@@ -55,7 +55,7 @@ def features(
         raise ParameterError(f"--out must lie in an existing folder, got {out}")
     loaded = load_data(data)
     if isinstance(loaded, FeatureSet):
-        raise InputError(f"data must be pictures or texts, got features already: {data}")
+        raise InputError(f"data must be images or texts, got features already: {data}")
     name = best_backbone(loaded.kind).name if backbone == "auto" else backbone
     model = create_backbone(name, weights, preset, device=device)
     config = ExtractConfig(

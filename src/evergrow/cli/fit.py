@@ -1,4 +1,4 @@
-"""``evergrow fit``: a model from a folder of pictures, a table of texts or features."""
+"""``evergrow fit``: a model from a folder of images, a table of texts or features."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from evergrow.cli.options import Cache, Data, Device, Json, OnError, OnErrorOpti
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.methods.learning.intake import Samples
-    from evergrow.methods.learning.learner import Learner
-    from evergrow.methods.trained.fsa import FsaConfig
+    from evergrow.learner.intake import Samples
+    from evergrow.learner.learner import Learner
+    from evergrow.training.fsa import FsaConfig
 
 
 @answering
@@ -40,9 +40,9 @@ def fit_command(
     method: Annotated[str, typer.Option(help="One of those that evergrow methods lists.")] = "scl-mgsm",
     adapt: Annotated[
         str | None,
-        typer.Option(help="Train a tuner on the pictures first: ssf, adapter, lora, vpt-deep or vpt-shallow."),
+        typer.Option(help="Train a tuner on the images first: ssf, adapter, lora, vpt-deep or vpt-shallow."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the pictures for --adapt; 20.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the images for --adapt; 20.")] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="File for --adapt, written after every pass: an interrupted command goes on from it."),
@@ -72,11 +72,11 @@ def fit_command(
 
       evergrow fit birds/ -m birds.evg --adapt ssf --epochs 10 --checkpoint birds.checkpoint
 
-    Exit codes: 0 learned, 1 learned but pictures were left out (--on-error skip), 2 bad input or the model exists, and
+    Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), 2 bad input or the model exists, and
     nothing written, 3 another process is changing the model, 130 interrupted and nothing written but the checkpoint.
     """
-    from evergrow.methods.learning.learner import Learner
-    from evergrow.methods.learning.modelfile import commit
+    from evergrow.learner.learner import Learner
+    from evergrow.learner.modelfile import commit
 
     check_target("--model", model, force=force)
     if not 0 <= holdout < 1:
@@ -108,7 +108,7 @@ def fit_command(
 
 def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
     """Return how the backbone is to be adapted; what is wrong with it is said before anything is read."""
-    from evergrow.methods.learning.tuning import adaptation
+    from evergrow.learner.tuning import adaptation
 
     config = adaptation(adapt)
     if epochs is None:
@@ -157,9 +157,9 @@ def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None
     """Return what to learn and what to test with."""
     import numpy as np
 
-    from evergrow.methods.learning.intake import read_labelled
-    from evergrow.streams.found import stratified_split
-    from evergrow.streams.options import DataOptions
+    from evergrow.datasets.options import DataOptions
+    from evergrow.datasets.reading import stratified_split
+    from evergrow.learner.intake import read_labelled
 
     samples = read_labelled(data, "train")
     if not holdout:

@@ -35,7 +35,7 @@ def inspect_command(
 
     Exit codes: 0 shown, 2 no model or a damaged one.
     """
-    from evergrow.methods.learning.modelfile import history
+    from evergrow.learner.modelfile import history
 
     # The file's own history, which knows what was rolled back too.
     changes = [change.to_dict() for change in history(model)]

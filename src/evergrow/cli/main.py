@@ -56,8 +56,8 @@ def methods() -> None:
 def demo(
     seed: int = typer.Option(0, help="Seed of the random layer."),
     units: int = typer.Option(600, min=50, max=20_000, help="Width of the random layer."),
-    pictures: Annotated[
-        Path | None, typer.Option(help="Only write digits as pictures into this folder, to try the other commands on.")
+    images: Annotated[
+        Path | None, typer.Option(help="Only write digits as images into this folder, to try the other commands on.")
     ] = None,
     json: bool = typer.Option(False, "--json", help="Print the results as JSON instead of tables."),
 ) -> None:
@@ -65,12 +65,12 @@ def demo(
 
     Examples: [bold]evergrow demo --units 1000[/bold], [bold]evergrow demo --pictures digits[/bold]
     """
-    from evergrow.cli.demo import run_demo, write_pictures
+    from evergrow.cli.demo import run_demo, write_images
 
-    if pictures is not None:
-        written = write_pictures(pictures)
+    if images is not None:
+        written = write_images(images)
         parts = ", ".join(f"{count} in {part}" for part, count in written.items())
-        typer.echo(dumps({"folder": str(pictures), **written}) if json else f"{pictures}: {parts}")
+        typer.echo(dumps({"folder": str(images), **written}) if json else f"{images}: {parts}")
         return
     run_demo(seed=seed, units=units, as_json=json)
 

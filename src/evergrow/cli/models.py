@@ -15,8 +15,8 @@ from evergrow.cli.options import OnError
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.methods.learning.changes import Change
-    from evergrow.methods.learning.learner import Learner
+    from evergrow.learner.changes import Change
+    from evergrow.learner.learner import Learner
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Running:
     Parameters
     ----------
     on_error : OnError
-        What to do about pictures that cannot be read.
+        What to do about images that cannot be read.
     cache : bool
         Whether features are kept and fetched.
     device : str
@@ -62,7 +62,7 @@ class Running:
 
 def load_model(path: Path, running: Running | None = None) -> Learner:
     """Return a model to be asked, not changed."""
-    from evergrow.methods.learning.modelfile import open_model
+    from evergrow.learner.modelfile import open_model
 
     return open_model(path, **(running or Running()).loading)
 
@@ -70,7 +70,7 @@ def load_model(path: Path, running: Running | None = None) -> Learner:
 @contextmanager
 def changing_model(path: Path, running: Running | None = None, *, wait: bool = False) -> Iterator[Learner]:
     """Yield a model that nobody else changes meanwhile; what is not committed is lost."""
-    from evergrow.methods.learning.modelfile import locked_model
+    from evergrow.learner.modelfile import locked_model
 
     with locked_model(path, wait=wait, **(running or Running()).loading) as learner:
         yield learner
@@ -123,7 +123,7 @@ def settle_model(learner: Learner, wanted: bool) -> tuple[dict[str, Any] | None,
     """Work out what answers need, if that is wanted, and return what came of it for programs and for people."""
     if not wanted:
         return None, []
-    from evergrow.methods.learning.solutions import export_solution
+    from evergrow.learner.solutions import export_solution
 
     before, _ = export_solution(learner.head_)  # narrow layers are solved by the update itself
     started = time.perf_counter()
@@ -168,4 +168,4 @@ def skipped_caution(given: int, learned: int) -> list[str]:
     """Return a caution about samples that could not be read; the warning before it has named them."""
     if given == learned:
         return []
-    return [f"{given - learned} of {plural(given, 'picture')} could not be read and were left out"]
+    return [f"{given - learned} of {plural(given, 'image')} could not be read and were left out"]

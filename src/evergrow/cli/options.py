@@ -10,7 +10,7 @@ import typer
 
 
 class OnError(str, Enum):
-    """What to do about a picture that cannot be read."""
+    """What to do about an image that cannot be read."""
 
     RAISE = "raise"
     SKIP = "skip"
@@ -35,10 +35,10 @@ Weights = Annotated[
     str | None, typer.Option(help="The backbone's weights, if not where they were: a file, bundled or hub.")
 ]
 
-Cache = Annotated[bool, typer.Option("--cache/--no-cache", help="Keep features, so that pictures are looked at once.")]
+Cache = Annotated[bool, typer.Option("--cache/--no-cache", help="Keep features, so that images are looked at once.")]
 
 OnErrorOption = Annotated[
-    OnError, typer.Option("--on-error", help="Pictures that cannot be read: stop, or leave them out and say so.")
+    OnError, typer.Option("--on-error", help="Images that cannot be read: stop, or leave them out and say so.")
 ]
 
 FalseAlarm = Annotated[

@@ -14,7 +14,7 @@ import numpy as np
 from evergrow.cli.console import percent, printable
 
 if TYPE_CHECKING:
-    from evergrow.methods.learning.evaluation import ClassScore, Confusion, Evaluation, OpenWorld
+    from evergrow.learner.evaluation import ClassScore, Confusion, Evaluation, OpenWorld
 
 _NAMED = 60  # classes up to which the matrix has room for their names
 _LONGEST = 28  # characters of a name that are shown beside the matrix
@@ -37,7 +37,7 @@ def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "") -> st
     Examples
     --------
     >>> from evergrow.cli.pages import evaluation_page
-    >>> from evergrow.methods.learning.evaluation import evaluate_predictions
+    >>> from evergrow.learner.evaluation import evaluate_predictions
     >>> result = evaluate_predictions(["<cat>", "dog", "dog"], ["<cat>", "dog", "<cat>"], ["<cat>", "dog"])
     >>> page = evaluation_page(result, title="Pets & co")
     >>> "Pets &amp; co" in page, "<cat>" in page, page.count('class="miss"')

@@ -1,4 +1,4 @@
-"""``evergrow predict``: ask a model about pictures, texts or feature vectors."""
+"""``evergrow predict``: ask a model about images, texts or feature vectors."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from evergrow.methods.learning.intake import Samples
-    from evergrow.methods.learning.learner import Learner
+    from evergrow.learner.intake import Samples
+    from evergrow.learner.learner import Learner
 
 STDIN = "-"
 UNKNOWN = "(unknown)"
@@ -45,7 +45,7 @@ def predict_command(
         list[str] | None,
         typer.Argument(
             metavar="ITEMS",
-            help="Pictures, folders of pictures, .txt/.csv/.jsonl files of texts, .npy/.npz of features; - reads "
+            help="Images, folders of images, .txt/.csv/.jsonl files of texts, .npy/.npz of features; - reads "
             "standard input: one file name, or for a text model one text, per line.",
             show_default=False,
         ),
@@ -64,7 +64,7 @@ def predict_command(
     weights: Weights = None,
     as_json: Json = False,
 ) -> Answer:
-    """Say what pictures or texts show.
+    """Say what images or texts show.
 
     For example:
 
@@ -206,15 +206,15 @@ def gather(kind: str, items: list[str], texts: list[str]) -> Asked:
         raise ParameterError("- must be given once, since standard input can be read once")
     if kind == "text":
         return _texts(items, texts)
-    return _vectors(items) if kind == "features" else _pictures(items)
+    return _vectors(items) if kind == "features" else _images(items)
 
 
 def _kinds(kind: str) -> str:
-    return {"image": "pictures", "text": "texts"}.get(kind, "feature vectors")
+    return {"image": "images", "text": "texts"}.get(kind, "feature vectors")
 
 
 def _texts(items: list[str], texts: list[str]) -> Asked:
-    from evergrow.methods.learning.intake import read_items
+    from evergrow.learner.intake import read_items
 
     found: list[str] = []
     for item in items:
@@ -238,7 +238,7 @@ def _quoted(text: str) -> str:
 
 
 def _vectors(items: list[str]) -> Asked:
-    from evergrow.methods.learning.intake import read_items
+    from evergrow.learner.intake import read_items
 
     if len(items) != 1 or items[0] == STDIN:
         raise InputError(f"ITEMS must be one .npy or .npz file, since the model takes feature vectors, got {items}")
@@ -246,9 +246,9 @@ def _vectors(items: list[str]) -> Asked:
     return Asked(samples, samples.names())
 
 
-def _pictures(items: list[str]) -> Asked:
-    """Return pictures by the names they were given by; a single folder stays one, so that it is found in the cache."""
-    from evergrow.methods.learning.intake import read_items
+def _images(items: list[str]) -> Asked:
+    """Return images by the names they were given by; a single folder stays one, so that it is found in the cache."""
+    from evergrow.learner.intake import read_items
 
     names: list[str] = []
     for item in items:
@@ -257,7 +257,7 @@ def _pictures(items: list[str]) -> Asked:
         else:
             names.append(item)
     if not names:
-        raise InputError("ITEMS must hold at least one picture, got none: name files or folders, or pipe names into -")
+        raise InputError("ITEMS must hold at least one image, got none: name files or folders, or pipe names into -")
     if len(names) == 1 and os.path.isdir(names[0]):
         samples = read_items(Path(names[0]), "image")
         return Asked(samples, [os.path.join(names[0], name) for name in samples.names()])

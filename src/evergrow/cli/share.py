@@ -63,7 +63,7 @@ def merge_command(
     Exit codes: 0 merged, 2 they do not go together or the file exists, and nothing written, 3 another process is
     changing the output.
     """
-    from evergrow.methods.learning.modelfile import commit
+    from evergrow.learner.modelfile import commit
 
     if len(models) < 2:
         raise ParameterError(f"MODEL must be given at least twice, got {len(models)}")

@@ -75,7 +75,7 @@ class DatasetNotFoundError(EvergrowError, FileNotFoundError):
 
 
 class ImageError(InputError):
-    """A picture that cannot be read; the message names it."""
+    """An image that cannot be read; the message names it."""
 
 
 class WeightsError(EvergrowError, RuntimeError):
@@ -95,7 +95,7 @@ class ConstructionWarning(EvergrowWarning):
 
 
 class DataWarning(EvergrowWarning):
-    """Data that can be used but is not what was expected: counts that differ, pictures left out."""
+    """Data that can be used but is not what was expected: counts that differ, images left out."""
 
 
 class CacheWarning(EvergrowWarning):

@@ -1,4 +1,4 @@
-"""What a backbone can be shown: pictures in files, pictures in memory, texts.
+"""What a backbone can be shown: images in files, images in memory, texts.
 
 All kinds are sequences that hand out parts of themselves by row numbers, know a name for every item (for messages) and
 can be told apart by a stamp (for caches). Nothing is read or decoded here.
@@ -25,7 +25,7 @@ Kind = Literal["image", "text"]
 
 
 class Items(ABC):
-    """A sequence of pictures or texts.
+    """A sequence of images or texts.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Items(ABC):
 
 @dataclass(frozen=True)
 class ImageFiles(Items):
-    """Pictures in files.
+    """Images in files.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class ImageFiles(Items):
         return ImageFiles(self.root, tuple(self.names[int(row)] for row in rows))
 
     def stamp(self) -> str:
-        """Return a hash of names, sizes and times of change; reads no picture."""
+        """Return a hash of names, sizes and times of change; reads no image."""
         return self._hash(times=True)
 
     def identity(self) -> str:
@@ -112,9 +112,7 @@ class ImageFiles(Items):
             try:
                 status = os.stat(self.root / name)
             except OSError as error:
-                raise DatasetNotFoundError(
-                    f"picture must be a readable file, got {self.root / name}: {error}"
-                ) from error
+                raise DatasetNotFoundError(f"image must be a readable file, got {self.root / name}: {error}") from error
             changed = status.st_mtime_ns if times else 0
             digest.update(f"{name}\0{status.st_size}\0{changed}\0".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
@@ -122,12 +120,12 @@ class ImageFiles(Items):
 
 @dataclass(frozen=True, eq=False)
 class ImageArrays(Items):
-    """Pictures in memory.
+    """Images in memory.
 
     Parameters
     ----------
     pixels : ndarray of shape (n, height, width, 3) or (n, height, width)
-        Bytes, red first; two-dimensional pictures are grey.
+        Bytes, red first; two-dimensional images are grey.
 
     Examples
     --------
@@ -154,14 +152,14 @@ class ImageArrays(Items):
 
     def name(self, row: int) -> str:
         """Return the row number as a name."""
-        return f"picture {row}"
+        return f"image {row}"
 
     def raw(self, row: int) -> NDArray[np.uint8]:
-        """Return the pixels of one picture."""
+        """Return the pixels of one image."""
         return np.asarray(self.pixels[row])
 
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> ImageArrays:
-        """Return the pictures of these rows."""
+        """Return the images of these rows."""
         return ImageArrays(self.pixels[np.asarray(rows, dtype=np.int64)])
 
     def stamp(self) -> str:

@@ -1,33 +1,53 @@
-"""Named recipes: every method that evergrow knows, by the name people use for it, and what wires the rooms below."""
+"""Every method by the name people use for it, and the rivals that train a network."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from evergrow.methods.apt import APTClassifier
     from evergrow.methods.catalog import check_options, create_method, list_methods, method_needs, method_options
-    from evergrow.methods.learning.learner import Learner
+    from evergrow.methods.coda_prompt import CODAPromptClassifier
+    from evergrow.methods.ease import EASEClassifier
+    from evergrow.methods.fsa_classifier import FsaClassifier
+    from evergrow.methods.image_classifier import IMAGE_METHODS, ImageClassifier
+    from evergrow.methods.joint import JointFineTuning
+    from evergrow.methods.sd_lora import SDLoRAClassifier
 
-_LAZY = {
-    "Learner": "learning.learner",
-    "check_options": "catalog",
-    "create_method": "catalog",
-    "list_methods": "catalog",
-    "method_needs": "catalog",
-    "method_options": "catalog",
-}
+__all__ = [
+    "IMAGE_METHODS",
+    "APTClassifier",
+    "CODAPromptClassifier",
+    "EASEClassifier",
+    "FsaClassifier",
+    "ImageClassifier",
+    "JointFineTuning",
+    "SDLoRAClassifier",
+    "check_options",
+    "create_method",
+    "list_methods",
+    "method_needs",
+    "method_options",
+]
 
-__all__ = ["Learner", "check_options", "create_method", "list_methods", "method_needs", "method_options"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import public names on first use: a model that only answers needs none of the methods."""
-    if name in _LAZY:
-        import importlib
-
-        return getattr(importlib.import_module(f"evergrow.methods.{_LAZY[name]}"), name)
-    raise AttributeError(f"module 'evergrow.methods' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        # The table of image methods is full only once the modules that fill it are imported, which the catalogue does.
+        "IMAGE_METHODS": "evergrow.methods.catalog",
+        "APTClassifier": "evergrow.methods.apt",
+        "CODAPromptClassifier": "evergrow.methods.coda_prompt",
+        "EASEClassifier": "evergrow.methods.ease",
+        "FsaClassifier": "evergrow.methods.fsa_classifier",
+        "ImageClassifier": "evergrow.methods.image_classifier",
+        "JointFineTuning": "evergrow.methods.joint",
+        "SDLoRAClassifier": "evergrow.methods.sd_lora",
+        "check_options": "evergrow.methods.catalog",
+        "create_method": "evergrow.methods.catalog",
+        "list_methods": "evergrow.methods.catalog",
+        "method_needs": "evergrow.methods.catalog",
+        "method_options": "evergrow.methods.catalog",
+    },
+)

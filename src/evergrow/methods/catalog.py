@@ -5,11 +5,17 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import evergrow.heads  # noqa: F401 (fills the registry of heads)
+import evergrow.heads
+import evergrow.methods.apt
+import evergrow.methods.coda_prompt
+import evergrow.methods.ease
+import evergrow.methods.joint
+import evergrow.methods.sd_lora  # noqa: F401 (these fill the registry of image methods)
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.registry import nearest
 from evergrow.heads.base import HEADS, IncrementalClassifier
-from evergrow.methods.trained import IMAGE_METHODS, ImageClassifier, create_fsa, fsa_methods, fsa_options
+from evergrow.methods.fsa_classifier import create_fsa, fsa_methods, fsa_options
+from evergrow.methods.image_classifier import IMAGE_METHODS, ImageClassifier
 
 _OF_THE_CALL = ("backbone", "cache", "checkpoint", "progress")
 """Arguments of methods that learn from images that say nothing about the method."""

@@ -1,4 +1,4 @@
-"""Pictures and tables: records -> tables, figures and one HTML page, beside the paper's published results."""
+"""Images and tables: records -> tables, figures and one HTML page, beside the paper's published results."""
 
 from evergrow.report.build import Report, build_report
 from evergrow.report.published import Published, load_published

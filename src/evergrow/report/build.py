@@ -94,8 +94,8 @@ def build_report(
         require(module, extra="report", purpose=purpose)
     folder = Path(output)
     earlier = _earlier(folder)
-    archive = collect([runs] if isinstance(runs, (str, os.PathLike)) else list(runs))
-    sections = build_sections(archive)
+    collected = collect([runs] if isinstance(runs, (str, os.PathLike)) else list(runs))
+    sections = build_sections(collected)
     figures, tables = figure_parts(sections), table_parts(sections)
     files: dict[str, bytes] = {}
     for panel in (panel for figure in figures for panel in figure.panels):
@@ -104,15 +104,15 @@ def build_report(
     for table in tables:
         for ending, format in _TABLE_FORMATS.items():
             files[f"tables/{table.name}.{ending}"] = render(table.comparison, format).encode()
-    files["index.html"] = render_page(title, archive, sections).encode()
+    files["index.html"] = render_page(title, collected, sections).encode()
     _write(folder, files, earlier)
     return Report(
         page=folder / "index.html",
         figures=[panel.name for figure in figures for panel in figure.panels],
         tables=[table.name for table in tables],
         not_run=missing_entries(sections),
-        left_out=archive.left_out,
-        notes=page_notes(archive, sections),
+        left_out=collected.left_out,
+        notes=page_notes(collected, sections),
     )
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from evergrow.records import RunRecord
 from evergrow.report import mechanism_figures as mechanism
+from evergrow.report import record_tables
 from evergrow.report import run_figures as runs
-from evergrow.report import sheets
-from evergrow.report.collect import Archive, Collection
+from evergrow.report.collect import Collection, RecordCollections
 from evergrow.report.contents import Figure, NotRun, Section, Table, distinct_names
 from evergrow.report.published import known_backbone, known_dataset, load_published
 from evergrow.report.styles import FSA
@@ -21,7 +21,7 @@ MECHANISM = "evergrow bench mechanism experiments/mechanism.toml"
 HEADS = "evergrow bench run experiments/feature_heads_official.toml"
 HEADS_SMALL = "evergrow bench run experiments/feature_heads_2000.toml"
 STRATEGY = "evergrow bench run experiments/rpl_strategy.toml"
-PICTURES = "evergrow bench run experiments/cifar100_vit_small.toml"
+IMAGES = "evergrow bench run experiments/cifar100_vit_small.toml"
 CONFUSION = "evergrow bench run experiments/confusion.toml"
 PAPER_VIT = "evergrow bench run experiments/paper_vit.toml"
 PAPER_DINOV2 = "evergrow bench run experiments/paper_dinov2.toml"
@@ -31,7 +31,7 @@ DATASETS = ("ImageNet-R", "ImageNet-A", "ObjectNet", "OmniBenchmark")
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """One result of the paper.
 
     Parameters
@@ -39,7 +39,7 @@ class Entry:
     name, title, paper : str
         Of the section; ``paper`` names the paper's table or figure.
     build : callable
-        Returns tables and figures from an archive; none where there are no records for it.
+        Returns tables and figures from an collected; none where there are no records for it.
     why, command : str
         Which records would supply it, and what makes them; no command where nothing makes them.
     published : str
@@ -49,23 +49,23 @@ class Entry:
     name: str
     title: str
     paper: str
-    build: Callable[[Archive], Iterable[Table | Figure]]
+    build: Callable[[RecordCollections], Iterable[Table | Figure]]
     why: str
     command: str = ""
     published: str = ""
 
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(
+ENTRIES: tuple[CatalogueEntry, ...] = (
+    CatalogueEntry(
         "accuracy",
         "Accuracy",
         "Table “Comparison of CIL Performance Across Methods and Benchmarks”",
-        sheets.main_tables,
+        record_tables.main_tables,
         "Records of runs of several methods.",
         HEADS,
         "main",
     ),
-    Entry(
+    CatalogueEntry(
         "stage-accuracy",
         "Accuracy by session",
         "Figure “Top-1 accuracy during sequential continual learning”",
@@ -73,51 +73,51 @@ ENTRIES: tuple[Entry, ...] = (
         "Records of runs with more than one session.",
         HEADS,
     ),
-    Entry(
+    CatalogueEntry(
         "dinov2",
         "DINOv2 backbone",
         "Table “Comparison of CIL performance across methods with DINO-v2 as the PTM”",
-        lambda archive: sheets.main_tables(archive, "DINO-v2", "dinov2"),
+        lambda collected: record_tables.main_tables(collected, "DINO-v2", "dinov2"),
         'Records of runs of a spec whose data sets have backbone = "vit_base_patch14_dinov2.lvd142m".',
         PAPER_DINOV2,
         "dinov2",
     ),
-    Entry(
+    CatalogueEntry(
         "resnet101",
         "ResNet-101 backbone",
         "Table “Comparison of CIL performance across methods with ResNet101 as the PTM”",
-        lambda archive: sheets.main_tables(archive, "ResNet101", "resnet101"),
+        lambda collected: record_tables.main_tables(collected, "ResNet101", "resnet101"),
         'Records of runs of a spec whose data sets have backbone = "resnet101".',
         PAPER_RESNET,
         "resnet101",
     ),
-    Entry(
+    CatalogueEntry(
         "forgetting",
         "Average forgetting",
         "Table “Comparison of Average Forgetting”",
-        sheets.forgetting_tables,
+        record_tables.forgetting_tables,
         "Records of runs with more than one session.",
         HEADS,
         "forgetting",
     ),
-    Entry(
+    CatalogueEntry(
         "within-tasks",
         "Accuracy within tasks",
         "",
-        sheets.within_tables,
+        record_tables.within_tables,
         "Records of runs that hold a_last_within, as every finished run of a method with scores does by now.",
         HEADS_SMALL,
     ),
-    Entry(
+    CatalogueEntry(
         "strategies",
         "Strategies of construction",
         "Table “Performance Comparison of RPL Construction Strategies Without FSA”",
-        sheets.strategy_tables,
+        record_tables.strategy_tables,
         "A folder of runs of scl-mgsm, scsm and ri alone, at equal width.",
         STRATEGY,
         "strategy",
     ),
-    Entry(
+    CatalogueEntry(
         "norm",
         "Norm of Pₜ",
         "Figure “Comparison of Pₜ Norm Curves”",
@@ -125,15 +125,15 @@ ENTRIES: tuple[Entry, ...] = (
         "Records of the analysis conditioning.",
         MECHANISM,
     ),
-    Entry(
+    CatalogueEntry(
         "eigenvalues",
         "Eigenvalues and condition number of Pₜ",
         "Figure “Eigenvalue and condition number analysis of Pₜ”",
-        lambda archive: [*mechanism.eigenvalue_curves(archive), *sheets.conditioning_tables(archive)],
+        lambda collected: [*mechanism.eigenvalue_curves(collected), *record_tables.conditioning_tables(collected)],
         "Records of the analysis conditioning.",
         MECHANISM,
     ),
-    Entry(
+    CatalogueEntry(
         "effective-rank",
         "Effective rank",
         "",
@@ -141,7 +141,7 @@ ENTRIES: tuple[Entry, ...] = (
         "Records of the analysis conditioning.",
         MECHANISM,
     ),
-    Entry(
+    CatalogueEntry(
         "condition-number",
         "Condition number of H",
         "Figure “Comparison of Condition Numbers”",
@@ -149,7 +149,7 @@ ENTRIES: tuple[Entry, ...] = (
         "Records of the analysis conditioning.",
         MECHANISM,
     ),
-    Entry(
+    CatalogueEntry(
         "similarity",
         "Similarity of bases",
         "Figure “Comparison of basis cosine similarity across different strategies”",
@@ -157,7 +157,7 @@ ENTRIES: tuple[Entry, ...] = (
         "Records of the analysis similarity.",
         MECHANISM,
     ),
-    Entry(
+    CatalogueEntry(
         "residual",
         "Residual and trajectory of ξ",
         "",
@@ -165,7 +165,7 @@ ENTRIES: tuple[Entry, ...] = (
         "Records of the analysis residual.",
         MECHANISM,
     ),
-    Entry(
+    CatalogueEntry(
         "xi",
         "Fixed against adaptive ξ",
         "Figure “Parameter Analysis of MGSM on Three Datasets”",
@@ -173,25 +173,25 @@ ENTRIES: tuple[Entry, ...] = (
         "Records of the analysis xi.",
         MECHANISM,
     ),
-    Entry(
+    CatalogueEntry(
         "search",
         "Settings of the search",
         "Table “Performance Comparison of s and B_max on ImageNet-R (B-0 Inc-5)”",
-        sheets.search_table,
+        record_tables.search_table,
         "Records of the analysis sweep that differ in block_size and n_candidates.",
         MECHANISM,
         "search",
     ),
-    Entry(
+    CatalogueEntry(
         "sizes",
         "Final hidden sizes",
         "Table “Average final hidden sizes (L*) of SCL-MGSM across datasets”",
-        sheets.size_table,
+        record_tables.size_table,
         "Records of the analysis sweep, residual or xi whose construction converged by itself.",
         MECHANISM,
         "sizes",
     ),
-    Entry(
+    CatalogueEntry(
         "width",
         "Accuracy against hidden size",
         "",
@@ -199,32 +199,32 @@ ENTRIES: tuple[Entry, ...] = (
         "Records of one method at several widths (n_units), all else equal.",
         STRATEGY,
     ),
-    Entry(
+    CatalogueEntry(
         "training-time",
         "Training time",
         "Figure “Comparison of Training Time Across Representative CIL Methods”",
-        lambda archive: runs.measured(archive, runs.TIME),
+        lambda collected: runs.measured(collected, runs.TIME),
         "Records of runs with times.",
         HEADS,
     ),
-    Entry(
+    CatalogueEntry(
         "gflops",
         "Computational cost",
         "Figure “Comparison of Computational Cost”",
-        lambda archive: [figure for measure in runs.COSTS for figure in runs.measured(archive, measure)],
+        lambda collected: [figure for measure in runs.COSTS for figure in runs.measured(collected, measure)],
         "Records of runs with extra.cost, which methods that train a network write (ease, coda-prompt, apt, sd-lora, "
-        "joint-ft, and those ending in +fsa), of a spec on pictures.",
-        PICTURES,
+        "joint-ft, and those ending in +fsa), of a spec on images.",
+        IMAGES,
     ),
-    Entry(
+    CatalogueEntry(
         "peak-memory",
         "Peak memory",
         "Figure “Comparison of Peak GPU Memory”",
-        lambda archive: runs.measured(archive, runs.MEMORY),
+        lambda collected: runs.measured(collected, runs.MEMORY),
         "Records of runs with their peak memory.",
         HEADS,
     ),
-    Entry(
+    CatalogueEntry(
         "probe-gain",
         "Gain over the joint linear probe",
         "Figure “Impact of first-session adaptation on representative RPL-based methods”",
@@ -232,7 +232,7 @@ ENTRIES: tuple[Entry, ...] = (
         "Records of joint-lp and of other methods on the same data, protocol and seeds.",
         HEADS,
     ),
-    Entry(
+    CatalogueEntry(
         "confusion",
         "Per-class confusion",
         "",
@@ -243,12 +243,12 @@ ENTRIES: tuple[Entry, ...] = (
 )
 
 
-def build_sections(archive: Archive) -> list[Section]:
+def build_sections(collected: RecordCollections) -> list[Section]:
     """Return every section with what there is and what there is not.
 
     Parameters
     ----------
-    archive : Archive
+    collected : RecordCollections
         Records.
 
     Returns
@@ -258,8 +258,8 @@ def build_sections(archive: Archive) -> list[Section]:
     """
     sections = []
     for entry in ENTRIES:
-        parts = list(entry.build(archive))
-        missing = _missing(entry, archive, bool(parts))
+        parts = list(entry.build(collected))
+        missing = _missing(entry, collected, bool(parts))
         if entry.published:
             parts.append(published_part(entry.published))
         sections.append(Section(entry.name, entry.title, entry.paper, parts, missing))
@@ -274,16 +274,16 @@ def published_part(name: str) -> Table:
     return Table(f"published-{name}", f"Published: {heading.rstrip('.')}", caption, table.comparison(), published=True)
 
 
-def _missing(entry: Entry, archive: Archive, anything: bool) -> list[NotRun]:
+def _missing(entry: CatalogueEntry, collected: RecordCollections, anything: bool) -> list[NotRun]:
     missing = [] if anything else [NotRun(entry.title, entry.why, entry.command)]
     if entry.name == "accuracy":
-        missing += _paper_settings(archive) + _holes(archive)
+        missing += _paper_settings(collected) + _holes(collected)
     if entry.name == "strategies" and anything:
-        missing += [hole for item in archive.collections if sheets.is_strategy(item) for hole in holes(item)]
-    if entry.name == "probe-gain" and anything and not any(map(runs.adapted, archive.runs)):
+        missing += [hole for item in collected.collections if record_tables.is_strategy(item) for hole in holes(item)]
+    if entry.name == "probe-gain" and anything and not any(map(runs.adapted, collected.runs)):
         why = "Records of runs whose backbone was adapted in the first session: methods such as ranpac+fsa and "
-        why += "scl-mgsm+fsa, of a spec on pictures."
-        missing.append(NotRun("Gain with first-session adaptation (FSA)", why, PICTURES))
+        why += "scl-mgsm+fsa, of a spec on images."
+        missing.append(NotRun("Gain with first-session adaptation (FSA)", why, IMAGES))
     return missing
 
 
@@ -296,25 +296,25 @@ _PAPER_METHODS = {
 }
 
 
-def _paper_settings(archive: Archive) -> list[NotRun]:
+def _paper_settings(collected: RecordCollections) -> list[NotRun]:
     """Return what of the paper's main setting has no record."""
-    done = {known_dataset(run.dataset) for run in archive.runs if known_backbone(run.dataset) == "ViT-B/16-IN21K"}
+    done = {known_dataset(run.dataset) for run in collected.runs if known_backbone(run.dataset) == "ViT-B/16-IN21K"}
     missing = []
     absent = [dataset for dataset in DATASETS if dataset not in done]
     if absent:
-        why = "Records of runs of a spec whose data sets are folders of these pictures, of these names, with "
+        why = "Records of runs of a spec whose data sets are folders of these images, of these names, with "
         why += 'backbone = "vit_base_patch16_224.augreg_in21k".'
         missing.append(NotRun(f"{', '.join(absent)} with ViT-B/16-IN21K", why, PAPER_VIT))
-    methods = {run.method.removesuffix(FSA) for run in archive.runs}
+    methods = {run.method.removesuffix(FSA) for run in collected.runs}
     lacking = [f"{name} ({method})" for method, name in _PAPER_METHODS.items() if method not in methods]
     if lacking:
-        why = "Records of runs of these methods, by the name in brackets, of a spec on pictures: they train a network."
-        missing.append(NotRun(", ".join(lacking), why, PICTURES))
+        why = "Records of runs of these methods, by the name in brackets, of a spec on images: they train a network."
+        missing.append(NotRun(", ".join(lacking), why, IMAGES))
     return missing
 
 
-def _holes(archive: Archive) -> list[NotRun]:
-    return [hole for item in archive.collections if not sheets.is_strategy(item) for hole in holes(item)]
+def _holes(collected: RecordCollections) -> list[NotRun]:
+    return [hole for item in collected.collections if not record_tables.is_strategy(item) for hole in holes(item)]
 
 
 def holes(collection: Collection) -> list[NotRun]:

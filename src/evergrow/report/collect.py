@@ -58,7 +58,7 @@ class Collection:
 
 
 @dataclass(frozen=True)
-class Archive:
+class RecordCollections:
     """What was read.
 
     Parameters
@@ -88,7 +88,7 @@ class Archive:
         return [record for record in self.analyses if record.analysis in names]
 
 
-def collect(paths: Sequence[str | os.PathLike[str]]) -> Archive:
+def collect(paths: Sequence[str | os.PathLike[str]]) -> RecordCollections:
     """Read every record of files and folders, going on past whatever is not one.
 
     Parameters
@@ -98,7 +98,7 @@ def collect(paths: Sequence[str | os.PathLike[str]]) -> Archive:
 
     Returns
     -------
-    Archive
+    RecordCollections
 
     Raises
     ------
@@ -133,7 +133,7 @@ def collect(paths: Sequence[str | os.PathLike[str]]) -> Archive:
                 else ""
             )
         )
-    return _archive(runs, analyses, left_out)
+    return _collections(runs, analyses, left_out)
 
 
 def _read(path: Path) -> RunRecord | AnalysisRecord:
@@ -171,7 +171,9 @@ def _plain_reason(path: Path, error: Exception) -> str:
     return scrub(text)
 
 
-def _archive(runs: dict[Path, list[RunRecord]], analyses: list[AnalysisRecord], left_out: list[LeftOut]) -> Archive:
+def _collections(
+    runs: dict[Path, list[RunRecord]], analyses: list[AnalysisRecord], left_out: list[LeftOut]
+) -> RecordCollections:
     notes: list[str] = []
     names = _folder_names(list(runs))
     collections = []
@@ -191,7 +193,7 @@ def _archive(runs: dict[Path, list[RunRecord]], analyses: list[AnalysisRecord], 
     if len(versions) > 1:
         listed = ", ".join(f"{version} ({n})" for version, n in sorted(versions.items()))
         notes.append(f"records of several evergrow versions: {listed}")
-    return Archive(collections, sorted(finished, key=_order), left_out, notes)
+    return RecordCollections(collections, sorted(finished, key=_order), left_out, notes)
 
 
 def one_per_run(records: Iterable[R]) -> tuple[list[R], int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from evergrow.report.canvas import Panel
+from evergrow.report.panels import Panel
 from evergrow.tables import Comparison
 
 MAX_PANELS = 24

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from evergrow.records import AnalysisRecord
-from evergrow.report.canvas import Panel, slug
-from evergrow.report.collect import Archive
+from evergrow.report.collect import RecordCollections
 from evergrow.report.contents import MAX_PANELS, Figure, curve_and_error, limited, mean_and_error, plain_label
+from evergrow.report.panels import Panel, slug
 from evergrow.report.plots import (
     Axes,
     Dot,
@@ -30,7 +30,7 @@ from evergrow.tables import Record, grouped
 
 
 @dataclass(frozen=True)
-class Scene:
+class AnalysisGroup:
     """Analyses of one data set and protocol: title, and records over seeds by title of their method."""
 
     title: str
@@ -38,7 +38,7 @@ class Scene:
     styles: dict[str, Style]
 
 
-def scenes(records: Sequence[AnalysisRecord]) -> list[Scene]:
+def analysis_groups(records: Sequence[AnalysisRecord]) -> list[AnalysisGroup]:
     """Return analyses by data set and protocol; a method's own colour for every setting, told apart by dashes."""
     rows, data, protocols, groups = grouped(records)
     found = []
@@ -50,7 +50,7 @@ def scenes(records: Sequence[AnalysisRecord]) -> list[Scene]:
                 if several:
                     here[plain_label(title)] = several
             if here:
-                found.append(Scene(f"{dataset}, {protocol}", here, _styles(here)))
+                found.append(AnalysisGroup(f"{dataset}, {protocol}", here, _styles(here)))
     return found
 
 
@@ -78,9 +78,9 @@ def chosen_ridge(records: Sequence[AnalysisRecord]) -> float | None:
     return None if not found else 0.1 if 0.1 in found else found[len(found) // 2]
 
 
-def _stage_series(scene: Scene, key: str, alpha: float) -> list[Series]:
+def _stage_series(group: AnalysisGroup, key: str, alpha: float) -> list[Series]:
     series = []
-    for title, records in scene.rows.items():
+    for title, records in group.rows.items():
         curves = [
             ridge[key]
             for record in records
@@ -89,29 +89,29 @@ def _stage_series(scene: Scene, key: str, alpha: float) -> list[Series]:
         ]
         if curves and len({len(curve) for curve in curves}) == 1:
             mean, error = curve_and_error(curves)
-            series.append(Series(title, scene.styles[title], list(range(1, len(mean) + 1)), mean, error))
+            series.append(Series(title, group.styles[title], list(range(1, len(mean) + 1)), mean, error))
     return series
 
 
-def _stage_figure(archive: Archive, name: str, quantities: Sequence[tuple[str, str, str]]) -> list[Panel]:
+def _stage_figure(collected: RecordCollections, name: str, quantities: Sequence[tuple[str, str, str]]) -> list[Panel]:
     """Return panels of quantities (key, title, axis title) over stages, at one ridge."""
-    records = archive.analysed("conditioning")
+    records = collected.analysed("conditioning")
     alpha = chosen_ridge(records)
     panels = []
-    for scene in scenes(records):
+    for group in analysis_groups(records):
         for key, title, unit in quantities:
-            series = [] if alpha is None else _stage_series(scene, key, alpha)
+            series = [] if alpha is None else _stage_series(group, key, alpha)
             if series:
-                whole = f"{title}: {scene.title}"
+                whole = f"{title}: {group.title}"
                 axes = Axes("Session", unit, log_y=True)
-                panels.append(line_panel(slug(name, key, scene.title), whole, axes, series))
+                panels.append(line_panel(slug(name, key, group.title), whole, axes, series))
     return panels
 
 
-def norm_curves(archive: Archive) -> list[Figure]:
+def norm_curves(collected: RecordCollections) -> list[Figure]:
     """Draw the Frobenius norm of P_t over sessions."""
-    records = archive.analysed("conditioning")
-    panels = _stage_figure(archive, "norm", [("norm", "Norm of Pₜ", "Frobenius norm of Pₜ")])
+    records = collected.analysed("conditioning")
+    panels = _stage_figure(collected, "norm", [("norm", "Norm of Pₜ", "Frobenius norm of Pₜ")])
     if not panels:
         return []
     spreads = [_spread(record) for record in records]
@@ -128,30 +128,30 @@ def _spread(record: AnalysisRecord) -> float:
     return float(((norms.max(axis=0) - norms.min(axis=0)) / norms.min(axis=0)).max()) if norms.size else 0.0
 
 
-def eigenvalue_curves(archive: Archive) -> list[Figure]:
+def eigenvalue_curves(collected: RecordCollections) -> list[Figure]:
     """Draw the extreme eigenvalues and the condition number of P_t over sessions."""
     quantities = [
         ("eig_max", "Largest eigenvalue", "Largest eigenvalue of Pₜ"),
         ("eig_min", "Smallest eigenvalue", "Smallest eigenvalue of Pₜ"),
         ("condition_number", "Condition number", "Condition number of Pₜ"),
     ]
-    panels = _stage_figure(archive, "eigenvalues", quantities)
+    panels = _stage_figure(collected, "eigenvalues", quantities)
     if not panels:
         return []
-    alpha = chosen_ridge(archive.analysed("conditioning"))
+    alpha = chosen_ridge(collected.analysed("conditioning"))
     caption = f"Ends of the spectrum of Pₜ = Gₜ + λI and their ratio after every session, at λ = {alpha:g}."
     return [Figure("eigenvalues", "Eigenvalues and condition number of Pₜ", caption, panels)]
 
 
-def effective_rank(archive: Archive) -> list[Figure]:
+def effective_rank(collected: RecordCollections) -> list[Figure]:
     """Draw the effective rank sum d / (d + alpha) of P_t over sessions, one panel per ridge."""
-    records = archive.analysed("conditioning")
+    records = collected.analysed("conditioning")
     panels = []
-    for scene in scenes(records):
+    for group in analysis_groups(records):
         for alpha in _ridges(records):
-            series = _stage_series(scene, "effective_rank", alpha)
+            series = _stage_series(group, "effective_rank", alpha)
             if series:
-                title = f"{scene.title}, λ = {alpha:g}"
+                title = f"{group.title}, λ = {alpha:g}"
                 axes = Axes("Session", "Effective rank (dimensions)")
                 panels.append(line_panel(slug("effective-rank", title), title, axes, series))
     if not panels:
@@ -162,95 +162,95 @@ def effective_rank(archive: Archive) -> list[Figure]:
     return [Figure("effective-rank", "Effective rank", caption, panels)]
 
 
-def condition_bars(archive: Archive) -> list[Figure]:
+def condition_bars(collected: RecordCollections) -> list[Figure]:
     """Draw the condition number of H on a random subset of samples."""
-    records = archive.analysed("conditioning")
+    records = collected.analysed("conditioning")
     panels = []
     notes: list[str] = []
-    for scene in scenes(records):
+    for group in analysis_groups(records):
         dots = []
-        for title, several in scene.rows.items():
+        for title, several in group.rows.items():
             values = [record.results.get("condition_number") for record in several]
             known = [float(value) for value in values if value is not None]
             if not known:
-                notes.append(f"{title}, {scene.title}: the condition number is not finite or not recorded")
+                notes.append(f"{title}, {group.title}: the condition number is not finite or not recorded")
                 continue
-            dots.append(Dot(title, scene.styles[title], *mean_and_error(known)))
+            dots.append(Dot(title, group.styles[title], *mean_and_error(known)))
             shape = several[0].results.get("features", {}).get("shape") or [0]
             rank = several[0].results.get("rank")
             if rank is not None and rank < min(shape):
                 notes.append(
-                    f"{title}, {scene.title}: H has rank {rank} of {min(shape)}, so this is a ratio of rounding"
+                    f"{title}, {group.title}: H has rank {rank} of {min(shape)}, so this is a ratio of rounding"
                 )
         if dots:
             axis = DotAxis("Condition number of H (ratio of singular values)", log=True)
-            panels.append(dot_panel(slug("condition-number", scene.title), scene.title, axis, dots))
+            panels.append(dot_panel(slug("condition-number", group.title), group.title, axis, dots))
     if not panels:
         return []
     samples = sorted({int(record.settings.get("n_samples", 0)) for record in records})
     units = sorted({int(record.results.get("n_units", 0)) for record in records})
-    caption = f"Condition number of the random feature matrix H of {_joined(samples)} training samples and "
-    caption += f"{_joined(units)} units, on a logarithmic axis."
+    caption = f"Condition number of the random feature matrix H of {_listed(samples)} training samples and "
+    caption += f"{_listed(units)} units, on a logarithmic axis."
     return [Figure("condition-number", "Condition number of H", caption, panels, notes)]
 
 
-def _joined(numbers: Sequence[int]) -> str:
+def _listed(numbers: Sequence[int]) -> str:
     return " or ".join(f"{number:,}" for number in numbers)
 
 
 # -- similarity -----------------------------------------------------------------------------------------
 
 
-def similarity_maps(archive: Archive) -> list[Figure]:
+def similarity_maps(collected: RecordCollections) -> list[Figure]:
     """Draw the cosine similarity of units, as they are and less their mean."""
     figures = []
-    for scene in scenes(archive.analysed("similarity")):
+    for group in analysis_groups(collected.analysed("similarity")):
         panels = []
         for key, mean_key, what, low in (
             ("matrix", "mean_abs", "columns of H", 0.0),
             ("centred_matrix", "centred_mean_abs", "centred columns", -1.0),
         ):
-            for title, several in scene.rows.items():
+            for title, several in group.rows.items():
                 record = min(several, key=lambda record: record.seed)
                 matrix = record.results.get(key)
                 if matrix:
                     mean = float(record.results.get(mean_key, float("nan")))
                     heat = Heat(matrix, low, 1.0, ("Unit", "Unit"), "Cosine", f"{what}, mean |cos| {mean:.2f}")
-                    above = f"{title}, {scene.title.partition(',')[0]}"
-                    panels.append(heat_panel(slug("similarity", scene.title, title, what), above, heat))
+                    above = f"{title}, {group.title.partition(',')[0]}"
+                    panels.append(heat_panel(slug("similarity", group.title, title, what), above, heat))
         if panels:
             caption = (
                 "Cosine similarity of the activations of units on the first task, as they are, and less their mean "
             )
             caption += "over samples, since sigmoid activations are all positive. The mean is over absolute values off "
             caption += "the diagonal."
-            name = slug("similarity", scene.title)
-            figures.append(Figure(name, f"Similarity of bases: {scene.title}", caption, panels, small=True))
+            name = slug("similarity", group.title)
+            figures.append(Figure(name, f"Similarity of bases: {group.title}", caption, panels, small=True))
     return figures
 
 
 # -- residual -------------------------------------------------------------------------------------------
 
 
-def residual_curves(archive: Archive) -> list[Figure]:
+def residual_curves(collected: RecordCollections) -> list[Figure]:
     """Draw how the residual of the first task falls while the layer grows, above the xi in use."""
     panels = []
-    for scene in scenes(archive.analysed("residual")):
+    for group in analysis_groups(collected.analysed("residual")):
         falls, scales = [], []
-        for title, several in scene.rows.items():
+        for title, several in group.rows.items():
             record = min(several, key=lambda record: record.seed)
             log = record.results.get("log") or {}
             if not log.get("n_units"):
                 continue
             label = f"{title}: {record.results.get('status', '')}"
-            falls.append(Series(label, scene.styles[title], log["n_units"], log["rmse"]))
-            scales.append(Series(label, scene.styles[title], log["n_units"], log["scale"]))
+            falls.append(Series(label, group.styles[title], log["n_units"], log["rmse"]))
+            scales.append(Series(label, group.styles[title], log["n_units"], log["scale"]))
         if falls:
             axes = [
                 Axes("Units L", "RMSE of the first task", log_y=True),
                 Axes("Units L", "Scale ξ (or Λ)", log_y=True, steps=True),
             ]
-            panels.append(stacked_panel(slug("residual", scene.title), scene.title, axes, [falls, scales]))
+            panels.append(stacked_panel(slug("residual", group.title), group.title, axes, [falls, scales]))
     if not panels:
         return []
     caption = (
@@ -263,27 +263,27 @@ def residual_curves(archive: Archive) -> list[Figure]:
 # -- xi -------------------------------------------------------------------------------------------------
 
 
-def xi_settings(archive: Archive) -> list[Figure]:
+def xi_settings(collected: RecordCollections) -> list[Figure]:
     """Draw the accuracy with fixed and with adaptive xi."""
-    records = archive.analysed("xi")
+    records = collected.analysed("xi")
     panels = []
-    for scene in scenes(records):
+    for group in analysis_groups(records):
         for unit in sorted({str(record.settings.get("unit", "absolute")) for record in records}):
             dots = []
-            for several in scene.rows.values():
+            for several in group.rows.values():
                 here = [record for record in several if record.settings.get("unit", "absolute") == unit]
                 known = [100 * float(record.results["a_last"]) for record in here if record.results.get("a_last")]
                 if known:
                     label, adaptive = xi_label(here[0].options.get("scales", "paper"))
                     widths = sorted({int(record.results.get("n_units", 0)) for record in here})
                     style = style_of("scl-mgsm", 0 if adaptive else 1)
-                    note = f"  (L = {_joined(widths)})"
+                    note = f"  (L = {_listed(widths)})"
                     dots.append(Dot(label, style, *mean_and_error(known), note=note))
             if dots:
                 dots.sort(key=lambda dot: (dot.style.variant == 0, _first_number(dot.label)))
-                title = f"{scene.title}, {'ξ as printed' if unit == 'absolute' else 'ξ relative to the features'}"
+                title = f"{group.title}, {'ξ as printed' if unit == 'absolute' else 'ξ relative to the features'}"
                 axis = DotAxis("A_last (%)", origin=None, text=lambda value: f"{value:.2f}")
-                panels.append(dot_panel(slug("xi", scene.title, unit), title, axis, dots))
+                panels.append(dot_panel(slug("xi", group.title, unit), title, axis, dots))
     if not panels:
         return []
     caption = (
@@ -320,10 +320,10 @@ def xi_label(scales: Any) -> tuple[str, bool]:
 # -- width ----------------------------------------------------------------------------------------------
 
 
-def width_curves(archive: Archive) -> list[Figure]:
+def width_curves(collected: RecordCollections) -> list[Figure]:
     """Draw the accuracy against the width of the layer, wherever nothing else differs."""
-    sources: list[tuple[str, list[Record]]] = [(item.name, list(item.finished)) for item in archive.collections]
-    sources.append(("mechanism sweep", list(archive.analysed("sweep"))))
+    sources: list[tuple[str, list[Record]]] = [(item.name, list(item.finished)) for item in collected.collections]
+    sources.append(("mechanism sweep", list(collected.analysed("sweep"))))
     panels: list[Panel] = []
     notes: list[str] = []
     total = 0

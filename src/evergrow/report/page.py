@@ -10,9 +10,9 @@ from itertools import groupby
 from typing import Any
 
 from evergrow.core.optional import require
-from evergrow.report.canvas import inline
-from evergrow.report.collect import Archive
+from evergrow.report.collect import RecordCollections
 from evergrow.report.contents import Figure, NotRun, Section, Table
+from evergrow.report.panels import inline
 from evergrow.report.published import load_published
 from evergrow.report.styles import colour_variables
 from evergrow.tables import Cell, Column, Comparison, Record, number
@@ -27,14 +27,14 @@ class Heading:
     first: bool = False
 
 
-def render_page(title: str, archive: Archive, sections: Sequence[Section]) -> str:
+def render_page(title: str, collected: RecordCollections, sections: Sequence[Section]) -> str:
     """Return the page as text.
 
     Parameters
     ----------
     title : str
         Of the page.
-    archive : Archive
+    collected : RecordCollections
         What it is made from.
     sections : sequence of Section
         What it shows.
@@ -48,15 +48,15 @@ def render_page(title: str, archive: Archive, sections: Sequence[Section]) -> st
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["symbols"] = lambda text: jinja2.utils.markupsafe.Markup(symbols(text))
     template = environment.from_string(_text("page.html.jinja"))
-    notes = page_notes(archive, sections)
+    notes = page_notes(collected, sections)
     return str(
         template.render(
             title=title,
-            facts=facts(archive),
+            facts=facts(collected),
             sections=[section for section in sections if _has_content(section)],
             absent=[section for section in sections if not _has_content(section)],
             missing=[entry for section in sections for entry in section.missing],
-            left_out=archive.left_out,
+            left_out=collected.left_out,
             notes=notes,
             source=load_published(),
             colours=colour_variables(),
@@ -92,9 +92,9 @@ def symbols(text: str) -> str:
     return text.replace("‖F", "‖<sub>F</sub>")
 
 
-def facts(archive: Archive) -> list[tuple[str, str]]:
+def facts(collected: RecordCollections) -> list[tuple[str, str]]:
     """Return what the records are, in a few numbers and names."""
-    runs, analyses = archive.runs, archive.analyses
+    runs, analyses = collected.runs, collected.analyses
     records: list[Record] = [*runs, *analyses]
     names = sorted({str(record.dataset.get("label", record.dataset["name"])) for record in records})
     methods = {record.method for record in records}
@@ -108,13 +108,13 @@ def facts(archive: Archive) -> list[tuple[str, str]]:
     ]
 
 
-def page_notes(archive: Archive, sections: Sequence[Section]) -> list[str]:
+def page_notes(collected: RecordCollections, sections: Sequence[Section]) -> list[str]:
     """Return all notes about data, each once."""
-    found = list(archive.notes)
+    found = list(collected.notes)
     for section in sections:
         for part in section.parts:
             found += part.notes if isinstance(part, Figure) else part.comparison.notes
-    # The archive has said how many records are of which version; tables need not repeat it.
+    # The collected has said how many records are of which version; tables need not repeat it.
     several = [note for note in found if note.startswith("records of several evergrow versions")][1:]
     return [note for note in dict.fromkeys(found) if note not in several]
 

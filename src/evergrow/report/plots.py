@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from evergrow.report.canvas import (
+from evergrow.report.panels import (
     FONT,
     Panel,
     draw_marks,

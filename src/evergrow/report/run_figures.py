@@ -10,23 +10,23 @@ from typing import Any
 import numpy as np
 
 from evergrow.records import RunRecord
-from evergrow.report.canvas import Panel, slug
-from evergrow.report.collect import Archive, Collection
+from evergrow.report.collect import Collection, RecordCollections
 from evergrow.report.contents import MAX_PANELS, Figure, curve_and_error, limited, mean_and_error, plain_label
+from evergrow.report.panels import Panel, slug
 from evergrow.report.plots import Axes, Dot, DotAxis, Heat, Series, dot_panel, heat_panel, line_panel
 from evergrow.report.styles import FSA, Style, style_of
 from evergrow.tables import grouped
 
 
 @dataclass(frozen=True)
-class Place:
+class RunGroup:
     """The runs of one data set and protocol: title, and runs by the title of their method."""
 
     title: str
     rows: dict[str, list[RunRecord]]
 
 
-def places(runs: Sequence[RunRecord]) -> list[Place]:
+def run_groups(runs: Sequence[RunRecord]) -> list[RunGroup]:
     """Return runs by data set and protocol, methods in the order of tables."""
     rows, data, protocols, groups = grouped(runs)
     found = []
@@ -38,7 +38,7 @@ def places(runs: Sequence[RunRecord]) -> list[Place]:
                 if several:
                     here[plain_label(title)] = several
             if here:
-                found.append(Place(f"{dataset}, {protocol}", here))
+                found.append(RunGroup(f"{dataset}, {protocol}", here))
     return found
 
 
@@ -56,13 +56,13 @@ def styled(rows: dict[str, list[RunRecord]]) -> dict[str, Style]:
 # -- accuracy by session --------------------------------------------------------------------------------
 
 
-def stage_accuracy(archive: Archive) -> list[Figure]:
+def stage_accuracy(collected: RecordCollections) -> list[Figure]:
     """Draw the accuracy over all classes seen so far, after every session."""
     figures = []
-    for collection in archive.collections:
+    for collection in collected.collections:
         notes: list[str] = []
-        found = [place for place in places(collection.finished) if _sessions(place)]
-        panels = [_stage_panel(collection, place, notes) for place in found[:MAX_PANELS]]
+        found = [group for group in run_groups(collection.finished) if _sessions(group)]
+        panels = [_stage_panel(collection, group, notes) for group in found[:MAX_PANELS]]
         if panels:
             caption = "Top-1 accuracy over the test samples of all classes seen so far, after every session; "
             caption += "bands are standard errors over seeds."
@@ -72,27 +72,27 @@ def stage_accuracy(archive: Archive) -> list[Figure]:
     return figures
 
 
-def _sessions(place: Place) -> bool:
-    return any(len(run.results.get("by_samples") or []) > 1 for runs in place.rows.values() for run in runs)
+def _sessions(group: RunGroup) -> bool:
+    return any(len(run.results.get("by_samples") or []) > 1 for runs in group.rows.values() for run in runs)
 
 
-def _stage_panel(collection: Collection, place: Place, notes: list[str]) -> Panel:
-    styles = styled(place.rows)
+def _stage_panel(collection: Collection, group: RunGroup, notes: list[str]) -> Panel:
+    styles = styled(group.rows)
     series = []
-    for title, runs in place.rows.items():
+    for title, runs in group.rows.items():
         curves = [run.results.get("by_samples") or [] for run in runs]
         length = Counter(len(curve) for curve in curves if curve and curve[-1] is not None).most_common(1)
         if not length:
-            notes.append(f"{title}, {place.title}: no accuracy by session in its records")
+            notes.append(f"{title}, {group.title}: no accuracy by session in its records")
             continue
         kept = [curve for curve in curves if len(curve) == length[0][0] and curve[-1] is not None]
         if len(kept) < len(curves):
-            notes.append(f"{title}, {place.title}: {len(curves) - len(kept)} of {len(curves)} runs have other sessions")
+            notes.append(f"{title}, {group.title}: {len(curves) - len(kept)} of {len(curves)} runs have other sessions")
         mean, error = curve_and_error([_percent(curve) for curve in kept])
         x = list(range(1, len(mean) + 1))
         series.append(Series(title, styles[title], x, mean, error))
     axes = Axes("Session", "Accuracy on all classes seen (%)")
-    return line_panel(slug("stage-accuracy", collection.name, place.title), place.title, axes, series)
+    return line_panel(slug("stage-accuracy", collection.name, group.title), group.title, axes, series)
 
 
 def _percent(curve: Sequence[float | None]) -> list[float]:
@@ -127,18 +127,18 @@ class Measure:
     kind: Callable[[RunRecord], str] = lambda run: ""
 
 
-def measured(archive: Archive, measure: Measure) -> list[Figure]:
+def measured(collected: RecordCollections, measure: Measure) -> list[Figure]:
     """Draw one figure per folder: a panel per data set and protocol, a dot per method."""
     figures = []
-    for collection in archive.collections:
+    for collection in collected.collections:
         notes: list[str] = []
         panels: list[Panel] = []
         total = 0
-        for place in places(collection.finished):
-            for kind, dots in _dots(place, measure, notes).items():
+        for group in run_groups(collection.finished):
+            for kind, dots in _dots(group, measure, notes).items():
                 total += 1
                 if total <= MAX_PANELS:
-                    title = f"{place.title}{', ' if kind else ''}{kind}"
+                    title = f"{group.title}{', ' if kind else ''}{kind}"
                     name = slug(measure.name, collection.name, title)
                     panels.append(dot_panel(name, title, measure.axis, dots))
         if panels:
@@ -148,11 +148,11 @@ def measured(archive: Archive, measure: Measure) -> list[Figure]:
     return figures
 
 
-def _dots(place: Place, measure: Measure, notes: list[str]) -> dict[str, list[Dot]]:
+def _dots(group: RunGroup, measure: Measure, notes: list[str]) -> dict[str, list[Dot]]:
     """Return dots by the kind of measurement; different kinds are never compared in one panel."""
-    styles = styled(place.rows)
+    styles = styled(group.rows)
     found: dict[str, list[Dot]] = {}
-    for title, runs in place.rows.items():
+    for title, runs in group.rows.items():
         values: dict[str, list[float]] = {}
         for run in runs:
             value = measure.read(run)
@@ -160,7 +160,7 @@ def _dots(place: Place, measure: Measure, notes: list[str]) -> dict[str, list[Do
                 values.setdefault(measure.kind(run), []).append(value)
         known = sum(map(len, values.values()))
         if 0 < known < len(runs):
-            notes.append(f"{title}, {place.title}: missing from {len(runs) - known} of {len(runs)} runs")
+            notes.append(f"{title}, {group.title}: missing from {len(runs) - known} of {len(runs)} runs")
         for kind, numbers in values.items():
             found.setdefault(kind, []).append(Dot(title, styles[title], *mean_and_error(numbers)))
     return found
@@ -223,8 +223,8 @@ MEMORY = Measure(
 GFLOPS = Measure(
     "gflops",
     "Cost of an answer",
-    "Floating-point operations of the network for one picture at test time, on a logarithmic axis.",
-    DotAxis("Operations per picture (GFLOPs)", log=True),
+    "Floating-point operations of the network for one image at test time, on a logarithmic axis.",
+    DotAxis("Operations per image (GFLOPs)", log=True),
     lambda run: cost(run, "inference_gflops") or cost(run, "gflops") or None,
 )
 TRAINING_GFLOPS = Measure(
@@ -254,19 +254,19 @@ def adapted(run: RunRecord) -> bool:
     return run.method.endswith(FSA) or bool(run.extra.get("fsa"))
 
 
-def probe_gain(archive: Archive) -> list[Figure]:
+def probe_gain(collected: RecordCollections) -> list[Figure]:
     """Draw A_last less that of the joint linear probe of the same data, protocol and seed."""
     figures = []
-    for collection in archive.collections:
+    for collection in collected.collections:
         notes: list[str] = []
         probes = _probes(collection.finished, notes)
         panels = []
-        for place in _by_name(collection.finished):
-            dots = _gains(place, probes, notes)
+        for group in _by_name(collection.finished):
+            dots = _gains(group, probes, notes)
             if dots:
-                name = slug("probe-gain", collection.name, place.title)
+                name = slug("probe-gain", collection.name, group.title)
                 axis = DotAxis("A_last less the joint linear probe (points)", text=_signed)
-                panels.append(dot_panel(name, place.title, axis, dots))
+                panels.append(dot_panel(name, group.title, axis, dots))
         if panels:
             caption = (
                 "Accuracy after the last session less that of the joint linear probe on the same data, protocol and "
@@ -287,12 +287,12 @@ def _signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
 
-def _by_name(runs: Sequence[RunRecord]) -> list[Place]:
+def _by_name(runs: Sequence[RunRecord]) -> list[RunGroup]:
     """Return runs by data set and protocol; adapted and plain runs may have different features, but one name."""
     found: dict[str, list[RunRecord]] = {}
     for run in runs:
         found.setdefault(f"{run.dataset.get('label', run.dataset['name'])}, {run.protocol['name']}", []).append(run)
-    return [Place(title, _titled(here)) for title, here in found.items()]
+    return [RunGroup(title, _titled(here)) for title, here in found.items()]
 
 
 def _titled(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
@@ -324,11 +324,11 @@ def _probes(runs: Sequence[RunRecord], notes: list[str]) -> dict[ProbeKey, float
     return {key: values[0] for key, values in found.items() if len(values) == 1}
 
 
-def _gains(place: Place, probes: dict[ProbeKey, float], notes: list[str]) -> list[Dot]:
+def _gains(group: RunGroup, probes: dict[ProbeKey, float], notes: list[str]) -> list[Dot]:
     dots = []
-    styles = styled(place.rows)
-    pairs = any(adapted(run) for runs in place.rows.values() for run in runs)
-    for title, runs in place.rows.items():
+    styles = styled(group.rows)
+    pairs = any(adapted(run) for runs in group.rows.values() for run in runs)
+    for title, runs in group.rows.items():
         if runs[0].method == "joint-lp":
             continue
         paired = [(run, probes.get(_probe_key(run))) for run in runs if run.results.get("a_last") is not None]
@@ -337,7 +337,7 @@ def _gains(place: Place, probes: dict[ProbeKey, float], notes: list[str]) -> lis
             continue
         if len(gains) < len(runs):
             notes.append(
-                f"{title}, {place.title}: {len(runs) - len(gains)} of {len(runs)} runs have no probe of their seed"
+                f"{title}, {group.title}: {len(runs) - len(gains)} of {len(runs)} runs have no probe of their seed"
             )
         dots.append(Dot(title, styles[title], *mean_and_error(gains), faint=pairs and not adapted(runs[0])))
     return dots
@@ -346,27 +346,27 @@ def _gains(place: Place, probes: dict[ProbeKey, float], notes: list[str]) -> lis
 # -- confusion ------------------------------------------------------------------------------------------
 
 
-def confusion(archive: Archive) -> list[Figure]:
+def confusion(collected: RecordCollections) -> list[Figure]:
     """Draw which classes are taken for which, from ``extra.confusion`` of the first seed."""
     notes: list[str] = []
     panels: list[Panel] = []
     total = 0
-    for collection in archive.collections:
-        for place in places(collection.finished):
-            for title, runs in place.rows.items():
+    for collection in collected.collections:
+        for group in run_groups(collection.finished):
+            for title, runs in group.rows.items():
                 run = next((run for run in sorted(runs, key=lambda run: run.seed) if run.extra.get("confusion")), None)
                 counts = None if run is None else confusion_counts(run.extra["confusion"])
                 if run is None:
                     continue
                 if counts is None:
                     notes.append(
-                        f"{title}, {place.title}, seed {run.seed}: its confusion is not a square matrix of counts"
+                        f"{title}, {group.title}, seed {run.seed}: its confusion is not a square matrix of counts"
                     )
                     continue
                 total += 1
                 if total > MAX_PANELS:
                     continue
-                where = f"{place.title}, seed {run.seed}"
+                where = f"{group.title}, seed {run.seed}"
                 heat = mistakes(counts, _class_names(run.extra["confusion"], len(counts)), where)
                 panels.append(heat_panel(slug("confusion", collection.name, title, where), title, heat))
     if not panels:

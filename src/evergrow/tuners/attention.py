@@ -38,7 +38,7 @@ class AttentionEdit:
     Attributes
     ----------
     tail : int
-        How many tokens at the end of the sequence have no place in the picture, so that rotary embeddings leave
+        How many tokens at the end of the sequence have no place in the image, so that rotary embeddings leave
         them alone.
     """
 
@@ -175,7 +175,7 @@ class AttentionSite:
         return q, k, v
 
     def _rotate(self, heads: Tensor, v: Tensor, rope: Tensor | None) -> Tensor:
-        """Rotate the tokens that have a place in the picture, between the layer's own prefix and the edits' tail."""
+        """Rotate the tokens that have a place in the image, between the layer's own prefix and the edits' tail."""
         if rope is None:
             return heads
         layer = self.attention

@@ -15,8 +15,8 @@ class PrefixConfig(TunerConfig):
     Parameters
     ----------
     source : {"own", "provider"}
-        ``"own"``: keys and values are parameters of the tuner, the same for every picture. ``"provider"``: the tuner
-        has no parameters and asks a callable in every pass, which may answer for every picture by itself.
+        ``"own"``: keys and values are parameters of the tuner, the same for every image. ``"provider"``: the tuner
+        has no parameters and asks a callable in every pass, which may answer for every image by itself.
     length : int
         How many keys and values ``"own"`` has per block.
     std : float

@@ -1,4 +1,4 @@
-"""Keys and values that the tokens attend to beside those of the picture."""
+"""Keys and values that the tokens attend to beside those of the image."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _PrefixEdit(AttentionEdit):
 class PrefixTuner(Tuner):
     """Prefix tuning: learned keys and values that every token attends to, in some blocks.
 
-    With ``source="provider"`` they come from outside, for every picture by itself if need be: set :attr:`provider`, or
+    With ``source="provider"`` they come from outside, for every image by itself if need be: set :attr:`provider`, or
     pass prompts for one pass by :meth:`using`. They are added after the projections and norms of keys, and after
     rotary embeddings. Serves timm's attention layers, see :data:`evergrow.tuners.attention.KNOWN_ATTENTION`. See
     :class:`PrefixConfig` for the settings.

@@ -15,18 +15,18 @@ from evergrow.tuners.errors import UnmergeableError, UnsupportedModelError
 from evergrow.tuners.folding import Fold
 from evergrow.tuners.host import Handle
 from evergrow.tuners.ssf.config import SSFConfig
-from evergrow.tuners.ssf.places import Place, find_places
+from evergrow.tuners.ssf.scale_points import ScalePoint, find_scale_points
 
 
 class ScaleShift(nn.Module):
-    """The scale and shift of one place."""
+    """The scale and shift of one point."""
 
-    def __init__(self, place: Place, std: float, drawer: Drawer) -> None:
+    def __init__(self, point: ScalePoint, std: float, drawer: Drawer) -> None:
         super().__init__()
-        like = next((p for p in place.layer.parameters(recurse=False)), torch.empty(0))
-        self.gamma = layer_parameter(drawer.normal((place.width,), like, 1.0, std, place.name, "gamma"))
-        self.beta = layer_parameter(drawer.normal((place.width,), like, 0.0, std, place.name, "beta"))
-        self.dim = place.dim
+        like = next((p for p in point.layer.parameters(recurse=False)), torch.empty(0))
+        self.gamma = layer_parameter(drawer.normal((point.width,), like, 1.0, std, point.name, "gamma"))
+        self.beta = layer_parameter(drawer.normal((point.width,), like, 0.0, std, point.name, "beta"))
+        self.dim = point.dim
 
     def scaled(self, x: Tensor) -> Tensor:
         """Return x * gamma + beta in the type of x; the arithmetic is in the wider of both types."""
@@ -38,20 +38,20 @@ class ScaleShift(nn.Module):
         """Scale what a layer gives."""
         return self.scaled(output)
 
-    def fold(self, place: Place, fold: Fold) -> None:
+    def fold(self, point: ScalePoint, fold: Fold) -> None:
         """Plan gamma * W and gamma * b + beta."""
-        if not place.absorbs or "bias" not in place.layer._parameters:
-            kind = type(place.layer).__name__
-            kind += " whose attention adds the bias" if place.attention is not None else ""
+        if not point.absorbs or "bias" not in point.layer._parameters:
+            kind = type(point.layer).__name__
+            kind += " whose attention adds the bias" if point.attention is not None else ""
             raise UnmergeableError(
-                f"{place.name} must have a weight and a bias to absorb scale and shift, got {kind}; "
+                f"{point.name} must have a weight and a bias to absorb scale and shift, got {kind}; "
                 "keep the tuner enabled"
             )
         gamma, beta = self.gamma.detach().double(), self.beta.detach().double()
-        weight, bias = fold.current(place.layer, "weight"), fold.current(place.layer, "bias")
+        weight, bias = fold.current(point.layer, "weight"), fold.current(point.layer, "bias")
         scaled = gamma if weight is None else weight * gamma.reshape(-1, *[1] * (weight.ndim - 1))
-        fold.plan(place.layer, "weight", scaled)
-        fold.plan(place.layer, "bias", beta if bias is None else bias * gamma + beta)
+        fold.plan(point.layer, "weight", scaled)
+        fold.plan(point.layer, "bias", beta if bias is None else bias * gamma + beta)
 
 
 class _ScaledProjection(AttentionEdit):
@@ -90,26 +90,26 @@ class SSFTuner(Tuner):
 
     def _build(self, model: nn.Module) -> None:
         drawer = Drawer(self.seed, self.name)
-        places = list(find_places(model, self.config.layers))
-        if not places:
+        points = list(find_scale_points(model, self.config.layers))
+        if not points:
             wanted = f" that match {self.config.layers}" if self.config.layers else ""
             raise UnsupportedModelError(
                 f"model must have linear, convolution or normalisation layers{wanted}, got {type(model).__name__}"
             )
-        self._pairs = [(place, ScaleShift(place, self.config.std, drawer)) for place in places]
-        for place, layer in self._pairs:
-            self._plant(place.name, layer)
+        self._pairs = [(point, ScaleShift(point, self.config.std, drawer)) for point in points]
+        for point, layer in self._pairs:
+            self._plant(point.name, layer)
 
     def _attach(self) -> Iterator[Handle]:
-        for place, layer in self._pairs:
-            if place.attention is None:
-                yield place.outlet.register_forward_hook(layer.scale_output)
+        for point, layer in self._pairs:
+            if point.attention is None:
+                yield point.outlet.register_forward_hook(layer.scale_output)
             else:
-                yield AttentionSite.of(place.attention).add(_ScaledProjection(layer))
+                yield AttentionSite.of(point.attention).add(_ScaledProjection(layer))
 
     def _plan(self, fold: Fold) -> None:
-        for place, layer in self._pairs:
-            layer.fold(place, fold)
+        for point, layer in self._pairs:
+            layer.fold(point, fold)
 
     def _touched(self) -> set[nn.Module]:
-        return {place.layer for place, _ in self._pairs}
+        return {point.layer for point, _ in self._pairs}

@@ -1,4 +1,4 @@
-"""Learned tokens beside those of the picture."""
+"""Learned tokens beside those of the image."""
 
 from evergrow.tuners.vpt.config import VPTConfig
 from evergrow.tuners.vpt.layer import VPTDeepTuner, VPTShallowTuner

@@ -20,7 +20,7 @@ _WITHOUT_POSITIONS = {"ParallelScalingBlock", "DiffParallelScalingBlock", "Paral
 
 
 class _Tail(AttentionEdit):
-    """Says that the prompts have no place in the picture."""
+    """Says that the prompts have no place in the image."""
 
     def __init__(self, tokens: int) -> None:
         self.tail = tokens
@@ -107,7 +107,7 @@ class VPTDeepTuner(_PromptTuner):
 class VPTShallowTuner(_PromptTuner):
     """Shallow visual prompts: learned tokens enter the first block, run through all and are dropped after the last.
 
-    The final norm and the pooling see the picture's tokens only. Intermediate features of the model, where asked for,
+    The final norm and the pooling see the image's tokens only. Intermediate features of the model, where asked for,
     have the prompts at their end. Otherwise as :class:`VPTDeepTuner`.
 
     Examples

@@ -1,0 +1,352 @@
+"""Labelled features on disk: NPZ and safetensors files, by path or by name in a search path."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError, ParameterError
+from evergrow.core.files import atomic_path
+from evergrow.core.registry import nearest
+from evergrow.streams.orders import DEFAULT_SEED
+from evergrow.streams.protocol import Protocol
+from evergrow.streams.tasks import Indices, Stream, make_stream
+
+SUFFIXES = (".npz", ".safetensors")
+_REQUIRED = ("X_train", "y_train", "X_test", "y_test")
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSet:
+    """Features and labels of a training and a test set, in the type they were stored in.
+
+    Parameters
+    ----------
+    name : str
+        Name for people and records; never a path.
+    X_train, X_test : ndarray of shape (n, d), (m, d)
+        Finite features.
+    y_train, y_test : ndarray of shape (n,), (m,)
+        Labels; test labels occur in training.
+    class_names : tuple of str
+        Names of integer labels 0, 1, ...; may be empty.
+    backbone : mapping
+        What computed the features, as plain values for records and files; may be empty.
+    origin : str
+        Fingerprint of the raw data that the features were computed from, if they were just now. Two machines compute
+        features that differ in their last digits, so these are told apart by origin and backbone.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.datasets import FeatureSet
+    >>> from evergrow.streams import Protocol
+    >>> X, y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
+    >>> data = FeatureSet("toy", X, y, X, y)
+    >>> stream = data.stream(Protocol(increment=2, shuffle=False))
+    >>> data.train(stream.tasks[1].test)[1].tolist()
+    [2, 2]
+    """
+
+    name: str
+    X_train: NDArray[Any]
+    y_train: NDArray[Any]
+    X_test: NDArray[Any]
+    y_test: NDArray[Any]
+    class_names: tuple[str, ...] = ()
+    backbone: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        for part in ("train", "test"):
+            _check_part(part, getattr(self, f"X_{part}"), getattr(self, f"y_{part}"))
+        if self.X_train.shape[1] != self.X_test.shape[1]:
+            raise InputError(
+                f"X_test must have {self.X_train.shape[1]} columns like X_train, got {self.X_test.shape[1]}"
+            )
+        unknown = np.setdiff1d(self.y_test, self.y_train)
+        if len(unknown):
+            raise LabelError(f"y_test must only hold labels of y_train, got {unknown[:5].tolist()} besides")
+
+    @property
+    def n_classes(self) -> int:
+        """Classes in the training set."""
+        return len(np.unique(self.y_train))
+
+    def train(self, rows: Indices) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return a copy of these training rows and their labels."""
+        return self.X_train[rows], self.y_train[rows]
+
+    def test(self, rows: Indices) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return a copy of these test rows and their labels."""
+        return self.X_test[rows], self.y_test[rows]
+
+    def stream(
+        self,
+        protocol: Protocol | None = None,
+        *,
+        seed: int = DEFAULT_SEED,
+        earlier_seeds: tuple[int, ...] = (),
+    ) -> Stream:
+        """Return the tasks of a protocol; see :func:`evergrow.streams.make_stream`."""
+        return make_stream(self.y_train, self.y_test, protocol, seed=seed, earlier_seeds=earlier_seeds)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the contents, so that records know which data they are about whatever the file's name."""
+        if self.origin:
+            return origin_fingerprint(self.origin, self.backbone)
+        digest = hashlib.blake2b(digest_size=8)
+        for name in _REQUIRED:
+            array = np.ascontiguousarray(getattr(self, name))
+            digest.update(f"{name}:{array.dtype.str}:{array.shape}".encode())
+            digest.update(array.reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a record says about the data."""
+        backbone = {"backbone": dict(self.backbone)} if self.backbone else {}
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "n_train": len(self.y_train),
+            "n_test": len(self.y_test),
+            "n_features": int(self.X_train.shape[1]),
+            "n_classes": self.n_classes,
+            **backbone,
+        }
+
+
+def origin_fingerprint(origin: str, backbone: Mapping[str, Any]) -> str:
+    """Return the fingerprint of features that a backbone computes from the data of a fingerprint."""
+    text = json.dumps([origin, dict(backbone)], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _check_part(part: str, X: Any, y: Any) -> None:
+    if not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind != "f" or 0 in X.shape:
+        raise InputError(
+            f"X_{part} must be a non-empty 2-D floating-point array, "
+            f"got shape {getattr(X, 'shape', ())} of {getattr(X, 'dtype', type(X).__name__)}"
+        )
+    if not isinstance(y, np.ndarray) or y.shape != X.shape[:1] or y.dtype.kind not in "biuU":
+        raise LabelError(
+            f"y_{part} must hold {X.shape[0]} integers or strings, "
+            f"got shape {getattr(y, 'shape', ())} of {getattr(y, 'dtype', type(y).__name__)}"
+        )
+    for start in range(0, len(X), 4096):  # a part at a time: the array may be memory-mapped
+        finite = np.isfinite(X[start : start + 4096]).all(axis=1)
+        if not finite.all():
+            row = start + int(finite.argmin())
+            raise InputError(f"X_{part} must be finite, got NaN or infinity, first in row {row}")
+
+
+# -- files ----------------------------------------------------------------------------------------------
+
+
+def load_features(name: str | os.PathLike[str]) -> FeatureSet:
+    """Load a data set by path, or by name from the search path.
+
+    Parameters
+    ----------
+    name : str or path-like
+        A path to a ``.npz`` or ``.safetensors`` file, or a bare name such as ``"clinc150_minilm"``, looked
+        for in :func:`search_path`. The file holds ``X_train, y_train, X_test, y_test`` and may hold
+        ``classes``, the names of labels 0, 1, ... (in a safetensors file: a JSON list under the metadata key
+        ``classes``). Pickled arrays are refused.
+
+    Returns
+    -------
+    FeatureSet
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If there is no such file.
+    FileFormatError
+        If the file is damaged or lacks an array.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from evergrow.datasets import load_features
+    >>> X, y = np.eye(4), np.array([0, 0, 1, 1])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/toy.npz", X_train=X, y_train=y, X_test=X, y_test=y)
+    ...     load_features(f"{folder}/toy.npz").n_classes
+    2
+    """
+    path = find_features(name)
+    return features_of(path, read_arrays(path))
+
+
+def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
+    """Write a feature set to a file that :func:`load_features` reads, in one step.
+
+    Parameters
+    ----------
+    path : path-like
+        A ``.npz`` or ``.safetensors`` file. The latter holds integer labels only.
+    data : FeatureSet
+        What to write; its backbone is written beside the arrays, for people.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from evergrow.datasets import FeatureSet, load_features, save_features
+    >>> data = FeatureSet("toy", np.eye(2), np.array([0, 1]), np.eye(2), np.array([0, 1]), ("cat", "dog"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_features(f"{folder}/toy.safetensors", data)
+    ...     load_features(f"{folder}/toy.safetensors").class_names
+    ('cat', 'dog')
+    """
+    target = Path(path)
+    if target.suffix not in SUFFIXES:
+        raise ParameterError(f"feature file must end in {' or '.join(SUFFIXES)}, got {target.name!r}")
+    arrays = {name: getattr(data, name) for name in _REQUIRED}
+    about = json.dumps(dict(data.backbone))
+    if target.suffix == ".npz":
+        with atomic_path(target) as temporary, open(temporary, "wb") as file:
+            np.savez(file, classes=np.array(data.class_names, dtype=np.str_), backbone=np.array(about), **arrays)
+        return
+    if data.y_train.dtype.kind == "U" or data.y_test.dtype.kind == "U":
+        raise ParameterError("labels must be integers in a .safetensors file, got strings: write .npz instead")
+    metadata = {"classes": json.dumps(list(data.class_names)), "backbone": about}
+    with atomic_path(target) as temporary:
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """What a file of arrays holds: the four arrays, the names of labels 0, 1, ..., and what computed the features."""
+
+    arrays: dict[str, NDArray[Any]]
+    class_names: tuple[str, ...]
+    backbone: dict[str, Any]
+
+
+def read_arrays(path: Path) -> ArrayFile:
+    """Return what a file holds, whatever the arrays are."""
+    file = _read_npz(path) if path.suffix.lower() == ".npz" else _read_safetensors(path)
+    missing = [key for key in _REQUIRED if key not in file.arrays]
+    if missing:
+        raise FileFormatError(f"{path} must hold {', '.join(_REQUIRED)}, but it lacks {', '.join(missing)}")
+    return file
+
+
+def features_of(path: Path, file: ArrayFile) -> FeatureSet:
+    """Return the feature set that a file's arrays are, or say why they are none."""
+    try:
+        X_train, y_train, X_test, y_test = (file.arrays[key] for key in _REQUIRED)
+        return FeatureSet(path.stem, X_train, y_train, X_test, y_test, file.class_names, file.backbone)
+    except (InputError, LabelError) as error:
+        hint = "; images are read by load_data" if file.arrays["X_train"].dtype == np.uint8 else ""
+        raise FileFormatError(f"{path} must be a labelled feature set: {error}{hint}") from error
+
+
+def search_path(environ: Mapping[str, str] | None = None) -> list[Path]:
+    """Return the folders that names are looked for in, first match wins.
+
+    ``$EVERGROW_DATA`` (several folders as in ``$PATH``), the folders ``features``, ``images`` and ``weights`` of
+    ``$EVERGROW_SHARED`` and of ``../shared``, and ``./data``.
+
+    Examples
+    --------
+    >>> from evergrow.datasets import search_path
+    >>> [folder.as_posix() for folder in search_path({"EVERGROW_DATA": "/a"})][:2]
+    ['/a', '../shared/features']
+    """
+    environ = os.environ if environ is None else environ
+    folders = [Path(part) for part in environ.get("EVERGROW_DATA", "").split(os.pathsep) if part]
+    shared = [Path(environ["EVERGROW_SHARED"])] if environ.get("EVERGROW_SHARED") else []
+    parts = ("features", "images", "weights")
+    return [*folders, *(root / part for root in (*shared, Path("../shared")) for part in parts), Path("data")]
+
+
+def available_features() -> list[str]:
+    """Return the names of the data sets in the search path."""
+    return sorted({file.stem for folder in search_path() for file in _feature_files(folder)})
+
+
+def find_features(name: str | os.PathLike[str]) -> Path:
+    """Return the file of a data set, or raise :class:`DatasetNotFoundError`."""
+    text = os.fspath(name)
+    if os.sep in text or "/" in text or text.endswith(SUFFIXES):
+        path = Path(text)
+        if path.is_file() and path.suffix in SUFFIXES:
+            return path
+        raise DatasetNotFoundError(
+            f"data set must be an existing .npz or .safetensors file, got {text!r}. {_how_to_get()}"
+        )
+    candidates = [folder / f"{text}{suffix}" for folder in search_path() for suffix in SUFFIXES]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    looked = ", ".join(str(folder) for folder in search_path())
+    found = available_features()
+    hint = f"nearest there: {nearest(text, found)}" if found else "none of these folders holds a data set"
+    raise DatasetNotFoundError(
+        f"data set {text!r} must be on disk: looked for {text}.npz and {text}.safetensors in {looked}; "
+        f"{hint}. {_how_to_get()}"
+    )
+
+
+def _feature_files(folder: Path) -> list[Path]:
+    return [file for suffix in SUFFIXES for file in folder.glob(f"*{suffix}")] if folder.is_dir() else []
+
+
+def _how_to_get() -> str:
+    return (
+        "To get it, put the file in ./data or in a folder named by the environment variable EVERGROW_DATA; "
+        "to make one from your own features: "
+        "numpy.savez('data/NAME.npz', X_train=..., y_train=..., X_test=..., y_test=...)"
+    )
+
+
+def _read_npz(path: Path) -> ArrayFile:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in (*_REQUIRED, "classes", "backbone") if key in file}
+        backbone = _about(str(arrays.pop("backbone", "{}")))
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise FileFormatError(f"{path} must be a whole NPZ file of plain arrays: {error}") from error
+    names = arrays.pop("classes", np.empty(0, dtype=np.str_))
+    return ArrayFile(arrays, tuple(str(item) for item in names.reshape(-1)), backbone)
+
+
+def _read_safetensors(path: Path) -> ArrayFile:
+    arrays: dict[str, NDArray[Any]] = {}
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            for key in set(file.keys()) & set(_REQUIRED):
+                tensor = file.get_tensor(key)
+                # numpy has no bfloat16; float32 holds every one of its values.
+                wide = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
+                arrays[key] = wide.numpy()
+        names = json.loads(metadata.get("classes", "[]"))
+        backbone = _about(metadata.get("backbone", "{}"))
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise FileFormatError(f"{path} must be a whole safetensors file: {error}") from error
+    return ArrayFile(arrays, tuple(str(item) for item in names), backbone)
+
+
+def _about(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"its backbone must be a JSON object, got {text:.40}")
+    return value

@@ -1,0 +1,187 @@
+"""From an image backbone to an ONNX graph, by whichever exporter this torch has."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import inspect
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evergrow.backbones.base import Backbone
+from evergrow.backbones.vision import ImageBackbone
+from evergrow.core.optional import require
+from evergrow.export.head_maps import ExportError
+from evergrow.export.onnx_graph import PURPOSE
+from evergrow.tuners.errors import UnmergeableError
+from evergrow.tuners.host import tuners_of
+
+PIXELS = "pixels"
+FEATURES = "features"
+
+
+class PixelModule(nn.Module):
+    """A backbone that takes bytes: normalisation as part of the network.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        From normalised images to features.
+    mean, std : tuple of float
+        Per channel, for pixels in [0, 1].
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, module: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        self.module = module
+        self.normalizes = any(mean) or any(value != 1 for value in std)
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return float32 features (n, d) of uint8 images (n, 3, height, width)."""
+        images = pixels.to(torch.float32) / 255
+        if self.normalizes:
+            images = (images - self.mean) / self.std
+        features: Tensor = self.module(images)
+        return features.to(torch.float32)
+
+
+def check_exportable(backbone: Backbone) -> ImageBackbone:
+    """Return the backbone, or raise :class:`ExportError` if it does not take images."""
+    if not isinstance(backbone, ImageBackbone):
+        kind = f"a {backbone.kind} backbone" if isinstance(backbone, Backbone) else type(backbone).__name__
+        raise ExportError(
+            f"backbone must take images to be exported, got {kind}; give None (on the command line --head-only) to "
+            "export the head alone, for features"
+        )
+    return backbone
+
+
+def export_backbone(backbone: Backbone, opset: int) -> tuple[Any, str]:
+    """Return the ONNX model from ``pixels`` to ``features``, and which exporter made it.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        An image backbone; not changed.
+    opset : int
+        Version of the operator set.
+
+    Raises
+    ------
+    ExportError
+        If neither exporter can.
+    """
+    require("onnx", extra="onnx", purpose=PURPOSE)
+    checked = check_exportable(backbone)
+    transform = checked.transform
+    module = PixelModule(_own_copy(checked.module), transform.mean, transform.std).eval().requires_grad_(False)
+    example = torch.zeros(2, 3, *transform.size, dtype=torch.uint8)
+    failures = []
+    for name in exporters():
+        model, problem = _attempt(name, module, example, opset)
+        if model is not None:
+            return model, name
+        failures.append(f"{name}: {problem}")
+    raise ExportError(f"backbone must be one that torch can export, got {checked.spec.name}; {'; '.join(failures)}")
+
+
+def _own_copy(module: nn.Module) -> nn.Module:
+    """Return a copy on the CPU, with the tuners on it folded into its weights; those that cannot be are traced."""
+    copied: nn.Module = copy.deepcopy(module)  # the tuners' hooks lead to the model, so that they are copied with it
+    copied.to("cpu").to(memory_format=torch.contiguous_format)
+    for tuner in tuners_of(copied):
+        tuner.to("cpu")
+        with contextlib.suppress(UnmergeableError):
+            tuner.merge(final=True)
+    return copied
+
+
+def _attempt(name: str, module: nn.Module, example: Tensor, opset: int) -> tuple[Any, str]:
+    """Return the model, or None and what went wrong: exporters fail with errors of many kinds, none documented."""
+    try:
+        with _quiet():
+            model = _trace(module, example, opset) if name == "torchscript" else _capture(module, example, opset)
+        _check_model(model, opset)
+    except Exception as error:
+        return None, f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    return model, ""
+
+
+def exporters() -> list[str]:
+    """Return the exporters of this torch, the better one first."""
+    # The first versions that had dynamo could not be told which dimension is the batch.
+    captures = {"dynamo", "dynamic_shapes"} <= set(inspect.signature(torch.onnx.export).parameters)
+    found = ["dynamo"] if captures and importlib.util.find_spec("onnxscript") is not None else []
+    return [*found, "torchscript"]
+
+
+def _capture(module: nn.Module, example: Tensor, opset: int) -> Any:
+    batch = torch.export.Dim("n", min=1, max=2**20)
+    program: Any = torch.onnx.export(
+        module,
+        (example,),
+        dynamo=True,
+        input_names=[PIXELS],
+        output_names=[FEATURES],
+        dynamic_shapes={PIXELS: {0: batch}},
+        opset_version=opset,
+        verbose=False,
+    )
+    return program.model_proto
+
+
+def _trace(module: nn.Module, example: Tensor, opset: int) -> Any:
+    onnx = require("onnx", extra="onnx", purpose=PURPOSE)
+    buffer: Any = io.BytesIO()
+    more: dict[str, Any] = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
+    torch.onnx.export(
+        module,
+        (example,),
+        buffer,
+        input_names=[PIXELS],
+        output_names=[FEATURES],
+        dynamic_axes={PIXELS: {0: "n"}, FEATURES: {0: "n"}},
+        opset_version=opset,
+        **more,
+    )
+    return onnx.load_from_string(buffer.getvalue())
+
+
+def _check_model(model: Any, opset: int) -> None:
+    """Raise if the exporter has fixed the batch size, renamed what goes in and out or taken other operators."""
+    graph = model.graph
+    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    if versions != [opset]:
+        raise ExportError(f"the exporter has written operator set {versions} instead of {opset}")
+    if [value.name for value in graph.input] != [PIXELS] or [value.name for value in graph.output] != [FEATURES]:
+        raise ExportError("the exporter has not kept the names of input and output")
+    if not graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+        raise ExportError("the exporter has fixed the batch size")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporters' progress and advice to developers off the user's screen."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

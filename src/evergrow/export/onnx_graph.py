@@ -1,0 +1,208 @@
+"""From a head as matrices to ONNX nodes.
+
+The head is written node by node rather than traced: it computes in the precision that its scores need, and only with
+operators that onnxruntime has in that precision.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evergrow.core.optional import require
+from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, Units
+
+PURPOSE = "writing ONNX files"
+
+PREFIX = "evergrow"
+"""What all names of the head begin with, so that they cannot meet a backbone's."""
+
+
+@dataclass
+class GraphBuilder:
+    """Collects nodes and constants.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+        Type that the head computes in.
+    """
+
+    dtype: torch.dtype
+    nodes: list[Any] = field(default_factory=list)
+    constants: list[Any] = field(default_factory=list)
+    _shared: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def _onnx(self) -> Any:
+        return require("onnx", extra="onnx", purpose=PURPOSE)
+
+    @property
+    def onnx_dtype(self) -> int:
+        """The type's number in ONNX."""
+        proto = self._onnx.TensorProto
+        return int(proto.DOUBLE if self.dtype == torch.float64 else proto.FLOAT)
+
+    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node and return the name of its output."""
+        name = f"{PREFIX}/{operator.lower()}_{len(self.nodes)}"
+        self.nodes.append(self._onnx.helper.make_node(operator, list(inputs), [name], name=name, **attributes))
+        return name
+
+    def rename(self, name: str) -> None:
+        """Give the output of the last node a name of its own."""
+        self.nodes[-1].output[0] = name
+
+    def constant(self, tensor: Tensor) -> str:
+        """Add a matrix or vector in the type that the head computes in.
+
+        Random weights are float32 numbers: they are stored as such and widened by the graph, at half the size.
+        """
+        keep = tensor.dtype == torch.float32 and self.dtype == torch.float64 and tensor.numel() > 1024
+        stored = tensor.detach().cpu().to(torch.float32 if keep else self.dtype).contiguous()
+        name = self.array(stored.numpy())
+        return self.cast(name, self.onnx_dtype) if keep else name
+
+    def array(self, values: Any) -> str:
+        """Add a NumPy array as it is."""
+        name = f"{PREFIX}/constant_{len(self.constants)}"
+        self.constants.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(values), name=name))
+        return name
+
+    def number(self, value: float) -> str:
+        """Add one number in the type that the head computes in; equal numbers are shared."""
+        key = repr(float(value))
+        if key not in self._shared:
+            kind = np.float64 if self.dtype == torch.float64 else np.float32
+            self._shared[key] = self.array(np.asarray(value, dtype=kind))
+        return self._shared[key]
+
+    def cast(self, name: str, to: int) -> str:
+        """Add a change of type."""
+        return self.node("Cast", name, to=to)
+
+    def row_norm(self, name: str) -> str:
+        """Add the norm of every row, at least 1e-12, as a column."""
+        axes = self.array(np.asarray([1], dtype=np.int64))
+        total = self.node("ReduceSum", self.node("Mul", name, name), axes, keepdims=1)
+        return self.node("Max", self.node("Sqrt", total), self.number(1e-12))
+
+
+def add_scores(graph: GraphBuilder, found: HeadMap, features: str) -> str:
+    """Add everything from features in the head's type (n, d) to scores (n, C); return the scores' name.
+
+    Parameters
+    ----------
+    graph : GraphBuilder
+        Where to.
+    found : LayerMap, VoteMap or ContrastMap
+        The head.
+    features : str
+        Name of the features.
+    """
+    if isinstance(found, LayerMap):
+        return _add_layer(graph, found, _add_normalization(graph, found.normalization, features))
+    if isinstance(found, ContrastMap):
+        return _add_contrast(graph, found, features)
+    votes = [graph.node("Softmax", add_scores(graph, member, features), axis=1) for member in found.members]
+    return graph.node("Div", graph.node("Sum", *votes), graph.number(len(votes)))
+
+
+def _add_normalization(graph: GraphBuilder, rule: str, features: str) -> str:
+    if rule == "none":
+        return features
+    if rule == "sqrt-l2":
+        root = graph.node("Sqrt", graph.node("Abs", features))
+        features = graph.node("Mul", graph.node("Sign", features), root)
+    elif rule != "l2":
+        raise ExportError(f"normalisation must be 'none', 'l2' or 'sqrt-l2', got {rule!r}")
+    return graph.node("Div", features, graph.row_norm(features))
+
+
+def _add_layer(graph: GraphBuilder, found: LayerMap, features: str) -> str:
+    parts = [graph.constant(found.constant)] if bool(found.constant.any()) else []
+    if found.units is not None and found.readout is not None:
+        # The gain goes into the class weights, which spares the graph a pass over all activations.
+        weights = graph.constant(found.readout * found.units.gain)
+        parts.append(graph.node("MatMul", _add_units(graph, found.units, features), weights))
+    if found.linear is not None:
+        parts.append(graph.node("MatMul", features, graph.constant(found.linear)))
+    total = parts.pop()
+    while parts:
+        total = graph.node("Add", total, parts.pop())
+    return total
+
+
+def _add_units(graph: GraphBuilder, units: Units, features: str) -> str:
+    pre = graph.node("MatMul", features, graph.constant(units.weights))
+    if bool(units.bias.any()):
+        pre = graph.node("Add", pre, graph.constant(units.bias))
+    return _add_activation(graph, units.activation, pre)
+
+
+def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
+    plain = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
+    if activation in plain:
+        return graph.node(plain[activation], pre)
+    if activation == "cos":
+        # Older versions of onnxruntime have the sine in double precision, but not the cosine.
+        return graph.node("Sin", graph.node("Add", pre, graph.number(math.pi / 2)))
+    if activation == "identity":
+        return pre
+    if activation != "gelu":
+        raise ExportError(f"activation must be one that ONNX has, got {activation!r}")
+    # x (1 + erf(x / sqrt 2)) / 2. onnxruntime has erf in float32 only, which is exact to 1e-7 of x here.
+    single = graph._onnx.TensorProto.FLOAT
+    inner = graph.cast(graph.node("Mul", pre, graph.number(1.0 / math.sqrt(2.0))), single)
+    erf = graph.cast(graph.node("Erf", inner), graph.onnx_dtype)
+    half = graph.node("Mul", pre, graph.number(0.5))
+    return graph.node("Mul", half, graph.node("Add", erf, graph.number(1.0)))
+
+
+def _add_contrast(graph: GraphBuilder, found: ContrastMap, features: str) -> str:
+    """Add AnaCP's ``g(mean_h(l_h / |l_h P|) O) K``."""
+    prototypes, unit = graph.constant(found.prototypes), []
+    normalized = _add_normalization(graph, found.heads[0].normalization, features)
+    for head in found.heads:
+        scores = _add_layer(graph, head, normalized)
+        unit.append(graph.node("Div", scores, graph.row_norm(graph.node("MatMul", scores, prototypes))))
+    mean = graph.node("Div", graph.node("Sum", *unit), graph.number(len(unit)))
+    lifted = _add_activation(graph, "gelu", graph.node("MatMul", mean, graph.constant(found.output)))
+    return graph.node("MatMul", lifted, graph.constant(found.classifier))
+
+
+def add_answers(graph: GraphBuilder, scores: str, temperature: float | None, *, double: bool) -> list[str]:
+    """Add the outputs: scores, probabilities where there is a temperature, and the place of the best score.
+
+    Parameters
+    ----------
+    graph : GraphBuilder
+        Where to.
+    scores : str
+        Name of the scores.
+    temperature : float or None
+        Of the softmax that gives probabilities.
+    double : bool
+        Whether scores are given in float64 rather than float32.
+
+    Returns
+    -------
+    list of str
+        Names of the outputs.
+    """
+    outputs = []
+    if temperature is not None:
+        divided = graph.node("Div", scores, graph.number(temperature))
+        graph.cast(graph.node("Softmax", divided, axis=1), graph._onnx.TensorProto.FLOAT)
+        graph.rename("probabilities")
+        outputs.append("probabilities")
+    graph.node("ArgMax", scores, axis=1, keepdims=0)
+    graph.rename("label_index")
+    graph.cast(scores, graph._onnx.TensorProto.DOUBLE if double else graph._onnx.TensorProto.FLOAT)
+    graph.rename("scores")
+    return ["scores", *outputs, "label_index"]

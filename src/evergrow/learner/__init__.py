@@ -1,0 +1,14 @@
+"""The product: a learner on images, texts or features, its model file and its history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergrow.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from evergrow.learner.learner import Learner
+
+__all__ = ["Learner"]
+
+__getattr__, __dir__ = lazy_names(__name__, {"Learner": "evergrow.learner.learner"})

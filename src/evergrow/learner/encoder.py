@@ -1,0 +1,271 @@
+"""From samples to feature vectors: which backbone, when it is loaded, and what may go through it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
+from evergrow.learner.intake import Samples
+from evergrow.learner.tuning import Tuning, trained_on, tuning_of
+
+if TYPE_CHECKING:
+    from evergrow.backbones.settings import ExtractConfig
+    from evergrow.training.fsa import FsaConfig
+
+_LOG = logging.getLogger("evergrow")
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Feature vectors of samples.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+        The features.
+    rows : ndarray of int of shape (n,)
+        The samples they belong to: all, unless some could not be read and were skipped.
+    failures : tuple of (str, str)
+        Name of every sample left out, and why.
+    """
+
+    X: NDArray[Any]
+    rows: NDArray[np.int64]
+    failures: tuple[tuple[str, str], ...] = ()
+
+
+class Encoder:
+    """A backbone that is looked for, loaded and checked only once something has to go through it.
+
+    Parameters
+    ----------
+    backbone : "auto", str, Backbone, torch.nn.Module or None
+        What was asked for; None means that samples are features.
+    weights, preset, device
+        For :func:`evergrow.backbones.create_backbone`.
+    """
+
+    def __init__(
+        self,
+        backbone: Any,
+        *,
+        weights: str | os.PathLike[str] | None,
+        preset: Any,
+        device: str | torch.device,
+    ) -> None:
+        self._wanted = backbone
+        self._weights, self._preset, self._device = weights, preset, device
+        self._fixed = False  # whether the backbone is settled, be it that there is none
+        self._backbone: Backbone | None = None
+        self.spec: BackboneSpec | None = None
+        self.tuning: Tuning | None = None
+        self.reason = ""
+
+    def settled(self, spec: BackboneSpec | None, tuning: Tuning | None = None) -> Encoder:
+        """Return an encoder for a saved model, whose backbone is described but not loaded."""
+        encoder = self._fresh()
+        encoder.spec, encoder.tuning, encoder._fixed = spec, tuning, True
+        return encoder
+
+    def adapted(
+        self,
+        samples: Samples,
+        config: FsaConfig,
+        *,
+        seed: int,
+        checkpoint: Path | None = None,
+        progress: bool = False,
+    ) -> Encoder:
+        """Return an encoder whose backbone has a tuner that was trained on labelled images; this one stays.
+
+        Parameters
+        ----------
+        samples : Samples
+            The first task.
+        config : FsaConfig
+            What is trained, and how.
+        seed : int
+            Of the training.
+        checkpoint : Path, optional
+            File to go on from after an interruption.
+        progress : bool
+            Whether to show a progress bar.
+        """
+        made = trained_on(self.backbone(), samples, config, seed=seed, checkpoint=checkpoint, progress=progress)
+        encoder = self.settled(made.spec, Tuning.of(made, config))
+        encoder._backbone, encoder.reason = made, self.reason
+        return encoder
+
+    def _fresh(self) -> Encoder:
+        return Encoder(self._wanted, weights=self._weights, preset=self._preset, device=self._device)
+
+    @property
+    def kind(self) -> str | None:
+        """``"image"``, ``"text"``, ``"features"``, or None while that is open."""
+        if self.spec is not None:
+            return self.spec.kind
+        if self._fixed or self._wanted is None:
+            return "features"
+        if isinstance(self._wanted, Backbone):
+            return self._wanted.kind
+        if isinstance(self._wanted, nn.Module):
+            return "image"
+        if isinstance(self._wanted, str) and self._wanted != "auto":
+            from evergrow.backbones.text import is_text_name
+
+            return "text" if is_text_name(self._wanted) else "image"
+        return None
+
+    def begun(self, samples: Samples) -> Encoder:
+        """Return an encoder for a model that begins with these samples: what was open is settled."""
+        fresh = self._fresh()
+        if samples.kind == "features":
+            if self._wanted is not None and self._wanted != "auto":
+                fresh._create(self._wanted)  # its description belongs to the model
+            fresh._fixed = True
+            return fresh
+        if self._wanted is None:
+            raise InputError(
+                f"data must be feature vectors, since backbone is None, got {samples.kind}s: give a backbone or 'auto'"
+            )
+        if self._wanted == "auto":
+            fresh._choose(samples.kind)
+        else:
+            fresh._create(self._wanted)
+        fresh._fixed = True
+        return fresh
+
+    def encode(self, samples: Samples, settings: Any = None, *, cache: Any = None, on_error: Any = None) -> Features:
+        """Return the features of samples; those that are features already are only checked.
+
+        Parameters
+        ----------
+        samples : Samples
+            What to encode.
+        settings : ExtractConfig or dict, optional
+            Settings of the extraction.
+        cache : None, False or path-like
+            Where features are kept. None keeps those of what lies on disk, in the default place.
+        on_error : {"raise", "skip"}, optional
+            What to do about images that cannot be read, instead of what the settings say.
+        """
+        self.check(samples)
+        if samples.features is not None:
+            return Features(samples.features, np.arange(len(samples)))
+        from evergrow.backbones.extraction import extract
+
+        config = extraction_config(settings, cache, lasting=samples.lasting)
+        if on_error is not None:
+            config = replace(config, on_error=on_error)
+        done = extract(self._lazy(), samples.raw_items(), config=config)
+        return Features(np.asarray(done.features), done.rows, done.failures)
+
+    def check(self, samples: Samples) -> None:
+        """Raise :class:`InputError` unless the samples are of the kind that the model was made for."""
+        if samples.kind == "features":
+            self._check_origin(samples)
+            return
+        if self.spec is None:
+            raise InputError(
+                f"items must be feature vectors, since the model was made without a backbone, got {samples.kind}s"
+            )
+        if samples.kind != self.spec.kind:
+            raise InputError(
+                f"items must be {self.spec.kind}s, since the model was made with {self.spec.name}, got {samples.kind}s"
+            )
+
+    def _check_origin(self, samples: Samples) -> None:
+        """Refuse features that say of themselves that another backbone computed them."""
+        theirs = samples.origin.get("weights_hash")
+        if self.spec is not None and theirs and theirs != self.spec.weights_hash:
+            raise InputError(
+                f"features must come from the backbone of the model, {self.spec.name} (hash {self.spec.weights_hash}), "
+                f"got features of {samples.origin.get('name')} (hash {theirs})"
+            )
+
+    def backbone(self) -> Backbone:
+        """Return the backbone, loading it if need be.
+
+        Raises
+        ------
+        WeightsError
+            If its weights are missing or no longer the same.
+        """
+        if self._backbone is None:
+            if self.spec is None:
+                raise NotFittedError("a backbone must be chosen first: call fit or partial_fit")
+            self._backbone = self._restore(self.spec)
+        return self._backbone
+
+    def _lazy(self) -> Backbone:
+        """Return the backbone, or one that is loaded only if the cache does not have everything."""
+        if self._backbone is not None or self.spec is None:
+            return self.backbone()
+        from evergrow.backbones.lazy import LazyBackbone
+
+        return LazyBackbone(self.spec, self.backbone, self._device)
+
+    def _choose(self, kind: str) -> None:
+        from evergrow.backbones.catalog import best_backbone
+
+        choice = best_backbone(kind)  # type: ignore[arg-type]
+        self.reason = choice.reason
+        _LOG.info("backbone: %s", choice.reason)
+        weights = choice.weights if self._weights is None else self._weights
+        self._create(choice.name, weights)
+
+    def _create(self, wanted: Any, weights: Any = None) -> None:
+        if isinstance(wanted, Backbone):
+            made = wanted
+        else:
+            from evergrow.backbones.create import create_backbone
+
+            source = self._weights if weights is None else weights
+            made = create_backbone(wanted, source, self._preset, device=self._device)
+        self._backbone, self.spec, self.tuning = made, made.spec, tuning_of(made)
+
+    def _restore(self, spec: BackboneSpec) -> Backbone:
+        given, tuning = self._wanted, self.tuning
+        if tuning is None or (isinstance(given, Backbone) and given.spec.weights_hash == spec.weights_hash):
+            return self._restore_plain(spec)
+        return tuning.attached(self._restore_plain(tuning.base), spec)
+
+    def _restore_plain(self, spec: BackboneSpec) -> Backbone:
+        """Return a backbone as it was before any tuner was put on it."""
+        from evergrow.backbones.create import backbone_from_spec
+
+        given = self._wanted
+        if isinstance(given, Backbone):
+            if given.spec.weights_hash != spec.weights_hash:
+                raise WeightsError(
+                    f"backbone must be the one that the model was made with, {spec.name} (hash {spec.weights_hash}), "
+                    f"got {given.spec.name} (hash {given.spec.weights_hash})"
+                )
+            return given
+        if isinstance(given, nn.Module):
+            return backbone_from_spec(spec, weights=given, device=self._device)
+        if isinstance(given, str) and given not in ("auto", spec.name):
+            raise WeightsError(f"backbone must be the one that the model was made with, {spec.name!r}, got {given!r}")
+        return backbone_from_spec(spec, weights=self._weights, device=self._device)
+
+
+def extraction_config(settings: Any, cache: Any, *, lasting: bool) -> ExtractConfig:
+    """Return the settings of an extraction; features of what lies in memory are kept only if a cache is named."""
+    from evergrow.backbones.settings import ExtractConfig, configured
+
+    chosen = configured(None, dict(settings or {})) if settings is None or isinstance(settings, dict) else settings
+    if not isinstance(chosen, ExtractConfig):
+        raise ParameterError(f"extract must be an ExtractConfig, a dict or None, got {type(chosen).__name__}")
+    if cache is not None:
+        return replace(chosen, cache=cache)
+    return replace(chosen, cache=False) if chosen.cache is None and not lasting else chosen

@@ -1,0 +1,653 @@
+"""Backbone, head and open-world threshold as one object on images, texts or features."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.errors import (
+    InputError,
+    LabelError,
+    MergeError,
+    NotFittedError,
+    ParameterError,
+    UnlearnError,
+)
+from evergrow.core.registry import nearest
+from evergrow.core.validation import check_number
+from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.scl import SCLClassifier
+from evergrow.learner.batches import counted, fingerprint, warn_alike
+from evergrow.learner.calibration import Calibration, fold_out_scores
+from evergrow.learner.changes import Change
+from evergrow.learner.description import describe
+from evergrow.learner.encoder import Encoder, Features, extraction_config
+from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
+from evergrow.learner.intake import Samples, read_items, read_labelled, read_unknown
+from evergrow.learner.making import new_head, plain_options
+from evergrow.learner.merging import merged
+from evergrow.learner.snapshot import KIND, Snapshot
+from evergrow.learner.solutions import branch, model_of, novelty_scorer, settle
+from evergrow.learner.tuning import adaptation, check_adaptable, check_tuner, checkpoint_file
+
+if TYPE_CHECKING:
+    from evergrow.training.fsa import FsaConfig
+
+FALSE_ALARM = 0.05
+"""Share of known things that may be called unknown, unless another is asked for."""
+
+
+class Learner:
+    """A classifier for images, texts or feature vectors that keeps learning new classes.
+
+    A frozen backbone turns samples into feature vectors and a head learns from these, exactly as if it saw
+    everything at once. Nothing of a sample is kept. Whatever fails leaves the learner as it was.
+
+    Parameters
+    ----------
+    backbone : "auto", str, Backbone, torch.nn.Module or None
+        ``"auto"`` takes the best one on this machine for the kind of the first data (none for feature vectors) and says
+        which: on the logger ``"evergrow"``, and in ``info()["backbone"]``. A name or a module is for
+        :func:`evergrow.backbones.create_backbone`. None: data are feature vectors.
+    method : str
+        The head, one of :func:`evergrow.list_methods`. Unlearning, merging, probabilities and novelty need
+        ``"scl-mgsm"``.
+    adapt : {None, "adapter", "ssf", "vpt-deep", "vpt-shallow", "lora"}, FsaConfig or dict
+        What is trained of the backbone: ``fit`` trains it on the images of its data, freezes it, and everything after
+        uses the adapted backbone. None leaves the backbone as it is. A name means RanPAC's protocol, 20 epochs; an
+        :class:`~evergrow.training.FsaConfig` (or its plain form) says it all.
+    settings : {"recommended", "paper"}
+        Settings of the head: those for users, where the method has such, or its own defaults.
+    options : dict, optional
+        Options of the head to set otherwise; see :func:`evergrow.methods.method_options`.
+    weights, preset : optional
+        For :func:`evergrow.backbones.create_backbone`.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+    random_state : int
+        Seed of the head and of the adaptation.
+    cache : None, False or path-like
+        Where features are kept: the default cache (features of files and tables only), nowhere, or a folder.
+    extract : ExtractConfig or dict, optional
+        Settings of the extraction: ``batch_size``, ``workers``, ``on_error``, ``precision``, ``progress``.
+
+    Attributes
+    ----------
+    classes_ : ndarray of str
+        Classes learned, sorted.
+    n_samples_ : dict of str to int
+        Samples learned of each.
+    history_ : list of Change
+        All changes so far.
+    revision_ : int
+        Number of the latest change.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from evergrow.learner.learner import Learner
+    >>> X, y = load_digits(return_X_y=True)
+    >>> old, new = y < 5, y >= 5
+    >>> learner = Learner(options={"n_units": 200})
+    >>> _ = learner.fit((X[old][:600], y[old][:600])).partial_fit((X[new][:600], y[new][:600]))
+    >>> learner.classes_.tolist()
+    ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
+    >>> result = learner.evaluate((X[1400:], y[1400:]))
+    >>> result.accuracy > 0.9
+    True
+    """
+
+    def __init__(
+        self,
+        backbone: Any = "auto",
+        method: str = "scl-mgsm",
+        adapt: Any = None,
+        *,
+        settings: str = "recommended",
+        options: dict[str, Any] | None = None,
+        weights: str | os.PathLike[str] | None = None,
+        preset: Any = "timm",
+        device: str | torch.device = "auto",
+        random_state: Any = 0,
+        cache: Any = None,
+        extract: Any = None,
+    ) -> None:
+        self.backbone = backbone
+        self.method = method
+        self.adapt = adapt
+        self.settings = settings
+        self.options = options
+        self.weights = weights
+        self.preset = preset
+        self.device = device
+        self.random_state = random_state
+        self.cache = cache
+        self.extract = extract
+        self._origin: tuple[Path, str] | None = None  # the model file that was loaded, and its checksum
+
+    # -- learning -------------------------------------------------------------------------------------------
+
+    def fit(self, data: Any, *, checkpoint: str | os.PathLike[str] | None = None) -> Self:
+        """Forget everything and learn.
+
+        Parameters
+        ----------
+        data : path-like, RawSet, FeatureSet or (items, labels)
+            Folders, tables and files as :func:`evergrow.datasets.load_data` takes them, or items with labels: paths,
+            PIL images, uint8 arrays, texts or a matrix of features. Of sources with a training and a test part the
+            training part is learned; others are learned whole. Labels become class names.
+        checkpoint : path-like, optional
+            File that is written after every epoch of ``adapt``. If the training is interrupted, the same call goes on
+            after the last epoch in it, to the same numbers. It is left there when all is done, and then of no more use.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint is of another training: other images, labels, settings, seed or backbone.
+        """
+        head, config = self._new_head(), adaptation(self.adapt)
+        kept = checkpoint_file(checkpoint, config)
+        samples = read_labelled(data, "train", self._open_encoder().kind)
+        if config is not None:
+            check_adaptable(samples)
+        encoder = self._open_encoder().begun(samples)
+        if config is not None:
+            encoder, samples = self._adapted(encoder, samples, config, kept)
+        X, labels = self._features_and_labels(samples, encoder)
+        warn_alike(np.empty(0, dtype=np.str_), labels)
+        head.fit(X, labels)
+        settle(head, at_any_cost=True)
+        calibration = self._calibrated(Calibration(), head, X, labels)
+        about = {"auto_reason": encoder.reason, "seed": self._seed()}
+        start = Snapshot(head, encoder.spec, counted({}, labels), calibration, about=about, tuning=encoder.tuning)
+        change = Change.now("fit", len(labels), np.unique(labels).tolist(), data=[fingerprint(X, labels)])
+        before = self._snapshot_or_none()
+        if before is not None:  # numbers of revisions go on, so that each stands for one state
+            change = dataclasses.replace(change, revision=before.revision + 1)
+        self._encoder = encoder
+        self._snapshot = dataclasses.replace(start, history=(change.numbered(max(change.revision, 1)),))
+        return self
+
+    def partial_fit(self, data: Any) -> Self:
+        """Learn more: new classes, old ones or both. The first call is the same as :meth:`fit`.
+
+        Parameters
+        ----------
+        data : path-like, RawSet, FeatureSet or (items, labels)
+            As for :meth:`fit`. No earlier data is needed.
+
+        Returns
+        -------
+        self
+        """
+        if self._snapshot_or_none() is None:
+            return self.fit(data)
+        now, encoder = self._state(), self._encoder
+        X, labels = self._features_and_labels(read_labelled(data, "train", encoder.kind), encoder)
+        warn_alike(now.classes, labels)
+        head = branch(now.head) if isinstance(now.head, SCLClassifier) else now.head
+        head.partial_fit(X, labels)  # of other methods the last step that can fail, and it fails whole
+        settle(head, at_any_cost=False)
+        calibration = self._calibrated(now.calibration, head, X, labels)
+        new = np.setdiff1d(labels, now.classes).tolist()
+        change = Change.now("update", len(labels), new, data=[fingerprint(X, labels)])
+        counts = counted(now.counts, labels)
+        self._snapshot = now.after(change, head=head, counts=counts, calibration=calibration)
+        return self
+
+    def settle(self) -> Self:
+        """Work out now what answers need, rather than at the first question; a saved learner then answers at once.
+
+        ``fit`` does so, and later changes do where it takes no more than a second. With thousands of units and classes
+        it takes several.
+        """
+        settle(self._state().head, at_any_cost=True)
+        return self
+
+    def _calibrated(
+        self, before: Calibration, head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[np.str_]
+    ) -> Calibration:
+        """Return the calibration with a batch that a head has just learned."""
+        if not isinstance(head, SCLClassifier):
+            return before
+        codes = np.searchsorted(head.classes_, labels)
+        scores = fold_out_scores(model_of(head), novelty_scorer(head), X, codes, self._seed())
+        return before.with_scores(scores, int(head.class_counts_.sum()))
+
+    # -- answering ------------------------------------------------------------------------------------------
+
+    def predict(self, items: Any) -> NDArray[np.str_]:
+        """Return the most likely class of every item.
+
+        Parameters
+        ----------
+        items : object
+            A path or paths, a folder of images, PIL images, uint8 arrays, texts or features.
+
+        Returns
+        -------
+        ndarray of str of shape (n,)
+        """
+        return np.asarray(self._state().head.predict(self._answerable(items)), dtype=np.str_)
+
+    def decision_function(self, items: Any) -> NDArray[np.float64]:
+        """Return the score of every class, always one column per entry of ``classes_``; larger means more likely.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        """
+        return self._state().head._class_scores(self._answerable(items))
+
+    def predict_proba(self, items: Any) -> NDArray[np.float64]:
+        """Return class probabilities; columns follow ``classes_``.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        """
+        return np.asarray(self._capable("predict_proba").predict_proba(self._answerable(items)))
+
+    def novelty_score(self, items: Any) -> NDArray[np.float64]:
+        """Return how unlike anything learned each item is; higher means more novel.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        """
+        return np.asarray(self._capable("novelty_score").novelty_score(self._answerable(items)))
+
+    def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
+        """Return the novelty above which something is unknown.
+
+        Parameters
+        ----------
+        false_alarm : float
+            Share of known things that may be called unknown.
+
+        Raises
+        ------
+        NotFittedError
+            If no class ever came with two samples at once, so that nothing could be held out.
+        """
+        self._capable("novelty_score")
+        return self._state().calibration.threshold(false_alarm)
+
+    def is_unknown(self, items: Any, false_alarm: float = FALSE_ALARM) -> NDArray[np.bool_]:
+        """Return which items belong to no class that was learned, as far as can be told.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        false_alarm : float
+            Share of known things that may be called unknown; the threshold was calibrated on samples of every batch,
+            scored as if they had not been learned.
+        """
+        threshold = self.threshold(false_alarm)
+        return np.asarray(self.novelty_score(items) > threshold)
+
+    predict_unknown = is_unknown
+
+    def features(self, items: Any) -> Features:
+        """Return the feature vectors of items, honouring ``on_error``: all methods take them in the items' place.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        """
+        self._state()
+        return self._encoded(read_items(items, self._encoder.kind), self._encoder)
+
+    def evaluate(self, data: Any, *, unknown: Any = None, false_alarm: float = FALSE_ALARM) -> Evaluation:
+        """Compare answers with labels.
+
+        Parameters
+        ----------
+        data : path-like, RawSet, FeatureSet or (items, labels)
+            Labelled data; of sources with two parts the test part. Samples of classes that the model does not know are
+            counted apart and serve as unknown ones.
+        unknown : path-like, RawSet, FeatureSet, (items, labels) or items, optional
+            More things that the model does not know; of labelled data only classes that were not learned count.
+        false_alarm : float
+            Share of false alarms that the threshold is for.
+
+        Returns
+        -------
+        Evaluation
+        """
+        check_number("false_alarm", false_alarm, low=0, high=1, low_open=True, high_open=True)
+        started, now = time.perf_counter(), self._state()
+        if unknown is not None:
+            self.threshold(false_alarm)  # raises where there is none, before any work is done
+        samples = read_labelled(data, "test", self._encoder.kind)
+        encoded = self._encoded(samples, self._encoder)
+        labels = samples.required_labels()[encoded.rows]
+        result = evaluate_predictions(labels.tolist(), now.head.predict(encoded.X).tolist(), now.classes.tolist())
+        known = np.isin(labels, now.classes)
+        strange = [encoded.X[~known]] if not known.all() else []
+        if unknown is not None:
+            strange.append(self._unknown_features(unknown))
+        compared = None
+        if strange and known.any() and isinstance(now.head, SCLClassifier) and now.calibration.n:
+            scores = [now.head.novelty_score(X) for X in (encoded.X[known], np.concatenate(strange))]
+            compared = open_world(scores[0], scores[1], self.threshold(false_alarm), false_alarm)
+        left_out = tuple(name for name, _ in encoded.failures)
+        seconds = time.perf_counter() - started
+        return dataclasses.replace(result, seconds=seconds, left_out=left_out, unknown=compared)
+
+    def _unknown_features(self, unknown: Any) -> NDArray[Any]:
+        """Return features of what the model does not know, out of data with or without labels."""
+        now, kind = self._state(), self._encoder.kind
+        samples = read_unknown(unknown, kind)
+        if samples.labels is not None:
+            rows = np.flatnonzero(~np.isin(samples.labels, now.classes))
+            if not len(rows):
+                raise InputError("unknown must hold classes that the model does not know, got none but known ones")
+            samples = samples.take(rows)
+        return self._encoded(samples, self._encoder).X
+
+    # -- exact edits ----------------------------------------------------------------------------------------
+
+    def forget_classes(self, names: str | Iterable[Any]) -> Self:
+        """Remove whole classes: they are never predicted again. Needs no data and no backbone.
+
+        Parameters
+        ----------
+        names : str or iterable of str
+            Classes to forget.
+
+        Raises
+        ------
+        LabelError
+            If a class was never learned.
+        """
+        head, now = self._capable("forget_classes"), self._state()
+        wanted = [names] if isinstance(names, str) else [str(name) for name in names]
+        self._require_known(wanted)
+        gone = sorted(set(wanted))
+        twin = branch(head).forget_classes(gone)
+        counts = {name: n for name, n in now.counts.items() if name not in set(gone)}
+        samples = sum(now.counts[name] for name in gone)
+        self._snapshot = now.after(Change.now("forget", samples, gone), head=twin, counts=counts)
+        return self
+
+    def unlearn(self, data: Any) -> Self:
+        """Take samples out again: the learner then equals one that never saw them.
+
+        Parameters
+        ----------
+        data : path-like, RawSet, FeatureSet or (items, labels)
+            Samples with the labels they were learned with; of sources with two parts the training part.
+
+        Raises
+        ------
+        UnlearnError
+            If they were never learned.
+        """
+        head, now = self._capable("unlearn"), self._state()
+        X, labels = self._features_and_labels(read_labelled(data, "train", self._encoder.kind), self._encoder)
+        self._require_known(labels.tolist())
+        counts = {name: n - int((labels == name).sum()) for name, n in now.counts.items()}
+        short = sorted(name for name, n in counts.items() if n < 0)
+        if short:
+            raise UnlearnError(
+                f"no more samples of a class can be unlearned than were learned, got {-counts[short[0]]} too many of "
+                f"{short[0]!r}"
+            )
+        twin = branch(head).unlearn(X, labels)
+        gone = sorted(name for name, n in counts.items() if n == 0)
+        change = Change.now("unlearn", len(labels), gone, data=[fingerprint(X, labels)])
+        kept = {name: n for name, n in counts.items() if n}
+        self._snapshot = now.after(change, head=twin, counts=kept)
+        return self
+
+    def spawn(self) -> Learner:
+        """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
+        head, now = self._capable("spawn"), self._state()
+        child = self._twin()
+        child._snapshot = Snapshot(head.spawn(), now.spec, {}, about=now.about, tuning=now.tuning)
+        return child
+
+    def merge(self, other: Learner, *, base: Learner | None = None) -> Self:
+        """Add everything another learner knows; exact, nothing counted twice, no data needed.
+
+        Parameters
+        ----------
+        other : Learner
+            Made by :meth:`spawn` from this learner or a common ancestor; not changed.
+        base : Learner, optional
+            The learner that both began as copies of, where they did: what it knows is counted once. Since then both
+            may only have learned or merged.
+
+        Raises
+        ------
+        MergeError
+            If backbones or layers differ, or samples would be counted twice; the message says what differs.
+        """
+        for name, learner in (("other", other), ("base", base)):
+            if learner is not None and not isinstance(learner, Learner):
+                raise MergeError(f"{name} must be a Learner, got {type(learner).__name__}")
+        self._capable("merge")
+        self._snapshot = merged(self._state(), other._state(), None if base is None else base._state())
+        return self
+
+    # -- files ----------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one file, in one step; backbone weights are not in it.
+
+        See also :mod:`evergrow.learner.modelfile`.
+
+        Parameters
+        ----------
+        path : path-like
+            Where to, by custom ending in ``.evg``.
+        """
+        write_archive(path, self.to_archive())
+
+    def to_archive(self) -> Archive:
+        """Return what :meth:`save` writes."""
+        now = self._state()
+        settings = {
+            "method": self.method,
+            "settings": self.settings,
+            "options": plain_options(self.options or {}),
+        }
+        return now.to_archive(settings)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        backbone: Any = None,
+        weights: str | os.PathLike[str] | None = None,
+        device: str | torch.device | None = None,
+        cache: Any = None,
+        extract: Any = None,
+    ) -> Self:
+        """Read what :meth:`save` wrote. The backbone is loaded when something first goes through it.
+
+        Parameters
+        ----------
+        path : path-like
+            Where from.
+        backbone : Backbone or torch.nn.Module, optional
+            The backbone itself, if it was a module of yours.
+        weights : str or path-like, optional
+            Where the backbone's weights are, if no longer where they came from.
+        device : str or torch.device, optional
+            Where to compute; by default the best there is.
+        cache, extract : optional
+            As for the class; they are not part of the file.
+
+        Raises
+        ------
+        FileFormatError
+            If the file is no learner, is damaged or was altered.
+        NewerSchemaError
+            If a newer evergrow wrote it.
+        """
+        archive = read_archive(path, KIND)
+        snapshot = Snapshot.from_archive(archive, device, os.fspath(path))
+        settings = archive.meta["settings"]
+        learner = cls(
+            backbone="auto" if backbone is None and snapshot.spec is not None else backbone,
+            method=settings["method"],
+            adapt=None if snapshot.tuning is None else snapshot.tuning.config,
+            settings=settings["settings"],
+            options=dict(settings["options"]) or None,
+            weights=weights,
+            device="auto" if device is None else device,
+            cache=cache,
+            extract=extract,
+        )
+        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.tuning)
+        learner._snapshot = snapshot
+        return learner
+
+    def info(self, *, numerics: bool = False) -> dict[str, Any]:
+        """Return what the learner is, in plain values; loads no backbone.
+
+        Parameters
+        ----------
+        numerics : bool
+            Whether to add rank and conditioning, which take a decomposition: seconds, for wide layers a minute.
+        """
+        return describe(self._state(), self.method, self.settings, self.options or {}, numerics=numerics)
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    @property
+    def classes_(self) -> NDArray[np.str_]:
+        """Classes learned, sorted."""
+        return self._state().classes
+
+    @property
+    def n_samples_(self) -> dict[str, int]:
+        """Samples learned of each class."""
+        return dict(self._state().counts)
+
+    @property
+    def history_(self) -> list[Change]:
+        """All changes so far, the latest last."""
+        return list(self._state().history)
+
+    @property
+    def revision_(self) -> int:
+        """Number of the latest change."""
+        return self._state().revision
+
+    @property
+    def head_(self) -> IncrementalClassifier:
+        """The head on feature vectors; to be looked at, not changed."""
+        return self._state().head
+
+    def backbone_(self) -> Any:
+        """Return the backbone, loading it if need be; None where samples are features."""
+        return None if self._state().spec is None else self._encoder.backbone()
+
+    def _snapshot_or_none(self) -> Snapshot | None:
+        return getattr(self, "_snapshot", None)
+
+    def _state(self) -> Snapshot:
+        now = self._snapshot_or_none()
+        if now is None:
+            raise NotFittedError("this Learner must learn something first: call fit or partial_fit")
+        return now
+
+    def _capable(self, ability: str) -> Any:
+        """Return the head, or raise if its method cannot do what is asked."""
+        head = self._state().head
+        if not hasattr(head, ability):
+            able = [name for name in HEADS.names() if hasattr(HEADS[name], ability)]
+            raise ParameterError(f"method must be one that has {ability} ({', '.join(able)}), got {self.method!r}")
+        return head
+
+    def _require_known(self, names: list[str]) -> None:
+        known = set(self._state().classes.tolist())
+        for name in names:
+            if name not in known:
+                raise LabelError(f"class must be one that was learned, got {name!r}; nearest: {nearest(name, known)}")
+
+    def _seed(self) -> int:
+        state = self.random_state
+        return int(state) if isinstance(state, (int, np.integer)) and not isinstance(state, bool) else 0
+
+    # -- making parts ---------------------------------------------------------------------------------------
+
+    def _new_head(self) -> IncrementalClassifier:
+        return new_head(self.method, self.settings, self.options, device=self.device, random_state=self.random_state)
+
+    def _open_encoder(self) -> Encoder:
+        return Encoder(self.backbone, weights=self.weights, preset=self.preset, device=self.device)
+
+    def _adapted(
+        self, encoder: Encoder, samples: Samples, config: FsaConfig, checkpoint: Path | None
+    ) -> tuple[Encoder, Samples]:
+        """Return an encoder whose backbone was adapted to samples, and those of them that can be read."""
+        settings = extraction_config(self.extract, self.cache, lasting=samples.lasting)
+        check_tuner(encoder.backbone(), config)
+        if settings.on_error == "skip":  # training stops at the first one that cannot be read
+            samples = samples.take(self._whole_classes(samples, encoder).rows)
+        made = encoder.adapted(samples, config, seed=self._seed(), checkpoint=checkpoint, progress=settings.progress)
+        return made, samples
+
+    def _twin(self) -> Learner:
+        """Return a learner of the same settings and backbone that knows nothing."""
+        names = list(inspect.signature(type(self).__init__).parameters)[1:]
+        twin = type(self)(**{name: getattr(self, name) for name in names})
+        twin._encoder = self._encoder
+        return twin
+
+    # -- samples to features --------------------------------------------------------------------------------
+
+    def _encoded(self, samples: Samples, encoder: Encoder, *, on_error: str | None = None) -> Features:
+        encoded = encoder.encode(samples, self.extract, cache=self.cache, on_error=on_error)
+        now = self._snapshot_or_none()
+        width = encoder.spec.n_features if encoder.spec is not None else None
+        if now is not None and encoder is self._encoder:
+            width = now.head.n_features_in_
+        if width is not None and encoded.X.shape[1] != width:
+            raise InputError(f"features must have {width} columns, got {encoded.X.shape[1]}")
+        return encoded
+
+    def _features_and_labels(self, samples: Samples, encoder: Encoder) -> tuple[NDArray[Any], NDArray[np.str_]]:
+        encoded = self._whole_classes(samples, encoder)
+        return encoded.X, samples.required_labels()[encoded.rows]
+
+    def _whole_classes(self, samples: Samples, encoder: Encoder) -> Features:
+        """Return the features of labelled samples, at least one of every class."""
+        labels = samples.required_labels()
+        if not len(labels):
+            raise InputError("data must hold at least one sample, got none")
+        encoded = self._encoded(samples, encoder)
+        lost = np.setdiff1d(labels, labels[encoded.rows])
+        if len(lost):
+            raise InputError(f"every class must keep a sample that can be read, got none of {str(lost[0])!r}")
+        return encoded
+
+    def _answerable(self, items: Any) -> NDArray[Any]:
+        """Return the features of items, all of them: answers are in the order of the items."""
+        self._state()
+        return self._encoded(read_items(items, self._encoder.kind), self._encoder, on_error="raise").X

@@ -1,0 +1,328 @@
+"""A model in a file that many changes go through: each is whole or not there, one at a time, and can be undone.
+
+``model.evg`` is always a complete model. Beside it ``model.evg.history`` holds the latest revisions as
+``<number>.evg`` (hard links, so that the current one takes no room twice; copies where there are no links) and
+``log.json``, which records what was rolled back. A change is written to the history first and then put in the model's
+place in one step, so that a crash at any moment leaves the old model or the new one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+from evergrow.core.archive import read_archive, write_archive
+from evergrow.core.errors import BusyError, EvergrowError, ParameterError
+from evergrow.core.files import atomic_path, locked
+from evergrow.core.validation import check_number
+from evergrow.learner.changes import Change
+from evergrow.learner.learner import Learner
+from evergrow.learner.revisions import Header, History, Undone
+from evergrow.learner.snapshot import KIND, Snapshot
+
+KEEP = 10
+"""Earlier revisions kept, unless another number is asked for."""
+
+_held: dict[Path, int] = {}
+_guard = threading.Lock()
+
+
+class ModelNotFoundError(EvergrowError, FileNotFoundError):
+    """There is no model where one was looked for."""
+
+
+class ModelWriteError(EvergrowError, OSError):
+    """A model could not be written; what was there before still is."""
+
+
+def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
+    """Load a model; whoever changes it later is checked against what it is now.
+
+    Parameters
+    ----------
+    path : path-like
+        The model file.
+    **settings
+        For :meth:`evergrow.Learner.load`: ``backbone``, ``weights``, ``device``.
+
+    Raises
+    ------
+    ModelNotFoundError
+        If there is no such file.
+    FileFormatError
+        If it is no model, is damaged or was altered.
+    """
+    model = _existing(path)
+    digest = Header.read(model).digest  # before loading: a change in between is then noticed, not overwritten
+    learner = Learner.load(model, **settings)
+    learner._origin = (model.resolve(), digest)
+    return learner
+
+
+@contextmanager
+def locked_model(path: str | os.PathLike[str], *, wait: bool = False, **settings: Any) -> Iterator[Learner]:
+    """Load a model and keep other writers out until the block ends; changes are written by :func:`commit`.
+
+    Parameters
+    ----------
+    path : path-like
+        The model file.
+    wait : bool
+        Whether to wait for another writer instead of raising.
+    **settings
+        As for :func:`open_model`.
+
+    Raises
+    ------
+    BusyError
+        If another process is changing the model and ``wait`` is false.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from evergrow.learner.learner import Learner
+    >>> from evergrow.learner.modelfile import commit, history, locked_model, rollback
+    >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 4
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = f"{folder}/model.evg"
+    ...     _ = commit(path, Learner(options={"n_units": 20}).fit((X[y < 3], y[y < 3])))
+    ...     with locked_model(path) as learner:
+    ...         _ = commit(path, learner.partial_fit((X, y)), "one more class")
+    ...     before = [(change.what, change.note) for change in history(path)]
+    ...     _ = rollback(path)
+    ...     after = [change.what for change in history(path)]
+    >>> before, after
+    ([('fit', ''), ('update', 'one more class')], ['fit', 'rollback'])
+    """
+    model = _existing(path)
+    with _hold(model, wait=wait):
+        yield open_model(model, **settings)
+
+
+def commit(
+    path: str | os.PathLike[str],
+    learner: Learner,
+    change: Change | str | None = None,
+    *,
+    keep: int = KEEP,
+    wait: bool = False,
+) -> int:
+    """Make what a learner knows the next revision of a model file.
+
+    All changes that the learner went through since it was loaded become one revision. Where nothing changed, nothing is
+    written.
+
+    Parameters
+    ----------
+    path : path-like
+        The model file; a new one or an existing model, which is kept in the history.
+    learner : Learner
+        What to write. Its ``revision_`` becomes that of the file.
+    change : Change or str, optional
+        A note on the latest change, or a change whose note is taken.
+    keep : int
+        Earlier revisions to keep.
+    wait : bool
+        Whether to wait for another writer instead of raising.
+
+    Returns
+    -------
+    int
+        The revision of the file.
+
+    Raises
+    ------
+    BusyError
+        If another process is changing the model, or has changed it since the learner was loaded from it.
+    ModelWriteError
+        If it cannot be written, for example because the disk is full; the model is as it was.
+    """
+    check_number("keep", keep, low=0, integer=True)
+    model, note = _writable(path), change.note if isinstance(change, Change) else change
+    before = learner._state()
+    with _hold(model, wait=wait):
+        place = History(model)
+        place.clean()
+        current = Header.read(model) if model.exists() else None
+        _check_origin(model, learner, current)
+        trail: tuple[int, ...] = ()
+        if current is not None:
+            with _writing(model):
+                trail = place.adopt(current)
+        fresh = len(before.history) - _settled(before, current)
+        if not fresh and current is not None and learner._origin == (model.resolve(), current.digest):
+            return trail[-1]
+        number = max([*place.numbers(), *trail, *before.trail[-1:]], default=0) + 1
+        entries = _renumbered(before.history, max(fresh, 1), number, note)
+        learner._snapshot = dataclasses.replace(before, history=entries, trail=(*trail, number))
+        try:
+            with _writing(model):
+                write_archive(place.file(number), learner.to_archive())
+                _publish(place.file(number), model)
+        except BaseException:
+            learner._snapshot = before
+            raise
+        learner._origin = (model.resolve(), Header.read(place.file(number)).digest)
+        place.prune((*trail, number), keep)
+    return number
+
+
+def rollback(path: str | os.PathLike[str], n: int = 1, *, wait: bool = False) -> Change:
+    """Undo the last changes of a model: the file is again, byte for byte, what it was before them.
+
+    Parameters
+    ----------
+    path : path-like
+        The model file.
+    n : int
+        How many revisions to go back.
+    wait : bool
+        Whether to wait for another writer instead of raising.
+
+    Returns
+    -------
+    Change
+        The record of it, as :func:`history` lists it from now on.
+
+    Raises
+    ------
+    ParameterError
+        If not as many earlier revisions are kept.
+    """
+    check_number("n", n, low=1, integer=True)
+    model = _existing(path)
+    with _hold(model, wait=wait):
+        place, current = History(model), Header.read(model)
+        place.clean()
+        with _writing(model):
+            trail = place.adopt(current)
+        earlier = [number for number in trail[:-1] if place.file(number).is_file()]
+        if n >= len(trail) or trail[-1 - n] not in earlier:
+            raise ParameterError(f"n must be at most {len(earlier)}, the number of revisions kept, got {n}")
+        target = place.file(trail[-1 - n])
+        read_archive(target, KIND)  # what is damaged is not put in place of what is whole
+        header = Header.read(target)
+        undone = [entry for entry in current.history if entry.revision > header.revision]
+        what = ", ".join(entry.what for entry in undone)
+        change = Change.now("rollback", sum(entry.samples for entry in undone), note=f"undid {what}")
+        change = change.numbered(header.revision)
+        with _writing(model):
+            place.record(Undone(change, current.digest, header.digest))
+            _publish(target, model)
+    return change
+
+
+def history(path: str | os.PathLike[str]) -> list[Change]:
+    """Return all changes that led to a model, and what was rolled back on the way, the oldest first.
+
+    Parameters
+    ----------
+    path : path-like
+        The model file; its tensors are not read.
+    """
+    model = _existing(path)
+    header = Header.read(model)
+    undone = [entry.change for entry in History(model).undone() if entry.before != header.digest]
+    return sorted([*header.history, *undone], key=lambda entry: entry.when)
+
+
+# -- one writer at a time -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _hold(model: Path, *, wait: bool) -> Iterator[None]:
+    """Keep other writers out; whoever holds the model already in this thread goes on."""
+    key, me = model.resolve(), threading.get_ident()
+    with _guard:
+        nested = _held.get(key) == me
+    if nested:
+        yield
+        return
+    folder = History(model).folder
+    with _writing(model):
+        folder.mkdir(exist_ok=True)
+    holding = locked(folder, wait=wait)  # the folder, since the file itself is another one after every change
+    try:
+        holding.__enter__()
+    except BusyError as error:
+        raise BusyError(f"{model} must not be in use, but another process is changing it; try again later") from error
+    try:
+        with _guard:
+            _held[key] = me
+        yield
+    finally:
+        with _guard:
+            _held.pop(key, None)
+        holding.__exit__(None, None, None)
+
+
+def _check_origin(model: Path, learner: Learner, current: Header | None) -> None:
+    """Refuse to overwrite what another process wrote after the learner was loaded."""
+    if learner._origin is None or learner._origin[0] != model.resolve():
+        return
+    if current is None or current.digest != learner._origin[1]:
+        raise BusyError(
+            f"{model} must be as it was when the learner was loaded, but it was changed since: load it again"
+        )
+
+
+# -- writing ------------------------------------------------------------------------------------------------
+
+
+def _settled(before: Snapshot, current: Header | None) -> int:
+    """Return how many changes of a learner are in a file already and keep their numbers."""
+    if current is not None and before.history[: len(current.history)] == current.history:
+        return len(current.history)
+    return sum(entry.revision <= before.trail[-1] for entry in before.history) if before.trail else 0
+
+
+def _renumbered(entries: tuple[Change, ...], fresh: int, number: int, note: str | None) -> tuple[Change, ...]:
+    old, new = entries[:-fresh], [entry.numbered(number) for entry in entries[-fresh:]]
+    if note and new:
+        new[-1] = dataclasses.replace(new[-1], note=note)
+    return (*old, *new)
+
+
+def _publish(source: Path, model: Path) -> None:
+    """Put a revision in the model's place in one step."""
+    with atomic_path(model) as temporary:
+        temporary.unlink()
+        try:
+            os.link(source, temporary)
+        except OSError:  # no hard links here
+            shutil.copyfile(source, temporary)
+
+
+def _existing(path: str | os.PathLike[str]) -> Path:
+    model = Path(path)
+    if not model.is_file():
+        raise ModelNotFoundError(f"model must be an existing file, got {os.fspath(path)!r}: make one with fit")
+    return model
+
+
+def _writable(path: str | os.PathLike[str]) -> Path:
+    model = Path(path)
+    if not model.parent.is_dir():
+        raise ModelWriteError(f"folder of the model must exist, got {str(model.parent)!r}")
+    if model.exists() and (not model.is_file() or not os.access(model, os.W_OK)):
+        raise ModelWriteError(f"model must be a file that may be written, got {os.fspath(path)!r}")
+    return model
+
+
+@contextmanager
+def _writing(model: Path) -> Iterator[None]:
+    try:
+        yield
+    except EvergrowError:
+        raise
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ModelWriteError(f"{model} must be writable, with room for the model; it is as it was: {error}") from error

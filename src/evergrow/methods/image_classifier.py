@@ -1,0 +1,418 @@
+"""What all classifiers that train a network on images share: labels, atomic learning, answers, cost, files."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from torch import Tensor
+from typing_extensions import Self
+
+from evergrow.backbones import BackboneSpec, ImageBackbone, backbone_from_spec, best_backbone, create_backbone
+from evergrow.backbones.base import Backbone
+from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.devices import resolve_device
+from evergrow.core.errors import (
+    EvergrowError,
+    FileFormatError,
+    InputError,
+    LabelError,
+    NotFittedError,
+    ParameterError,
+    WeightsError,
+)
+from evergrow.core.items import ImageArrays, Items
+from evergrow.core.registry import Registry
+from evergrow.core.seeding import resolve_seed
+from evergrow.heads.labels import as_labels, check_kind
+from evergrow.training.cost import Cost
+
+__all__ = ["IMAGE_METHODS", "Cost", "ImageClassifier", "TaskLabels", "as_items", "resolve_backbone"]
+
+IMAGE_METHODS: Registry[type[ImageClassifier]] = Registry("method")
+"""Every method that trains a network, by the name users know it under; filled by ``@IMAGE_METHODS.register(name)``."""
+
+
+@dataclass(frozen=True)
+class TaskLabels:
+    """What the labels of a task mean for a network whose outputs grow at the end.
+
+    Classes are numbered in the order of their arrival: those of the first task from 0 on, sorted among themselves,
+    then the new ones of the second, and so on. A number never changes.
+
+    Parameters
+    ----------
+    values : ndarray of shape (n,)
+        The labels as they came.
+    codes : ndarray of int64 of shape (n,)
+        Number of every label.
+    n_old : int
+        Classes that were known before the task.
+    n_classes : int
+        Classes that are known with it.
+    """
+
+    values: NDArray[Any]
+    codes: NDArray[np.int64]
+    n_old: int
+    n_classes: int
+
+    @property
+    def n_new(self) -> int:
+        """Classes that are new in the task; their numbers are the last ones."""
+        return self.n_classes - self.n_old
+
+
+class ImageClassifier(BaseEstimator, ABC):  # type: ignore[misc]
+    """A classifier that learns from images, task by task, over an open set of classes.
+
+    A method implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the pair
+    :meth:`_export` / :meth:`_import`; ``__init__`` only stores its arguments. ``_learn`` either succeeds or leaves what
+    was learned before as it was; the base commits the labels after it returns. Inside the hooks ``self.base_`` is the
+    frozen backbone, ``self.seed_`` the seed and ``self.device_`` the device; the backbone is the caller's, so a method
+    that puts tuners on it or changes weights works on a copy (:func:`~evergrow.training.adapted.shared_copy`).
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (C,)
+        Labels learned so far, sorted.
+    arrival_ : ndarray of shape (C,)
+        The same labels in the order in which they came; networks number classes like that.
+    base_ : ImageBackbone
+        The backbone, as it was given.
+    cost_ : Cost
+        What learning has cost so far, and what an answer costs.
+    """
+
+    needs: ClassVar[str] = "images"
+    joint: ClassVar[bool] = False
+    """Whether it learns everything at once, so that only its answers after the last task mean anything."""
+    min_first_classes: ClassVar[int] = 1
+    backbone: Any
+    random_state: Any
+    device: str | torch.device
+    classes_: NDArray[Any]
+    arrival_: NDArray[Any]
+    base_: ImageBackbone
+    seed_: int
+    device_: torch.device
+    cost_: Cost
+
+    # -- hooks ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _check_params(self) -> None:
+        """Raise :class:`~evergrow.core.errors.ParameterError` for settings out of range."""
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Forget everything learned."""
+
+    @abstractmethod
+    def _learn(self, items: Items, labels: TaskLabels) -> Cost:
+        """Learn a task, all or nothing, and return what it cost."""
+
+    @abstractmethod
+    def _scores(self, items: Items) -> Tensor:
+        """Return scores (n, C), one column per entry of ``arrival_``."""
+
+    @abstractmethod
+    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return tensors and JSON-serialisable settings that :meth:`_import` rebuilds what was learned from."""
+
+    @abstractmethod
+    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Rebuild what was learned; backbone, seed, device and labels are there."""
+
+    def _start(self, backbone: ImageBackbone) -> None:
+        """Say whether the method can work with a backbone, by a typed error, before anything is trained."""
+
+    # -- learning ---------------------------------------------------------------------------------------
+
+    def fit(self, items: Any, y: Any) -> Self:
+        """Forget everything and learn the first task.
+
+        Parameters
+        ----------
+        items : Items or ndarray
+            Images; an array is uint8 of shape (n, height, width, 3) or (n, height, width).
+        y : array-like of shape (n,)
+            Labels: integers or strings.
+
+        Returns
+        -------
+        self
+        """
+        self._check_params()
+        items = as_items(items)
+        labels = self._labels(as_labels(y, len(items)), np.empty(0))
+        if labels.n_classes < self.min_first_classes:
+            raise LabelError(
+                f"the first task must have at least {self.min_first_classes} classes, got {labels.n_classes} class"
+            )
+        backbone = resolve_backbone(self.backbone, self.device)
+        device = backbone.device if self.device == "auto" else resolve_device(self.device)
+        self._start(backbone)
+        before = self.__dict__.copy()
+        for name in ("classes_", "arrival_", "cost_"):
+            self.__dict__.pop(name, None)
+        self._reset()
+        self.base_, self.device_, self.seed_ = backbone, device, resolve_seed(self.random_state)
+        try:
+            self._commit(labels, np.empty(0, dtype=labels.values.dtype), self._learn(items, labels), Cost())
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+        return self
+
+    def partial_fit(self, items: Any, y: Any) -> Self:
+        """Learn one more task: new classes, and old ones where the method can.
+
+        The first call is the same as :meth:`fit`.
+
+        Parameters
+        ----------
+        items : Items or ndarray
+            Images.
+        y : array-like of shape (n,)
+            Labels, of the same kind as before.
+
+        Returns
+        -------
+        self
+        """
+        if not self._is_fitted():
+            return self.fit(items, y)
+        items = as_items(items)
+        labels = self._labels(as_labels(y, len(items)), self.arrival_)
+        self._commit(labels, self.arrival_, self._learn(items, labels), self.cost_)
+        return self
+
+    @staticmethod
+    def _labels(values: NDArray[Any], known: NDArray[Any]) -> TaskLabels:
+        """Return the labels of a task with their numbers."""
+        if len(values) == 0:
+            raise InputError("items must hold at least one image, got none")
+        if len(known):
+            check_kind(known, values)
+        new = [label for label in np.unique(values).tolist() if label not in set(known.tolist())]
+        numbers = {label: number for number, label in enumerate([*known.tolist(), *new])}
+        codes = np.array([numbers[label] for label in values.tolist()], dtype=np.int64)
+        return TaskLabels(values, codes, len(known), len(numbers))
+
+    def _commit(self, labels: TaskLabels, known: NDArray[Any], cost: Cost, before: Cost) -> None:
+        """Take over the labels of a task that has been learned."""
+        new = np.setdiff1d(labels.values, known)
+        self.arrival_ = np.concatenate([known, new]) if len(known) else new
+        self.classes_ = np.sort(self.arrival_)
+        self.cost_ = before + cost
+
+    # -- answering --------------------------------------------------------------------------------------
+
+    def decision_function(self, items: Any) -> NDArray[np.float64]:
+        """Return the score of every class.
+
+        Parameters
+        ----------
+        items : Items or ndarray
+            Images.
+
+        Returns
+        -------
+        ndarray of shape (n, C)
+            Larger means more likely; columns as in ``classes_``.
+        """
+        self._require_fitted()
+        scores = np.asarray(self._scores(as_items(items)).to("cpu", torch.float64).numpy())
+        return scores[:, np.argsort(self.arrival_)]
+
+    def predict(self, items: Any) -> NDArray[Any]:
+        """Return the most likely class of every image.
+
+        Parameters
+        ----------
+        items : Items or ndarray
+            Images.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Labels of the kind that was learned.
+        """
+        best = self.decision_function(items).argmax(axis=1)
+        return np.asarray(self.classes_[best])
+
+    def _require_fitted(self) -> None:
+        if not self._is_fitted():
+            raise NotFittedError(f"this {type(self).__name__} must learn something first: call fit or partial_fit")
+
+    def score(self, items: Any, y: Any) -> float:
+        """Return the share of right answers.
+
+        Parameters
+        ----------
+        items : Items or ndarray
+            Images.
+        y : array-like of shape (n,)
+            Their labels.
+        """
+        answers = self.predict(items)
+        return float((answers == as_labels(y, len(answers))).mean())
+
+    def _is_fitted(self) -> bool:
+        return "classes_" in vars(self)
+
+    # -- files ------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was trained to one safetensors file, atomically; never the backbone.
+
+        Parameters
+        ----------
+        path : path-like
+            Where to.
+        """
+        self._require_fitted()
+        tensors, meta = self._export()
+        head = {
+            "params": {name: _plain(name, value) for name, value in self.get_params(deep=False).items()},
+            "labels": {"kind": self.arrival_.dtype.kind, "values": self.arrival_.tolist()},
+            "backbone": self.base_.spec.to_dict(),
+            "seed": self.seed_,
+            "cost": self.cost_.to_dict(),
+            "state": meta,
+        }
+        write_archive(path, Archive(type(self).__name__, head, tensors))
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, backbone: Any = None, device: str | torch.device | None = None
+    ) -> Self:
+        """Read what :meth:`save` wrote and put it on its backbone.
+
+        Parameters
+        ----------
+        path : path-like
+            Where from.
+        backbone : ImageBackbone, optional
+            The backbone that it was trained on; made anew from its description by default.
+        device : str or torch.device, optional
+            Where to compute; by default where the backbone is.
+
+        Raises
+        ------
+        FileFormatError
+            If the file is no method of this class, is truncated or was altered.
+        WeightsError
+            If the backbone has other weights, or its weights are nowhere to be found.
+        """
+        archive = read_archive(path, cls.__name__)
+        try:
+            head = archive.meta
+            learner = cls(**{key: _value(value) for key, value in head["params"].items()})
+            learner.device = "auto" if device is None else device
+            base = _required_backbone(BackboneSpec.from_dict(head["backbone"]), backbone, learner.device)
+            learner.backbone = learner.base_ = base
+            learner.device_ = base.device if device is None else resolve_device(device)
+            learner.seed_, learner.cost_ = int(head["seed"]), Cost.from_dict(head["cost"])
+            learner.arrival_ = np.asarray(head["labels"]["values"], dtype=_DTYPES[head["labels"]["kind"]])
+            learner.classes_ = np.sort(learner.arrival_)
+            learner._import(archive.tensors, head["state"])
+        except EvergrowError:
+            raise
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            name = os.fspath(path)
+            raise FileFormatError(f"{name} must be a whole {cls.__name__}, but it lacks or garbles {error}") from error
+        return learner
+
+
+_DTYPES: dict[str, Any] = {"b": np.bool_, "i": np.int64, "u": np.uint64, "f": np.float64, "U": np.str_}
+
+
+def as_items(items: Any) -> Items:
+    """Return images as items; arrays of bytes are images in memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.methods.image_classifier import as_items
+    >>> len(as_items(np.zeros((5, 8, 8, 3), dtype=np.uint8)))
+    5
+    """
+    if isinstance(items, np.ndarray):
+        items = ImageArrays(items)
+    if not isinstance(items, Items) or items.kind != "image":
+        what = items.kind + "s" if isinstance(items, Items) else type(items).__name__
+        raise InputError(f"items must be images (ImageFiles, ImageArrays or a uint8 array), got {what}")
+    return items
+
+
+def resolve_backbone(backbone: Any, device: str | torch.device = "auto") -> ImageBackbone:
+    """Return a backbone whose network can be trained.
+
+    Parameters
+    ----------
+    backbone : ImageBackbone, str or None
+        A backbone, the name of one, or None for the strongest whose weights are on this machine.
+    device : str or torch.device
+        Where a backbone that is made here computes.
+
+    Raises
+    ------
+    ParameterError
+        If it is a backbone of another kind.
+    """
+    if backbone is None:
+        choice = best_backbone("image")
+        backbone = create_backbone(choice.name, choice.weights, device=device)
+    elif isinstance(backbone, str):
+        backbone = create_backbone(backbone, device=device)
+    if not isinstance(backbone, ImageBackbone):
+        what = backbone.spec.name if isinstance(backbone, Backbone) else repr(backbone)
+        raise ParameterError(f"backbone must be an ImageBackbone (see create_backbone) to be trained, got {what}")
+    return backbone
+
+
+def _required_backbone(spec: BackboneSpec, given: Any, device: str | torch.device) -> ImageBackbone:
+    """Return the backbone of a saved method, which must have the weights it was trained on."""
+    if given is None:
+        return resolve_backbone(backbone_from_spec(spec, device=device))
+    backbone = resolve_backbone(given, device)
+    wanted, found = ((item.weights_hash, item.preprocessing) for item in (spec, backbone.spec))
+    if wanted != found:
+        raise WeightsError(
+            f"backbone must be the one that the method was trained on, {spec.name} with weights {spec.weights_hash} "
+            f"and preset {spec.preset!r}, got {backbone.spec.name} with {backbone.spec.weights_hash} "
+            f"and {backbone.spec.preset!r}"
+        )
+    return backbone
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a constructor argument in a form that JSON holds; what is not needed to answer becomes None."""
+    if name in ("backbone", "checkpoint") or isinstance(value, (np.random.RandomState, np.random.Generator)):
+        return None
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, (torch.device, os.PathLike)):
+        return str(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(name, item) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise InputError(f"{name} must be a plain value to be saved, got {type(value).__name__}")
+
+
+def _value(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

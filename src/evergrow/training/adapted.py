@@ -1,0 +1,180 @@
+"""A backbone with a tuner on it: tells itself apart from the one it was made of, and can be made again."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from evergrow.backbones import BackboneSpec, ImageBackbone
+from evergrow.core.errors import FileFormatError, ParameterError, WeightsError
+from evergrow.training.cost import Cost
+from evergrow.training.loop import TrainLog
+from evergrow.tuners import Tuner, create_tuner, tuners_of
+
+
+def shared_copy(module: nn.Module) -> nn.Module:
+    """Return a frozen copy of a network that shares its numbers with the original.
+
+    The copy has modules and parameters of its own, so hooks, tuners and ``requires_grad`` on it do not concern the
+    original, and moving it to a device or folding a tuner into it makes new numbers; until then no memory is used.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        A network without tuners.
+
+    Raises
+    ------
+    ParameterError
+        If tuners sit on it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.training.adapted import shared_copy
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> twin = shared_copy(layer)
+    >>> twin.weight.data_ptr() == layer.weight.data_ptr(), twin.weight.requires_grad, layer.weight.requires_grad
+    (True, False, True)
+    """
+    _require_untuned(module)
+    memo: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.detach(), requires_grad=False) for parameter in module.parameters()
+    }
+    memo |= {id(buffer): buffer.detach() for buffer in module.buffers()}
+    twin: nn.Module = copy.deepcopy(module, memo)
+    return twin
+
+
+def own_copy(module: nn.Module) -> nn.Module:
+    """Return a copy of a network with numbers of its own, all of them trainable.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        A network without tuners.
+    """
+    _require_untuned(module)
+    return copy.deepcopy(module).requires_grad_(True)
+
+
+def _require_untuned(module: nn.Module) -> None:
+    present = [tuner.name for tuner in tuners_of(module)]
+    if present:
+        raise ParameterError(f"backbone must carry no tuner to be adapted, got {present}: remove or merge it finally")
+
+
+class AdaptedBackbone(ImageBackbone):
+    """A frozen backbone with a frozen tuner on it; made by :func:`adapt` and :func:`adapted_from`.
+
+    Its network is a copy that shares its weights with the backbone it was made of, which stays as it is. The hash in
+    ``spec`` covers the tuner too, so that caches and records tell the two apart.
+
+    Parameters
+    ----------
+    base : ImageBackbone
+        The backbone it is made of.
+    tuner : Tuner
+        On ``module``; frozen here.
+    module : torch.nn.Module
+        The copy of the base's network that the tuner sits on.
+    log : TrainLog, optional
+        How the tuner was trained.
+    cost : Cost
+        What that cost.
+
+    Attributes
+    ----------
+    base_spec : BackboneSpec
+        Description of the backbone it is made of.
+    tuner : Tuner
+        ``tuner.merge()`` folds it into the weights, where its kind allows that: faster, and the same up to rounding.
+    """
+
+    def __init__(
+        self,
+        base: ImageBackbone,
+        tuner: Tuner,
+        module: nn.Module,
+        log: TrainLog | None = None,
+        cost: Cost | None = None,
+    ) -> None:
+        self.base_spec = base.spec
+        self.tuner = tuner.freeze().eval()
+        self.log = log
+        self.cost = cost or Cost()
+        super().__init__(module.eval(), _adapted_spec(base.spec, tuner), next(tuner.parameters()).device)
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move network and tuner to another device and return self."""
+        super().to(device)
+        self.tuner.to(self.device)
+        return self
+
+    def export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tuner's few tensors, and plain values that describe it, for :func:`adapted_from`."""
+        return dict(self.tuner.state_dict()), {**_tuner_entry(self.tuner), "base": self.base_spec.weights_hash}
+
+
+def adapted_from(backbone: ImageBackbone, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> AdaptedBackbone:
+    """Put a tuner that :meth:`AdaptedBackbone.export` gave on its backbone again.
+
+    Parameters
+    ----------
+    backbone : ImageBackbone
+        The backbone that it was trained on.
+    tensors : mapping of str to Tensor
+        Its parameters.
+    meta : mapping
+        What kind of tuner it is.
+
+    Raises
+    ------
+    WeightsError
+        If the backbone has other weights.
+    FileFormatError
+        If the description is not whole.
+    """
+    try:
+        name, settings, seed, base = meta["tuner"], meta["settings"], int(meta["seed"]), meta["base"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(
+            f"an adapted backbone must be described whole, but {error} is missing or wrong"
+        ) from error
+    if backbone.spec.weights_hash != base:
+        raise WeightsError(
+            f"backbone must be the one that the tuner was trained on (hash {base}), got {backbone.spec.name} with hash "
+            f"{backbone.spec.weights_hash}"
+        )
+    module = shared_copy(backbone.module)
+    tuner = create_tuner(name, module, seed=seed, **settings)
+    tuner.load_state_dict(dict(tensors))
+    return AdaptedBackbone(backbone, tuner, module)
+
+
+def _tuner_entry(tuner: Tuner) -> dict[str, Any]:
+    return {"tuner": tuner.name, "settings": tuner.config.to_dict(), "seed": tuner.seed}
+
+
+def _adapted_spec(spec: BackboneSpec, tuner: Tuner) -> BackboneSpec:
+    """Return a description whose hash covers weights and tuner."""
+    entry = _tuner_entry(tuner)
+    digest = hashlib.blake2b(f"{spec.weights_hash}{json.dumps(entry, sort_keys=True)}".encode(), digest_size=16)
+    for name, value in sorted(tuner.state_dict().items()):
+        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)}\0".encode())
+        digest.update(np.ascontiguousarray(value.detach().cpu().numpy()).tobytes())
+    return replace(
+        spec,
+        name=f"{spec.name}+{tuner.name}",
+        weights_hash=digest.hexdigest(),
+        options={**spec.options, "tuner": entry},
+    )

@@ -1,0 +1,84 @@
+"""From raw data to features: the one place where data on disk meet a backbone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.backbones.extraction import extract
+from evergrow.backbones.settings import ExtractConfig
+from evergrow.core.errors import InputError
+from evergrow.datasets import FeatureSet, RawSet
+from evergrow.datasets.features import origin_fingerprint
+
+
+def featurize(data: RawSet, backbone: Backbone, *, config: ExtractConfig | None = None, **settings: Any) -> FeatureSet:
+    """Run a backbone over a whole data set, once; later calls on the same data look at no image.
+
+    Parameters
+    ----------
+    data : RawSet
+        Images or texts.
+    backbone : Backbone
+        What to run.
+    config : ExtractConfig, optional
+        How; see :func:`evergrow.backbones.extraction`.
+    **settings
+        Fields of :class:`~evergrow.backbones.ExtractConfig` to change.
+
+    Returns
+    -------
+    FeatureSet
+        Memory-mapped where the features lie in a cache. Items that could not be read are left out if ``on_error`` is
+        ``"skip"``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.backbones import create_backbone
+    >>> from evergrow.core.items import ImageArrays
+    >>> from evergrow.training.features import featurize
+    >>> from evergrow.datasets import RawSet
+    >>> images = ImageArrays(np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8))
+    >>> y = np.array([0, 0, 0, 1, 1, 1])
+    >>> data = RawSet("toy", images, y, images, y, ("first", "second"))
+    >>> backbone = create_backbone("test_resnet", weights="random", device="cpu")
+    >>> featurize(data, backbone, cache=False).X_train.shape == (6, backbone.n_features)
+    True
+    """
+    train = extract(backbone, data.train, config=config, **settings)
+    test = extract(backbone, data.test, config=config, **settings)
+    lost = sorted(set(data.y_train.tolist()) - set(data.y_train[train.rows].tolist()))
+    if lost:
+        names = ", ".join(data.class_names[label] for label in lost[:5])
+        raise InputError(f"every class must keep a training sample, got none that can be read for {names}")
+    features = data.features(train.features, test.features, train_rows=train.rows, test_rows=test.rows)
+    return replace(features, backbone=backbone_entry(backbone.spec), origin=data.fingerprint)
+
+
+def describe_features(data: RawSet, spec: BackboneSpec) -> dict[str, Any]:
+    """Return what records will say about the features of a data set, before they are computed."""
+    backbone = backbone_entry(spec)
+    return {
+        "name": data.name,
+        "fingerprint": origin_fingerprint(data.fingerprint, backbone),
+        "n_train": len(data.y_train),
+        "n_test": len(data.y_test),
+        "n_features": spec.n_features,
+        "n_classes": data.n_classes,
+        "backbone": backbone,
+    }
+
+
+def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
+    """Return what records and feature files say about a backbone; never a path."""
+    return {
+        "name": spec.name,
+        "weights": spec.weights.partition(":")[0],
+        "weights_hash": spec.weights_hash,
+        "preset": spec.preset,
+        "preprocessing": spec.preprocessing,
+        "options": spec.options,
+        "n_features": spec.n_features,
+    }

@@ -1,0 +1,166 @@
+"""Settings of a training run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from typing_extensions import Self
+
+from evergrow.core.errors import ParameterError, UnknownNameError
+from evergrow.core.registry import nearest
+from evergrow.core.validation import check_choice, check_number
+
+Optimizer = Literal["sgd", "adam"]
+Schedule = Literal["cosine", "constant", "coda-cosine", "steps"]
+TrainPrecision = Literal["auto", "float32", "bfloat16", "float16"]
+CropFilter = Literal["evaluation", "bilinear", "bicubic"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a network is trained; the defaults are RanPAC's first-session protocol.
+
+    Parameters
+    ----------
+    epochs : int
+        Passes over the images.
+    batch_size : int
+        Images per step; the last step of a pass takes what is left, down to one image.
+    lr : float
+        Learning rate of all parameters that have none of their own.
+    head_lr : float, optional
+        Learning rate of the classifier, for those who make groups with :meth:`groups`; ``lr`` by default.
+    momentum : float
+        Of SGD.
+    weight_decay : float
+        Of all trained parameters.
+    optimizer : {"sgd", "adam"}
+        Adam runs with betas of 0.9 and 0.999.
+    schedule : {"cosine", "constant", "coda-cosine", "steps"}
+        Learning rate of an epoch: half a cosine that reaches 0 after the last; the same throughout; CODA-Prompt's
+        quarter of a cosine, cos(99 pi e / (200 (E - 1))); ``gamma`` times smaller at every milestone.
+    milestones : tuple of int
+        Epochs, from 0, at which ``"steps"`` changes the rate.
+    gamma : float
+        Factor of every milestone.
+    precision : {"auto", "float32", "bfloat16", "float16"}
+        Arithmetic of forward and backward passes; weights stay in float32. ``"auto"``: bfloat16 on GPUs that have
+        it, float16 with loss scaling on those that do not, float32 on CPUs.
+    augment : bool
+        Random crops and flips; otherwise images look as they do when the backbone is evaluated.
+    crop_scale : tuple of float
+        Share of an image's area that a random crop takes.
+    interpolation : {"bilinear", "bicubic", "evaluation"}
+        Filter that resizes crops; ``"evaluation"``: the one the backbone is evaluated with.
+    workers : int or "auto"
+        Processes that decode files; images in memory need none. Does not change the result.
+
+    Examples
+    --------
+    >>> from evergrow.training.settings import TrainConfig
+    >>> config = TrainConfig(epochs=4, lr=1.0)
+    >>> [round(config.rate(epoch), 3) for epoch in range(4)]
+    [1.0, 0.854, 0.5, 0.146]
+    >>> config.changed(epoch=3)
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.UnknownNameError: setting of a training must be one it has, got 'epoch'; nearest: 'epochs'...
+    """
+
+    epochs: int = 20
+    batch_size: int = 48
+    lr: float = 0.01
+    head_lr: float | None = None
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    optimizer: Optimizer = "sgd"
+    schedule: Schedule = "cosine"
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.1
+    precision: TrainPrecision = "auto"
+    augment: bool = True
+    crop_scale: tuple[float, float] = (0.05, 1.0)
+    interpolation: CropFilter = "bilinear"
+    workers: int | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("milestones", "crop_scale"):  # lists, where the settings were read from JSON
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        check_number("epochs", self.epochs, low=1, integer=True)
+        check_number("batch_size", self.batch_size, low=1, integer=True)
+        check_number("lr", self.lr, low=0, low_open=True)
+        if self.head_lr is not None:
+            check_number("head_lr", self.head_lr, low=0, low_open=True)
+        check_number("momentum", self.momentum, low=0, high=1, high_open=True)
+        check_number("weight_decay", self.weight_decay, low=0)
+        check_number("gamma", self.gamma, low=0, low_open=True)
+        check_choice("optimizer", self.optimizer, get_args(Optimizer))
+        check_choice("schedule", self.schedule, get_args(Schedule))
+        check_choice("precision", self.precision, get_args(TrainPrecision))
+        check_choice("interpolation", self.interpolation, get_args(CropFilter))
+        self._check_lists()
+        if self.workers != "auto":
+            check_number("workers", self.workers, low=0, integer=True)
+
+    def _check_lists(self) -> None:
+        whole = isinstance(self.milestones, tuple) and all(
+            isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in self.milestones
+        )
+        if not whole:
+            raise ParameterError(f"milestones must be epochs from 0 up, got {self.milestones!r}")
+        if not isinstance(self.augment, bool):
+            raise ParameterError(f"augment must be True or False, got {self.augment!r}")
+        if not isinstance(self.crop_scale, tuple) or len(self.crop_scale) != 2:
+            raise ParameterError(f"crop_scale must be two numbers, got {self.crop_scale!r}")
+        for value in self.crop_scale:
+            check_number("crop_scale", value, low=0, high=1, low_open=True)
+        if self.crop_scale[0] > self.crop_scale[1]:
+            raise ParameterError(f"crop_scale must be a low and a high share, got {self.crop_scale!r}")
+
+    def rate(self, epoch: int) -> float:
+        """Return the factor on all learning rates in an epoch, counted from 0, times ``lr``."""
+        return self.lr * self.factor(epoch)
+
+    def factor(self, epoch: int) -> float:
+        """Return the factor on all learning rates in an epoch, counted from 0."""
+        if self.schedule == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * epoch / self.epochs))
+        if self.schedule == "coda-cosine":
+            return math.cos(99 * math.pi * epoch / (200 * max(self.epochs - 1, 1)))
+        if self.schedule == "steps":
+            return float(self.gamma ** sum(epoch >= milestone for milestone in self.milestones))
+        return 1.0
+
+    def groups(self, body: Any, head: Any) -> list[dict[str, Any]]:
+        """Return parameter groups for :func:`train`: the body at ``lr``, the classifier at ``head_lr``.
+
+        Parameters
+        ----------
+        body, head : iterable of torch.nn.Parameter
+            What is trained of both.
+        """
+        rate = self.lr if self.head_lr is None else self.head_lr
+        return [{"params": list(body), "lr": self.lr}, {"params": list(head), "lr": rate}]
+
+    def changed(self, **changes: Any) -> Self:
+        """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
+        known = [item.name for item in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise UnknownNameError(
+                    f"setting of a training must be one it has, got {name!r}; nearest: {nearest(name, known)}"
+                )
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings in a form that JSON holds."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the settings that :meth:`to_dict` gave; what is missing is a default."""
+        return cls().changed(**values)

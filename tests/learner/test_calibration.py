@@ -1,0 +1,127 @@
+"""Thresholds on novelty: folds, weights, and the share of false alarms on real data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+
+from evergrow import Learner
+from evergrow.core.errors import FileFormatError, NotFittedError
+from evergrow.learner.calibration import ENOUGH, FOLD_ROWS, Calibration, Scores, assign_folds, fold_out_scores
+from evergrow.learner.solutions import model_of, novelty_scorer
+
+
+def test_folds_leave_something_of_every_class() -> None:
+    codes = np.array([0] * 25 + [1] * 2 + [2, 3])
+    counts = np.array([25, 2, 1, 4])  # of class 3 more was learned before
+    folds = assign_folds(codes, counts, seed=0)
+    assert (np.bincount(folds[:25], minlength=10) <= 3).all()
+    assert folds[25] != folds[26]
+    assert folds[27] == -1
+    assert folds[28] >= 0
+    assert np.array_equal(folds, assign_folds(codes, counts, seed=0))
+    assert not np.array_equal(folds, assign_folds(codes, counts, seed=1))
+
+
+def test_folds_of_large_batches_are_small() -> None:
+    codes = np.arange(12_000) % 20
+    folds = assign_folds(codes, np.bincount(codes), seed=0)
+    assert folds.max() + 1 == 12_000 / FOLD_ROWS
+    assert np.bincount(folds).max() < 1.2 * FOLD_ROWS
+
+
+def test_large_batches_are_scored_in_part() -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(4000) % 4
+    X = rng.normal(size=(4000, 6)) + 4 * np.eye(6)[y]
+    learner = Learner(None, options={"n_units": 20}, device="cpu").fit((X, y))
+    assert ENOUGH <= learner.info()["novelty"]["calibrated_on"] < 2 * ENOUGH
+    assert abs(learner.is_unknown(rng.normal(size=(4000, 6)) + 4 * np.eye(6)[y]).mean() - 0.05) < 0.02
+
+
+def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned() -> None:
+    X, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))  # as they lie, later ones are by other writers
+    X, y = X[order], y[order]
+    learner = Learner(None, options={"n_units": 100}, device="cpu").fit((X[:300], y[:300]))
+    head = learner.head_
+    assert learner.info()["novelty"]["calibrated_on"] == 300
+    codes = np.searchsorted(head.classes_, y[:300].astype(str))
+    scores = fold_out_scores(model_of(head), novelty_scorer(head), X[:300], codes, seed=0)  # type: ignore[arg-type]
+    points = np.asarray(learner._state().calibration.parts[0].points)
+    assert len(points) == 200
+    assert np.isin(points, scores).all()
+    fresh, learned = learner.novelty_score(X[300:]), learner.novelty_score(X[:300])
+    assert np.median(learned) < 0.8 * np.median(scores)
+    assert abs(np.median(fresh) / np.median(scores) - 1) < 0.2
+
+
+def few(scores: NDArray[np.float64], size: int) -> Calibration:
+    return Calibration().with_scores(scores, size)
+
+
+def test_scores_of_young_models_count_less_once_there_are_enough() -> None:
+    old, new = np.full(300, 9.0), np.linspace(0, 1, 300)
+    both = few(old, 100).with_scores(new, 1000)
+    assert both.threshold(0.05) == pytest.approx(0.95, abs=0.01)
+    assert both.weights().tolist() == pytest.approx([1e-8, 1.0])
+    little = few(old[:20], 100).with_scores(new[:20], 1000)
+    assert little.weights().tolist() == [1.0, 1.0]  # chance does more harm than age
+    assert little.threshold(0.05) == 9.0
+    alike = few(old, 990).with_scores(new, 1000)
+    assert alike.threshold(0.05) == 9.0
+
+
+def test_thresholds_are_quantiles() -> None:
+    calibration = few(np.arange(1000.0), 50)
+    assert calibration.n == 1000
+    assert len(calibration.parts[0].points) == 200
+    for share in (0.02, 0.05, 0.5):
+        assert np.mean(np.arange(1000.0) > calibration.threshold(share)) == pytest.approx(share, abs=0.006)
+    assert calibration.threshold(1e-6) == max(calibration.parts[0].points)
+    with pytest.raises(NotFittedError, match="two samples"):
+        Calibration().threshold()
+    assert Calibration().with_scores(np.empty(0), 10) == Calibration()
+
+
+def test_both_sides_are_joined_and_common_parts_count_once() -> None:
+    base = few(np.arange(5.0), 10)
+    mine, theirs = base.with_scores(np.arange(3.0), 20), base.with_scores(np.arange(4.0), 30)
+    assert mine.joined(theirs, base).n == 12
+    assert few(np.arange(3.0), 20).joined(few(np.arange(4.0), 30)).n == 7
+
+
+def test_files_hold_it() -> None:
+    calibration = few(np.arange(5.0), 10).with_scores(np.arange(300.0), 20)
+    assert Calibration.from_list(calibration.to_list()) == calibration
+    for wrong in (
+        [{"n": 1, "points": [1.0]}],
+        [{"n": 1, "size": 0, "points": [1.0]}],
+        [{"n": 1, "size": 5, "points": []}],
+        [{"n": 1, "size": 5, "points": [float("nan")]}],
+        [3],
+    ):
+        with pytest.raises(FileFormatError, match="calibration"):
+            Calibration.from_list(wrong)  # type: ignore[arg-type]
+    assert Scores.of(np.array([2.0, 1.0]), 7) == Scores(2, 7, (1.0, 2.0))
+
+
+@pytest.mark.parametrize("per_class", [8, 20, 60])
+def test_false_alarms_with_few_samples_and_later_classes(per_class: int) -> None:
+    X, y = load_digits(return_X_y=True)
+    rng, rates, found = np.random.default_rng(0), [], []
+    for seed in range(3):
+        order = rng.permutation(len(y))
+        A, b = X[order], y[order]
+        rows = np.concatenate([np.flatnonzero(b == digit)[:per_class] for digit in range(10)])
+        rest = np.setdiff1d(np.arange(len(b)), rows)
+        learner = Learner(None, options={"n_units": 200}, device="cpu", random_state=seed)
+        for group in ((0, 1, 2, 3, 4), (5, 6), (7, 8, 9)):
+            part = rows[np.isin(b[rows], group)]
+            learner.partial_fit((A[part], b[part]))
+        rates.append(learner.is_unknown(A[rest]).mean())
+        found.append(learner.is_unknown(rng.uniform(0, 16, size=(200, 64))).mean())
+    assert 0.015 < np.mean(rates) < 0.09
+    assert np.mean(found) > 0.95

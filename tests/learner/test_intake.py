@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.learner.toys import image, write_folder
+
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError, LabelError
+from evergrow.core.items import ImageArrays, ImageFiles, Texts
+from evergrow.datasets import DataOptions, FeatureSet, RawSet, load, load_data
+from evergrow.datasets.reading import Reading
+from evergrow.learner.intake import as_names, read_items, read_labelled, read_unknown
+
+PIXELS = np.zeros((3, 8, 8, 3), dtype=np.uint8)
+
+
+def test_a_folder_without_a_test_set_is_taken_whole(tmp_path: Path) -> None:
+    write_folder(tmp_path / "all", {"red": 0, "blue": 1}, n=5)
+    for part in ("train", "test"):
+        samples = read_labelled(tmp_path / "all", part)
+        assert len(samples) == 10
+        assert sorted(samples.required_labels().tolist()) == ["blue"] * 5 + ["red"] * 5
+
+
+def test_one_image_of_one_class_is_enough(tmp_path: Path) -> None:
+    write_folder(tmp_path / "all", {"red": 0}, n=1)
+    assert read_labelled(str(tmp_path / "all"), "train").names() == ["red/0.png"]
+
+
+def test_a_folder_with_parts_gives_the_part(tmp_path: Path) -> None:
+    write_folder(tmp_path / "d" / "train", {"red": 0, "blue": 1}, n=4)
+    write_folder(tmp_path / "d" / "test", {"red": 0, "blue": 1}, n=2)
+    assert [len(read_labelled(tmp_path / "d", part)) for part in ("train", "test", "all")] == [8, 4, 12]
+
+
+def test_the_test_part_of_a_table_may_have_classes_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,label,split\na,x,train\nb,x,test\nc,y,test\n")
+    assert read_labelled(tmp_path / "t.csv", "test").required_labels().tolist() == ["x", "y"]
+
+
+def test_what_comes_by_name_is_not_split_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "pets", {"red": 0, "blue": 1}, n=5)
+    monkeypatch.setenv("EVERGROW_DATA", str(tmp_path))
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    for part in ("train", "test", "all"):
+        assert len(read_labelled("pets", part)) == 10
+
+
+def test_a_set_loaded_whole_is_taken_whole(tmp_path: Path) -> None:
+    write_folder(tmp_path / "all", {"red": 0, "blue": 1}, n=5)
+    data = load_data(tmp_path / "all", split="none")
+    for part in ("train", "test", "all"):
+        assert len(read_labelled(data, part)) == 10
+
+
+def test_what_is_odd_about_a_folder_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "all", {"red": 0}, n=2)
+    read = load.read_folder
+
+    def odd(folder: Path, options: DataOptions) -> Reading:
+        found = read(folder, options)
+        found.cautions.append("it is blue")
+        return found
+
+    monkeypatch.setattr(load, "read_folder", odd)
+    with pytest.warns(DataWarning, match="'all' can be used but: it is blue") as said:
+        read_labelled(tmp_path / "all", "train")
+    assert len(said) == 1
+
+
+def test_tables_lists_and_arrays(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,label\nhello,greeting\nbye,farewell\n")
+    samples = read_labelled(tmp_path / "t.csv", "train")
+    assert (samples.kind, samples.required_labels().tolist()) == ("text", ["greeting", "farewell"])
+    np.savez(
+        tmp_path / "f.npz", X_train=np.eye(3), y_train=[0, 1, 1], X_test=np.eye(3), y_test=[1, 0, 0], classes=["a", "b"]
+    )
+    assert read_labelled(tmp_path / "f.npz", "train").required_labels().tolist() == ["a", "b", "b"]
+    assert read_labelled(tmp_path / "f.npz", "test").required_labels().tolist() == ["b", "a", "a"]
+    write_folder(tmp_path / "p", {"red": 0}, n=2)
+    (tmp_path / "p" / "l.txt").write_text("red/0.png 0\nred/1.png 0\n")
+    assert read_labelled(tmp_path / "p" / "l.txt", "test").names() == ["red/0.png", "red/1.png"]
+
+
+def test_data_sets_in_memory() -> None:
+    y = np.array([0, 1])
+    raw = RawSet("r", Texts(("a", "b")), y, Texts(("c", "d")), y, ("one", "two"))
+    assert read_labelled(raw, "test").raw_items().raw(0) == "c"
+    assert read_labelled(raw, "all").required_labels().tolist() == ["one", "two", "one", "two"]
+    features = FeatureSet("f", np.eye(2, dtype=np.float16), y, np.eye(2, dtype=np.float16), y)
+    samples = read_labelled(features, "train")
+    assert samples.features is not None
+    assert samples.features.dtype == np.float32
+    assert samples.required_labels().tolist() == ["0", "1"]
+
+
+def test_a_loaded_data_set_keeps_its_split(tmp_path: Path) -> None:
+    write_folder(tmp_path / "all", {"red": 0, "blue": 1}, n=10)
+    assert len(read_labelled(load_data(tmp_path / "all"), "train")) == 16
+
+
+@pytest.mark.parametrize(
+    ("items", "kind", "expected"),
+    [
+        (["one text", "two"], None, "text"),
+        ("a text", None, "text"),
+        ("a text", "text", "text"),
+        ("x" * 5000, "text", "text"),
+        (np.array(["one", "two"]), None, "text"),
+        (PIXELS, None, "image"),
+        (PIXELS[..., 0], None, "image"),
+        (PIXELS[0], None, "image"),
+        (list(PIXELS), "image", "image"),
+        ([PIXELS[0], image(0, 0)], None, "image"),
+        (Image.fromarray(PIXELS[0]), None, "image"),
+        ([Image.fromarray(PIXELS[0]), PIXELS[1]], None, "image"),
+        (np.zeros((2, 5)), None, "features"),
+        (np.zeros(5), None, "features"),
+        (np.zeros((2, 5), dtype=np.uint8), "features", "features"),
+        (torch.zeros(2, 5), None, "features"),
+        ([[0.0, 1.0], [2.0, 3.0]], None, "features"),
+        (Texts(("a",)), None, "text"),
+        (ImageArrays(PIXELS), None, "image"),
+    ],
+)
+def test_kinds_of_items(items: object, kind: str | None, expected: str) -> None:
+    samples = read_items(items, kind)
+    assert samples.kind == expected
+    assert not samples.lasting
+    assert len(samples) >= 1
+
+
+def test_items_on_disk(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "deep", {"red": 0, "blue": 1}, n=2)
+    assert read_items(folder).names() == ["blue/0.png", "blue/1.png", "red/0.png", "red/1.png"]
+    paths = [folder / "red/1.png", folder / "blue/0.png"]
+    for given in (paths, [str(path) for path in paths]):
+        samples = read_items(given)
+        assert isinstance(samples.items, ImageFiles)
+        assert [samples.items.raw(row) for row in range(2)] == paths
+    assert len(read_items(str(paths[0]))) == 1
+    np.save(tmp_path / "x.npy", np.eye(3))
+    np.savez(tmp_path / "x.npz", X=np.eye(4))
+    assert [len(read_items(tmp_path / name)) for name in ("x.npy", "x.npz")] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("t.txt", "one\n\ntwo\n"),
+        ("t.csv", 'id;text\n1;"one"\n2;two\n'),
+        ("t.tsv", "text\tid\none\t1\ntwo\t2\n"),
+        ("t.jsonl", '{"text": "one"}\n{"text": "two"}\n'),
+    ],
+)
+def test_files_of_texts(tmp_path: Path, name: str, body: str) -> None:
+    (tmp_path / name).write_text(body)
+    items = read_items(tmp_path / name, "text").raw_items()
+    assert [items.raw(row) for row in range(len(items))] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "message"),
+    [
+        ("t.csv", "words\none\n", "column 'text'"),
+        ("t.jsonl", "{", "line 1 must be"),
+        ("t.jsonl", '{"text": 5}', "must have a text"),
+        ("t.txt", "\n", "at least one text"),
+    ],
+)
+def test_files_of_no_texts(tmp_path: Path, name: str, body: str, message: str) -> None:
+    (tmp_path / name).write_text(body)
+    with pytest.raises(FileFormatError, match=message):
+        read_items(tmp_path / name, "text")
+
+
+@pytest.mark.parametrize(
+    ("items", "kind", "error", "message"),
+    [
+        ([], None, InputError, "at least one item"),
+        (np.zeros((0, 5)), None, InputError, "at least one item"),
+        (np.full((2, 2), np.nan), None, InputError, "finite.*row 0"),
+        (np.zeros((2, 3, 4)), None, InputError, "shape"),
+        (["nowhere/a.png", "nowhere/b.jpg"], None, DatasetNotFoundError, "nowhere/a.png.*1 more"),
+        (["hello"], "image", DatasetNotFoundError, "hello"),
+        ([Path("a.png"), "b"], "text", DatasetNotFoundError, "a.png"),
+        ([1.0, "a"], None, InputError, "float, str"),
+        (b"abc", None, InputError, "bytes"),
+        (5, None, InputError, "int"),
+    ],
+)
+def test_bad_items(items: object, kind: str | None, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        read_items(items, kind)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        ((np.eye(2), ["a"]), LabelError, "one per sample"),
+        ((np.eye(2), None), LabelError, "NoneType"),
+        ((np.eye(2), [None, "a"]), LabelError, "None"),
+        ((np.eye(2), [float("nan"), 1.0]), LabelError, "nan"),
+        ((np.eye(2), ["", "a"]), LabelError, "can be seen"),
+        ((np.eye(2), [True, False]), LabelError, "True"),
+        ((np.eye(2), "ab"), LabelError, "sequence"),
+        ((np.eye(2),), InputError, "tuple of 1"),
+        (5, InputError, "int"),
+        ("nowhere/at/all", DatasetNotFoundError, "nowhere"),
+    ],
+)
+def test_bad_data(data: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        read_labelled(data, "train")
+
+
+def test_labels_become_names() -> None:
+    assert as_names(np.array([1, 20], dtype=np.int16), 2).tolist() == ["1", "20"]
+    assert as_names(torch.tensor([3, 4]), 2).tolist() == ["3", "4"]
+    assert as_names(("x", 5), 2).tolist() == ["x", "5"]
+
+
+def test_images_in_memory_are_told_apart_by_what_they_show() -> None:
+    first, second = Image.fromarray(image(0, 0)), Image.fromarray(image(0, 1))
+    stamps = [read_items([image]).raw_items().stamp() for image in (first, first.copy(), second)]
+    assert stamps[0] == stamps[1] != stamps[2]
+
+
+def test_unknown_things_with_and_without_classes(tmp_path: Path) -> None:
+    write_folder(tmp_path / "classes", {"red": 0}, n=2)
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    Image.fromarray(image(0, 0)).save(flat / "a.png")
+    assert read_unknown(tmp_path / "classes", "image").labels is not None
+    assert read_unknown(flat, "image").labels is None
+    assert read_unknown(np.eye(3), "features").labels is None

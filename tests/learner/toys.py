@@ -1,0 +1,67 @@
+"""Backbones and images small enough for tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.core.archive import Archive
+
+
+class Letters(Backbone):
+    """Counts the letters of a text."""
+
+    spec = BackboneSpec("letters", "text", 26, "module", "abc", "", {}, {})
+    transform = None
+    device = torch.device("cpu")
+
+    def encode(self, batch: Tensor | list[str]) -> Tensor:
+        return torch.tensor([[float(text.lower().count(chr(97 + i))) for i in range(26)] for text in batch])
+
+    def to(self, device: str | torch.device) -> Letters:
+        return self
+
+
+class Colours(nn.Module):
+    """Mean colour in each of nine fields."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return nn.functional.adaptive_avg_pool2d(batch, 3).flatten(1) * self.factor
+
+
+def image(hue: int, seed: int) -> np.ndarray:
+    """Return a noisy image of one colour."""
+    rng = np.random.default_rng(seed)
+    base = np.random.default_rng(1000 + hue).integers(40, 216, 3)
+    return (base + rng.integers(-30, 31, (24, 24, 3))).clip(0, 255).astype(np.uint8)
+
+
+def write_folder(root: Path, classes: dict[str, int], n: int = 5, seed: int = 0) -> Path:
+    """Write ``root/<class>/<number>.png``; classes are told apart by colour."""
+    for name, hue in classes.items():
+        (root / name).mkdir(parents=True)
+        for number in range(n):
+            Image.fromarray(image(hue, seed * 1000 + hue * 50 + number)).save(root / name / f"{number}.png")
+    return root
+
+
+def timeless(archive: Archive) -> dict[str, Any]:
+    """Return the description of an adapted learner without the times that things took and were done at."""
+    meta: dict[str, Any] = json.loads(json.dumps(archive.meta))
+    meta["tuning"]["training"]["seconds"] = None
+    for entry in meta["history"]:
+        entry["when"] = None
+    for block in meta["head"]["meta"]["state"]["model"]["projection"]["inner"]["log"]:
+        block.pop()  # the time that growing the units took
+    return meta
