@@ -24,7 +24,7 @@ from evergrow.core.errors import (
 from evergrow.core.items import Texts
 from evergrow.core.seeding import derive_seed
 from evergrow.heads import HEADS
-from evergrow.methods import FsaClassifier, create_fsa, fsa_methods, fsa_options
+from evergrow.methods.fsa_classifier import FsaClassifier, create_fsa, fsa_methods, fsa_options
 from evergrow.training import CheckpointError, FsaConfig, TrainConfig, adapt, adapted_from
 from evergrow.training.classifiers import CosineHead, Lift, LinearHead
 from evergrow.training.data import TrainingSeed, training_images
