@@ -1,6 +1,17 @@
-"""One safetensors file for a model: tensors, a JSON description, a schema version and a checksum.
+"""One contract for everything that is written to disk and read again: nested archives with a kind and a version.
 
-Loading parses a length-prefixed JSON header and raw numbers; nothing in the file is ever executed.
+An :class:`Archive` has a kind (a registered name, never that of a Python class), the version of that kind's layout,
+plain values, tensors, and further archives inside it. It is written as one safetensors file whose header holds the
+plain values, a checksum over everything and the oldest evergrow that can read it. Loading parses JSON and raw numbers;
+nothing in a file is ever executed, and nothing is allocated from a number in it.
+
+Whoever can be written registers its kind::
+
+    KIND = register_kind("ridge-state/dense", version=2, since="0.2", migrations={1: _from_version_1})
+
+An older archive is migrated when it is opened, version by version; a newer one is refused with the evergrow it needs.
+A field that this version does not know, in an archive of a version that it does, is optional: :meth:`Fields.unknown`
+returns it, so that the owner can write it again.
 """
 
 from __future__ import annotations
@@ -9,56 +20,233 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors
 import torch
 from safetensors.torch import load as _load_tensors
 from safetensors.torch import save_file as _save_tensors
 
 from evergrow.core.errors import FileFormatError, NewerSchemaError
+from evergrow.core.fields import Fields
 from evergrow.core.files import atomic_path
+from evergrow.core.registry import nearest
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Layout of the file itself. 1 had one flat archive, named by the class that wrote it."""
+
 _KEY = "evergrow"
+_SEPARATOR = "/"
+_MAX_DEPTH = 12
+_STORED_DTYPES = frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8", "BOOL"})
+"""What evergrow writes; other types cannot be turned into numbers everywhere and are refused."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """What a file holds.
+    """What is written of one thing, and what it contains.
 
     Parameters
     ----------
     kind : str
-        What was saved, for example ``"SCLClassifier"``.
+        Registered name, for example ``"ridge-state/dense"``; files of version 0.1 have the name of a class.
     meta : dict
-        JSON-serialisable description.
+        JSON-serialisable values.
     tensors : dict of str to torch.Tensor
-        CPU tensors by name.
+        Tensors by name; names have no ``/``.
+    parts : dict of str to Archive
+        What is inside, by name.
+    version : int
+        Version of the kind's layout.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.core.archive import Archive
+    >>> inner = Archive("layer/example", {"seed": 3}, {"weights": torch.zeros(2)})
+    >>> Archive("head/example", {}, parts={"layer": inner}).parts["layer"].meta
+    {'seed': 3}
     """
 
     kind: str
     meta: dict[str, Any]
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    parts: dict[str, Archive] = field(default_factory=dict)
+    version: int = 1
+
+    def open(self, *kinds: str, name: str = "the archive") -> Fields:
+        """Migrate to the present version and return checked access to the contents.
+
+        Parameters
+        ----------
+        *kinds : str
+            Kinds that will do.
+        name : str
+            What to call the archive in messages: a path, or a path and what is inside it.
+
+        Raises
+        ------
+        FileFormatError
+            If it is of another kind, or cannot be migrated.
+        NewerSchemaError
+            If a newer evergrow wrote it.
+        """
+        archive = upgrade(self, name)
+        if archive.kind not in kinds:
+            wanted = " or ".join(repr(kind) for kind in kinds)
+            raise FileFormatError(f"{name} must hold {wanted}, got {archive.kind!r}")
+        return Fields(archive.meta, archive.tensors, archive.parts, name)
+
+    def walk(self) -> Iterator[Archive]:
+        """Yield this archive and everything inside it."""
+        yield self
+        for part in self.parts.values():
+            yield from part.walk()
 
 
-def _digest(kind: str, meta_text: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(kind.encode())
-    digest.update(meta_text.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-        digest.update(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+# -- kinds and their versions ---------------------------------------------------------------------------------
+
+Migration = Callable[[Archive], Archive]
 
 
-def write_archive(path: str | os.PathLike[str], archive: Archive) -> None:
-    """Write ``archive`` to ``path`` so that a crash leaves the old file or the new one, never half.
+@dataclass(frozen=True)
+class Kind:
+    """A kind of archive.
+
+    Parameters
+    ----------
+    name : str
+        What files call it.
+    version : int
+        The layout that this evergrow writes.
+    since : str
+        The first evergrow that reads that layout.
+    migrations : mapping of int to callable
+        From each older version to the next one; a migration may return an archive of another kind.
+    """
+
+    name: str
+    version: int = 1
+    since: str = "0.2"
+    migrations: Mapping[int, Migration] = field(default_factory=dict)
+
+    def archive(
+        self,
+        meta: dict[str, Any],
+        tensors: dict[str, torch.Tensor] | None = None,
+        parts: dict[str, Archive] | None = None,
+    ) -> Archive:
+        """Return an archive of this kind in the present version."""
+        return Archive(self.name, meta, tensors or {}, parts or {}, self.version)
+
+
+KINDS: dict[str, Kind] = {}
+_FORMER_NAMES: dict[str, str] = {}
+
+
+def register_kind(
+    name: str,
+    version: int = 1,
+    *,
+    since: str = "0.2",
+    migrations: Mapping[int, Migration] | None = None,
+    former: tuple[str, ...] = (),
+) -> Kind:
+    """Make a kind of archive known and return it.
+
+    Parameters
+    ----------
+    name : str
+        What files call it; never the name of a class, which may change.
+    version : int
+        The layout that is written from now on.
+    since : str
+        The first evergrow that reads that layout.
+    migrations : mapping of int to callable, optional
+        One per older version, from an archive of that version to one of the next.
+    former : tuple of str
+        Names that older files have for it.
+
+    Raises
+    ------
+    ValueError
+        If the name is taken, or a migration is missing.
+
+    Examples
+    --------
+    >>> from evergrow.core.archive import Archive, register_kind, upgrade
+    >>> def second(old):
+    ...     return Archive(old.kind, {"length": old.meta["size"]}, version=2)
+    >>> kind = register_kind("docs/example", version=2, migrations={1: second})
+    >>> upgrade(Archive("docs/example", {"size": 3})).meta
+    {'length': 3}
+    """
+    known = dict(migrations or {})
+    kind = Kind(name, version, since, known)
+    missing = [number for number in range(1, version) if number not in known]
+    if missing:
+        raise ValueError(f"kind {name!r} must have a migration from every older version, got none from {missing}")
+    before = KINDS.get(name)
+    if before is not None and (before.version, sorted(before.migrations)) != (version, sorted(known)):
+        raise ValueError(f"archive kind {name!r} is registered twice")
+    KINDS[name] = kind
+    _FORMER_NAMES.update(dict.fromkeys(former, name))
+    return kind
+
+
+def upgrade(archive: Archive, name: str = "the archive") -> Archive:
+    """Return an archive in the present version of its kind; what is inside it is upgraded when it is opened.
+
+    Raises
+    ------
+    FileFormatError
+        If the kind is not known, or the contents are not those of its version.
+    NewerSchemaError
+        If the version is newer than this evergrow knows.
+    """
+    archive = replace(archive, kind=_FORMER_NAMES.get(archive.kind, archive.kind))
+    for _ in range(100):  # more steps than there will be versions: a migration that leads nowhere must end
+        kind = KINDS.get(archive.kind)
+        if kind is None:
+            raise FileFormatError(
+                f"{name} must be of a known kind, got {archive.kind!r}; nearest: {nearest(archive.kind, KINDS)}"
+            )
+        if archive.version > kind.version:
+            raise NewerSchemaError(
+                f"{name} must have version {kind.version} or older of {kind.name!r}, got {archive.version}: "
+                "it was written by a newer evergrow; upgrade with 'pip install -U evergrow'"
+            )
+        if archive.version == kind.version:
+            return archive
+        archive = _migrated(archive, kind, name)
+    raise FileFormatError(f"{name} must lead to a present version, but its migrations do not end")
+
+
+def _migrated(archive: Archive, kind: Kind, name: str) -> Archive:
+    step = kind.migrations.get(archive.version)
+    if step is None:
+        raise FileFormatError(f"{name} must have a version of {kind.name!r} from 1 on, got {archive.version}")
+    try:
+        return step(archive)
+    except FileFormatError:
+        raise
+    # A migration reads a layout by heart; whatever is not as it was then, the file is no file of that version.
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise FileFormatError(
+            f"{name} must be a whole {kind.name!r} of version {archive.version}, but it lacks or garbles {error}"
+        ) from error
+
+
+# -- files ----------------------------------------------------------------------------------------------------
+
+
+def write_archive(path: str | os.PathLike[str], archive: Archive) -> str:
+    """Write an archive so that a crash leaves the old file or the new one, never half, and return its checksum.
+
+    The same archive gives the same bytes.
 
     Parameters
     ----------
@@ -72,14 +260,11 @@ def write_archive(path: str | os.PathLike[str], archive: Archive) -> None:
     OSError
         If it cannot be written, for example because the disk is full; what was there before stays.
     """
-    tensors = {name: t.detach().cpu().contiguous() for name, t in archive.tensors.items()}
-    meta_text = json.dumps(archive.meta, sort_keys=True)
-    head = {
-        "schema": SCHEMA_VERSION,
-        "kind": archive.kind,
-        "digest": _digest(archive.kind, meta_text, tensors),
-        "meta": meta_text,
-    }
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _flat_tensors(archive)}
+    text = json.dumps(_described(archive), sort_keys=True, allow_nan=False)
+    needs = _needs(archive)
+    digest = _digest(needs + text, tensors)
+    head = {"schema": SCHEMA_VERSION, "needs": needs, "digest": digest, "archive": text}
     # One key only: safetensors writes several in no fixed order, and the same model must give the same file.
     metadata = {_KEY: json.dumps(head, sort_keys=True)}
     with atomic_path(path) as temporary:
@@ -87,55 +272,166 @@ def write_archive(path: str | os.PathLike[str], archive: Archive) -> None:
             _save_tensors(tensors, temporary, metadata=metadata)
         except safetensors.SafetensorError as error:  # what it makes of a full disk
             raise OSError(f"{path} could not be written: {error}") from error
+    return digest
 
 
-def read_archive(path: str | os.PathLike[str], kind: str) -> Archive:
-    """Read an archive of the given kind, checking schema, kind and checksum.
+def read_archive(path: str | os.PathLike[str], kind: str | None = None) -> Archive:
+    """Read an archive, checking layout and checksum; :meth:`Archive.open` then checks kind and contents.
+
+    Parameters
+    ----------
+    path : path-like
+        The file.
+    kind : str, optional
+        The kind that it must have, where it is not opened through a registered one.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     FileFormatError
-        If the file is not an evergrow file of this kind, is truncated or was altered.
+        If the file is not an evergrow file, is truncated or was altered.
     NewerSchemaError
         If a newer evergrow wrote it.
     """
     data = Path(path).read_bytes()
-    head, meta_text = _read_head(path, data)
-    schema = head.get("schema")
-    if not isinstance(schema, int):
-        raise FileFormatError(f"{path} must carry an integer schema version, got {schema!r}")
-    if schema > SCHEMA_VERSION:
-        raise NewerSchemaError(
-            f"{path} must have schema {SCHEMA_VERSION} or older, got {schema}: "
-            "it was written by a newer evergrow; upgrade with 'pip install -U evergrow'"
-        )
-    if head.get("kind") != kind:
-        raise FileFormatError(f"{path} must hold a {kind}, got {head.get('kind')!r}")
+    head, dtypes = _read_head(path, data)
+    _require_schema(path, head)
+    strange = sorted(set(dtypes.values()) - _STORED_DTYPES)
+    if strange:
+        raise FileFormatError(f"{path} must hold tensors of {sorted(_STORED_DTYPES)}, got {strange[:3]}")
     try:
         tensors = _load_tensors(data)
-        meta = json.loads(meta_text)
-    except (safetensors.SafetensorError, json.JSONDecodeError, ValueError, KeyError) as error:
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         raise FileFormatError(f"{path} must be a whole evergrow file, got a damaged one: {error}") from error
-    if _digest(kind, meta_text, tensors) != head.get("digest"):
+    archive = _whole(path, head, tensors)
+    if kind is not None and archive.kind != kind:
+        raise FileFormatError(f"{path} must hold a {kind}, got {archive.kind!r}")
+    return archive
+
+
+def _whole(path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Archive:
+    """Return what a file holds, after comparing it with the checksum."""
+    first = head["schema"] == 1
+    text = head["meta"] if first else head["archive"]
+    if _digest(head["kind" if first else "needs"] + text, tensors) != head.get("digest"):
         raise FileFormatError(f"{path} must match its checksum, but its contents were altered or damaged")
-    return Archive(kind, meta, tensors)
+    described = _parsed(path, text)
+    if first:
+        if not isinstance(described, dict):
+            raise FileFormatError(f"{path} must describe its contents by an object, got {type(described).__name__}")
+        return Archive(head["kind"], described, tensors)
+    return _nested(path, described, tensors, "", 0)
 
 
-def _read_head(path: str | os.PathLike[str], data: bytes) -> tuple[dict[str, Any], str]:
-    """Parse the safetensors header by its published layout: u64 length, then JSON."""
+def read_digest(path: str | os.PathLike[str]) -> str:
+    """Return the checksum that a file states, without reading its tensors or checking it."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
+        size = os.fstat(file.fileno()).st_size
+        if length > size - 8:
+            raise FileFormatError(f"{path} must be an evergrow file, got {size} bytes that are none or are truncated")
+        file.seek(0)
+        head, _ = _read_head(path, file.read(8 + length))
+    return str(head.get("digest"))
+
+
+def _flat_tensors(archive: Archive, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in archive.tensors.items():
+        if _SEPARATOR in name:
+            raise ValueError(f"the name of a tensor must have no {_SEPARATOR!r}, got {name!r}")
+        yield prefix + name, tensor
+    for name, part in archive.parts.items():
+        if _SEPARATOR in name:
+            raise ValueError(f"the name of a part must have no {_SEPARATOR!r}, got {name!r}")
+        yield from _flat_tensors(part, f"{prefix}{name}{_SEPARATOR}")
+
+
+def _described(archive: Archive) -> dict[str, Any]:
+    parts = {name: _described(part) for name, part in archive.parts.items()}
+    return {"kind": archive.kind, "version": archive.version, "meta": archive.meta, "parts": parts}
+
+
+def _needs(archive: Archive) -> str:
+    """Return the oldest evergrow that reads every kind in an archive."""
+    versions = [KINDS[part.kind].since for part in archive.walk() if part.kind in KINDS]
+    return max(versions, key=lambda version: [int(number) for number in version.split(".")], default="0.2")
+
+
+def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _nested(
+    path: str | os.PathLike[str], described: Any, tensors: dict[str, torch.Tensor], prefix: str, depth: int
+) -> Archive:
+    """Return the archive that a description and the tensors below a prefix make up."""
+    if depth > _MAX_DEPTH:
+        raise FileFormatError(f"{path} must be nested at most {_MAX_DEPTH} deep, got more")
+    known = {"kind": str, "version": int, "meta": dict, "parts": dict}
+    if not isinstance(described, dict) or any(
+        not isinstance(described.get(key), kind) or isinstance(described[key], bool) for key, kind in known.items()
+    ):
+        raise FileFormatError(f"{path} must describe {prefix or 'its contents'!r} by kind, version, meta and parts")
+    own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    parts = {
+        name: _nested(path, part, tensors, f"{prefix}{name}{_SEPARATOR}", depth + 1)
+        for name, part in described["parts"].items()
+    }
+    stray = [name for name in own if _SEPARATOR in name and name.partition(_SEPARATOR)[0] not in parts]
+    if stray:
+        raise FileFormatError(f"{path} must describe every tensor that it holds, but not {prefix + stray[0]!r}")
+    mine = {name: tensor for name, tensor in own.items() if _SEPARATOR not in name}
+    return Archive(described["kind"], described["meta"], mine, parts, described["version"])
+
+
+def _require_schema(path: str | os.PathLike[str], head: dict[str, Any]) -> None:
+    schema = head.get("schema")
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise FileFormatError(f"{path} must carry an integer schema version, got {schema!r}")
+    if schema > SCHEMA_VERSION:
+        needs = head.get("needs")
+        version = f" {needs}" if isinstance(needs, str) and len(needs) < 20 else ""
+        raise NewerSchemaError(
+            f"{path} must have schema {SCHEMA_VERSION} or older, got {schema}: it was written by a newer evergrow"
+            f"{' and needs' + version if version else ''}; upgrade with 'pip install -U evergrow'"
+        )
+    wanted = ("kind", "meta") if schema == 1 else ("needs", "archive")
+    if any(not isinstance(head.get(key), str) for key in wanted):
+        raise FileFormatError(f"{path} must have {' and '.join(wanted)} in its header, got a damaged one")
+
+
+def _parsed(path: str | os.PathLike[str], text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(
+            f"{path} must describe its contents in plain JSON, got a damaged text: {error}"
+        ) from error
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"numbers must be finite, got {word}")
+
+
+def _read_head(path: str | os.PathLike[str], data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parse the safetensors header by its published layout, u64 length and JSON; return ours and the tensors' types."""
     try:
         (length,) = struct.unpack("<Q", data[:8])
         if length > len(data) - 8:
             raise ValueError("the header is cut off")
-        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-        head = json.loads(metadata[_KEY])
-        meta_text = head["meta"]
-        if not isinstance(head, dict) or not isinstance(meta_text, str):
+        header = json.loads(data[8 : 8 + length])
+        dtypes = {name: entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+        head = json.loads(header.get("__metadata__", {})[_KEY])
+        if not isinstance(head, dict) or not all(isinstance(dtype, str) for dtype in dtypes.values()):
             raise ValueError("the header has the wrong form")
-    except (struct.error, ValueError, KeyError, AttributeError, TypeError, UnicodeDecodeError) as error:
+    except (struct.error, ValueError, KeyError, AttributeError, TypeError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(
             f"{path} must be an evergrow file, got {len(data)} bytes that are none or are truncated ({error})"
         ) from error
-    return head, meta_text
+    return head, dtypes
