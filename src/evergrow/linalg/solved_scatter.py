@@ -9,9 +9,8 @@ so that after a few rows ``A = A_0 + U diag(s) U^T`` with one column (and sign) 
 
     A^-1 = P - V (diag(s) + U^T V)^-1 V^T.
 
-Columns of changed means lie in the span of the old ones and of U, so nothing of order k^2 C is ever repeated. The
-explicit inverse P is kept, rather than a triangular factor, because a product with it is one multiplication on every
-device, because folding corrections into it costs ``k^2 r``, and because its trace is needed anyway.
+Columns of changed means lie in the span of the old ones and of U, so nothing of order k^2 C is repeated. On a CPU P
+is a triangular factor; on a GPU, which solves triangles slowly, it is the inverse itself.
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ import torch
 from torch import Tensor
 
 from evergrow.core.errors import UnlearnError
+from evergrow.linalg.cholesky import CholeskyFactor
 from evergrow.linalg.discriminant import ClassGeometry
 from evergrow.linalg.state import take_columns
 
-MAX_CORRECTIONS = 64
-"""Corrections that are kept apart; beyond that they are folded into the inverse."""
-
-MAX_ROWS = 512
-"""Rows of one change that are followed one by one; for more, factoring anew costs less."""
+MAX_CORRECTIONS = 192
+"""Rows that are followed before it is cheaper to factor anew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +36,14 @@ class SolvedScatter:
 
     Parameters
     ----------
-    alpha, jitter : float
-        The ridge, and what the factorisation needed beyond it.
-    inverse : Tensor of shape (k, k)
-        P, the inverse at the last factoring or folding.
+    alpha : float
+        The ridge.
+    factor : CholeskyFactor
+        Of ``A_0``.
+    inverse : Tensor of shape (k, k) or None
+        P where it is explicit.
     trace : float
-        Its trace.
+        Trace of P.
     counts : Tensor of shape (C,)
         Rows per class, float64.
     means : Tensor of shape (k, C)
@@ -55,8 +54,6 @@ class SolvedScatter:
         U and ``V = P U``.
     signs : Tensor of shape (r,)
         1 for a row learned, -1 for one unlearned.
-    folded : int
-        Corrections folded into the inverse since it was computed.
 
     Examples
     --------
@@ -74,8 +71,8 @@ class SolvedScatter:
     """
 
     alpha: float
-    jitter: float
-    inverse: Tensor
+    factor: CholeskyFactor
+    inverse: Tensor | None
     trace: float
     counts: Tensor
     means: Tensor
@@ -83,27 +80,30 @@ class SolvedScatter:
     columns: Tensor
     solved_columns: Tensor
     signs: Tensor
-    folded: int = 0
 
     @classmethod
     def of(cls, geometry: ClassGeometry, alpha: float) -> SolvedScatter:
         """Factor the scatter and solve for the class means."""
         factor = geometry.factor(alpha)
-        inverse = torch.cholesky_inverse(factor.lower)
         means = geometry.means
+        inverse = torch.cholesky_inverse(factor.lower) if means.is_cuda else None
         none = means.new_zeros(means.shape[0], 0)
         return cls(
             alpha=alpha,
-            jitter=factor.jitter,
+            factor=factor,
             inverse=inverse,
-            trace=float(inverse.diagonal().sum()),
+            trace=factor.trace_inverse() if inverse is None else float(inverse.diagonal().sum()),
             counts=geometry.counts.to(means),
             means=means,
-            solved_means=inverse @ means,
+            solved_means=_apply(factor, inverse, means),
             columns=none,
             solved_columns=none,
             signs=means.new_zeros(0),
         )
+
+    def can_follow(self, rows: int) -> bool:
+        """Return whether so many more rows are better followed than factored."""
+        return len(self.signs) + rows <= MAX_CORRECTIONS
 
     # -- following a stream -----------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class SolvedScatter:
         """Return the record with one more column per row, means moved along them, and first rows of new classes."""
         born = [_first_row(H, codes, code) for code in first]
         block = torch.stack([*rows, *born], dim=1) if rows or born else means.new_zeros(means.shape[0], 0)
-        solved = self.inverse @ block
+        solved = _apply(self.factor, self.inverse, block)
         added, fresh = solved[:, : len(rows)], solved[:, len(rows) :]
         solved_means = self.solved_means.clone()
         for index, code in enumerate(first):
@@ -176,7 +176,7 @@ class SolvedScatter:
                 shift[index, code] = step
             touched = sorted({code for code, _ in steps})
             solved_means[:, touched] += added @ shift[:, touched]
-        after = replace(
+        return replace(
             self,
             counts=counts,
             means=means,
@@ -184,23 +184,6 @@ class SolvedScatter:
             columns=torch.cat([self.columns, block[:, : len(rows)]], dim=1),
             solved_columns=torch.cat([self.solved_columns, added], dim=1),
             signs=torch.cat([self.signs, self.signs.new_full((len(rows),), sign)]),
-        )
-        return after._folded() if len(after.signs) > MAX_CORRECTIONS else after
-
-    def _folded(self) -> SolvedScatter:
-        """Return the same solution with all corrections worked into the inverse."""
-        thin = self._correct(self.solved_columns.T)
-        inverse = torch.addmm(self.inverse, self.solved_columns, thin, alpha=-1.0)
-        none = self.columns[:, :0]
-        return replace(
-            self,
-            inverse=inverse,
-            trace=float(inverse.diagonal().sum()),
-            solved_means=self.solve_means(),
-            columns=none,
-            solved_columns=none,
-            signs=self.signs[:0],
-            folded=self.folded + len(self.signs),
         )
 
     def _correct(self, rhs: Tensor) -> Tensor:
@@ -214,7 +197,7 @@ class SolvedScatter:
 
     def solve(self, rhs: Tensor) -> Tensor:
         """Return ``A^-1 rhs`` for ``rhs`` of shape (k, m)."""
-        base = self.inverse @ rhs
+        base = _apply(self.factor, self.inverse, rhs)
         if not len(self.signs):
             return base
         return base - self.solved_columns @ self._correct(self.solved_columns.T @ rhs)
@@ -234,8 +217,17 @@ class SolvedScatter:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        held = (self.inverse, self.means, self.solved_means, self.columns, self.solved_columns)
-        return sum(tensor.nbytes for tensor in held)
+        held = (self.factor.lower, self.means, self.solved_means, self.columns, self.solved_columns)
+        return sum(tensor.nbytes for tensor in held) + (0 if self.inverse is None else self.inverse.nbytes)
+
+
+def _apply(factor: CholeskyFactor, inverse: Tensor | None, rhs: Tensor) -> Tensor:
+    """Return ``P rhs``."""
+    if inverse is not None:
+        return inverse @ rhs
+    half = factor.half_solve(rhs)
+    solved: Tensor = torch.linalg.solve_triangular(factor.lower.mT, half, upper=True)
+    return solved
 
 
 def _first_row(H: Tensor, codes: Tensor, code: int) -> Tensor:
