@@ -1,12 +1,13 @@
 """Matrices only: safe Cholesky, ridge states, the lambda path, the discriminant."""
 
-from evergrow.linalg.auto import FORMS, AutoState, create_state
+from evergrow.linalg.auto import AutoState, create_state
 from evergrow.linalg.cholesky import CholeskyFactor, safe_cholesky
 from evergrow.linalg.class_shapes import ClassShapes, ShapeScores
 from evergrow.linalg.compact import CompactState
 from evergrow.linalg.dense import DenseState
 from evergrow.linalg.discriminant import ClassGeometry, Discriminant
 from evergrow.linalg.eigen import symmetric_eigh
+from evergrow.linalg.joining import join_states
 from evergrow.linalg.mean_estimates import MeanEstimates
 from evergrow.linalg.recursive import RecursiveState
 from evergrow.linalg.ridge_search import RidgeChoice, choose_ridge
@@ -22,12 +23,12 @@ from evergrow.linalg.spectrum import (
     choose_by_holdout,
     gcv_by_cholesky,
 )
-from evergrow.linalg.state import ReducedStatistics, RidgeSolution, RidgeState
+from evergrow.linalg.state import RIDGE_FORMS, ReducedStatistics, RidgeSolution, RidgeState, Totals, read_state
 
 __all__ = [
-    "FORMS",
     "GCV_REACH",
     "PAPER_ALPHAS",
+    "RIDGE_FORMS",
     "AlphaChoice",
     "AutoState",
     "CholeskyFactor",
@@ -45,6 +46,7 @@ __all__ = [
     "ShapeScores",
     "SolvedScatter",
     "Spectrum",
+    "Totals",
     "alpha_grid",
     "choose_by_cholesky",
     "choose_by_gcv",
@@ -52,6 +54,8 @@ __all__ = [
     "choose_ridge",
     "create_state",
     "gcv_by_cholesky",
+    "join_states",
+    "read_state",
     "safe_cholesky",
     "symmetric_eigh",
 ]
