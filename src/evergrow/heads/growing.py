@@ -13,6 +13,7 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.seeding import generator
 from evergrow.heads.moments import ClassMoments
 from evergrow.heads.ridge_model import RidgeModel
+from evergrow.heads.shapes import ShapeModel
 from evergrow.linalg import PAPER_ALPHAS, Spectrum, choose_by_holdout, create_state
 from evergrow.projections import (
     FourierProjection,
@@ -22,11 +23,13 @@ from evergrow.projections import (
     Projection,
     SCSMProjection,
 )
+from evergrow.projections.identity import IdentityProjection
 from evergrow.projections.normalize import normalize, resolve_normalization
 from evergrow.projections.scales import Scales
 from evergrow.projections.scsm import SCN_SCALES
 
 KINDS = ("mgsm", "scsm", "gaussian", "fourier")
+UNITS = ("activation", "fourier", "orthogonal-fourier")
 FIXED_WIDTH = 10_000
 """Width of layers that do not find their own, where none is asked for."""
 
@@ -57,6 +60,8 @@ class LayerSpec:
         Scales of the weights.
     activation : str
         Activation of the units.
+    units : {"activation", "fourier", "orthogonal-fourier"}
+        Family of the units; the last two are cosines of one bandwidth.
     direct_link : bool
         Put the features beside the units.
     guidance : dict
@@ -68,6 +73,7 @@ class LayerSpec:
     max_units: int
     scales: Scales
     activation: str
+    units: str
     direct_link: bool
     guidance: dict[str, Any]
 
@@ -79,6 +85,8 @@ class LayerSpec:
 
     def create(self, alpha: float, seed: int, verbose: bool) -> Projection:
         """Return the layer, not yet built unless one was given that is."""
+        if self.n_units == 0:
+            return IdentityProjection(intercept=True)
         layer = self._units(alpha, seed, verbose)
         if self.direct_link and not isinstance(layer, LinkedProjection):
             return LinkedProjection(layer)
@@ -89,17 +97,25 @@ class LayerSpec:
             return copy.deepcopy(self.projection)
         width = min(self.n_units or FIXED_WIDTH, self.max_units)
         auto = isinstance(self.scales, str) and self.scales == "auto"
+        cosines = self.units != "activation"
+        if cosines and self.projection not in ("mgsm", "gaussian"):
+            raise ParameterError(f"units must be 'activation' for projection={self.projection!r}, got {self.units!r}")
         if self.projection == "mgsm":
+            family: dict[str, Any] = {"scales": self.scales, "activation": self.activation}
+            if cosines:
+                orthogonal = self.units == "orthogonal-fourier"
+                family = {"scales": "spread", "activation": "cos", "bias": "phases", "orthogonal": orthogonal}
             return GuidedProjection(
                 random_state=seed,
                 verbose=verbose,
-                scales=self.scales,
-                activation=self.activation,
                 alpha=alpha,
                 max_units=self.max_units,
                 n_units=None if self.n_units is None else width,
+                **family,
                 **self.guidance,
             )
+        if cosines:
+            return FourierProjection(width, "spread", seed, orthogonal=self.units == "orthogonal-fourier")
         if self.projection == "scsm":
             scales = SCN_SCALES if isinstance(self.scales, str) else tuple(self.scales)
             return SCSMProjection(
@@ -139,6 +155,8 @@ class Grower:
         Form of the statistics.
     class_moments : bool
         Keep second moments per class.
+    shape_directions : int
+        Directions in which the shapes of classes are kept; 0 keeps none.
     seed : int
         Seed of the layer.
     verbose : bool
@@ -150,6 +168,7 @@ class Grower:
     normalization: str
     solver: str
     class_moments: bool
+    shape_directions: int
     seed: int
     verbose: bool
 
@@ -165,7 +184,8 @@ class Grower:
         state = create_state(self.solver, layer.n_outputs, 0, alpha=fixed, floor=floor, device=Z.device)
         counts = torch.zeros(0, dtype=torch.int64, device=Z.device)
         moments = ClassMoments() if self.class_moments else None
-        return RidgeModel(layer, rule, state, counts, moments, frozenset()), chosen
+        shapes = ShapeModel.first(Z, self.shape_directions) if self.shape_directions else None
+        return RidgeModel(layer, rule, state, counts, moments, frozenset(), shapes), chosen
 
     def build(self, Z: Tensor, Y: Tensor, alpha: float) -> Projection:
         """Build the layer, or take the one that was given."""

@@ -105,8 +105,17 @@ class ClassShapes:
             raise UnlearnError("samples to unlearn must have been learned before, but some were not")
         return after
 
+    def is_plausible(self, counts: Tensor) -> bool:
+        """Return whether samples with these sums can exist: no class has less than no spread in any direction."""
+        diagonal = self.squares[:, _diagonal(self.directions, self.squares.device)]
+        spread = diagonal - self.sums.square() / counts.to(self.sums).clamp_min(1.0)[:, None]
+        bounds = (diagonal[:, :, None] * diagonal[:, None, :]).clamp_min(0.0).sqrt()
+        upper = _upper(self.directions, self.squares.device)
+        within = self.squares.abs() <= bounds[:, upper[0], upper[1]] * (1.0 + 1e-6) + 1e-9
+        return bool((spread >= -1e-6 * diagonal.abs() - 1e-9).all()) and bool(within.all())
+
     def merge(self, other: ClassShapes, sign: float = 1.0) -> ClassShapes:
-        """Return both sums together; the classes must be the same."""
+        """Return both sums together, or their difference; the classes must be the same."""
         device = self.sums.device
         return ClassShapes(self.sums + sign * other.sums.to(device), self.squares + sign * other.squares.to(device))
 

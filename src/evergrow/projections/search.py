@@ -45,8 +45,10 @@ class GuidedConfig:
         the paper reports.
     scales : "paper", "auto" or sequence of float
         Scales xi of the random weights.
-    bias : {"gaussian", "points"}
+    bias : {"gaussian", "points", "phases"}
         Rule of the biases, see :class:`~evergrow.projections.units.UnitSampler`.
+    orthogonal : bool
+        Orthogonal weights within a block.
     schedule : {"advance", "reset"}
         ``"advance"`` moves to the next scale when no block is admissible and never back; ``"reset"`` goes
         back to the first scale after every acceptance.
@@ -81,6 +83,7 @@ class GuidedConfig:
     tol_norm: str = "rmse"
     scales: Scales = "paper"
     bias: str = "gaussian"
+    orthogonal: bool = False
     schedule: str = "advance"
     activation: str = "sigmoid"
     criterion: str = "exact"
