@@ -2,8 +2,8 @@
 
 From the statistics of a :class:`~evergrow.heads.ridge_model.RidgeModel` to linear scores: the ridge is chosen
 (:mod:`evergrow.linalg.ridge_search`), the means are solved for (:mod:`evergrow.linalg.solved_scatter`) and the noise is
-taken off them (:mod:`evergrow.linalg.mean_estimates`). A few rows more or less are followed; the ridge and the strength of
-the prior of shapes are chosen anew when the number of rows has changed by a quarter.
+taken off them (:mod:`evergrow.linalg.mean_estimates`). A few rows more or less are followed; ridge and strength of the
+prior of shapes are chosen anew when the number of rows has changed by a quarter.
 """
 
 from __future__ import annotations
