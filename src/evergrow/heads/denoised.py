@@ -42,7 +42,7 @@ class Choice:
     strength : float
         Strength of the prior of class shapes.
     rows : int
-        Rows learned when it was chosen.
+        Rows learned when it was chosen; 0 where it is only a place to begin.
     """
 
     alpha: float
@@ -137,10 +137,17 @@ def choose(model: RidgeModel, geometry: ClassGeometry, fixed: float | None, star
     """
     alpha, step = fixed, 0
     if alpha is None:
-        chosen = choose_ridge(geometry, row_energy(geometry.stats, model.counts), start)
+        chosen = choose_ridge(geometry, _scale(geometry, model.counts), start)
         alpha, step = chosen.alpha, chosen.step
     strength = 1.0 if model.shapes is None else ShapeScores.of(model.shapes.moments, model.counts).strength
     return Choice(alpha, step, strength, int(model.counts.sum()))
+
+
+def _scale(geometry: ClassGeometry, counts: Tensor) -> float:
+    """Return the mean energy of a centred row, or of a whole one where all rows are the same up to rounding."""
+    energy = row_energy(geometry.stats, counts)
+    whole = float(geometry.stats.gram.diagonal().sum()) / max(geometry.stats.count, 1)
+    return energy if energy > 1e-10 * whole else whole
 
 
 def estimate_means(scatter: SolvedScatter) -> MeanEstimates:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -379,6 +379,10 @@ class SCLClassifier(IncrementalClassifier):
         return self._model.state.order
 
     def _settle(self) -> None:
+        derived = self._derived
+        if derived.choice is not None and derived.choice.rows != int(self._model.counts.sum()):
+            # The ridge of an answer may be that of somewhat fewer rows; who settles wants the one of all of them.
+            self._derived = _Derived(last_alpha=derived.hint(), choice=replace(derived.choice, rows=0))
         self._solved()
         _ = self.temperature_
 
