@@ -275,3 +275,12 @@ def test_a_wider_layer_begins_with_the_units_of_a_narrower(data):
     X, y = data
     narrow, wide = (make(n_units=n).fit(X, y).layer_.inner.weights for n in (300, 600))
     assert torch.equal(narrow, wide[:, :300])
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_units": 0}, {"shape_directions": 0}])
+def test_the_map_that_leaves_evergrow(data, settings):
+    X, y = data
+    model = make(**settings).fit(X, y)
+    found = model.linear_map()
+    assert (found.shape is None) == (settings.get("shape_directions") == 0)
+    np.testing.assert_allclose(found.scores(torch.from_numpy(X)).numpy(), model.class_scores(X), rtol=1e-8, atol=1e-8)

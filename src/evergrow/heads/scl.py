@@ -25,7 +25,7 @@ from evergrow.heads.denoised import CHOICE, PRIORS, Choice, follow, shape_scores
 from evergrow.heads.diagnostics import describe, random_units
 from evergrow.heads.growing import KINDS, UNITS, Grower, LayerSpec
 from evergrow.heads.labels import LabelUpdate, as_labels, check_kind, column_map, known_codes
-from evergrow.heads.maps import LayerMap, layer_map
+from evergrow.heads.maps import LayerMap, ShapeMap, layer_map
 from evergrow.heads.migrations import model_part
 from evergrow.heads.novelty import NoveltyScorer
 from evergrow.heads.readout import Readout, row_energy, solve_readout, temperature
@@ -429,7 +429,14 @@ class SCLClassifier(IncrementalClassifier):
         """Return what the head computes as plain matrices, on the CPU."""
         self._require_fitted()
         solved = self._solved()
-        return layer_map(self._model, solved.weights, solved.offset)
+        found, shapes, scores = (
+            layer_map(self._model, solved.weights, solved.offset),
+            self._model.shapes,
+            self._shape_scores(),
+        )
+        if shapes is None or scores is None or not scores.has_terms:
+            return found
+        return replace(found, shape=ShapeMap.of(shapes, scores))
 
     # -- answers ----------------------------------------------------------------------------------------
 

@@ -190,6 +190,11 @@ class ShapeScores:
         scores.strength = _choose_strength(shapes, counts, lower) if strength is None else strength
         return scores
 
+    @property
+    def has_terms(self) -> bool:
+        """Whether any class has two different rows, so that there is something to add."""
+        return self._common is not None
+
     def credibility(self) -> Tensor:
         """Return g_c for every class."""
         free = (self.counts.to(self.shapes.sums) - 1.0).clamp_min(0.0)
