@@ -58,7 +58,8 @@ def by_hand(model: SCLClassifier, X: np.ndarray, y: np.ndarray, queries: np.ndar
     prior = 0.5 * np.sqrt(np.outer(v, v)) * (vectors @ np.diag(np.maximum(values - 1, 0)) @ vectors.T)
     prior = prior + 0.5 * t * np.eye(len(n))
     F = prior @ np.linalg.inv(prior + np.diag(v))
-    scores = f * (Q - w @ M) @ B @ D.T @ F.T - 0.5 * (np.diag(F @ K @ F.T) - F**2 @ v)
+    energy = np.diag(F @ K @ F.T) - F**2 @ v - 0.1 * (t / (t + v)) ** 2 * (np.diag(K) - v - t)
+    scores = f * (Q - w @ M) @ B @ D.T @ F.T - 0.5 * energy
     return scores + shapes_by_hand(model, Zn.numpy(), y, Zq.numpy())
 
 
@@ -76,7 +77,7 @@ def shapes_by_hand(model: SCLClassifier, Z: np.ndarray, y: np.ndarray, queries: 
         d = Q - g.mean(axis=0)
         gap = np.linalg.inv(common) - np.linalg.inv(own)
         ratio = np.einsum("ni,ij,nj->n", d, gap, d) + np.linalg.slogdet(common)[1] - np.linalg.slogdet(own)[1]
-        columns.append(m / (m + nu) * ratio / 2)
+        columns.append(m / (m + nu) * np.maximum(ratio / 2, -20.0))
     return np.stack(columns, axis=1)
 
 

@@ -62,7 +62,14 @@ def test_terms_are_likelihood_ratios(rows, monkeypatch):
         own = (shapes.scatters([code], counts)[0] + 10.0 * common) / 39.0
         mean = P[codes == code].mean(dim=0)
         ratio = MultivariateNormal(mean, own).log_prob(P) - MultivariateNormal(mean, common).log_prob(P)
-        torch.testing.assert_close(got[:, code], 29.0 / 39.0 * ratio)
+        torch.testing.assert_close(got[:, code], 29.0 / 39.0 * ratio.clamp_min(-20.0))
+
+
+def test_nothing_is_refused_without_bound(rows):
+    P, codes = rows
+    scores = ShapeScores.of(learn(P, codes), torch.bincount(codes), strength=10.0)
+    far = scores.add(1000.0 * P[:1], torch.zeros(1, 3, dtype=torch.float64))
+    torch.testing.assert_close(far.min(), torch.tensor(-20.0 * 29.0 / 39.0, dtype=torch.float64))
 
 
 def test_strength_follows_the_data():
@@ -84,7 +91,7 @@ def test_only_the_likeliest_classes_are_looked_at(rows, monkeypatch):
     assert sorted(scores._own) == [0, 1]
     assert float(got[0, 2]) < float(got[0, :2].max())
     terms = got - linear
-    assert float(terms[0, 2]) == pytest.approx(float(terms[0, :2].min()))
+    assert float(terms[0, 2]) == pytest.approx(min(float(terms[0, :2].min()), 0.0))
 
 
 def test_a_class_of_one_row_has_no_shape(rows):

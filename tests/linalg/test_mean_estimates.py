@@ -38,6 +38,7 @@ def written_out(M: Tensor, A: Tensor, v: Tensor, f: float, shared: float) -> tup
     D = M - (M @ centre)[:, None]
     weights = f * inverse @ D @ F.T
     energy = (F @ K @ F.T).diagonal() - (F**2) @ v
+    energy = energy - 0.1 * (t / (t + v)) ** 2 * (K.diagonal() - v - t)
     return weights, -((M @ centre) @ weights) - 0.5 * energy
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class ShapeMap:
     """What the shapes of classes add to linear scores: a quadratic in a few directions.
 
-    With ``p = z R + r`` the term of class c is ``vec(p p^T) . Q_c + p . L_c + k_c``. It is added to the scores of the
-    likeliest classes of a row; the others get the smallest term among these.
+    With ``p = z R + r`` the term of class c is ``max(vec(p p^T) . Q_c + p . L_c + k_c, f_c)``. It is added to the
+    scores of the likeliest classes of a row; the others get the smallest term among these, or 0 if that is larger.
 
     Parameters
     ----------
@@ -41,6 +41,8 @@ class ShapeMap:
         L.
     constant : Tensor of shape (C,)
         The k_c.
+    floor : Tensor of shape (C,)
+        The f_c.
     likeliest : int
         How many classes of a row are looked at.
     """
@@ -50,6 +52,7 @@ class ShapeMap:
     quadratic: Tensor
     linear: Tensor
     constant: Tensor
+    floor: Tensor
     likeliest: int
 
     @classmethod
@@ -67,6 +70,7 @@ class ShapeMap:
             matrices.reshape(classes, -1).T.contiguous().cpu(),
             (-2.0 * inner).T.contiguous().cpu(),
             constant.cpu(),
+            scores.floors().cpu(),
             min(LIKELIEST, classes),
         )
 
@@ -75,9 +79,10 @@ class ShapeMap:
         P = Z @ self.directions.to(Z) + self.shift.to(Z)
         outer = (P[:, :, None] * P[:, None, :]).flatten(1)
         terms = outer @ self.quadratic.to(Z) + P @ self.linear.to(Z) + self.constant.to(Z)
+        terms = torch.maximum(terms, self.floor.to(Z))
         bar = scores.topk(self.likeliest, dim=1).values[:, -1:]
         chosen = scores >= bar
-        lowest = torch.where(chosen, terms, torch.inf).min(dim=1, keepdim=True).values
+        lowest = torch.where(chosen, terms, torch.inf).min(dim=1, keepdim=True).values.clamp_max(0.0)
         return scores + torch.where(chosen, terms, lowest)
 
 

@@ -4,7 +4,7 @@ A discriminant gives all classes one covariance. With rows p in k fixed directio
 mean (m_c = n_c - 1 degrees of freedom), the pooled covariance C_0 and an inverse Wishart prior of strength nu about it,
 
     C_c = (S_c + nu C_0) / (m_c + nu)        g_c = m_c / (m_c + nu)
-    shape_c(p) = g_c (d^T (C_0^-1 - C_c^-1) d + ln|C_0| - ln|C_c|) / 2        d = p - mean_c
+    shape_c(p) = g_c max((d^T (C_0^-1 - C_c^-1) d + ln|C_0| - ln|C_c|) / 2, -20)        d = p - mean_c
 
 is the log-likelihood ratio of the class's own shape to the common one, counted as far as it is credible: a class of one
 row has none. nu maximises the marginal likelihood of the scatters. Everything is a sum over samples.
@@ -23,6 +23,10 @@ from evergrow.core.errors import UnlearnError
 
 LIKELIEST = 16
 """Classes per row whose shape is looked at; the others get the smallest term among these, so none can win by it."""
+
+FLOOR = 20.0
+"""Least log-likelihood ratio that counts. Without it a row far from everything is refused by every class that has a
+shape and falls to one of a few rows, which has none. On training rows 10 to 40 do alike."""
 
 _COMMON_RIDGE = 0.1
 """Share of the mean variance that is added to the pooled covariance's diagonal."""
@@ -200,6 +204,10 @@ class ShapeScores:
         free = (self.counts.to(self.shapes.sums) - 1.0).clamp_min(0.0)
         return free / (free + self.strength)
 
+    def floors(self) -> Tensor:
+        """Return the least term of every class."""
+        return -FLOOR * self.credibility()
+
     def add(self, P: Tensor, scores: Tensor) -> Tensor:
         """Return linear scores (n, C) with the shape terms of rows P (n, k) added."""
         if self._common is None or not scores.numel():
@@ -212,11 +220,11 @@ class ShapeScores:
         for code in classes:
             rows = torch.nonzero(chosen[:, code]).ravel()
             terms[rows, code] = self._terms(code, P[rows])
-        lowest = terms.min(dim=1, keepdim=True).values
+        lowest = terms.min(dim=1, keepdim=True).values.clamp_max(0.0)
         return scores + torch.where(chosen, terms, lowest)
 
     def quadratic(self, code: int) -> tuple[Tensor, float]:
-        """Return the matrix and the constant of one class: its term is ``d^T matrix d + constant``."""
+        """Return the matrix and the constant of one class: its term is ``d^T matrix d + constant``, or the floor."""
         self._factor([code])
         return self._own[code]
 
@@ -227,7 +235,8 @@ class ShapeScores:
     def _terms(self, code: int, P: Tensor) -> Tensor:
         matrix, constant = self._own[code]
         centred = P - self.shapes.sums[code] / max(float(self.counts[code]), 1.0)
-        return ((centred @ matrix) * centred).sum(dim=1) + constant
+        term = ((centred @ matrix) * centred).sum(dim=1) + constant
+        return term.clamp_min(float(self.floors()[code]))
 
     def _factor(self, classes: Sequence[int]) -> None:
         missing = [code for code in classes if code not in self._own]
