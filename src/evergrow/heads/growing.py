@@ -22,6 +22,7 @@ from evergrow.projections import (
     Projection,
     SCSMProjection,
 )
+from evergrow.projections.contrast import check_contrast
 from evergrow.projections.normalize import normalize, resolve_normalization
 from evergrow.projections.scales import Scales
 from evergrow.projections.scsm import SCN_SCALES
@@ -161,6 +162,7 @@ class Grower:
         chosen = self.choose_by_holdout(Z, Y) if self.alpha == "holdout" else None
         fixed = chosen if isinstance(self.alpha, str) else float(self.alpha)
         layer = self.build(Z, Y, fixed or self.layer.construction_alpha)
+        check_contrast(layer, Z)
         floor = fixed or GCV_FLOOR * max(_energy(layer, Z), 1e-12)
         state = create_state(self.solver, layer.n_outputs, 0, alpha=fixed, floor=floor, device=Z.device)
         counts = torch.zeros(0, dtype=torch.int64, device=Z.device)

@@ -548,6 +548,7 @@ class SCLClassifier(IncrementalClassifier):
             raise UnlearnError("at least one sample must remain; call fit to start anew")
         if len(kept) < len(self.classes_):
             model = model.keep(kept)
+        model.require_sound(self._model, self._fixed_alpha())
         self._commit(model)
         self.classes_ = self.classes_[kept]
         return self
@@ -573,7 +574,9 @@ class SCLClassifier(IncrementalClassifier):
         kept = [column for column in range(len(self.classes_)) if column not in codes]
         if not kept:
             raise UnlearnError("at least one class must remain; call fit to start anew")
-        self._commit(self._current().keep(kept))
+        model = self._current().keep(kept)
+        model.require_sound(self._model, self._fixed_alpha())
+        self._commit(model)
         self.classes_ = self.classes_[kept]
         return self
 
