@@ -1,4 +1,4 @@
-"""Features of any size: answers are right, or a typed error says that the size is the trouble; never chance in silence."""
+"""Features of any size: answers are right, or a typed error names the size as the trouble; no chance in silence."""
 
 from __future__ import annotations
 
