@@ -8,7 +8,6 @@ less, and a threshold for a stated share of false alarms is a quantile of them. 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,15 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.errors import FileFormatError, NotFittedError
+from evergrow.core.archive import Archive, register_kind
+from evergrow.core.errors import NotFittedError
+from evergrow.core.fields import Fields
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
 from evergrow.heads.novelty import NoveltyScorer
 from evergrow.heads.ridge_model import RidgeModel
+
+KIND = register_kind("calibration")
 
 FOLDS = 10
 """Folds of a batch, unless it is so large that they would exceed FOLD_ROWS."""
@@ -98,7 +101,7 @@ class Calibration:
         """Return the calibration with one more batch, scored by a model that had learned so many samples."""
         return Calibration((*self.parts, Scores.of(scores, size))) if len(scores) else self
 
-    def joined(self, other: Calibration, base: Calibration | None = None) -> Calibration:
+    def merged(self, other: Calibration, base: Calibration | None = None) -> Calibration:
         """Return both sides' parts; what both have from a common ancestor counts once."""
         common = set(base.parts) if base is not None else set()
         return Calibration((*self.parts, *(part for part in other.parts if part not in common)))
@@ -147,23 +150,23 @@ class Calibration:
         place = int(np.searchsorted(reached, (1.0 - false_alarm) * reached[-1] * (1.0 - 1e-12)))
         return float(points[order][min(place, len(points) - 1)])
 
-    def to_list(self) -> list[dict[str, Any]]:
-        """Return plain values for JSON."""
-        return [{"n": part.n, "size": part.size, "points": list(part.points)} for part in self.parts]
+    def to_archive(self) -> Archive:
+        """Return what a file holds of it."""
+        return KIND.archive(
+            {"batches": [{"n": part.n, "size": part.size, "points": list(part.points)} for part in self.parts]}
+        )
 
     @classmethod
-    def from_list(cls, values: Sequence[Mapping[str, Any]]) -> Self:
-        """Return the calibration that :meth:`to_list` gave."""
-        try:
-            parts = tuple(
-                Scores(int(value["n"]), int(value["size"]), tuple(float(point) for point in value["points"]))
-                for value in values
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise FileFormatError(f"a calibration must be a list of scores, got {error!r}") from error
-        if any(not part.points or part.size < 1 or not all(map(math.isfinite, part.points)) for part in parts):
-            raise FileFormatError("a calibration must hold finite scores of models that learned something")
-        return cls(parts)
+    def from_archive(cls, archive: Archive, name: str = "the calibration") -> Self:
+        """Return the calibration that :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
+        return cls(tuple(_scores(batch) for batch in archive.open(KIND.name, name=name).records("batches")))
+
+
+def _scores(batch: Fields) -> Scores:
+    n, size, points = batch.integer("n", low=1), batch.integer("size", low=1), batch.numbers("points")
+    batch.require(0 < len(points) <= n, f"it has {len(points)} scores of {n} samples")
+    batch.require(points == sorted(points), "its scores are not in ascending order")
+    return Scores(n, size, tuple(points))
 
 
 def assign_folds(codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:

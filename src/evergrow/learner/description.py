@@ -40,7 +40,7 @@ def describe(
     head, scl = now.head, isinstance(now.head, SCLClassifier)
     backbone = None
     if now.spec is not None:
-        backbone = {**now.spec.to_dict(), "reason": now.about.get("auto_reason", "")}
+        backbone = {**now.spec.to_dict(), "reason": now.reason}
     values = {
         "evergrow": __version__,
         "method": method,

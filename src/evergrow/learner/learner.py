@@ -37,7 +37,7 @@ from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_w
 from evergrow.learner.intake import Samples, read_items, read_labelled, read_unknown
 from evergrow.learner.making import new_head, plain_options
 from evergrow.learner.merging import merged
-from evergrow.learner.snapshot import KIND, Snapshot
+from evergrow.learner.snapshot import Making, Snapshot, read_snapshot
 from evergrow.learner.solutions import branch, model_of, novelty_scorer, settle
 from evergrow.learner.tuning import adaptation, check_adaptable, check_tuner, checkpoint_file
 
@@ -173,14 +173,19 @@ class Learner:
         head.fit(X, labels)
         settle(head, at_any_cost=True)
         calibration = self._calibrated(Calibration(), head, X, labels)
-        about = {"auto_reason": encoder.reason, "seed": self._seed()}
-        start = Snapshot(head, encoder.spec, counted({}, labels), calibration, about=about, tuning=encoder.tuning)
         change = Change.now("fit", len(labels), np.unique(labels).tolist(), data=[fingerprint(X, labels)])
-        before = self._snapshot_or_none()
-        if before is not None:  # numbers of revisions go on, so that each stands for one state
-            change = dataclasses.replace(change, revision=before.revision + 1)
+        before = self._snapshot_or_none()  # numbers of revisions go on, so that each stands for one state
         self._encoder = encoder
-        self._snapshot = dataclasses.replace(start, history=(change.numbered(max(change.revision, 1)),))
+        self._snapshot = Snapshot(
+            head,
+            encoder.spec,
+            counted({}, labels),
+            calibration,
+            (change.numbered(1 if before is None else before.revision + 1),),
+            reason=encoder.reason,
+            seed=self._seed(),
+            tuning=encoder.tuning,
+        )
         return self
 
     def partial_fit(self, data: Any) -> Self:
@@ -425,7 +430,7 @@ class Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
         head, now = self._capable("spawn"), self._state()
         child = self._twin()
-        child._snapshot = Snapshot(head.spawn(), now.spec, {}, about=now.about, tuning=now.tuning)
+        child._snapshot = Snapshot(head.spawn(), now.spec, {}, reason=now.reason, seed=now.seed, tuning=now.tuning)
         return child
 
     def merge(self, other: Learner, *, base: Learner | None = None) -> Self:
@@ -467,13 +472,7 @@ class Learner:
 
     def to_archive(self) -> Archive:
         """Return what :meth:`save` writes."""
-        now = self._state()
-        settings = {
-            "method": self.method,
-            "settings": self.settings,
-            "options": plain_options(self.options or {}),
-        }
-        return now.to_archive(settings)
+        return self._state().to_archive(Making(self.method, self.settings, plain_options(self.options or {})))
 
     @classmethod
     def load(
@@ -508,15 +507,46 @@ class Learner:
         NewerSchemaError
             If a newer evergrow wrote it.
         """
-        archive = read_archive(path, KIND)
-        snapshot = Snapshot.from_archive(archive, device, os.fspath(path))
-        settings = archive.meta["settings"]
+        return cls.from_archive(
+            read_archive(path),
+            name=os.fspath(path),
+            backbone=backbone,
+            weights=weights,
+            device=device,
+            cache=cache,
+            extract=extract,
+        )
+
+    @classmethod
+    def from_archive(
+        cls,
+        archive: Archive,
+        *,
+        name: str = "the archive",
+        backbone: Any = None,
+        weights: str | os.PathLike[str] | None = None,
+        device: str | torch.device | None = None,
+        cache: Any = None,
+        extract: Any = None,
+    ) -> Self:
+        """Return the learner that :meth:`to_archive` described.
+
+        Parameters
+        ----------
+        archive : Archive
+            What a file holds.
+        name : str
+            What to call the source in messages.
+        backbone, weights, device, cache, extract : optional
+            As for :meth:`load`.
+        """
+        snapshot, making = read_snapshot(archive, device, name)
         learner = cls(
             backbone="auto" if backbone is None and snapshot.spec is not None else backbone,
-            method=settings["method"],
+            method=making.method,
             adapt=None if snapshot.tuning is None else snapshot.tuning.config,
-            settings=settings["settings"],
-            options=dict(settings["options"]) or None,
+            settings=making.settings,
+            options=making.options or None,
             weights=weights,
             device="auto" if device is None else device,
             cache=cache,

@@ -31,7 +31,7 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
         counts[name] = counts.get(name, 0) + count - known.get(name, 0)
     head = _heads(mine, theirs, base)
     settle(head, at_any_cost=False)
-    calibration = mine.calibration.joined(theirs.calibration, None if base is None else base.calibration)
+    calibration = mine.calibration.merged(theirs.calibration, None if base is None else base.calibration)
     change = Change.now(
         "merge",
         sum(theirs.counts.values()) - sum(known.values()),

@@ -13,7 +13,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.backbones.base import Backbone, BackboneSpec
-from evergrow.core.errors import FileFormatError, InputError, ParameterError, WeightsError
+from evergrow.core.archive import Archive, register_kind
+from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.validation import check_choice
 from evergrow.learner.intake import Samples
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from evergrow.backbones import ImageBackbone
     from evergrow.training.adapted import AdaptedBackbone
     from evergrow.training.fsa import FsaConfig
+
+
+KIND = register_kind("tuning")
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,24 +105,25 @@ class Tuning:
             "training": dict(self.training),
         }
 
-    def to_meta(self) -> dict[str, Any]:
-        """Return everything but the tensors, in plain values."""
-        return {
-            "base": self.base.to_dict(),
-            "entry": self.entry,
-            "config": self.config,
-            "training": self.training,
-        }
+    def to_archive(self) -> Archive:
+        """Return what a file holds of it."""
+        meta = {"base": self.base.to_dict(), "entry": self.entry, "config": self.config, "training": self.training}
+        return KIND.archive(meta, dict(self.tensors))
 
     @classmethod
-    def from_meta(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
-        """Return what :meth:`to_meta` and the tensors stand for."""
-        base, entry = BackboneSpec.from_dict(meta["base"]), dict(meta["entry"])
-        missing = [name for name in ("tuner", "settings", "seed", "base") if name not in entry]
-        if missing or not tensors:
-            raise FileFormatError(f"a tuner must be saved whole, but it lacks {', '.join(missing) or 'its tensors'}")
-        config = meta["config"]
-        return cls(base, entry, dict(tensors), None if config is None else dict(config), dict(meta["training"]))
+    def from_archive(cls, archive: Archive, name: str = "the tuning") -> Self:
+        """Return the tuning that :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
+        fields = archive.open(KIND.name, name=name)
+        entry = fields.fields("entry")
+        for key in ("tuner", "base"):
+            entry.text(key)
+        entry.mapping("settings"), entry.integer("seed")
+        tensors = {key: fields.tensor(key, dtype=None) for key in fields.tensor_names()}
+        fields.require(bool(tensors), "it lacks the tuner's tensors")
+        config = fields.mapping("config") if fields.has("config") else None
+        training = fields.mapping("training")
+        base = BackboneSpec.from_dict(fields.mapping("base"))
+        return cls(base, fields.mapping("entry"), tensors, config, training)
 
 
 def tuning_of(backbone: Backbone) -> Tuning | None:
