@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from typing_extensions import Self
 
 from evergrow.backbones import ImageBackbone
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import LabelError, ParameterError, UnknownNameError
+from evergrow.core.errors import LabelError, ParameterError
 from evergrow.core.items import Items
-from evergrow.core.registry import nearest
+from evergrow.core.settings import check_keys, field_names
 from evergrow.core.validation import check_choice, check_number
 from evergrow.training.adapted import AdaptedBackbone, shared_copy
 from evergrow.training.classifiers import CosineHead, Lift, LinearHead, Network
@@ -97,12 +97,8 @@ class FsaConfig:
 
         Changing ``tuner`` drops ``settings`` that are not given anew: they belonged to the other kind.
         """
-        own = {item.name for item in fields(self)}
-        other = {item.name for item in fields(TrainConfig)}
-        for name in changes:
-            if name not in own | other:
-                close = nearest(name, own | other)
-                raise UnknownNameError(f"setting of an adaptation must be one it has, got {name!r}; nearest: {close}")
+        own, other = field_names(self), field_names(TrainConfig)
+        check_keys(changes, [*own, *other], "setting of an adaptation")
         mine = {name: value for name, value in changes.items() if name in own}
         if mine.get("tuner", self.tuner) != self.tuner:
             mine.setdefault("settings", {})
@@ -111,7 +107,7 @@ class FsaConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in a form that JSON holds."""
-        mine = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "train"}
+        mine = {name: getattr(self, name) for name in field_names(self) if name != "train"}
         tuner = TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner).to_dict()
         plain = {name: tuner[name] for name in self.settings}
         return {**mine, "settings": plain, "train": self.train.to_dict()}

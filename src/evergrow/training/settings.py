@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from typing_extensions import Self
 
-from evergrow.core.errors import ParameterError, UnknownNameError
-from evergrow.core.registry import nearest
+from evergrow.core.errors import ParameterError
+from evergrow.core.settings import lists_to_tuples, to_plain, with_changes
 from evergrow.core.validation import check_choice, check_number
 
 Optimizer = Literal["sgd", "adam"]
@@ -67,7 +67,7 @@ class TrainConfig:
     >>> config.changed(epoch=3)
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.UnknownNameError: setting of a training must be one it has, got 'epoch'; nearest: 'epochs'...
+    evergrow.core.errors.UnknownNameError: setting of a training must be known, got 'epoch'; nearest: 'epochs'...
     """
 
     epochs: int = 20
@@ -87,9 +87,7 @@ class TrainConfig:
     workers: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("milestones", "crop_scale"):  # lists, where the settings were read from JSON
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+        lists_to_tuples(self)
         check_number("epochs", self.epochs, low=1, integer=True)
         check_number("batch_size", self.batch_size, low=1, integer=True)
         check_number("lr", self.lr, low=0, low_open=True)
@@ -148,17 +146,12 @@ class TrainConfig:
 
     def changed(self, **changes: Any) -> Self:
         """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
-        known = [item.name for item in fields(self)]
-        for name in changes:
-            if name not in known:
-                raise UnknownNameError(
-                    f"setting of a training must be one it has, got {name!r}; nearest: {nearest(name, known)}"
-                )
-        return replace(self, **changes)
+        return with_changes(self, changes, "setting of a training")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in a form that JSON holds."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        plain: dict[str, Any] = to_plain(self)
+        return plain
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
