@@ -248,8 +248,18 @@ def test_the_history_is_no_link(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"{", b"\xff\xfe", b'"text"', b"[1]", b'{"a": 1}', b"[" * 100_000, b'[{"change": {"what": "fit"}}]']
-    + [json.dumps([{"change": {"what": "rollback", "when": 3, "samples": "x"}, "before": 1, "after": 2}]).encode()],
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'"text"',
+        b"[1]",
+        b'{"a": 1}',
+        b"[" * 100_000,
+        b'[{"change": {"what": "fit"}}]',
+        json.dumps([{"change": {"what": "rollback", "when": 3, "samples": "x"}, "before": 1, "after": 2}]).encode(),
+    ],
+    ids=range(9),
 )
 def test_a_broken_log_is_one_line_and_nothing_is_written(path: Path, text: bytes) -> None:
     before = path.read_bytes()

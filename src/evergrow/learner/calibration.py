@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from typing_extensions import Self
 
@@ -21,10 +20,12 @@ from evergrow.core.errors import NotFittedError
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
-from evergrow.heads.novelty import NoveltyScorer
-from evergrow.heads.ridge_model import RidgeModel
+from evergrow.heads.base import IncrementalClassifier
 
 KIND = register_kind("calibration")
+
+FALSE_ALARM = 0.05
+"""Share of known things that may be called unknown, unless another is asked for."""
 
 FOLDS = 10
 """Folds of a batch, unless it is so large that they would exceed FOLD_ROWS."""
@@ -119,7 +120,7 @@ class Calibration:
         powers = (power for power in AGEING if float(numbers @ shares**power) >= SUFFICIENT)
         return np.asarray(shares ** next(powers, 0))
 
-    def threshold(self, false_alarm: float = 0.05) -> float:
+    def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
         """Return the smallest score that at most this share of known things exceeds.
 
         Parameters
@@ -205,17 +206,15 @@ def assign_folds(codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int)
 
 
 def fold_out_scores(
-    model: RidgeModel, scorer: NoveltyScorer, X: NDArray[Any], codes: NDArray[np.int64], seed: int
+    head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[Any], seed: int
 ) -> NDArray[np.float64]:
-    """Score samples of a batch that a model has learned, each as if its fold had not been.
+    """Score samples of a batch that a head has learned, each as if its fold had not been.
 
     Parameters
     ----------
-    model : RidgeModel
-        What was learned, with the batch; not changed.
-    scorer : NoveltyScorer
-        Its scorer.
-    X, codes : ndarray of shapes (n, d) and (n,)
+    head : IncrementalClassifier
+        A head that can tell novelty, and has learned the batch; not changed.
+    X, labels : ndarray of shapes (n, d) and (n,)
         The batch.
     seed : int
         Seed of the folds.
@@ -226,12 +225,10 @@ def fold_out_scores(
         Of all samples in a small batch, of about a thousand in a large one; empty where each is the only one of its
         class.
     """
-    folds = assign_folds(codes, model.counts.cpu().numpy(), seed)
+    folds = assign_folds(np.searchsorted(head.classes_, labels), np.asarray(head.class_counts_), seed)
     scores: list[NDArray[np.float64]] = [np.empty(0)]
     for fold in range(int(folds.max(initial=-1)) + 1):
         rows = np.flatnonzero(folds == fold)
         if len(rows) and sum(map(len, scores)) < ENOUGH:
-            Z = torch.from_numpy(np.ascontiguousarray(X[rows], dtype=np.float64)).to(model.counts.device)
-            H = torch.cat([part for _, part in model.activations(Z)])
-            scores.append(np.asarray(scorer.without(H, torch.from_numpy(codes[rows]).to(Z.device)).cpu().numpy()))
+            scores.append(head.novelty_without(X[rows], labels[rows]))
     return np.concatenate(scores)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import Self
 
 from evergrow.core.fields import Fields
@@ -96,6 +99,13 @@ class Change:
             data=tuple(fields.texts("data", [])),
             extra=fields.unknown(),
         )
+
+
+def fingerprint(X: NDArray[Any], labels: NDArray[np.str_]) -> str:
+    """Identify a batch by its content."""
+    digest = hashlib.blake2b("\0".join(labels.tolist()).encode("utf-8", "surrogatepass"), digest_size=12)
+    digest.update(np.ascontiguousarray(X, dtype=np.float32).data)
+    return digest.hexdigest()
 
 
 def learned_data(history: Iterable[Change]) -> frozenset[str]:

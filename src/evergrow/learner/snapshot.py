@@ -15,11 +15,12 @@ from evergrow.backbones.base import BackboneSpec
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import FileFormatError
 from evergrow.core.fields import Fields
+from evergrow.core.version import __version__
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.learner import calibration as calibrations
-from evergrow.learner.calibration import Calibration
+from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.changes import Change
-from evergrow.learner.solutions import export_solution, import_solution
+from evergrow.learner.recipe import SETTINGS, HeadRecipe
 from evergrow.learner.tuning import Tuning
 
 
@@ -127,24 +128,29 @@ class Snapshot:
         """Names of the classes, sorted."""
         return np.asarray(self.head.classes_, dtype=np.str_)
 
+    @property
+    def kind(self) -> str:
+        """What the samples are: ``"image"``, ``"text"`` or ``"features"``."""
+        return "features" if self.spec is None else self.spec.kind
+
     def after(self, change: Change, **values: Any) -> Snapshot:
         """Return what is known after a change."""
         history = (*self.history, change.numbered(self.revision + 1))
         return dataclasses.replace(self, history=history, **values)
 
-    def to_archive(self, making: Making) -> Archive:
+    def to_archive(self, recipe: HeadRecipe) -> Archive:
         """Return what a file holds: numbers, plain settings and never a sample."""
         parts = {"head": self.head.to_archive(), "calibration": self.calibration.to_archive()}
-        tensors, solved = export_solution(self.head)
-        if solved:
-            parts["solution"] = SOLUTION.archive(solved, tensors)
+        solution = self.head.solution()
+        if solution is not None:
+            parts["solution"] = solution
         if self.tuning is not None:
             parts["tuning"] = self.tuning.to_archive()
         meta = {
             **self.extra.meta,
-            "method": making.method,
-            "settings": making.settings,
-            "options": making.options,
+            "method": recipe.method,
+            "settings": recipe.settings,
+            "options": recipe.plain_options(),
             "backbone": None if self.spec is None else self.spec.to_dict(),
             "reason": self.reason,
             "seed": self.seed,
@@ -164,29 +170,79 @@ class Extra:
     parts: dict[str, Archive] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Making:
-    """How the head of a learner is made.
+def counted(before: dict[str, int], labels: NDArray[np.str_]) -> dict[str, int]:
+    """Return the samples of each class with a batch added.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.learner.snapshot import counted
+    >>> counted({"cat": 2}, np.array(["cat", "ant"]))
+    {'ant': 1, 'cat': 3}
+    """
+    names, counts = np.unique(labels, return_counts=True)
+    total = dict(before)
+    for name, count in zip(names.tolist(), counts.tolist(), strict=True):
+        total[name] = total.get(name, 0) + count
+    return dict(sorted(total.items()))
+
+
+def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> dict[str, Any]:
+    """Return what is known of a learner, in plain values.
 
     Parameters
     ----------
-    method : str
-        Its name.
-    settings : {"recommended", "paper"}
-        Settings for users, or those that were published.
-    options : dict
-        What was set otherwise.
-    """
+    now : Snapshot
+        What it knows.
+    recipe : HeadRecipe
+        How its head was made.
+    numerics : bool
+        Whether to add rank and conditioning, which take a decomposition.
 
-    method: str
-    settings: str
-    options: dict[str, Any]
+    Returns
+    -------
+    dict
+        ``evergrow`` (version here), ``method``, ``settings``, ``options``, ``kind`` (of the samples), ``backbone``
+        (None, or its description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the
+        backbone was adapted with: tuner, settings, number of parameters, the backbone before, and how the training
+        went), ``n_features``, ``n_units``, ``n_classes``, ``n_samples``, ``classes`` (name and samples of each),
+        ``novelty`` (None, or the number of calibrated scores and the threshold), ``revision``, ``history``, and with
+        ``numerics`` the head's diagnostics.
+    """
+    head = now.head
+    values = {
+        "evergrow": __version__,
+        "method": recipe.method,
+        "settings": recipe.settings,
+        "options": dict(recipe.options or {}),
+        "kind": now.kind,
+        "backbone": None if now.spec is None else {**now.spec.to_dict(), "reason": now.reason},
+        "adaptation": None if now.tuning is None else now.tuning.describe(),
+        "n_features": head.n_features_in_,
+        "n_units": head.n_units_,
+        "n_classes": len(now.classes),
+        "n_samples": sum(now.counts.values()),
+        "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
+        "novelty": _novelty(now),
+        "revision": now.revision,
+        "history": [change.to_dict() for change in now.history],
+    }
+    if numerics:
+        values["numerics"] = head.diagnostics() if head.can("diagnostics") and len(now.classes) else None
+    return values
+
+
+def _novelty(now: Snapshot) -> dict[str, Any] | None:
+    if not now.head.can("novelty") or not now.calibration.n:
+        return None
+    threshold = now.calibration.threshold(FALSE_ALARM)
+    return {"calibrated_on": now.calibration.n, "false_alarm": FALSE_ALARM, "threshold": threshold}
 
 
 # -- reading ------------------------------------------------------------------------------------------------
 
 
-def read_snapshot(archive: Archive, device: str | torch.device | None, name: str) -> tuple[Snapshot, Making]:
+def read_snapshot(archive: Archive, device: str | torch.device | None, name: str) -> tuple[Snapshot, HeadRecipe]:
     """Return what a learner knows, and how its head is made, from what :meth:`Snapshot.to_archive` gave.
 
     Raises
@@ -195,12 +251,12 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         If the archive is no learner, or its parts do not fit each other.
     """
     fields = archive.open(KIND.name, name=name)
-    making = Making(
+    recipe = HeadRecipe(
         fields.text("method", choices=HEADS.names()),
-        fields.text("settings", choices=("recommended", "paper")),
+        fields.text("settings", choices=SETTINGS),
         fields.mapping("options"),
     )
-    head = _head(fields, making.method, device)
+    head = _head(fields, recipe.method, device)
     spec = _spec(fields)
     counts = _counts(fields, head)
     history, lineage = read_history(fields)
@@ -221,9 +277,8 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         tuning=Tuning.from_archive(fields.part("tuning"), fields.inside("tuning")) if fields.has("tuning") else None,
     )
     if fields.has("solution"):
-        solution = fields.part("solution")
-        import_solution(head, solution.tensors, solution.meta)
-    return dataclasses.replace(snapshot, extra=Extra(fields.unknown(), fields.unknown_parts())), making
+        head.adopt_solution(fields.part("solution"), name=fields.inside("solution"))
+    return dataclasses.replace(snapshot, extra=Extra(fields.unknown(), fields.unknown_parts())), recipe
 
 
 def read_history(fields: Fields) -> tuple[tuple[Change, ...], Lineage]:
@@ -257,7 +312,7 @@ def _counts(fields: Fields, head: IncrementalClassifier) -> dict[str, int]:
     names = [str(name) for name in head.classes_.tolist()]
     counts = {name: entries.integer(name, low=1) for name in names}
     fields.require(not entries.unknown(), f"it counts samples of {next(iter(entries.unknown()), '')!r}, not learned")
-    learned = getattr(head, "class_counts_", None)
+    learned = head.class_counts_
     if learned is not None:
         fields.require(list(counts.values()) == learned.tolist(), "it counts other samples than its head has learned")
     return dict(sorted(counts.items()))
@@ -280,7 +335,7 @@ def _from_flat(old: Archive) -> Archive:
         "calibration": calibrations.KIND.archive({"batches": meta["calibration"]}),
     }
     if meta["solution"]:
-        parts["solution"] = SOLUTION.archive(meta["solution"], tensors["solution."])
+        parts["solution"] = Archive("head-solution", meta["solution"], tensors["solution."])
     if meta.get("tuning") is not None:  # files of the first months have no such entry
         parts["tuning"] = Archive("tuning", meta["tuning"], tensors["tuner."])
     trail = list(meta["trail"])
@@ -304,4 +359,3 @@ def _from_flat(old: Archive) -> Archive:
 
 
 KIND = register_kind("learner", version=2, migrations={1: _from_flat}, former=("Learner",))
-SOLUTION = register_kind("solution")
