@@ -27,7 +27,7 @@ from evergrow.core.errors import ParameterError
 if TYPE_CHECKING:
     from evergrow.learner.intake import Samples
     from evergrow.learner.learner import Learner
-    from evergrow.training.fsa import FsaConfig
+    from evergrow.training.settings import FsaConfig
 
 
 @answering

@@ -16,11 +16,11 @@ from torch import nn
 from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
 from evergrow.learner.intake import Samples
-from evergrow.learner.tuning import Tuning, trained_on, tuning_of
+from evergrow.learner.tuning import Tuning, attached, trained_on, tuning_of
 
 if TYPE_CHECKING:
     from evergrow.backbones.settings import ExtractConfig
-    from evergrow.training.fsa import FsaConfig
+    from evergrow.training.settings import FsaConfig
 
 _LOG = logging.getLogger("evergrow")
 
@@ -102,7 +102,7 @@ class Encoder:
             Whether to show a progress bar.
         """
         made = trained_on(self.backbone(), samples, config, seed=seed, checkpoint=checkpoint, progress=progress)
-        encoder = self.settled(made.spec, Tuning.of(made, config))
+        encoder = self.settled(made.spec, made.adaptation())
         encoder._backbone, encoder.reason = made, self.reason
         return encoder
 
@@ -238,7 +238,7 @@ class Encoder:
         given, tuning = self._wanted, self.tuning
         if tuning is None or (isinstance(given, Backbone) and given.spec.weights_hash == spec.weights_hash):
             return self._restore_plain(spec)
-        return tuning.attached(self._restore_plain(tuning.base), spec)
+        return attached(tuning, self._restore_plain(tuning.base), spec)
 
     def _restore_plain(self, spec: BackboneSpec) -> Backbone:
         """Return a backbone as it was before any tuner was put on it."""

@@ -42,7 +42,7 @@ from evergrow.learner.solutions import branch, model_of, novelty_scorer, settle
 from evergrow.learner.tuning import adaptation, check_adaptable, check_tuner, checkpoint_file
 
 if TYPE_CHECKING:
-    from evergrow.training.fsa import FsaConfig
+    from evergrow.training.settings import FsaConfig
 
 FALSE_ALARM = 0.05
 """Share of known things that may be called unknown, unless another is asked for."""

@@ -17,7 +17,7 @@ from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.changes import Change
 from evergrow.learner.solutions import export_solution, import_solution
-from evergrow.learner.tuning import Tuning
+from evergrow.learner.tuning import Tuning, from_meta, to_meta
 
 KIND = "Learner"
 _HEAD, _SOLUTION, _TUNER = "head.", "solution.", "tuner."
@@ -78,12 +78,12 @@ class Snapshot:
         solved, solution = export_solution(self.head)
         tensors |= {f"{_SOLUTION}{name}": tensor for name, tensor in solved.items()}
         if self.tuning is not None:
-            tensors |= {f"{_TUNER}{name}": tensor for name, tensor in self.tuning.tensors.items()}
+            tensors |= {f"{_TUNER}{name}": tensor for name, tensor in self.tuning.tuner.tensors.items()}
         meta = {
             "settings": settings,
             "about": self.about,
             "backbone": None if self.spec is None else self.spec.to_dict(),
-            "tuning": None if self.tuning is None else self.tuning.to_meta(),
+            "tuning": None if self.tuning is None else to_meta(self.tuning),
             "head": {"kind": head.kind, "meta": head.meta},
             "solution": solution,
             "labels": self.classes.tolist(),
@@ -116,7 +116,7 @@ class Snapshot:
                 history=tuple(Change.from_dict(values) for values in meta["history"]),
                 trail=tuple(int(number) for number in meta["trail"]),
                 about=dict(meta["about"]),
-                tuning=None if tuned is None else Tuning.from_meta(tuned, parts[_TUNER]),
+                tuning=None if tuned is None else from_meta(tuned, parts[_TUNER]),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise FileFormatError(f"{name} must be a whole model, but it lacks or garbles {error}") from error

@@ -3,161 +3,72 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import Tensor
-from typing_extensions import Self
 
 from evergrow.backbones.base import Backbone, BackboneSpec
-from evergrow.core.errors import FileFormatError, InputError, ParameterError, WeightsError
-from evergrow.core.validation import check_choice
+from evergrow.core.archive import Archive
+from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.learner.intake import Samples
+from evergrow.training.adaptation import Adaptation, adaptation_config, adaptation_of
 
 if TYPE_CHECKING:
     from evergrow.backbones import ImageBackbone
     from evergrow.training.adapted import AdaptedBackbone
-    from evergrow.training.fsa import FsaConfig
+    from evergrow.training.settings import FsaConfig
 
 
-@dataclass(frozen=True, eq=False)
-class Tuning:
-    """A trained tuner, apart from the backbone that it sits on.
-
-    Parameters
-    ----------
-    base : BackboneSpec
-        The backbone that it was trained on.
-    entry : dict
-        Kind, settings and seed of the tuner, and the hash of the weights below it.
-    tensors : dict of str to Tensor
-        Its parameters, on the CPU.
-    config : dict or None
-        How it was trained, as :meth:`FsaConfig.to_dict` gives it; None where somebody else trained it.
-    training : dict
-        What the training took: ``epochs``, ``samples`` (images that went through steps), ``seconds``, and
-        ``first_loss`` and ``last_loss``, the mean losses of the first and the last epoch.
-    """
-
-    base: BackboneSpec
-    entry: dict[str, Any]
-    tensors: dict[str, Tensor]
-    config: dict[str, Any] | None = None
-    training: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, backbone: AdaptedBackbone, config: FsaConfig | None = None) -> Self:
-        """Return what is to be kept of an adapted backbone."""
-        tensors, entry = backbone.export()
-        kept = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-        log, training = backbone.log, {}
-        if log is not None:
-            training = {
-                "epochs": len(log.losses),
-                "samples": log.samples,
-                "seconds": log.seconds,
-                "first_loss": log.losses[0],
-                "last_loss": log.losses[-1],
-            }
-        return cls(backbone.base_spec, entry, kept, None if config is None else config.to_dict(), training)
-
-    def attached(self, backbone: Backbone, spec: BackboneSpec) -> AdaptedBackbone:
-        """Return the backbone with the tuner on it.
-
-        Parameters
-        ----------
-        backbone : ImageBackbone
-            What it was trained on.
-        spec : BackboneSpec
-            Description that the result must answer to.
-
-        Raises
-        ------
-        WeightsError
-            If backbone or tuner are not the numbers that the description is of.
-        """
-        from evergrow.training.adapted import adapted_from
-
-        adapted = adapted_from(require_image_backbone(backbone), self.tensors, self.entry)
-        if adapted.spec.weights_hash != spec.weights_hash:
-            raise WeightsError(
-                f"tuner of {spec.name} must be the one that the model was made with (hash {spec.weights_hash}), got "
-                f"another (hash {adapted.spec.weights_hash})"
-            )
-        adapted.spec = spec
-        return adapted
-
-    def describe(self) -> dict[str, Any]:
-        """Return what is worth knowing, in plain values."""
-        return {
-            "tuner": self.entry["tuner"],
-            "settings": dict(self.entry["settings"]),
-            "n_parameters": sum(value.numel() for value in self.tensors.values()),
-            "backbone": {"name": self.base.name, "weights_hash": self.base.weights_hash},
-            "config": self.config,
-            "training": dict(self.training),
-        }
-
-    def to_meta(self) -> dict[str, Any]:
-        """Return everything but the tensors, in plain values."""
-        return {
-            "base": self.base.to_dict(),
-            "entry": self.entry,
-            "config": self.config,
-            "training": self.training,
-        }
-
-    @classmethod
-    def from_meta(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
-        """Return what :meth:`to_meta` and the tensors stand for."""
-        base, entry = BackboneSpec.from_dict(meta["base"]), dict(meta["entry"])
-        missing = [name for name in ("tuner", "settings", "seed", "base") if name not in entry]
-        if missing or not tensors:
-            raise FileFormatError(f"a tuner must be saved whole, but it lacks {', '.join(missing) or 'its tensors'}")
-        config = meta["config"]
-        return cls(base, entry, dict(tensors), None if config is None else dict(config), dict(meta["training"]))
+Tuning = Adaptation
+adaptation = adaptation_config
+tuning_of = adaptation_of
 
 
-def tuning_of(backbone: Backbone) -> Tuning | None:
-    """Return what is to be kept of a backbone that was adapted elsewhere; None of any other."""
-    if "tuner" not in backbone.spec.options:  # asked first, since what trains tuners takes time to import
-        return None
-    from evergrow.training.adapted import AdaptedBackbone
-
-    return Tuning.of(backbone) if isinstance(backbone, AdaptedBackbone) else None
-
-
-def adaptation(adapt: Any) -> FsaConfig | None:
-    """Return how a backbone is to be adapted.
+def attached(tuning: Adaptation, backbone: Backbone, spec: BackboneSpec) -> AdaptedBackbone:
+    """Return the backbone with the tuner on it.
 
     Parameters
     ----------
-    adapt : None, str, FsaConfig or dict
-        A kind of tuner, to be trained as RanPAC does; or everything, also as plain values.
+    tuning : Adaptation
+        The tuner.
+    backbone : ImageBackbone
+        What it was trained on.
+    spec : BackboneSpec
+        Description that the result must answer to.
 
-    Examples
-    --------
-    >>> from evergrow.learner.tuning import adaptation
-    >>> adaptation("ssf").train.epochs, adaptation(None)
-    (20, None)
+    Raises
+    ------
+    WeightsError
+        If backbone or tuner are not the numbers that the description is of.
     """
-    if adapt is None:
-        return None
-    from evergrow.training.fsa import TUNER_KINDS, FsaConfig
+    from evergrow.training.adapted import adapted_from
 
-    if isinstance(adapt, FsaConfig):
-        return adapt
-    if isinstance(adapt, Mapping):
-        return FsaConfig.from_dict(adapt)
-    if not isinstance(adapt, str):
-        raise ParameterError(
-            f"adapt must be None, an FsaConfig or one of {', '.join(TUNER_KINDS)}, got {type(adapt).__name__}"
+    adapted = adapted_from(require_image_backbone(backbone), tuning)
+    if adapted.spec.weights_hash != spec.weights_hash:
+        raise WeightsError(
+            f"tuner of {spec.name} must be the one that the model was made with (hash {spec.weights_hash}), got "
+            f"another (hash {adapted.spec.weights_hash})"
         )
-    check_choice("adapt", adapt, TUNER_KINDS)
-    return FsaConfig.recipe(tuner=adapt)
+    adapted.spec = spec
+    return adapted
+
+
+def to_meta(tuning: Adaptation) -> dict[str, Any]:
+    """Return everything but the tensors, in the layout of evergrow 0.1."""
+    saved = tuning.tuner
+    entry = {
+        "tuner": saved.name,
+        "settings": saved.settings,
+        "seed": saved.seed,
+        "base": tuning.base.weights_hash,
+    }
+    return {"base": tuning.base.to_dict(), "entry": entry, "config": tuning.config, "training": tuning.training}
+
+
+def from_meta(meta: dict[str, Any], tensors: dict[str, Tensor]) -> Adaptation:
+    """Return what :func:`to_meta` and the tensors stand for."""
+    return Adaptation.from_archive(Archive("adaptation", meta, tensors, version=1))
 
 
 def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig | None) -> Path | None:
@@ -207,17 +118,9 @@ def require_image_backbone(backbone: Backbone) -> ImageBackbone:
 
 def check_tuner(backbone: Backbone, config: FsaConfig) -> None:
     """Raise unless the tuner can serve the backbone, which stays as it is; nothing is trained."""
-    from evergrow.training.adapted import shared_copy
-    from evergrow.tuners import UnsupportedModelError, create_tuner
+    from evergrow.training.fsa import check_adaptable
 
-    module = shared_copy(require_image_backbone(backbone).module)
-    try:
-        create_tuner(config.tuner, module, **config.settings)
-    except UnsupportedModelError as error:
-        hint = "; 'ssf' serves convolutional networks too" if config.tuner != "ssf" else ""
-        raise UnsupportedModelError(
-            f"adapt must be a tuner that can serve {backbone.spec.name}, got {config.tuner!r}: {error}{hint}"
-        ) from error
+    check_adaptable(require_image_backbone(backbone), config)
 
 
 def trained_on(
@@ -232,6 +135,5 @@ def trained_on(
     """Return the backbone with a tuner trained on samples, frozen; the backbone itself stays as it is."""
     from evergrow.training.fsa import adapt
 
-    _, codes = np.unique(samples.required_labels(), return_inverse=True)
-    base, numbers = require_image_backbone(backbone), codes.astype(np.int64)
-    return adapt(base, samples.raw_items(), numbers, config, seed=seed, checkpoint=checkpoint, progress=progress)
+    base, labels = require_image_backbone(backbone), samples.required_labels()
+    return adapt(base, samples.raw_items(), labels, config, seed=seed, checkpoint=checkpoint, progress=progress)

@@ -1,17 +1,18 @@
-"""Settings of a training run."""
+"""Settings of a training run, and of the training that adapts a backbone to the first task."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from typing_extensions import Self
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.settings import lists_to_tuples, to_plain, with_changes
+from evergrow.core.settings import check_keys, field_names, lists_to_tuples, to_plain, with_changes
 from evergrow.core.validation import check_choice, check_number
+from evergrow.tuners import TUNERS, adapting_tuners
 
 Optimizer = Literal["sgd", "adam"]
 Schedule = Literal["cosine", "constant", "coda-cosine", "steps"]
@@ -157,3 +158,107 @@ class TrainConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the settings that :meth:`to_dict` gave; what is missing is a default."""
         return cls().changed(**values)
+
+
+_ANACP_ADAPTER = {"bottleneck": 8, "scale": 1.0, "dropout": 0.0, "activation": "none", "placement": "mlp"}
+
+
+@dataclass(frozen=True)
+class FsaConfig:
+    """How the first session is adapted; the defaults are RanPAC's protocol.
+
+    Parameters
+    ----------
+    tuner : str
+        What is trained of the backbone: one of :func:`evergrow.tuners.adapting_tuners`.
+    settings : dict
+        Settings of the tuner beyond its defaults.
+    head : {"cosine", "linear"}
+        The classifier that is trained along and dropped afterwards.
+    lift : int
+        Width of a frozen random ReLU layer between features and classifier; 0 for none.
+    train : TrainConfig
+        Epochs, rates and so on.
+
+    Examples
+    --------
+    >>> from evergrow.training.settings import FsaConfig
+    >>> config = FsaConfig.recipe("ranpac", tuner="ssf", epochs=5)
+    >>> config.tuner, config.train.epochs, config.train.lr
+    ('ssf', 5, 0.01)
+    >>> FsaConfig.from_dict(config.to_dict()) == config
+    True
+    """
+
+    tuner: str = "adapter"
+    settings: dict[str, Any] = field(default_factory=dict)
+    head: str = "cosine"
+    lift: int = 0
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        check_choice("tuner", self.tuner, adapting_tuners())
+        check_choice("head", self.head, ("cosine", "linear"))
+        check_number("lift", self.lift, low=0, integer=True)
+        if not isinstance(self.settings, dict):
+            raise ParameterError(f"settings must be a dict of the tuner's settings, got {self.settings!r}")
+        if not isinstance(self.train, TrainConfig):
+            raise ParameterError(f"train must be a TrainConfig, got {type(self.train).__name__}")
+        TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner)  # refuses what the tuner has not
+
+    @classmethod
+    def recipe(cls, name: str = "ranpac", **changes: Any) -> Self:
+        """Return a published way, with some settings changed.
+
+        Parameters
+        ----------
+        name : {"ranpac", "anacp", "loranpac"}
+            ``"ranpac"``: AdaptFormer's adapter, cosine classifier, SGD, 20 epochs. ``"anacp"``: a linear adapter of
+            rank 8 beside the MLP, linear classifier, Adam, 10 epochs, rates 1e-4 and 1e-3 (those of DINOv2; the
+            authors take ten times as much for MoCo). ``"loranpac"``: as ``"ranpac"``, with the classifier on 100,000
+            lifted features; the lifting layer is drawn by itself, where the authors use that of their head.
+        **changes
+            Fields of :class:`FsaConfig` or of :class:`~evergrow.training.TrainConfig`.
+        """
+        check_choice("recipe", name, tuple(_RECIPES))
+        return cls(**_RECIPES[name]).changed(**changes)
+
+    def changed(self, **changes: Any) -> Self:
+        """Return the settings with some fields changed, its own or those of ``train``.
+
+        Changing ``tuner`` drops ``settings`` that are not given anew: they belonged to the other kind.
+        """
+        own, other = field_names(self), field_names(TrainConfig)
+        check_keys(changes, [*own, *other], "setting of an adaptation")
+        mine = {name: value for name, value in changes.items() if name in own}
+        if mine.get("tuner", self.tuner) != self.tuner:
+            mine.setdefault("settings", {})
+        inner = mine.pop("train", self.train).changed(**{n: v for n, v in changes.items() if n in other})
+        return replace(self, **mine, train=inner)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings in a form that JSON holds."""
+        mine = {name: getattr(self, name) for name in field_names(self) if name != "train"}
+        tuner = TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner).to_dict()
+        plain = {name: tuner[name] for name in self.settings}
+        return {**mine, "settings": plain, "train": self.train.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the settings that :meth:`to_dict` gave; what is missing is a default."""
+        known = dict(values)
+        inner = TrainConfig.from_dict(known.pop("train", {}))
+        return cls(train=inner).changed(**known)
+
+
+_RECIPES: dict[str, dict[str, Any]] = {
+    "ranpac": {},
+    "anacp": {
+        "settings": _ANACP_ADAPTER,
+        "head": "linear",
+        "train": TrainConfig(
+            epochs=10, batch_size=128, lr=1e-4, head_lr=1e-3, weight_decay=0.0, optimizer="adam", schedule="constant"
+        ),
+    },
+    "loranpac": {"settings": {"bottleneck": 64}, "lift": 100_000},
+}
