@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from typing_extensions import Self
@@ -131,12 +131,15 @@ def _checked_training(fields: Fields) -> dict[str, Any]:
 
 
 def adaptation_of(backbone: Backbone) -> Adaptation | None:
-    """Return what was learned by a backbone that somebody adapted; None for any other."""
+    """Return what was learned by a backbone that was adapted elsewhere; None for any other.
+
+    Its ``config`` is None: a model that is given such a backbone does not adapt it, nor will it when it is fitted anew.
+    """
     if "tuner" not in backbone.spec.options:  # asked first: what trains tuners takes time to import
         return None
     from evergrow.training.adapted import AdaptedBackbone
 
-    return backbone.adaptation() if isinstance(backbone, AdaptedBackbone) else None
+    return replace(backbone.adaptation(), config=None) if isinstance(backbone, AdaptedBackbone) else None
 
 
 def adaptation_config(adapt: Any) -> FsaConfig | None:
