@@ -103,7 +103,7 @@ def test_a_finished_checkpoint_stays_and_is_taken_as_it_is(
     monkeypatch.setattr(_Run, "_step", None)  # any step would be one too many
     assert_same(learner_of().fit(data, checkpoint=path), whole, data[0])
     assert path.read_bytes() == kept
-    assert read_archive(path, "Training").meta["progress"]["epoch"] == 4
+    assert read_archive(path, "checkpoint").meta["progress"]["epoch"] == 4
 
 
 @pytest.mark.parametrize(

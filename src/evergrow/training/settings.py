@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -12,11 +11,13 @@ from typing_extensions import Self
 from evergrow.core.errors import ParameterError
 from evergrow.core.settings import check_keys, field_names, lists_to_tuples, to_plain, with_changes
 from evergrow.core.validation import check_choice, check_number
+from evergrow.training.optimizers import OPTIMIZERS
+from evergrow.training.schedules import SCHEDULES
 from evergrow.tuners import TUNERS, adapting_tuners
 
-Optimizer = Literal["sgd", "adam"]
-Schedule = Literal["cosine", "constant", "coda-cosine", "steps"]
 TrainPrecision = Literal["auto", "float32", "bfloat16", "float16"]
+PRECISIONS = ("float32", "bfloat16", "float16")
+"""Arithmetic that a training can run in."""
 CropFilter = Literal["evaluation", "bilinear", "bicubic"]
 
 
@@ -38,11 +39,12 @@ class TrainConfig:
         Of SGD.
     weight_decay : float
         Of all trained parameters.
-    optimizer : {"sgd", "adam"}
-        Adam runs with betas of 0.9 and 0.999.
-    schedule : {"cosine", "constant", "coda-cosine", "steps"}
-        Learning rate of an epoch: half a cosine that reaches 0 after the last; the same throughout; CODA-Prompt's
-        quarter of a cosine, cos(99 pi e / (200 (E - 1))); ``gamma`` times smaller at every milestone.
+    optimizer : str
+        One of :data:`~evergrow.training.optimizers.OPTIMIZERS`: ``"sgd"``, or ``"adam"`` with betas of 0.9 and 0.999.
+    schedule : str
+        Learning rate of an epoch, one of :data:`~evergrow.training.schedules.SCHEDULES`: ``"cosine"``, half of one that
+        reaches 0 after the last epoch; ``"constant"``; ``"coda-cosine"``, CODA-Prompt's quarter of a cosine,
+        cos(99 pi e / (200 (E - 1))); ``"steps"``, ``gamma`` times smaller at every milestone.
     milestones : tuple of int
         Epochs, from 0, at which ``"steps"`` changes the rate.
     gamma : float
@@ -77,8 +79,8 @@ class TrainConfig:
     head_lr: float | None = None
     momentum: float = 0.9
     weight_decay: float = 5e-4
-    optimizer: Optimizer = "sgd"
-    schedule: Schedule = "cosine"
+    optimizer: str = "sgd"
+    schedule: str = "cosine"
     milestones: tuple[int, ...] = ()
     gamma: float = 0.1
     precision: TrainPrecision = "auto"
@@ -97,8 +99,8 @@ class TrainConfig:
         check_number("momentum", self.momentum, low=0, high=1, high_open=True)
         check_number("weight_decay", self.weight_decay, low=0)
         check_number("gamma", self.gamma, low=0, low_open=True)
-        check_choice("optimizer", self.optimizer, get_args(Optimizer))
-        check_choice("schedule", self.schedule, get_args(Schedule))
+        check_choice("optimizer", self.optimizer, OPTIMIZERS.names())
+        check_choice("schedule", self.schedule, SCHEDULES.names())
         check_choice("precision", self.precision, get_args(TrainPrecision))
         check_choice("interpolation", self.interpolation, get_args(CropFilter))
         self._check_lists()
@@ -126,13 +128,7 @@ class TrainConfig:
 
     def factor(self, epoch: int) -> float:
         """Return the factor on all learning rates in an epoch, counted from 0."""
-        if self.schedule == "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * epoch / self.epochs))
-        if self.schedule == "coda-cosine":
-            return math.cos(99 * math.pi * epoch / (200 * max(self.epochs - 1, 1)))
-        if self.schedule == "steps":
-            return float(self.gamma ** sum(epoch >= milestone for milestone in self.milestones))
-        return 1.0
+        return SCHEDULES[self.schedule](self, epoch)
 
     def groups(self, body: Any, head: Any) -> list[dict[str, Any]]:
         """Return parameter groups for :func:`train`: the body at ``lr``, the classifier at ``head_lr``.
