@@ -28,17 +28,16 @@ from evergrow.core.validation import check_number
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.learner.calibration import FALSE_ALARM, Calibration, fold_out_scores
 from evergrow.learner.changes import Change, fingerprint
-from evergrow.learner.encoder import Encoder, Features, extraction_config
+from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
 from evergrow.learner.intake import Samples, read_items, read_labelled, read_unknown, warn_alike
 from evergrow.learner.merging import merged
 from evergrow.learner.recipe import HeadRecipe
 from evergrow.learner.snapshot import Snapshot, counted, describe, read_snapshot
-from evergrow.learner.tuning import adaptation, check_adaptable, check_tuner, checkpoint_file
 
 if TYPE_CHECKING:
     from evergrow.backbones.base import BackboneSpec
-    from evergrow.training.fsa import FsaConfig
+    from evergrow.training.settings import FsaConfig
 
 
 class Learner:
@@ -153,11 +152,11 @@ class Learner:
         CheckpointError
             If the checkpoint is of another training: other images, labels, settings, seed or backbone.
         """
-        head, config = self._new_head(), adaptation(self.adapt)
+        head, config = self._new_head(), self._adaptation_config()
         kept = checkpoint_file(checkpoint, config)
         samples = read_labelled(data, "train", self._open_encoder().kind)
         if config is not None:
-            check_adaptable(samples)
+            check_images(samples)
         encoder = self._open_encoder().begun(samples)
         if config is not None:
             encoder, samples = self._adapted(encoder, samples, config, kept)
@@ -176,7 +175,7 @@ class Learner:
             (change.numbered(1 if before is None else before.revision + 1),),
             reason=encoder.reason,
             seed=self._seed(),
-            tuning=encoder.tuning,
+            adaptation=encoder.adaptation,
         )
         return self
 
@@ -419,7 +418,9 @@ class Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
         head, now = self._able("spawn"), self._state()
         child = self._twin()
-        child._snapshot = Snapshot(head.spawn(), now.spec, {}, reason=now.reason, seed=now.seed, tuning=now.tuning)
+        child._snapshot = Snapshot(
+            head.spawn(), now.spec, {}, reason=now.reason, seed=now.seed, adaptation=now.adaptation
+        )
         return child
 
     def merge(self, other: Learner, *, base: Learner | None = None) -> Self:
@@ -533,7 +534,7 @@ class Learner:
         learner = cls(
             backbone="auto" if backbone is None and snapshot.spec is not None else backbone,
             method=recipe.method,
-            adapt=None if snapshot.tuning is None else snapshot.tuning.config,
+            adapt=None if snapshot.adaptation is None else snapshot.adaptation.config,
             settings=recipe.settings,
             options=dict(recipe.options or {}) or None,
             weights=weights,
@@ -541,7 +542,7 @@ class Learner:
             cache=cache,
             extract=extract,
         )
-        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.tuning)
+        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.adaptation)
         learner._snapshot = snapshot
         return learner
 
@@ -626,6 +627,13 @@ class Learner:
     def _new_head(self) -> IncrementalClassifier:
         return self._recipe().create(device=self.device, random_state=self.random_state)
 
+    def _adaptation_config(self) -> FsaConfig | None:
+        if self.adapt is None:  # asked first: what trains takes time to import
+            return None
+        from evergrow.training.adaptation import adaptation_config
+
+        return adaptation_config(self.adapt)
+
     def _recipe(self) -> HeadRecipe:
         return HeadRecipe(self.method, self.settings, self.options)
 
@@ -637,7 +645,7 @@ class Learner:
     ) -> tuple[Encoder, Samples]:
         """Return an encoder whose backbone was adapted to samples, and those of them that can be read."""
         settings = extraction_config(self.extract, self.cache, lasting=samples.lasting)
-        check_tuner(encoder.backbone(), config)
+        encoder.check_tuner(config)
         if settings.on_error == "skip":  # training stops at the first one that cannot be read
             samples = samples.take(self._whole_classes(samples, encoder).rows)
         made = encoder.adapted(samples, config, seed=self._seed(), checkpoint=checkpoint, progress=settings.progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,9 @@ from evergrow.learner import calibration as calibrations
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.changes import Change
 from evergrow.learner.recipe import SETTINGS, HeadRecipe
-from evergrow.learner.tuning import Tuning
+
+if TYPE_CHECKING:
+    from evergrow.training.adaptation import Adaptation
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Snapshot:
         Why the backbone was chosen, where that was automatic.
     seed : int
         Seed of the head and of the adaptation.
-    tuning : Tuning or None
+    adaptation : Adaptation or None
         What the backbone was adapted with, where it was.
     extra : Extra
         Optional contents of a file that a later evergrow wrote, kept as they were read.
@@ -115,7 +117,7 @@ class Snapshot:
     lineage: Lineage = field(default_factory=Lineage)
     reason: str = ""
     seed: int = 0
-    tuning: Tuning | None = None
+    adaptation: Adaptation | None = None
     extra: Extra = field(default_factory=lambda: Extra())
 
     @property
@@ -144,8 +146,8 @@ class Snapshot:
         solution = self.head.solution()
         if solution is not None:
             parts["solution"] = solution
-        if self.tuning is not None:
-            parts["tuning"] = self.tuning.to_archive()
+        if self.adaptation is not None:
+            parts["adaptation"] = self.adaptation.to_archive()
         meta = {
             **self.extra.meta,
             "method": recipe.method,
@@ -217,7 +219,7 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "options": dict(recipe.options or {}),
         "kind": now.kind,
         "backbone": None if now.spec is None else {**now.spec.to_dict(), "reason": now.reason},
-        "adaptation": None if now.tuning is None else now.tuning.describe(),
+        "adaptation": None if now.adaptation is None else now.adaptation.describe(),
         "n_features": head.n_features_in_,
         "n_units": head.n_units_,
         "n_classes": len(now.classes),
@@ -274,7 +276,7 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         lineage,
         reason=fields.text("reason", default=""),
         seed=fields.integer("seed", low=-(2**63), high=2**64, default=0),
-        tuning=Tuning.from_archive(fields.part("tuning"), fields.inside("tuning")) if fields.has("tuning") else None,
+        adaptation=_adaptation(fields) if fields.has("adaptation") else None,
     )
     if fields.has("solution"):
         head.adopt_solution(fields.part("solution"), name=fields.inside("solution"))
@@ -304,6 +306,12 @@ def _head(fields: Fields, method: str, device: str | torch.device | None) -> Inc
 
 def _spec(fields: Fields) -> BackboneSpec | None:
     return BackboneSpec.from_dict(fields.mapping("backbone")) if fields.has("backbone") else None
+
+
+def _adaptation(fields: Fields) -> Adaptation:
+    from evergrow.training.adaptation import Adaptation  # most models have none, and it takes time to import
+
+    return Adaptation.from_archive(fields.part("adaptation"), fields.inside("adaptation"))
 
 
 def _counts(fields: Fields, head: IncrementalClassifier) -> dict[str, int]:
@@ -337,7 +345,7 @@ def _from_flat(old: Archive) -> Archive:
     if meta["solution"]:
         parts["solution"] = Archive("head-solution", meta["solution"], tensors["solution."])
     if meta.get("tuning") is not None:  # files of the first months have no such entry
-        parts["tuning"] = Archive("tuning", meta["tuning"], tensors["tuner."])
+        parts["adaptation"] = Archive("adaptation", meta["tuning"], tensors["tuner."])
     trail = list(meta["trail"])
     lineage = {
         "number": trail[-1] if trail else 0,
