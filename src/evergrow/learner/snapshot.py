@@ -221,7 +221,7 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "backbone": None if now.spec is None else {**now.spec.to_dict(), "reason": now.reason},
         "adaptation": None if now.adaptation is None else now.adaptation.describe(),
         "n_features": head.n_features_in_,
-        "n_units": head.n_units_,
+        "n_units": head.n_units_ if head.can("diagnostics") else None,
         "n_classes": len(now.classes),
         "n_samples": sum(now.counts.values()),
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
