@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from evergrow.learner.intake import Samples
     from evergrow.learner.learner import Learner
 
 STDIN = "-"
@@ -179,9 +178,9 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What is asked about: the samples, and a name of each for people."""
+    """What is asked about: samples, or anything that a learner can be asked about, and a name of each for people."""
 
-    samples: Samples
+    samples: Any
     names: list[str]
 
 
@@ -267,7 +266,7 @@ def _images(items: list[str]) -> Asked:
             files += [os.path.join(name, below) for below in read_items(Path(name), "image").names()]
         else:
             files.append(name)
-    return Asked(read_items([Path(file) for file in files], "image"), files)
+    return Asked([Path(file) for file in files], files)
 
 
 # -- answers ------------------------------------------------------------------------------------------------
@@ -287,20 +286,16 @@ def ask(learner: Learner, asked: Asked, *, top: int = 1, false_alarm: float | No
     false_alarm : float, optional
         Share of known things that may be called unknown; None rejects nothing.
     """
-    threshold = None if false_alarm is None else learner.threshold(false_alarm)
-    features = learner.features(asked.samples)
-    measure = "probability" if learner.head_.can("probabilities") else "score"
-    values = learner.predict_proba(features.X) if measure == "probability" else learner.decision_function(features.X)
-    novelty = None if threshold is None else learner.novelty_score(features.X)
-    ranked = _ranked(learner.classes_, values, top)
+    found = learner.ask(asked.samples, false_alarm=false_alarm)
+    ranked = _ranked(found.classes, found.values, top)
     rows = []
-    for place, row in enumerate(features.rows.tolist()):
-        if threshold is None or novelty is None:
-            rows.append(Row(asked.names[row], ranked[place], measure=measure))
+    for place, row in enumerate(found.rows.tolist()):
+        if found.novelty is None or found.unknown is None:
+            rows.append(Row(asked.names[row], ranked[place], measure=found.measure))
         else:
-            score = float(novelty[place])
-            rows.append(Row(asked.names[row], ranked[place], score, score > threshold, measure))
-    return Answers(rows, measure, threshold is not None, min(top, len(learner.classes_)), features.failures)
+            novelty, unknown = float(found.novelty[place]), bool(found.unknown[place])
+            rows.append(Row(asked.names[row], ranked[place], novelty, unknown, found.measure))
+    return Answers(rows, found.measure, found.novelty is not None, min(top, len(found.classes)), found.failures)
 
 
 def _ranked(classes: NDArray[np.str_], values: NDArray[np.float64], top: int) -> list[list[tuple[str, float]]]:

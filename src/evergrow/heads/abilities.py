@@ -134,8 +134,8 @@ class Abilities:
         """Return how unlike anything learned each row is (ability ``"novelty"``)."""
         raise unsupported(type(self), "novelty")
 
-    def novelty_without(self, X: Any, y: Any) -> NDArray[np.float64]:
-        """Return the novelty of learned rows as if none of them had been learned (ability ``"novelty"``)."""
+    def novelty_without(self, X: Any, y: Any, folds: Any = None) -> NDArray[np.float64]:
+        """Return the novelty of learned rows as if none of them, or of their fold, had been (ability ``"novelty"``)."""
         raise unsupported(type(self), "novelty")
 
     # -- what answers need ----------------------------------------------------------------------------------
