@@ -57,7 +57,8 @@ def demo(
     seed: int = typer.Option(0, help="Seed of the random layer."),
     units: int = typer.Option(600, min=50, max=20_000, help="Width of the random layer."),
     images: Annotated[
-        Path | None, typer.Option(help="Only write digits as images into this folder, to try the other commands on.")
+        Path | None,
+        typer.Option("--pictures", help="Only write digits as images into this folder, to try the other commands on."),
     ] = None,
     json: bool = typer.Option(False, "--json", help="Print the results as JSON instead of tables."),
 ) -> None:

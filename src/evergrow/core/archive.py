@@ -99,6 +99,8 @@ class Archive:
             If a newer evergrow wrote it.
         """
         archive = upgrade(self, name)
+        if not isinstance(archive.meta, dict):  # a migration may have found something else in its place
+            raise FileFormatError(f"{name} must be described by an object, got {type(archive.meta).__name__}")
         if archive.kind not in kinds:
             wanted = " or ".join(repr(kind) for kind in kinds)
             raise FileFormatError(f"{name} must hold {wanted}, got {archive.kind!r}")

@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import InputError, LabelError
+from evergrow.core.errors import InputError, LabelError, NumericalError
 from evergrow.core.families import Family
 from evergrow.core.fields import Fields
 from evergrow.core.validation import check_matrix
@@ -190,7 +190,14 @@ class IncrementalClassifier(Abilities, Classifier):
             Features.
         """
         self._require_fitted()
-        return np.asarray(self._scores(self._features(X, self.device_, reset=False)).cpu().numpy())
+        scores = self._scores(self._features(X, self.device_, reset=False))
+        if not bool(torch.isfinite(scores).all()):
+            row = int((~torch.isfinite(scores)).any(dim=1).nonzero()[0])
+            raise NumericalError(
+                f"scores must be finite, got some that are not, first for row {row}: are its features of the size that "
+                "was learned?"
+            )
+        return np.asarray(scores.cpu().numpy())
 
     def _features(self, X: Any, device: torch.device, *, reset: bool) -> Tensor:
         """Return X as a finite float64 tensor on the device, or raise :class:`InputError`."""

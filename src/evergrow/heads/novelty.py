@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evergrow.core.errors import NumericalError
 from evergrow.core.seeding import generator
 from evergrow.linalg import CholeskyFactor, ClassGeometry, ReducedStatistics, RidgeState, safe_cholesky
 
@@ -42,6 +43,9 @@ With fewer degrees of freedom than coordinates it is always exact, since little 
 the trace may be much of that."""
 
 PROBES = 128
+
+TOO_LARGE = 1e50
+"""Activations beyond this may have a square, in the metric of what was learned, that overflows."""
 
 
 def shrinkage_ridge(scatter: Tensor, freedom: float, width: int) -> float:
@@ -69,7 +73,10 @@ def shrinkage_ridge(scatter: Tensor, freedom: float, width: int) -> float:
     >>> round(shrinkage_ridge(torch.diag(torch.tensor([90.0, 10.0])), 10, 2), 2)
     22.73
     """
-    trace = float(scatter.diagonal().sum()) / freedom
+    size = float(scatter.diagonal().sum())
+    if size > 0.0 and not 1e-100 < size < 1e100:  # squares of it would overflow or vanish
+        return size * shrinkage_ridge(scatter / size, freedom, width)
+    trace = size / freedom
     squares = float(scatter.square().sum()) / freedom**2
     spread = squares - trace**2 / width
     rho = ((1.0 - 2.0 / width) * squares + trace**2) / max((freedom + 1.0 - 2.0 / width) * spread, 1e-300)
@@ -212,8 +219,20 @@ class NoveltyScorer:
         return cls(whitening, half, counts, centre, centred, safe_cholesky(gram, shift=shift))
 
     def score(self, H: Tensor) -> Tensor:
-        """Return the novelty (n,) of rows H (n, L)."""
-        return self._score(self.whitening.factor.half_solve(self._reduced(H)), self._outside(H))
+        """Return the novelty (n,) of rows H (n, L); of rows too large to be squared the largest number there is.
+
+        Raises
+        ------
+        NumericalError
+            If a row of ordinary size has no finite score: the statistics are not those of samples.
+        """
+        scores = self._score(self.whitening.factor.half_solve(self._reduced(H)), self._outside(H))
+        finite = torch.isfinite(scores)
+        if bool(finite.all()):
+            return scores
+        if not bool((finite | (H.abs().amax(dim=1) > TOO_LARGE)).all()):
+            raise NumericalError("novelty must be finite, but the statistics are not those of samples")
+        return torch.where(finite, scores, torch.finfo(scores.dtype).max)
 
     def without(self, H: Tensor, codes: Tensor, folds: Tensor | None = None) -> Tensor:
         """Return the novelty (n,) of learned rows H (n, L) as if none of them, or of their fold, had been learned.

@@ -19,7 +19,16 @@ from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.progress import Meter
 from evergrow.heads.moments import MOMENTS, ClassMoments
-from evergrow.linalg import RidgeState, Totals, join_states, read_state, safe_cholesky
+from evergrow.heads.readout import row_energy
+from evergrow.linalg import (
+    ClassGeometry,
+    RidgeState,
+    Totals,
+    alpha_grid,
+    join_states,
+    read_state,
+    safe_cholesky,
+)
 from evergrow.projections import Projection, read_projection
 from evergrow.projections.normalize import NORMALIZATIONS, normalize
 
@@ -136,6 +145,29 @@ class RidgeModel:
                         "samples to unlearn must have been learned before, but at least one of the "
                         f"{part.shape[0]} given lies where nothing was learned"
                     ) from None
+
+    def require_sound(self, before: RidgeModel, alpha: float | None) -> None:
+        """Raise :class:`UnlearnError` if rounding of what was taken out of a model drowns what is left.
+
+        Parameters
+        ----------
+        before : RidgeModel
+            The model before.
+        alpha : float or None
+            The ridge that will be asked for; None if it will be chosen from the statistics.
+        """
+        stats, old = self.state.reduced(), before.state.reduced()
+        floor = alpha_grid(row_energy(stats, self.counts))[0] if alpha is None else alpha
+        rounding = float(torch.finfo(old.gram.dtype).eps * old.gram.diagonal().sum())
+        if 1e3 * rounding < floor:  # so that a factorisation is spared where it cannot fail
+            return
+        try:
+            ClassGeometry.of(stats, self.counts).factor(floor)
+        except NumericalError as error:
+            raise UnlearnError(
+                "samples to take out must not be so large beside the others that rounding of them drowns those, but "
+                "nothing could be answered any more; learn the others anew"
+            ) from error
 
     def keep(self, columns: Sequence[int]) -> RidgeModel:
         """Return the model with only the classes at ``columns``.
