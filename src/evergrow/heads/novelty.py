@@ -252,7 +252,7 @@ class NoveltyScorer:
         if folds is None:
             return self._rest(rows, codes)._score(rows, outside)
         scores = rows.new_empty(H.shape[0])
-        for fold in folds.unique():
+        for fold in sorted(set(folds.tolist())):
             mine = torch.nonzero(folds == fold).ravel()
             scores[mine] = self._rest(rows[:, mine], codes[mine])._score(rows[:, mine], outside[mine])
         return scores

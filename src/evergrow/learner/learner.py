@@ -223,7 +223,7 @@ class Learner:
         if not head.can("novelty"):
             return before
         scores = fold_out_scores(head, X, labels, self._seed())
-        return before.with_scores(scores, int(np.sum(head.class_counts_)))
+        return before.with_scores(scores, int(np.asarray(head.class_counts_).sum()))
 
     # -- answering ------------------------------------------------------------------------------------------
 
@@ -335,16 +335,12 @@ class Learner:
         head, features = self._state().head, self.features(items)
         able = head.can("probabilities")
         values = head.predict_proba(features.X) if able else head.class_scores(features.X)
-        novelty = None if threshold is None else head.novelty_score(features.X)
-        return Answers(
-            np.asarray(head.classes_, dtype=np.str_),
-            values,
-            "probability" if able else "score",
-            features.rows,
-            features.failures,
-            novelty,
-            None if novelty is None else ~(novelty <= threshold),  # what is no number is not known
-        )
+        names, measure = np.asarray(head.classes_, dtype=np.str_), "probability" if able else "score"
+        answers = Answers(names, values, measure, features.rows, features.failures)
+        if threshold is None:
+            return answers
+        novelty = head.novelty_score(features.X)
+        return dataclasses.replace(answers, novelty=novelty, unknown=~(novelty <= threshold))  # NaN is not known
 
     def evaluate(self, data: Any, *, unknown: Any = None, false_alarm: float = FALSE_ALARM) -> Evaluation:
         """Compare answers with labels.
