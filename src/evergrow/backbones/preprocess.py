@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.core.registry import Registry
 from evergrow.core.validation import check_choice, check_number
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
 CropMode = Literal["center", "squash", "border"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"]
-
-PRESETS = ("timm", "pilot", "pilot-cifar")
-"""Named preprocessings: the model's own, and the two that published continual-learning numbers used."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -172,6 +170,59 @@ class Preprocessing:
         canvas.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
         top, left = _offset(height, self.size[0]), _offset(width, self.size[1])
         return canvas.crop((left, top, left + self.size[1], top + self.size[0]))
+
+
+Preset = Callable[[Preprocessing], Preprocessing]
+"""From the preprocessing that a model was trained with to the one that it is to be run with."""
+
+PRESETS: Registry[Preset] = Registry("preset")
+"""Named preprocessings: the model's own, and the two that published continual-learning numbers used."""
+
+
+def register_preset(name: str) -> Callable[[Preset], Preset]:
+    """Return a decorator that makes a preprocessing known by a name.
+
+    Parameters
+    ----------
+    name : str
+        What ``create_backbone(preset=...)`` and ``--preset`` call it.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> from evergrow.backbones.preprocess import PRESETS, Preprocessing, register_preset
+    >>> @register_preset("whole")
+    ... def whole(own):
+    ...     return replace(own, resize=own.size, crop_mode="squash")
+    >>> PRESETS["whole"](Preprocessing()).crop_mode
+    'squash'
+    >>> PRESETS.remove("whole")
+    """
+    return PRESETS.register(name)
+
+
+@register_preset("timm")
+def _own_preset(own: Preprocessing) -> Preprocessing:
+    """Return what the model itself asks for."""
+    return own
+
+
+@register_preset("pilot")
+def _pilot_preset(own: Preprocessing) -> Preprocessing:
+    """Return the preprocessing of published continual-learning numbers."""
+    return Preprocessing.pilot(_square(own, "pilot"))
+
+
+@register_preset("pilot-cifar")
+def _pilot_cifar_preset(own: Preprocessing) -> Preprocessing:
+    """Return the preprocessing of published numbers on CIFAR-100."""
+    return Preprocessing.pilot_cifar(_square(own, "pilot-cifar"))
+
+
+def _square(own: Preprocessing, preset: str) -> int:
+    if own.size[0] != own.size[1]:
+        raise ParameterError(f"preset must be 'timm' for a model whose images are not square, got {preset!r}")
+    return own.size[0]
 
 
 def _offset(length: int, wanted: int) -> int:

@@ -46,6 +46,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from evergrow.backbones import Preprocessing
+from evergrow.backbones.sources import WEIGHT_SOURCES
 from evergrow.bench.data import BackboneEntry, DataEntry
 from evergrow.bench.toml_lines import KeyLines, KeyPath
 from evergrow.core.devices import resolve_device
@@ -285,14 +286,14 @@ class SpecReader:
         if "weights" not in table:
             return None
         weights = self.text(table, path)
-        if weights in ("bundled", "hub", "random"):
+        if weights in WEIGHT_SOURCES:
             return weights
         places = [self._path.parent, *search_path()]
         found = next((place / weights for place in places if (place / weights).exists()), None)
         if found is None:
             looked = ", ".join(str(place) for place in places)
-            message = f"weights must be 'bundled', 'hub', 'random' or a file, got {weights!r}; looked in {looked}"
-            self.fail(path, message)
+            known = ", ".join(map(repr, WEIGHT_SOURCES.names()))
+            self.fail(path, f"weights must be {known} or a file, got {weights!r}; looked in {looked}")
         return str(found)
 
     def _preset(self, table: dict[str, Any], path: KeyPath) -> str | dict[str, Any]:
