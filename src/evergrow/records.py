@@ -15,7 +15,7 @@ import platform
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -111,6 +111,17 @@ class RunRecord:
         body = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **plain(asdict(self))}
         return _dump(body) + "\n"
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """The key figures of a finished run, in per cent."""
+        named = {"A_last": self.results.get("a_last"), "A_avg": self.results.get("a_avg")}
+        return {name: 100 * value for name, value in named.items() if value is not None}
+
+    @property
+    def summary(self) -> str:
+        """How it ended, in a few words."""
+        return _summary(self, " ".join(f"{name} {value:.2f}" for name, value in self.figures.items()))
+
 
 @dataclass(frozen=True)
 class AnalysisRecord:
@@ -159,8 +170,42 @@ class AnalysisRecord:
         body = {"schema": ANALYSIS_SCHEMA, "schema_version": ANALYSIS_VERSION, **plain(asdict(self))}
         return _dump(body) + "\n"
 
+    @property
+    def figures(self) -> dict[str, int | float | str]:
+        """The key figures of a finished analysis: single values at the top level of its results."""
+        return {name: value for name, value in self.results.items() if isinstance(value, (int, float, str))}
+
+    @property
+    def summary(self) -> str:
+        """How it ended, in a few words."""
+        return _summary(self, figures_text(self.figures))
+
 
 RecordT = TypeVar("RecordT", RunRecord, AnalysisRecord)
+
+
+def figures_text(figures: Mapping[str, Any]) -> str:
+    """Return key figures in one line, numbers to four digits.
+
+    Examples
+    --------
+    >>> from evergrow.records import figures_text
+    >>> figures_text({"n_units": 12, "condition_number": 31.41592, "status": "drawn"})
+    'n_units 12, condition_number 31.42, status drawn'
+    """
+    return ", ".join(
+        f"{name} {value:.4g}" if type(value) is float else f"{name} {value}" for name, value in figures.items()
+    )
+
+
+def _summary(record: RunRecord | AnalysisRecord, results: str) -> str:
+    """Return how a run ended in a few words: its results, or the first line of what went wrong."""
+    if record.status == "ok":
+        return results
+    if record.error:
+        message = str(record.error.get("message", "")).partition("\n")[0]
+        return f"{record.error.get('type', 'error')}: {message}"
+    return record.status
 
 
 @dataclass(frozen=True)

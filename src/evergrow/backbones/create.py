@@ -133,6 +133,8 @@ def backbone_from_spec(
             f"weights of {spec.name} must be those that the model was made with (hash {spec.weights_hash}, from "
             f"{spec.weights}), got others (hash {backbone.spec.weights_hash}, from {backbone.spec.weights})"
         )
+    if backbone.spec.n_features != spec.n_features:
+        raise WeightsError(f"features of {spec.name} must be {backbone.spec.n_features} wide, got {spec.n_features}")
     backbone.spec = spec
     return backbone
 

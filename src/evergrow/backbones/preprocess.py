@@ -25,6 +25,9 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lan
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+_LARGEST_STORED = 4096
+"""Sides of images that a file may ask for: three times what any backbone takes, and 200 MB."""
+
 _RESIZED_LIMIT = 2**26
 """Beyond so many resized pixels (a strip 1 pixel wide) only the part that the crop keeps is computed."""
 
@@ -109,11 +112,25 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings that :meth:`to_dict` gave."""
-        names = {item.name for item in fields(cls)}
-        if set(values) != names:
-            raise FileFormatError(f"preprocessing must be described by {sorted(names)}, got {sorted(values)}")
-        return cls(**values)
+        """Return the settings that :meth:`to_dict` gave; optional ones of a later evergrow decide nothing.
+
+        Raises
+        ------
+        FileFormatError
+            If one is missing or out of range; sizes from files are bounded, since images of that size are made.
+        """
+        names = [item.name for item in fields(cls)]
+        if not isinstance(values, Mapping) or not set(names) <= set(values):
+            raise FileFormatError(f"preprocessing must be described by {sorted(names)}, got {_keys(values)}")
+        try:
+            made = cls(**{name: values[name] for name in names})
+        except (ParameterError, OverflowError) as error:
+            raise FileFormatError(f"preprocessing must be described by sound values, but {error}") from error
+        if max(made.size) > _LARGEST_STORED:
+            raise FileFormatError(
+                f"preprocessing must give images of at most {_LARGEST_STORED} pixels, got {made.size}"
+            )
+        return made
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values that JSON keeps as they are."""
@@ -170,6 +187,10 @@ class Preprocessing:
         canvas.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
         top, left = _offset(height, self.size[0]), _offset(width, self.size[1])
         return canvas.crop((left, top, left + self.size[1], top + self.size[0]))
+
+
+def _keys(values: Any) -> str:
+    return str(sorted(map(str, values))[:10]) if isinstance(values, Mapping) else type(values).__name__
 
 
 Preset = Callable[[Preprocessing], Preprocessing]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -141,7 +142,7 @@ def timm_backbone(
         load_weights(module, read_weights(located.place), source=str(located.place))
     preprocessing, preset_name = choose_preprocessing(preset, module, options.get("img_size"))
     spec = describe(module, preprocessing, name=name, preset=preset_name)
-    spec = _replaced(spec, weights=located.label, options=kept)
+    spec = replace(spec, weights=located.label, options=kept)
     return ImageBackbone(module.requires_grad_(False), spec, device)
 
 
@@ -170,10 +171,6 @@ def describe(module: nn.Module, preprocessing: Preprocessing, *, name: str, pres
     return BackboneSpec(
         name, "image", width, "module", hash_weights(module), preset, preprocessing.to_dict(), options={}
     )
-
-
-def _replaced(spec: BackboneSpec, **changes: Any) -> BackboneSpec:
-    return BackboneSpec.from_dict(spec.to_dict() | changes)
 
 
 def timm_entry(name: str) -> tuple[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError
 from evergrow.core.registry import nearest
+from evergrow.core.settings import with_changes
 from evergrow.datasets.benchmarks import (
     BENCHMARKS,
     Benchmark,
@@ -84,10 +85,7 @@ def load_data(
     >>> len(data.train), len(data.test), data.whole
     (20, 0, True)
     """
-    chosen = options or DataOptions()
-    if settings:
-        known = {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
-        chosen = DataOptions.from_dict({**known, **settings})
+    chosen = with_changes(options or DataOptions(), settings, "data setting")
     text = os.fspath(source)
     if not text:
         raise DatasetNotFoundError("source must be a path or a name, got an empty string")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import Self
 
-from evergrow.core.errors import ParameterError, UnknownNameError
-from evergrow.core.registry import nearest
+from evergrow.core.errors import ParameterError
+from evergrow.core.settings import from_mapping
 from evergrow.core.validation import check_choice, check_number
 from evergrow.datasets.readers import list_layouts
 from evergrow.streams.orders import DEFAULT_SEED
@@ -93,11 +93,7 @@ class DataOptions:
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
         """Build the settings from plain values, rejecting unknown keys."""
-        known = [field.name for field in fields(cls)]
-        for key in settings:
-            if key not in known:
-                raise UnknownNameError(f"data setting must be known, got {key!r}; nearest: {nearest(key, known)}")
-        return cls(**settings)
+        return from_mapping(cls, settings, "data setting")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values."""

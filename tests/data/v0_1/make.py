@@ -327,11 +327,11 @@ class Maker:
         return expected
 
     def _picture_learners(self, small: dict[str, Any]) -> dict[str, Any]:
+        from evergrow.methods.trained import FsaConfig
         from tests.compat.toys import Colours
 
         from evergrow import Learner
         from evergrow.backbones import create_backbone
-        from evergrow.methods.trained import FsaConfig
 
         first = (self.pictures["first"], NAMES[self.pictures["y_first"]])
         made = {"images": Learner(tiny_backbone(), **small).fit(first)}
