@@ -59,8 +59,7 @@ class BackboneSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values."""
-        values = asdict(self)
-        return values | values.pop("unknown")
+        return {name: value for name, value in asdict(self).items() if name != "unknown"} | self.unknown
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

@@ -212,7 +212,7 @@ def play(
     return cast("IncrementalClassifier | ImageClassifier", method)
 
 
-DataT = TypeVar("DataT", FeatureSet, ImageData)
+DataT = TypeVar("DataT", bound=FeatureSet | ImageData)
 
 
 def unchanged(data: DataT, run: Run) -> DataT:

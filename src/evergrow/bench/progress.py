@@ -110,7 +110,7 @@ class LiveReporter:
         from rich.text import Text
 
         columns = list(dict.fromkeys((step.run.data.label, step.run.protocol.name) for step in self._steps))
-        cells: dict[tuple[str, str, str], Sequence[Step[Any, Any]]] = {}
+        cells: dict[tuple[str, str, str], list[Step[Any, Any]]] = {}
         for step in self._steps:
             run = step.run
             cells.setdefault((run.method.label, run.data.label, run.protocol.name), []).append(step)
