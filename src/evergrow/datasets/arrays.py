@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import FileFormatError, InputError, LabelError
 from evergrow.core.items import ImageArrays
-from evergrow.datasets.features import SUFFIXES, FeatureSet, features_of, read_arrays
+from evergrow.datasets.array_files import SUFFIXES, read_arrays
+from evergrow.datasets.features import FeatureSet, features_of
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.readers import register_file_format
 from evergrow.datasets.reading import Label, Reading
