@@ -20,7 +20,7 @@ from evergrow.backbones import create_backbone
 from evergrow.backbones import images as decoding
 from evergrow.backbones.cache import FeatureCache
 from evergrow.backbones.extraction import extract
-from evergrow.backbones.loader import Failure, Layout, choose_workers, load_image
+from evergrow.backbones.loader import BatchPlan, Failure, choose_workers, load_image
 from evergrow.backbones.precision import distance
 from evergrow.backbones.settings import ExtractConfig
 from evergrow.core.errors import (
@@ -139,7 +139,7 @@ def test_progress_tells_the_rate_and_the_time_left(images: ImageFiles, capfd: py
 
 
 def test_batches_and_shards_cover_every_row_once() -> None:
-    layout = Layout(start=8, stop=21, batch_size=4, shard_size=8)
+    layout = BatchPlan(start=8, stop=21, batch_size=4, shard_size=8)
     assert [row for number in range(len(layout)) for row in layout.rows(number)] == list(range(8, 21))
     assert [layout.ends_shard(number) for number in range(len(layout))] == [False, True, False, True]
 
