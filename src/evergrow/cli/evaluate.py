@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergrow.cli.console import Answer, answering, facts, listed, percent, plural, table
+from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.models import Running, check_target, load_model
 from evergrow.cli.options import Cache, Data, Device, FalseAlarm, Json, ModelFile, OnError, OnErrorOption, Weights
 from evergrow.cli.pages import evaluation_page, share, worst_first
+from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _WORST = 10
 
 
-@answering
+@command("evaluate", panel="Ask")
 def evaluate_command(
     model: ModelFile,
     data: Data,
@@ -65,7 +66,8 @@ def evaluate_command(
     lines = evaluation_lines(result)
     if report is not None:
         lines += ["", f"report in {report}"]
-    return Answer(values, lines, _cautions(result, min_accuracy))
+    done = "" if report is None else f"{report} was written"
+    return Answer(values, lines, _cautions(result, min_accuracy), done=done)
 
 
 def _cautions(result: Evaluation, min_accuracy: float | None) -> list[str]:

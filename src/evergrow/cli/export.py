@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergrow.cli.console import Answer, answering, plural
+from evergrow.cli.console import Answer, plural
 from evergrow.cli.models import Running, load_model
 from evergrow.cli.options import Json, ModelFile, Weights
+from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.export.onnx_export import ExportReport
 
 
-@answering
+@command("export", panel="Share")
 def export_command(
     model: ModelFile,
     onnx: Annotated[Path, typer.Option("--onnx", help="File to write, by custom ending in .onnx.")],
@@ -66,7 +67,7 @@ def export_command(
         config = replace(config, fold_tolerance=fold_tolerance)
     learner = load_model(model, Running(device="cpu", weights=weights, quiet=True))
     report = export_learner(learner, onnx, config=config, head_only=head_only)
-    return Answer({"model": str(model), **report.to_dict()}, _lines(report))
+    return Answer({"model": str(model), **report.to_dict()}, _lines(report), done=f"{onnx} was written")
 
 
 def _lines(report: ExportReport) -> list[str]:

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from evergrow.cli.console import Answer, answering
+from evergrow.cli.console import Answer
+from evergrow.cli.registry import command
 
 
-@answering
-def features(
+@command("features")
+def features_command(
     data: Annotated[str, typer.Argument(help="Folder, table, array file or name of a data set; see the docs on data.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .npz or .safetensors.")],
     backbone: Annotated[str, typer.Option("--backbone", "-b", help="Name, or 'auto' for the best at hand.")] = "auto",
@@ -29,14 +30,17 @@ def features(
 ) -> Answer:
     """Run a backbone over a data set and write the features.
 
-    Examples
-    --------
+    For example:
+
       evergrow features data/birds --out birds.npz
 
       evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.safetensors
 
     The file works wherever a data set is named: in specs of [bold]evergrow bench[/bold] and for
     [bold]evergrow fit[/bold]. A second run on the same data looks at no image.
+
+    Exit codes: 0 written, 1 written but items were left out (--skip-unreadable), 2 bad input or the file exists, and
+    nothing written, 130 interrupted.
     """
     import time
 
@@ -75,4 +79,5 @@ def features(
         f"{out}: {len(result.y_train):,} training and {len(result.y_test):,} test features of width "
         f"{result.X_train.shape[1]} from {name}, {result.n_classes} classes, in {seconds:.1f} s"
     )
-    return Answer(values, [line], [f"{left_out} items could not be read and were left out"] if left_out else [])
+    cautions = [f"{left_out} items could not be read and were left out"] if left_out else []
+    return Answer(values, [line], cautions, done=f"{out} was written")

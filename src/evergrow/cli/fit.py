@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.console import Answer, answering, percent, plural, warn_line
+from evergrow.cli.console import Answer, percent, plural, warn_line
 from evergrow.cli.models import (
     Running,
     adapted_note,
@@ -20,8 +20,10 @@ from evergrow.cli.models import (
     classes_note,
     model_line,
     skipped_caution,
+    written_note,
 )
 from evergrow.cli.options import Cache, Data, Device, Json, OnError, OnErrorOption, Weights
+from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from evergrow.training.fsa import FsaConfig
 
 
-@answering
+@command("fit", panel="Learn")
 def fit_command(
     data: Data,
     model: Annotated[Path, typer.Option("--model", "-m", help="File to write, by custom ending in .evg.")],
@@ -196,4 +198,5 @@ def _answer(path: Path, learner: Learner, samples: Samples, held: Samples | None
         lines.append(f"adapted: {adapted_note(info['adaptation'])}{earlier}")
     if tested is not None:
         lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
-    return Answer(values, [*lines, model_line(path, learner)], skipped_caution(len(samples), change.samples))
+    cautions = skipped_caution(len(samples), change.samples)
+    return Answer(values, [*lines, model_line(path, learner)], cautions, done=written_note(path, learner))

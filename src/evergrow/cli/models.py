@@ -119,6 +119,11 @@ def model_line(path: Path, learner: Learner) -> str:
     return f"{path} knows {known} from {samples} (revision {learner.revision_})"
 
 
+def written_note(path: Path, learner: Learner) -> str:
+    """Return which revision is in the file now, for where nothing else can be said."""
+    return f"revision {learner.revision_} of {path} was written"
+
+
 def settle_model(learner: Learner, wanted: bool) -> tuple[dict[str, Any] | None, list[str]]:
     """Work out what answers need, if that is wanted, and return what came of it for programs and for people."""
     if not wanted:

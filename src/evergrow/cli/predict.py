@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.console import Answer, answering, listed, one_line, percent, plural, table
+from evergrow.cli.console import Answer, listed, percent, plural, table
 from evergrow.cli.models import Running, check_target, load_model
 from evergrow.cli.options import Cache, Device, FalseAlarm, Json, ModelFile, OnError, OnErrorOption, Weights
+from evergrow.cli.registry import command
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
+from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +40,7 @@ class Format(str, Enum):
     JSONL = "jsonl"
 
 
-@answering
+@command("predict", panel="Ask")
 def predict_command(
     model: ModelFile,
     items: Annotated[
@@ -92,7 +94,7 @@ def predict_command(
     if out is not None:
         _write(out, lines)
         values["out"] = str(out)
-        return Answer(values, [f"{plural(len(answers.rows), 'answer')} in {out}"], cautions)
+        return Answer(values, [f"{plural(len(answers.rows), 'answer')} in {out}"], cautions, done=f"{out} was written")
     return Answer({**values, "predictions": [row.to_dict() for row in answers.rows]}, lines, cautions)
 
 
