@@ -200,9 +200,13 @@ def mend_streams() -> None:
             os.dup2(stand_in, number)
             os.close(stand_in)
         setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115  until the end
-    for stream in (sys.stdout, sys.stderr):
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"),  # as in arguments: a file name need not be UTF-8
+        (sys.stdout, "backslashreplace"),
+        (sys.stderr, "backslashreplace"),
+    ):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=errors)
 
 
 def flush() -> None:

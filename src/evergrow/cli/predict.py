@@ -19,7 +19,7 @@ from evergrow.cli.models import Running, check_target, load_model
 from evergrow.cli.options import Cache, Device, FalseAlarm, Json, ModelFile, OnError, OnErrorOption, Weights
 from evergrow.cli.registry import command
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
-from evergrow.core.escaping import one_line
+from evergrow.core.escaping import csv_text, one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,11 +157,11 @@ class Answers:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
         for row in self.rows:
-            cells = [row.item, row.answer or "", f"{row.ranked[0][1]:.6g}"]
+            cells = [csv_text(row.item), csv_text(row.answer or ""), f"{row.ranked[0][1]:.6g}"]
             if self.rejects:
                 cells += [str(bool(row.unknown)).lower(), f"{row.novelty:.6g}"]
             if ranks:
-                cells += [cell for name, value in row.ranked for cell in (name, f"{value:.6g}")]
+                cells += [cell for name, value in row.ranked for cell in (csv_text(name), f"{value:.6g}")]
             writer.writerow(cells)
         return text.getvalue().removesuffix("\n").split("\n")
 
@@ -221,7 +221,7 @@ def _texts(items: list[str], texts: list[str]) -> Asked:
     found: list[str] = []
     for item in items:
         if item == STDIN:
-            found += [line.strip() for line in sys.stdin if line.strip()]
+            found += [line.strip() for line in _piped()]
             continue
         if not os.path.isfile(item):
             raise DatasetNotFoundError(
@@ -232,7 +232,27 @@ def _texts(items: list[str], texts: list[str]) -> Asked:
     found += texts
     if not found:
         raise InputError("ITEMS must hold at least one text, got none: name a file, give --text or pipe lines into -")
+    for text in found:
+        _check_letters(text)
     return Asked(read_items(found, "text"), [one_line(text) for text in found])
+
+
+def _piped() -> list[str]:
+    """Return the lines of standard input that hold something."""
+    try:
+        return [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
+    except OSError as error:
+        raise InputError(
+            f"- must stand for a standard input that can be read, got {error.strerror or error}"
+        ) from error
+
+
+def _check_letters(text: str) -> None:
+    """Refuse a text with bytes that are no letters; in a file name they would be part of the name."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"texts must be UTF-8, got {one_line(text)!r}") from error
 
 
 def _quoted(text: str) -> str:
@@ -255,7 +275,7 @@ def _images(items: list[str]) -> Asked:
     names: list[str] = []
     for item in items:
         if item == STDIN:
-            names += [line.strip("\r\n") for line in sys.stdin if line.strip()]
+            names += _piped()
         else:
             names.append(item)
     if not names:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.core.files import atomic_path
 from evergrow.core.optional import require
 from evergrow.report.catalogue import build_sections
 from evergrow.report.collect import LeftOut, collect
@@ -103,8 +103,8 @@ def build_report(
         files[f"figures/{panel.name}.pdf"] = panel.pdf
     for table in tables:
         for ending, format in _TABLE_FORMATS.items():
-            files[f"tables/{table.name}.{ending}"] = render(table.comparison, format).encode()
-    files["index.html"] = render_page(title, collected, sections).encode()
+            files[f"tables/{table.name}.{ending}"] = _encoded(render(table.comparison, format))
+    files["index.html"] = _encoded(render_page(title, collected, sections))
     _write(folder, files, earlier)
     return Report(
         page=folder / "index.html",
@@ -114,6 +114,11 @@ def build_report(
         left_out=collected.left_out,
         notes=page_notes(collected, sections),
     )
+
+
+def _encoded(text: str) -> bytes:
+    """Return a text as UTF-8; what cannot be written so, as in file names of other encodings, becomes escapes."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _earlier(folder: Path) -> list[str]:
@@ -163,14 +168,5 @@ def _replace(target: Path, contents: bytes) -> None:
     """Write a file in one step; one that has these contents already keeps its date."""
     if target.exists() and target.read_bytes() == contents:
         return
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(contents)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with atomic_path(target) as temporary:
+        temporary.write_bytes(contents)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evergrow.core.errors import FileFormatError, InputError
+from evergrow.core.escaping import printable
 from evergrow.records import AnalysisRecord, OtherKindError, RunRecord, read_analysis, read_record, scrub
 from evergrow.report.styles import style_of
 
@@ -243,7 +244,8 @@ def _folder_names(folders: Sequence[Path]) -> dict[Path, str]:
     """Return the last part of every folder's path, or the last two where that is not distinct."""
     last = Counter(folder.name for folder in folders)
     return {
-        folder: folder.name if last[folder.name] == 1 else f"{folder.parent.name}/{folder.name}" for folder in folders
+        folder: printable(folder.name if last[folder.name] == 1 else f"{folder.parent.name}/{folder.name}")
+        for folder in folders
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from evergrow.core.escaping import printable
 from evergrow.records import AnalysisRecord
 from evergrow.report.collect import RecordCollections
 from evergrow.report.contents import MAX_PANELS, Figure, curve_and_error, limited, mean_and_error, plain_label
@@ -352,10 +353,10 @@ def _width_series(records: Sequence[Record]) -> dict[str, list[Series]]:
         if not isinstance(width, int) or value is None:
             continue
         rest = {key: item for key, item in record.options.items() if key not in ("n_units", "random_state", "device")}
-        base = record.label.partition(" (")[0]
+        base = printable(record.label.partition(" (")[0])
         key = json.dumps([record.method, base, rest], sort_keys=True, default=str)
         names[key] = (base.removesuffix(" by width"), record.method)
-        place = f"{record.dataset.get('label', record.dataset['name'])}, {record.protocol['name']}"
+        place = printable(f"{record.dataset.get('label', record.dataset['name'])}, {record.protocol['name']}")
         lines.setdefault(place, {}).setdefault(key, {}).setdefault(width, []).append(100 * float(value))
     found: dict[str, list[Series]] = {}
     for place, here in lines.items():

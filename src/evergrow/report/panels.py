@@ -46,6 +46,7 @@ _SETTINGS: dict[str, Any] = {
     "grid.color": GRID,
     "grid.linewidth": 0.6,
     "path.simplify": True,
+    "text.parse_math": False,  # a dollar sign in somebody's name is a dollar sign
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from evergrow.core.escaping import printable
 from evergrow.records import RunRecord
 from evergrow.report.collect import Collection, RecordCollections
 from evergrow.report.contents import MAX_PANELS, Figure, curve_and_error, limited, mean_and_error, plain_label
@@ -291,7 +292,8 @@ def _by_name(runs: Sequence[RunRecord]) -> list[RunGroup]:
     """Return runs by data set and protocol; adapted and plain runs may have different features, but one name."""
     found: dict[str, list[RunRecord]] = {}
     for run in runs:
-        found.setdefault(f"{run.dataset.get('label', run.dataset['name'])}, {run.protocol['name']}", []).append(run)
+        title = printable(f"{run.dataset.get('label', run.dataset['name'])}, {run.protocol['name']}")
+        found.setdefault(title, []).append(run)
     return [RunGroup(title, _titled(here)) for title, here in found.items()]
 
 
@@ -402,6 +404,7 @@ _PAIRS = 10
 
 
 def _cut(name: str, most: int = 17) -> str:
+    name = printable(name)
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from evergrow.core.errors import UnknownNameError
+from evergrow.core.escaping import printable
 from evergrow.core.registry import nearest
 from evergrow.records import AnalysisRecord
 from evergrow.tables.metric import METRICS, Metric, Record
@@ -175,7 +176,7 @@ _HOW = ("device", "solver", "dtype", "verbose")
 
 
 def _titles(keys: Sequence[Key], texts: Sequence[str]) -> dict[str, str]:
-    """Return a title for each distinct key, in order; equal names get the settings in which they differ."""
+    """Return a printable title for each distinct key, in order; equal names get the settings in which they differ."""
     distinct = dict(zip(texts, keys))
     names: dict[str, list[str]] = {}
     for text, (name, _) in distinct.items():
@@ -183,7 +184,7 @@ def _titles(keys: Sequence[Key], texts: Sequence[str]) -> dict[str, str]:
     titles = dict.fromkeys(distinct, "")
     for name, rivals in names.items():
         titles |= _told_apart(name, {text: distinct[text][1] for text in rivals})
-    return titles
+    return {text: printable(title) for text, title in titles.items()}
 
 
 def _told_apart(name: str, rivals: dict[str, dict[str, Any]]) -> dict[str, str]:
