@@ -1,4 +1,4 @@
-"""``evergrow bench``: run a grid of experiments and show what came of it."""
+"""``evergrow bench``: run grids of experiments and compare their records."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def mechanism_command(
     return Answer(values, _analysis_lines(outcome), code=ExitCode(outcome.exit_code), done=_records_note(outcome))
 
 
-# -- what would run, and what came of it --------------------------------------------------------------------
+# -- plans and outcomes --------------------------------------------------------------------
 
 
 def _run_values(step: Any) -> dict[str, Any]:

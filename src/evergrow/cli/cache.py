@@ -1,4 +1,4 @@
-"""``evergrow cache``: what features are kept, and how to be rid of them."""
+"""``evergrow cache``: list and clear the features that were extracted earlier."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLUMNS = ("key", "what", "items", "size", "age", "backbone", "preset", "state"
 
 @command("cache list")
 def list_command(folder: Folder = None, as_json: Json = False) -> Answer:
-    """List what is kept, the newest first.
+    """List the features that are kept, the newest first.
 
     Exit codes: 0 listed.
     """
@@ -52,7 +52,7 @@ def clear_command(
     folder: Folder = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON; needs --yes.")] = False,
 ) -> Answer:
-    """Remove entries; what another process is writing stays.
+    """Remove entries; those that another process is writing stay.
 
     Exit codes: 0 all removed, 1 the question was answered with no, 2 the request makes no sense, 3 some are in use by
     another process and stay, the others are removed.
@@ -75,7 +75,7 @@ def clear_command(
 
 
 def _ask(cache: FeatureCache, chosen: list[CacheInfo]) -> None:
-    """Show what would go and ask whether it may; anything but yes ends the command."""
+    """Show the entries and ask whether they may go; anything but yes ends the command."""
     for line in _table(chosen):
         typer.echo(line)
     typer.confirm(f"remove {len(chosen)} from {printable(str(cache.root))}?", abort=True)

@@ -24,7 +24,7 @@ class Styled(str):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command has to say, for people and for programs.
+    """The outcome of a command, for people and for programs.
 
     Parameters
     ----------
@@ -33,11 +33,11 @@ class Answer:
     lines : list of str
         For people.
     cautions : list of str
-        What was done but deserves a look; any of them makes the exit code 1.
+        Remarks on work that is done but deserves a look; any of them makes the exit code 1.
     code : ExitCode, optional
         Another exit code than that.
     done : str
-        What has been written for good, in a few words: said where the answer itself cannot be printed.
+        The file that has been written for good, in a few words: said where the answer itself cannot be printed.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""``evergrow data``: say what a data set is and how it differs from what it should be."""
+"""``evergrow data``: describe a data set and compare it with the benchmark it is named after."""
 
 from __future__ import annotations
 

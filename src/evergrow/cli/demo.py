@@ -37,7 +37,7 @@ def demo_command(
 
 
 def _story(results: dict[str, Any]) -> list[str]:
-    """Return what came of the demonstration, for people."""
+    """Return the figures of the demonstration as lines."""
     from evergrow.cli.demonstration import HELD_BACK
 
     digit = results["forgotten_digit"]

@@ -28,7 +28,7 @@ PER_CLASS = {"train": 45, "test": 20}  # images of each digit: half a minute of 
 
 @dataclass(frozen=True)
 class DemoTask:
-    """What happened in one task.
+    """The outcome of one task.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def _spot_unknown(model: SCLClassifier, stream: DigitStream) -> float:
 
 
 def _forget(model: SCLClassifier, stream: DigitStream) -> dict[str, Any]:
-    """Forget a digit and report what became of it and of the others."""
+    """Forget a digit, and return how often it is still predicted and how accurate the others are."""
     digit = 8
     model.forget_classes([digit])
     X, _ = stream.part(stream.test, (digit,))

@@ -1,4 +1,4 @@
-"""``evergrow evaluate``: how good a model is on labelled data, and how well it spots what it never learned."""
+"""``evergrow evaluate``: accuracy of a model on labelled data, and how well it spots classes it never learned."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def evaluate_command(
     weights: Weights = None,
     as_json: Json = False,
 ) -> Answer:
-    """Compare a model's answers with labels: accuracy, every class, and what is taken for what.
+    """Compare a model's answers with labels: accuracy, every class, and which classes are confused.
 
     Of data with a training and a test part the test part is used, else all of it. Classes in DATA that the model never
     learned count neither as right nor as wrong; they are used, as those of --unknown are, to see whether it notices.
@@ -81,7 +81,7 @@ def _cautions(result: Evaluation, min_accuracy: float | None) -> list[str]:
 
 
 def evaluation_lines(result: Evaluation) -> list[str]:
-    """Return an evaluation for people: the figures, the worst classes and what is taken for what."""
+    """Return an evaluation for people: the figures, the worst classes and the commonest mistakes."""
     lines = facts(
         [
             ("accuracy", f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}"),

@@ -26,7 +26,7 @@ _ArgumentsError: type[Exception] = typer.BadParameter.__mro__[2]  # the root of 
 
 
 class ExitCode(IntEnum):
-    """What a command tells the shell; docs/cli.md lists them for people."""
+    """Exit codes of all commands; docs/cli.md lists them for people."""
 
     OK = 0
     LOOK = 1
@@ -44,9 +44,9 @@ class PrintError(Exception):
     Parameters
     ----------
     done : str
-        What the command has written for good; empty where it changes nothing.
+        Sentence on the file that was written for good; empty where the command changes nothing.
     cause : OSError
-        What printing failed with.
+        The error of printing.
     """
 
     def __init__(self, done: str, cause: OSError) -> None:
@@ -68,7 +68,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return what an error means to the user of a command.
+    """Return exit code and message of an error.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _usage(error: Any) -> str:
-    """Return what is wrong with the arguments, and where to read about them."""
+    """Return the fault of the arguments, and where to read about them."""
     path = getattr(getattr(error, "ctx", None), "command_path", "evergrow")
     return one_line(f"{error.format_message().rstrip('.')} ({path} --help shows what there is)")
 
@@ -150,7 +150,7 @@ class CommandGroup(TyperGroup):
 
 
 def _leave(error: Exception, command: str, as_json: bool) -> NoReturn:
-    """Say what went wrong and end the process."""
+    """Print an error and end the process."""
     cause = error.cause if isinstance(error, PrintError) else error
     if isinstance(cause, OSError) and cause.errno == errno.EPIPE and not getattr(error, "done", ""):
         silence(sys.stdout)  # the reader has had enough, which is no error of ours
@@ -210,7 +210,7 @@ def mend_streams() -> None:
 
 
 def flush() -> None:
-    """Send off what was printed, so that a failure shows now and not while Python ends."""
+    """Send off everything printed so far, so that a failure shows now and not while Python ends."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -218,7 +218,7 @@ def flush() -> None:
 
 
 def silence(stream: Any) -> None:
-    """Let what a stream still holds go nowhere, so that Python can end without a second complaint."""
+    """Drop the text that a stream still holds, so that Python can end without a second complaint."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evergrow.cli.console import Answer, plural
-from evergrow.cli.models import Running, load_model
+from evergrow.cli.models import Running, check_target, load_model
 from evergrow.cli.options import Json, ModelFile, Weights
 from evergrow.cli.registry import command
-from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.export.onnx_export import ExportReport
@@ -60,8 +59,7 @@ def export_command(
     """
     from evergrow.export.onnx_export import ExportConfig, export_learner
 
-    if onnx.exists() and not force:
-        raise ParameterError(f"--onnx must not exist yet, got {onnx}; add --force to replace it")
+    check_target("--onnx", onnx, force=force)
     config = ExportConfig(fold=fold, fold_radius=fold_radius, opset=opset, check=check)
     if fold_tolerance is not None:
         config = replace(config, fold_tolerance=fold_tolerance)

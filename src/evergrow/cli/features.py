@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from evergrow.cli.console import Answer
+from evergrow.cli.models import check_target
+from evergrow.cli.options import Json
 from evergrow.cli.registry import command
 
 
@@ -26,7 +28,7 @@ def features_command(
     skip: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor fill the feature cache.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    as_json: Json = False,
 ) -> Answer:
     """Run a backbone over a data set and write the features.
 
@@ -53,10 +55,7 @@ def features_command(
 
     if out.suffix not in SUFFIXES:
         raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
-    if out.exists() and not force:
-        raise ParameterError(f"--out must not exist yet, got {out}; add --force to overwrite it")
-    if not out.parent.is_dir():
-        raise ParameterError(f"--out must lie in an existing folder, got {out}")
+    check_target("--out", out, force=force)
     loaded = load_data(data)
     if isinstance(loaded, FeatureSet):
         raise InputError(f"data must be images or texts, got features already: {data}")

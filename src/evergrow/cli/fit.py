@@ -13,6 +13,7 @@ import typer
 
 from evergrow.cli.console import Answer, percent, plural, warn_line
 from evergrow.cli.models import (
+    REPLACING,
     Running,
     adapted_note,
     change_values,
@@ -80,7 +81,7 @@ def fit_command(
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
 
-    check_target("--model", model, force=force)
+    check_target("--model", model, force=force, existing=REPLACING)
     if not 0 <= holdout < 1:
         raise ParameterError(f"--holdout must be a share from 0 to below 1, got {holdout:g}")
     config = _adaptation(adapt, epochs)
@@ -109,7 +110,7 @@ def fit_command(
 
 
 def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
-    """Return how the backbone is to be adapted; what is wrong with it is said before anything is read."""
+    """Return the settings of the adaptation; wrong ones are refused before anything is read."""
     from evergrow.learner.tuning import adaptation
 
     config = adaptation(adapt)
@@ -156,7 +157,7 @@ def _remove(checkpoint: Path | None) -> list[str]:
 
 
 def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None]:
-    """Return what to learn and what to test with."""
+    """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
     from evergrow.datasets.options import DataOptions

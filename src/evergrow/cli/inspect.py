@@ -1,4 +1,4 @@
-"""``evergrow inspect``: what a model knows, what it is made of, and what happened to it."""
+"""``evergrow inspect``: classes, layer, backbone and history of a model."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers about all items, and what could not be read."""
+    """The answers about all items, and the items that could not be read."""
 
     rows: list[Row]
     measure: str
@@ -181,13 +181,13 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What is asked about: the samples, and a name of each for people."""
+    """The samples of a question, with a name of each for people."""
 
     samples: Samples
     names: list[str]
 
 
-# -- what is asked about ------------------------------------------------------------------------------------
+# -- the question -------------------------------------------------------------------------------------------
 
 
 def gather(kind: str, items: list[str], texts: list[str]) -> Asked:

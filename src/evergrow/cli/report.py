@@ -54,7 +54,7 @@ def _name_left_out(outcome: Report) -> None:
 
 
 def _lines(outcome: Report) -> list[str]:
-    """Return what was written and what was not run, for people."""
+    """Return the page, its size and the results that were not run as lines."""
     lines = [f"{outcome.page}: {len(outcome.figures)} panels of figures, {len(outcome.tables)} tables"]
     lines += [
         f"not run: {entry.title}" + (f"  ->  {entry.command}" if entry.command else "") for entry in outcome.not_run

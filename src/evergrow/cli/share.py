@@ -9,6 +9,7 @@ import typer
 
 from evergrow.cli.console import Answer, plural
 from evergrow.cli.models import (
+    REPLACING,
     change_values,
     check_target,
     classes_note,
@@ -39,7 +40,7 @@ def spawn_command(model: ModelFile, output: Output, as_json: Json = False) -> An
 
     Exit codes: 0 written, 2 bad input or the file exists.
     """
-    check_target("--output", output, force=False)
+    check_target("--output", output, force=False, existing="choose another name")
     load_model(model).spawn().save(output)  # a beginning, not a change: its history starts with what it is taught
     values = {"model": str(output), "parent": str(model), "n_classes": 0}
     line = f"{output} has the layer of {model} and knows nothing yet: teach it with evergrow update"
@@ -77,7 +78,7 @@ def merge_command(
 
     if len(models) < 2:
         raise ParameterError(f"MODEL must be given at least twice, got {len(models)}")
-    check_target("--output", output, force=force)
+    check_target("--output", output, force=force, existing=REPLACING)
     learner, origin = load_model(models[0]), None if base is None else load_model(base)
     known = set(learner.classes_.tolist())
     samples = sum(learner.n_samples_.values())

@@ -25,7 +25,7 @@ def render(comparison: Comparison, format: str = "markdown") -> str:
     Parameters
     ----------
     comparison : Comparison
-        What to print.
+        The table.
     format : {"table", "markdown", "latex", "csv"}
         ``"table"`` is plain text with ``*`` at the best and ``+`` at the second of every column.
 
