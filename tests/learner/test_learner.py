@@ -664,7 +664,7 @@ def test_birds_learned_in_two_steps_equal_birds_learned_at_once(shared: Path, bi
 
 
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[3] / "docs" / "learner.md"
+    page = Path(__file__).parents[2] / "docs" / "learner.md"
     blocks = page.read_text(encoding="utf-8").split("```python\n")[1:]
     assert len(blocks) >= 4
     monkeypatch.chdir(tmp_path)
