@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.cli.conftest import NAMES, clouds, write_features
 
+from evergrow.core.archive import Archive, write_archive
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import locked_model, open_model
 
@@ -114,13 +115,14 @@ def test_damaged_model_is_refused(shell, model, later, damage):
     elif damage == "flipped":
         data[-3] ^= 1
         model.write_bytes(data)
+    elif damage == "other":
+        write_archive(model, Archive("other", {}))
     else:
         with safe_open(model, framework="pt") as file:
             text = file.metadata()["evergrow"]
-        old, new = ('"schema": 1', '"schema": 99') if damage == "newer" else ('"kind": "Learner"', '"kind": "Other"')
-        assert old in text
-        save_file(load_file(model), model, metadata={"evergrow": text.replace(old, new)})
-    said = {"cut": "m.evg must be", "flipped": "checksum", "newer": "newer evergrow", "other": "hold a Learner"}[damage]
+        assert '"schema": 2' in text
+        save_file(load_file(model), model, metadata={"evergrow": text.replace('"schema": 2', '"schema": 99')})
+    said = {"cut": "m.evg must be", "flipped": "checksum", "newer": "newer evergrow", "other": "known kind"}[damage]
     before = model.read_bytes()
     for command in (["update", model, later], ["inspect", model], ["predict", model, later], ["forget", model, "ant"]):
         assert said in shell.error(*command)

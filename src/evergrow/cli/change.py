@@ -58,7 +58,7 @@ def update_command(
     running = Running(on_error, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
         started = time.perf_counter()
-        samples = read_labelled(data, "train", learner.info()["kind"])
+        samples = read_labelled(data, "train", learner.kind_)
         before = learned_data(learner.history_)
         learner.partial_fit(samples)
         twice = before & set(learner.history_[-1].data)

@@ -30,7 +30,7 @@ from evergrow.core.errors import ParameterError
 if TYPE_CHECKING:
     from evergrow.learner.intake import Samples
     from evergrow.learner.learner import Learner
-    from evergrow.training.fsa import FsaConfig
+    from evergrow.training.settings import FsaConfig
 
 
 @command("fit", panel="Learn")
@@ -111,14 +111,14 @@ def fit_command(
 
 def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
     """Return the settings of the adaptation; wrong ones are refused before anything is read."""
-    from evergrow.learner.tuning import adaptation
+    if adapt is None:
+        if epochs is not None:
+            raise ParameterError(f"--epochs must go with --adapt, got {epochs} epochs and nothing to train")
+        return None
+    from evergrow.training.adaptation import adaptation_config
 
-    config = adaptation(adapt)
-    if epochs is None:
-        return config
-    if config is None:
-        raise ParameterError(f"--epochs must go with --adapt, got {epochs} epochs and nothing to train")
-    return config.changed(epochs=epochs)
+    config = adaptation_config(adapt)
+    return config if config is None or epochs is None else config.changed(epochs=epochs)
 
 
 def _check_checkpoint(checkpoint: Path | None, model: Path, config: FsaConfig | None) -> None:

@@ -131,19 +131,21 @@ def settle_model(learner: Learner, wanted: bool) -> tuple[dict[str, Any] | None,
     """Solve for the class weights, if that is wanted, and return the outcome for programs and for people."""
     if not wanted:
         return None, []
-    from evergrow.learner.solutions import export_solution
-
-    before, _ = export_solution(learner.head_)  # narrow layers are solved by the update itself
+    before = _ridge(learner)  # narrow layers are solved by the update itself
     started = time.perf_counter()
     learner.settle()
-    seconds = time.perf_counter() - started
-    tensors, found = export_solution(learner.head_)
-    values = {"solved": bool(tensors), "seconds": seconds, "ridge": found.get("alpha")}
-    if not tensors:
+    seconds, ridge = time.perf_counter() - started, _ridge(learner)
+    values = {"solved": ridge is not None, "seconds": seconds, "ridge": ridge}
+    if ridge is None:
         return values, [f"nothing to settle: models of method {learner.method} have no solution to keep"]
-    took = "already" if before else f"in {seconds:.1f} s"
-    line = f"settled {took}: class weights and ridge ({found['alpha']:.4g}) are in the file, no answer solves for them"
-    return values, [line]
+    took = "already" if before is not None else f"in {seconds:.1f} s"
+    return values, [f"settled {took}: class weights and ridge ({ridge:.4g}) are in the file, no answer solves for them"]
+
+
+def _ridge(learner: Learner) -> float | None:
+    """Return the ridge of a solution that is there to be kept; None where there is none."""
+    solution = learner.head_.solution()
+    return None if solution is None else solution.meta.get("alpha")
 
 
 def classes_note(classes: tuple[str, ...], what: str) -> str:

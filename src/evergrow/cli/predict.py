@@ -83,7 +83,7 @@ def predict_command(
     if out is not None:
         check_target("--out", out)
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
-    asked = gather(learner.info()["kind"], list(items or ()), list(text or ()))
+    asked = gather(learner.kind_, list(items or ()), list(text or ()))
     answers = ask(learner, asked, top=top, false_alarm=false_alarm if reject_unknown else None)
     cautions = []
     if answers.left_out:
@@ -311,7 +311,7 @@ def ask(learner: Learner, asked: Asked, *, top: int = 1, false_alarm: float | No
     """
     threshold = None if false_alarm is None else learner.threshold(false_alarm)
     features = learner.features(asked.samples)
-    measure = "probability" if hasattr(learner.head_, "predict_proba") else "score"
+    measure = "probability" if learner.head_.can("probabilities") else "score"
     values = learner.predict_proba(features.X) if measure == "probability" else learner.decision_function(features.X)
     novelty = None if threshold is None else learner.novelty_score(features.X)
     ranked = _ranked(learner.classes_, values, top)
