@@ -93,7 +93,7 @@ def test_rollback_gives_the_bytes_back(shell, model, later):
         (["rollback", "m.evg"], "n must be at most 0"),
         (["update", "empty", "later.npz"], "model must be an existing file, got 'empty'"),
         (["update", "absent.evg", "later.npz"], "model must be an existing file, got 'absent.evg'"),
-        (["update", "first.npz", "later.npz"], "first.npz must be a whole evergrow model"),
+        (["update", "first.npz", "later.npz"], "first.npz must be an evergrow file"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(shell, model, later, arguments, message):
