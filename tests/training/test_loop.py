@@ -354,10 +354,10 @@ def test_crops_are_resized_as_evaluation_is(wanted: Any) -> None:
     seen = replace(SEEN, interpolation=wanted)
     config = TrainConfig(interpolation="evaluation", crop_scale=(1.0, 1.0))
     source = TrainingSeed(0, ("test",))
-    made = training_images(items, y, config, preprocessing=seen, stream=source, device=torch.device("cpu"))
+    made = training_images(items, y, config, preprocessing=seen, seeds=source, device=torch.device("cpu"))
     assert made._transform.interpolation == wanted
     assert len(next(iter(made.epoch(0)))[0]) == 6
-    other = training_images(items, y, TrainConfig(), preprocessing=seen, stream=source, device=torch.device("cpu"))
+    other = training_images(items, y, TrainConfig(), preprocessing=seen, seeds=source, device=torch.device("cpu"))
     assert other._transform.interpolation == "bilinear"
     with pytest.raises(ParameterError, match="interpolation"):
         TrainConfig(interpolation="nearest")  # type: ignore[arg-type]

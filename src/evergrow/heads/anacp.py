@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from evergrow.core.seeding import derive_seed, generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.maps import ContrastMap, layer_map
 from evergrow.heads.prototypes import SharedGaussian, target_prototypes
 from evergrow.heads.random_layer import empty_model, one_hot
 from evergrow.heads.ridge_model import RidgeModel
@@ -104,6 +105,8 @@ class AnaCPClassifier(IncrementalClassifier):
     >>> model.score(X, y) > 0.93
     True
     """
+
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
 
     def __init__(
         self,
@@ -215,9 +218,24 @@ class AnaCPClassifier(IncrementalClassifier):
         codes = torch.arange(len(means), device=means.device).repeat_interleave(count)
         return means[codes] + noise @ lower.T, codes
 
-    def _scores(self, Z: Tensor) -> Tensor:
+    def _solve_order(self) -> float:
+        return self.n_units
+
+    def _settle(self) -> None:
         if "_classifier" not in vars(self):
             self._solve()
+
+    def linear_map(self) -> ContrastMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        self._settle()
+        maps = self._maps
+        heads = tuple(layer_map(part, weights) for part, weights in zip(self._heads, maps.heads, strict=True))
+        classifier = self._classifier.cpu().to(maps.output.dtype)
+        return ContrastMap(heads, maps.prototypes.cpu(), maps.output.cpu(), classifier)
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        self._settle()
         classifier = self._classifier.to(self._work_dtype())
         return torch.cat([H @ classifier for _, H in self._lift(normalize(Z, "l2"))]).to(Z.dtype)
 

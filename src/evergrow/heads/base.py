@@ -17,6 +17,7 @@ from evergrow.core.devices import resolve_device
 from evergrow.core.errors import FileFormatError, InputError, LabelError
 from evergrow.core.registry import Registry
 from evergrow.core.validation import check_matrix
+from evergrow.heads.abilities import Abilities
 from evergrow.heads.estimator import Estimator, not_fitted
 from evergrow.heads.labels import LabelUpdate, as_labels, update_labels
 
@@ -26,12 +27,13 @@ HEADS: Registry[type[IncrementalClassifier]] = Registry("method")
 COMPUTE_DTYPE = torch.float64
 
 
-class IncrementalClassifier(Estimator, ABC):
+class IncrementalClassifier(Abilities, Estimator, ABC):
     """A classifier that learns batch by batch over an open set of classes.
 
     A head implements five hooks: :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the
     pair :meth:`_export` / :meth:`_import`. ``_learn`` must either succeed or leave the head unchanged; the
-    base commits the labels only after it returns.
+    base commits the labels only after it returns. What a head can do beyond that it names in ``abilities``; see
+    :mod:`evergrow.heads.abilities`.
 
     Attributes
     ----------
@@ -174,7 +176,7 @@ class IncrementalClassifier(Estimator, ABC):
         ndarray of shape (n, C), or (n,) for two classes
             Larger means more likely.
         """
-        scores = self._class_scores(X)
+        scores = self.class_scores(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -190,11 +192,17 @@ class IncrementalClassifier(Estimator, ABC):
         ndarray of shape (n,)
             Labels of the kind that was learned.
         """
-        scores = self._class_scores(X)
+        scores = self.class_scores(X)
         return np.asarray(self.classes_[scores.argmax(axis=1)])
 
-    def _class_scores(self, X: Any) -> NDArray[np.float64]:
-        """Return scores (n, C) whatever the number of classes."""
+    def class_scores(self, X: Any) -> NDArray[np.float64]:
+        """Return scores (n, C), one column per entry of ``classes_`` whatever their number.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Features.
+        """
         self._require_fitted()
         return np.asarray(self._scores(self._features(X, self.device_, reset=False)).cpu().numpy())
 

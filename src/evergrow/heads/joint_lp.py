@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.maps import LayerMap, layer_map
 from evergrow.heads.readout import Readout, solve_readout
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import DenseState
@@ -58,6 +59,8 @@ class JointLinearProbe(IncrementalClassifier):
     >>> model.score(X, y) > 0.93
     True
     """
+
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
 
     def __init__(
         self,
@@ -124,9 +127,30 @@ class JointLinearProbe(IncrementalClassifier):
         moved[places[old]] = old
         return torch.cat([self._kept, Z.to(torch.float32)]), torch.cat([moved[self._codes], codes])
 
-    def _scores(self, Z: Tensor) -> Tensor:
+    def _solve_order(self) -> float:
+        return self._model.state.order if self.solver == "analytic" else math.inf
+
+    def _settle(self) -> None:
         if "_readout" not in vars(self):
             self._readout = self._solve() if self.solver == "analytic" else self._train()
+
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        self._settle()
+        weights = self._readout.weights.cpu()
+        if self.solver == "analytic":
+            return layer_map(self._model, weights)
+        return LayerMap("l2", None, None, weights, weights.new_zeros(weights.shape[1]))
+
+    @property
+    def model_(self) -> RidgeModel | None:
+        """The statistics of the analytic solver, as a record that nobody changes; None for the other one."""
+        self._require_fitted()
+        return self._model if self.solver == "analytic" else None
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        self._settle()
         readout = self._readout
         if self.solver == "sgd":
             return normalize(Z, "l2") @ readout.weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.maps import HeadMap, VoteMap, layer_map
 from evergrow.heads.random_layer import empty_model
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import ClassGeometry, Discriminant, symmetric_eigh
@@ -73,6 +74,8 @@ class KLDAClassifier(IncrementalClassifier):
     True
     """
 
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
+
     def __init__(
         self,
         n_units: int = 5000,
@@ -121,9 +124,24 @@ class KLDAClassifier(IncrementalClassifier):
         self._members = members
         self.__dict__.pop("_readouts", None)
 
-    def _scores(self, Z: Tensor) -> Tensor:
+    def _solve_order(self) -> float:
+        return max(member.state.order for member in self._members)
+
+    def _settle(self) -> None:
         if "_readouts" not in vars(self):
             self._readouts = [self._solve(member) for member in self._members]
+
+    def linear_map(self) -> HeadMap:
+        """Return what the head computes as plain matrices, on the CPU; several members vote."""
+        self._require_fitted()
+        self._settle()
+        # Scores are twice the linear discriminant; see _logits.
+        pairs = zip(self._members, self._readouts, strict=True)
+        members = tuple(layer_map(member, readout.weights, readout.offset, 2.0) for member, readout in pairs)
+        return members[0] if len(members) == 1 else VoteMap(members)
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        self._settle()
         if len(self._members) == 1:
             return self._logits(0, Z)
         votes = [torch.softmax(self._logits(index, Z), dim=1) for index in range(len(self._members))]

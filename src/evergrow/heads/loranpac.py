@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.maps import LayerMap
 from evergrow.heads.random_layer import one_hot
 from evergrow.linalg.state import take_columns
 from evergrow.linalg.truncated import TruncatedBasis
@@ -79,6 +80,8 @@ class LoRanPACClassifier(IncrementalClassifier):
     >>> model.score(X / 16, y) > 0.95, model.rank_
     (True, 300)
     """
+
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
 
     def __init__(
         self,
@@ -155,9 +158,23 @@ class LoRanPACClassifier(IncrementalClassifier):
         self._layer, self._kept, self._cross, self._count = layer, kept, cross, count
         self.__dict__.pop("_weights", None)
 
-    def _scores(self, Z: Tensor) -> Tensor:
+    def _solve_order(self) -> float:
+        return self._kept.rank
+
+    def _settle(self) -> None:
         if "_weights" not in vars(self):
             self._weights = self._kept.solve(self._cross, float(self.alpha))
+
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        self._settle()
+        weights = self._weights.cpu()
+        constant = weights.new_zeros(weights.shape[1])
+        return LayerMap("none", self._layer.units(), weights, None, constant, weights.dtype)
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        self._settle()
         parts = [H @ self._weights for _, H in self._layer.iter_transform(Z.to(self._weights.dtype))]
         return torch.cat(parts).to(Z.dtype)
 

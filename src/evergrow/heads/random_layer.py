@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_number
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.maps import LayerMap, layer_map
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import RidgeSolution, create_state
 from evergrow.projections import Projection
@@ -52,6 +53,7 @@ class RandomLayerRidge(IncrementalClassifier):
     regression on all of them together.
     """
 
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
     n_units: int
     alpha: float
     random_state: Any
@@ -105,6 +107,17 @@ class RandomLayerRidge(IncrementalClassifier):
             torch.mm(H, weights, out=out[rows])
         return out
 
+    def _solve_order(self) -> float:
+        return self._model.state.order
+
+    def _settle(self) -> None:
+        self._solved()
+
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        return layer_map(self._model, self._solved().weights)
+
     def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return self._model.tensors(), {"model": self._model.settings(), "seed": self._seed}
 
@@ -113,6 +126,12 @@ class RandomLayerRidge(IncrementalClassifier):
         self._commit(RidgeModel.restore(tensors, meta["model"], self.device_))
 
     # -- looking inside ---------------------------------------------------------------------------------
+
+    @property
+    def model_(self) -> RidgeModel:
+        """The layer and the statistics behind it, as a record that nobody changes."""
+        self._require_fitted()
+        return self._model
 
     @property
     def layer_(self) -> Projection:

@@ -19,6 +19,7 @@ from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.progress import Meter
 from evergrow.heads.moments import ClassMoments
 from evergrow.linalg import FORMS, RidgeState, safe_cholesky
+from evergrow.linalg.joining import join_states
 from evergrow.projections import PROJECTIONS, Projection
 from evergrow.projections.normalize import normalize
 
@@ -168,6 +169,54 @@ class RidgeModel:
         counts = select_counts(self.counts, mine) + select_counts(other.counts, theirs).to(self.counts.device)
         lineage = self.lineage | other.lineage
         return dataclasses.replace(self, state=state, counts=counts, moments=moments, lineage=lineage)
+
+    def join(
+        self, other: RidgeModel, base: RidgeModel, places: tuple[Sequence[int], Sequence[int], Sequence[int]]
+    ) -> RidgeModel:
+        """Return what this model and another know that both went on from ``base``, whose samples count once.
+
+        Parameters
+        ----------
+        other, base : RidgeModel
+            With the same layer.
+        places : three sequences of int
+            Where the classes of this model, of the other and of the base are in the union; -1 where one lacks a class.
+
+        Raises
+        ------
+        MergeError
+            If the layers differ, if the base is not part of both, or if second moments are kept per class.
+        """
+        models = (self, other, base)
+        self._check_joinable(other, base)
+        counts = [select_counts(model.counts.cpu(), index) for model, index in zip(models, places, strict=True)]
+        if bool((counts[2] > torch.minimum(counts[0], counts[1])).any()):
+            raise MergeError("base must be part of both learners, but it has more samples of a class than one of them")
+        states = []
+        for model, index in zip(models, places, strict=True):
+            states.append(model.state.branch())
+            states[-1].select_targets(index)
+        return dataclasses.replace(
+            self,
+            state=join_states(*states),
+            counts=(counts[0] + counts[1] - counts[2]).to(self.counts.device),
+            lineage=self.lineage | other.lineage,
+        )
+
+    def _check_joinable(self, other: RidgeModel, base: RidgeModel) -> None:
+        for model in (other, base):
+            if self.normalization != model.normalization or not self.projection.same_map(model.projection):
+                raise MergeError("learners to merge must share one frozen layer with their base, got different ones")
+        if any(model.moments is not None for model in (self, other, base)):
+            raise MergeError("learners with class_moments cannot be merged by a base: let one start from spawn()")
+        common = self.lineage & other.lineage
+        if not base.lineage or not base.lineage <= common:
+            raise MergeError("base must be what both learners began as, but one of them did not learn its first batch")
+        if common - base.lineage:
+            raise MergeError(
+                "learners must have gone on separately, but both merged the same "
+                f"{len(common - base.lineage)} learners since"
+            )
 
     def empty(self) -> RidgeModel:
         """Return a model with the same layer that has learned nothing."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.maps import LayerMap
 from evergrow.projections.normalize import normalize
 
 
@@ -42,6 +45,7 @@ class SimpleCILClassifier(IncrementalClassifier):
     ['east', 'north']
     """
 
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "linear-map"})
     _sums: Tensor
     _counts: Tensor
 
@@ -70,11 +74,23 @@ class SimpleCILClassifier(IncrementalClassifier):
         # The cosine does not care how long the prototype is, so sums do as well as means.
         return normalize(Z, "l2") @ normalize(self._sums, "l2").T
 
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        linear = normalize(self._sums, "l2").T.cpu()
+        return LayerMap("l2", None, None, linear, linear.new_zeros(linear.shape[1]))
+
     def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {"sums": self._sums.T, "counts": self._counts}, {}
 
     def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         self._sums, self._counts = tensors["sums"].T.contiguous(), tensors["counts"]
+
+    @property
+    def class_counts_(self) -> NDArray[np.int64]:
+        """Samples learned of each class."""
+        self._require_fitted()
+        return np.asarray(self._counts.cpu().numpy())
 
     @property
     def prototypes_(self) -> Any:

@@ -85,6 +85,11 @@ class AutoState(RidgeState):
         return self.inner.kind
 
     @property
+    def order(self) -> int:
+        """Order of the system that a solve factors."""
+        return self.inner.order
+
+    @property
     def count(self) -> int:  # type: ignore[override]
         """Net number of rows learned."""
         return self.inner.count

@@ -86,6 +86,11 @@ class CompactState(RidgeState):
         """Number of directions kept."""
         return int(self.basis.shape[1])
 
+    @property
+    def order(self) -> int:
+        """Order of the system that a solve factors."""
+        return self.rank
+
     def error_bound(self, alpha: float) -> float:
         """Bound on the relative change of the dual coefficients that dropping has caused."""
         return self.dropped / check_alpha(alpha)

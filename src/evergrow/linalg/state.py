@@ -115,6 +115,11 @@ class RidgeState(ABC):
         """Number of target columns."""
         return int(self.cross.shape[1])
 
+    @property
+    def order(self) -> int:
+        """Order of the system that a solve factors."""
+        return self.n_features
+
     def update(self, H: Tensor, Y: Tensor) -> None:
         """Learn rows ``H`` (n, L) with targets ``Y`` (n, C)."""
         self.accumulate([(H, Y)])

@@ -14,6 +14,7 @@ from evergrow.core.errors import NotFittedError, ParameterError
 from evergrow.core.registry import Registry
 from evergrow.core.validation import check_matrix
 from evergrow.projections.activations import ACTIVATIONS
+from evergrow.projections.layers import ReadoutParts, Units
 
 CHUNK_BYTES = 256 * 2**20
 """The largest matrix of activations that is ever held at once, unless a caller states another bound."""
@@ -83,6 +84,20 @@ class Projection(ABC):
         for start in range(0, Z.shape[0], step):
             rows = slice(start, min(start + step, Z.shape[0]))
             yield rows, self.transform(Z[rows])
+
+    @property
+    def gain(self) -> float:
+        """What all activations are multiplied by."""
+        return 1.0
+
+    def units(self) -> Units:
+        """Return the random units as matrices, on the CPU."""
+        weights, bias = self._layer()
+        return Units(weights.cpu(), bias.cpu(), self.activation, self.gain)
+
+    def readout_parts(self, weights: Tensor) -> ReadoutParts:
+        """Sort class weights (n_outputs, C), on the CPU, by what they weigh: random units, features, a constant."""
+        return ReadoutParts(self.units(), weights, None, weights.new_zeros(weights.shape[1]))
 
     def to(self, device: torch.device) -> Self:
         """Move the units to a device."""

@@ -128,9 +128,14 @@ class FourierProjection(Projection):
         self.bias = torch.cat(phases)[: self.requested].to(Z.device)
         return self
 
+    @property
+    def gain(self) -> float:
+        """What all activations are multiplied by, so that their inner products approximate the kernel."""
+        return math.sqrt(2.0 / self.n_units)
+
     def transform(self, Z: Tensor) -> Tensor:
         """Return the features (n, L), scaled so that their inner products approximate the kernel."""
-        return super().transform(Z).mul_(math.sqrt(2.0 / self.n_units))
+        return super().transform(Z).mul_(self.gain)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings, for saving."""

@@ -10,6 +10,7 @@ from typing_extensions import Self
 
 from evergrow.core.validation import check_matrix
 from evergrow.projections.base import PROJECTIONS, Projection
+from evergrow.projections.layers import ReadoutParts
 
 
 @PROJECTIONS.register("identity")
@@ -52,6 +53,12 @@ class IdentityProjection(Projection):
         """Return the rows, with a one appended where there is an intercept."""
         check_matrix("Z", Z, columns=self.n_features_in)
         return torch.cat([Z, Z.new_ones(Z.shape[0], 1)], dim=1) if self.intercept else Z
+
+    def readout_parts(self, weights: Tensor) -> ReadoutParts:
+        """Sort class weights by what they weigh; there are no units, and an intercept is a constant."""
+        width = self.n_features_in
+        constant = weights[width] if self.intercept else weights.new_zeros(weights.shape[1])
+        return ReadoutParts(None, None, weights[:width], constant)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings, for saving."""

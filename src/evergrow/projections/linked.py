@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from evergrow.core.errors import NotFittedError
 from evergrow.core.validation import check_matrix
 from evergrow.projections.base import PROJECTIONS, Projection
 from evergrow.projections.guided import GuidedProjection
+from evergrow.projections.layers import ReadoutParts, Units
 
 
 @PROJECTIONS.register("linked")
@@ -69,11 +71,29 @@ class LinkedProjection(Projection):
 
     def transform(self, Z: Tensor) -> Tensor:
         """Return units and scaled features side by side."""
-        mean = self.mean
-        if mean is None:
-            self._layer()  # raises NotFittedError
-            raise AssertionError("unreachable")
-        return torch.cat([self.inner.transform(Z), (Z - mean.to(Z)) * self.scale], dim=1)
+        centre = self._centre().to(Z)
+        return torch.cat([self.inner.transform(Z), (Z - centre) * self.scale], dim=1)
+
+    def units(self) -> Units:
+        """Return the inner layer's units."""
+        return self.inner.units()
+
+    def readout_parts(self, weights: Tensor) -> ReadoutParts:
+        """Sort class weights by what they weigh.
+
+        ``[units, (z - mean) scale] @ [A; B'] = units @ A + z @ (scale B') - mean @ (scale B')``
+        """
+        width = self.inner.n_outputs
+        inner = self.inner.readout_parts(weights[:width])
+        linear = weights[width:] * self.scale
+        constant = inner.constant - self._centre().cpu().to(weights) @ linear
+        both = linear if inner.linear is None else inner.linear + linear
+        return ReadoutParts(inner.units, inner.readout, both, constant)
+
+    def _centre(self) -> Tensor:
+        if self.mean is None:
+            raise NotFittedError(f"this {type(self).__name__} must be built before it can transform")
+        return self.mean
 
     def to(self, device: torch.device) -> Self:
         """Move units and centre to a device."""
