@@ -55,7 +55,7 @@ def test_every_family_gives_its_pooled_features(name: str) -> None:
         ("resnet101", {}, 224, 2048),
     ],
 )
-def test_the_large_architectures_run_from_a_image_to_features(
+def test_the_large_architectures_run_from_an_image_to_features(
     name: str, options: dict[str, int], size: int, n_features: int
 ) -> None:
     backbone = image_backbone(name, weights="random", **options)

@@ -217,7 +217,7 @@ def test_a_missing_image(images: ImageFiles, tmp_path: Path) -> None:
     assert len(result.features) == 22
 
 
-def test_a_image_that_the_system_refused_is_tried_again(
+def test_an_image_that_the_system_refused_is_tried_again(
     images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = decoding.decode_image

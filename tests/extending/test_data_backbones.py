@@ -39,8 +39,8 @@ from evergrow.datasets import (
     register_layout,
     register_scheme,
 )
+from evergrow.datasets.labelled import LabelledItems
 from evergrow.datasets.readers import FILE_FORMATS, LAYOUTS, SCHEMES
-from evergrow.datasets.reading import Reading
 from evergrow.learner.learner import Learner
 
 
@@ -54,9 +54,9 @@ def help_of(command: str) -> str:
 # -- data -----------------------------------------------------------------------------------------------------
 
 
-def read_haiku(path: Path) -> Reading:
+def read_haiku(path: Path) -> LabelledItems:
     texts = path.read_text().splitlines()
-    return Reading("haiku", Texts(tuple(texts)), [text.split()[0] for text in texts])
+    return LabelledItems("haiku", Texts(tuple(texts)), [text.split()[0] for text in texts])
 
 
 @pytest.fixture
@@ -64,15 +64,15 @@ def haiku(tmp_path: Path) -> Iterator[Path]:
     """A folder in a layout that evergrow does not know, and its reader."""
 
     @register_layout("haiku", fits=lambda folder: (folder / "poems.haiku").is_file())
-    def folder_of_haiku(folder: Path, options: DataOptions) -> Reading:
+    def folder_of_haiku(folder: Path, options: DataOptions) -> LabelledItems:
         return read_haiku(folder / "poems.haiku")
 
     @register_file_format("haiku", (".haiku",), by_name="last")
-    def file_of_haiku(path: Path, options: DataOptions) -> Reading:
+    def file_of_haiku(path: Path, options: DataOptions) -> LabelledItems:
         return read_haiku(path)
 
     @register_scheme("haiku")
-    def named_haiku(name: str, options: DataOptions) -> Reading:
+    def named_haiku(name: str, options: DataOptions) -> LabelledItems:
         return read_haiku(tmp_path / "poems" / f"{name}.haiku")
 
     folder = tmp_path / "poems"

@@ -102,7 +102,7 @@ def _without_folders(name: str) -> str:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """What is known of an entry.
+    """Description of an entry, for people.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ class FeatureCache:
         return CacheEntry(self.root / key)
 
     def list(self) -> list[CacheInfo]:
-        """Return what is known of every entry, the newest first; other folders in the root are not touched."""
+        """Return the descriptions of all entries, the newest first; other folders in the root are not touched."""
         try:
             names = [item.name for item in os.scandir(self.root) if _KEY.fullmatch(item.name) and _is_folder(item)]
         except FileNotFoundError:
@@ -187,7 +187,7 @@ class FeatureCache:
         return sorted(infos, key=lambda info: (info.created, info.key), reverse=True)
 
     def info(self, key: str) -> CacheInfo | None:
-        """Return what is known of one entry, None if it was removed meanwhile."""
+        """Return the description of one entry, None if it was removed meanwhile."""
         entry = self.entry(key)
         try:
             changed = entry.folder.stat().st_mtime
@@ -233,13 +233,13 @@ class FeatureCache:
         """
         if len(name) < _SHORTEST:
             raise ParameterError(f"key must have at least {_SHORTEST} characters, got {name!r}")
-        found = [info for info in self.list() if info.key.startswith(name)]
-        if not found:
+        matching = [info for info in self.list() if info.key.startswith(name)]
+        if not matching:
             raise UnknownNameError(f"key must be that of an entry in {self.root}, got {name!r}")
-        if len(found) > 1:
-            listed = ", ".join(info.key[:12] for info in found)
+        if len(matching) > 1:
+            listed = ", ".join(info.key[:12] for info in matching)
             raise ParameterError(f"key must stand for one entry, got {name!r} which fits {listed}")
-        return found[0]
+        return matching[0]
 
     def remove(self, key: str) -> None:
         """Remove an entry; one that is gone already is no error.

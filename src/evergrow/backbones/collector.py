@@ -1,4 +1,4 @@
-"""Where features go while they are made: to disk as long as it takes them, to memory otherwise."""
+"""A collector of features: on disk as long as there is room, in memory otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of an extraction."""
+"""Settings of an extraction, and their changes by keyword."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OnError = Literal["raise", "skip"]
 
 @dataclass(frozen=True)
 class ExtractConfig:
-    """How features are extracted.
+    """Settings of an extraction.
 
     Parameters
     ----------
