@@ -219,7 +219,7 @@ def test_a_damaged_entry_is_noticed_and_made_again(images: ImageFiles, root: Pat
 
 def interrupted(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Leave an unfinished entry of two shards."""
-    decode = images.decode_image
+    decode = decoding.decode_image
 
     def stop(source: Any, **options: Any) -> Any:
         if source.name == "011.png":
@@ -227,7 +227,7 @@ def interrupted(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch)
         return decode(source, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(images, "decode_image", stop)
+        patch.setattr(decoding, "decode_image", stop)
         with pytest.raises(KeyboardInterrupt):
             extract(Toy(), images, cache=root, **SMALL)
     return the_folder(root)

@@ -84,7 +84,7 @@ def test_a_real_network_gives_what_it_gives_by_hand(images: ImageFiles) -> None:
     backbone = create_backbone("test_resnet", weights="random", device="cpu")
     assert backbone.transform is not None
     by_hand = torch.cat(
-        [backbone.encode(backbone.transform(images.decode_image(images.raw(i)))[None]) for i in range(5)]
+        [backbone.encode(backbone.transform(decoding.decode_image(images.raw(i)))[None]) for i in range(5)]
     )
     result = extract(backbone, images.take(range(5)), cache=False, batch_size=2, workers=0)
     np.testing.assert_allclose(result.features, by_hand.numpy(), rtol=1e-4, atol=1e-5)
@@ -220,7 +220,7 @@ def test_a_missing_image(images: ImageFiles, tmp_path: Path) -> None:
 def test_a_image_that_the_system_refused_is_tried_again(
     images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = images.decode_image
+    decode = decoding.decode_image
 
     def refuse(source: Any, **options: Any) -> Any:
         if source.name == "006.png":
@@ -371,7 +371,7 @@ def test_a_killed_run_goes_on_at_its_last_whole_shard(images: ImageFiles, tmp_pa
 def test_a_resumed_run_looks_at_nothing_that_is_done(
     images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode, seen = images.decode_image, []
+    decode, seen = decoding.decode_image, []
 
     def stop_at_ten(source: Any, **options: Any) -> Any:
         seen.append(source.name)

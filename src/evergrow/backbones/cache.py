@@ -75,8 +75,7 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: Policy) -> str:
     >>> feature_key("00", spec, "auto") == feature_key("01", spec, "auto")
     False
     """
-    decisive = {name: value for name, value in spec.to_dict().items() if name != "weights"}
-    text = json.dumps([_FORMAT, stamp, decisive, policy], sort_keys=True)
+    text = json.dumps([_FORMAT, stamp, spec.decisive(), policy], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from evergrow.backbones.precision import Policy
-from evergrow.core.errors import ParameterError, UnknownNameError
-from evergrow.core.registry import nearest
+from evergrow.core.errors import ParameterError
+from evergrow.core.settings import with_changes
 
 OnError = Literal["raise", "skip"]
 
@@ -73,10 +73,4 @@ def _counts(value: object, least: int) -> bool:
 
 def configured(config: ExtractConfig | None, settings: dict[str, Any]) -> ExtractConfig:
     """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
-    known = [field.name for field in fields(ExtractConfig)]
-    for name in settings:
-        if name not in known:
-            raise UnknownNameError(
-                f"setting must be a field of ExtractConfig, got {name!r}; nearest: {nearest(name, known)}"
-            )
-    return replace(config or ExtractConfig(), **settings)
+    return with_changes(config or ExtractConfig(), settings, "setting of an extraction")

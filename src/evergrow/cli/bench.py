@@ -99,14 +99,18 @@ def mechanism_command(
     Exit codes: 0 all fine, 1 some analyses failed, 2 the spec or the data is wrong, 3 another process runs in the same
     folder, 130 interrupted: the same command goes on where this one stopped.
     """
+    from rich.console import Console
+
     from evergrow.bench.mechanism import load_mechanism, plan_mechanism, run_mechanism
+    from evergrow.bench.progress import LineReporter
 
     loaded = load_mechanism(spec)
     if dry_run:
         planned = plan_mechanism(loaded, output=output, retry_failed=retry_failed)
         values = {"analyses": [_analysis_values(step) for step in planned.steps]}
         return Answer(values, _planned_lines(planned, "analyses"))
-    outcome = run_mechanism(loaded, output=output, retry_failed=retry_failed, report=_report_analysis)
+    reporter = LineReporter(Console(stderr=True), "analyses")
+    outcome = run_mechanism(loaded, output=output, retry_failed=retry_failed, reporter=reporter)
     values = {"analyses": [_analysis_values(step) for step in outcome.steps]}
     return Answer(values, _analysis_lines(outcome), code=ExitCode(outcome.exit_code), done=_records_note(outcome))
 
@@ -163,9 +167,11 @@ def _run_lines(outcome: Any) -> list[str]:
 
 def _analysis_lines(outcome: Any) -> list[str]:
     """Return the figures of analyses that were on record, since those that ran have had their line."""
+    from evergrow.records import figures_text
+
     steps = outcome.steps
     lines = [
-        f"{step.action:6}  {step.run.run_id}  {step.run.title}  {_figures_text(step.figures)}".rstrip()
+        f"{step.action:6}  {step.run.run_id}  {step.run.title}  {figures_text(step.figures)}".rstrip()
         for step in steps
         if step.action != "run"
     ]
@@ -174,19 +180,6 @@ def _analysis_lines(outcome: Any) -> list[str]:
     if any(step.action == "failed" for step in steps):
         lines.append("some analyses failed earlier: --retry-failed runs them again")
     return lines
-
-
-def _report_analysis(step: Any, number: int, total: int) -> None:
-    """Print one line about an analysis that has run."""
-    error = step.record.error
-    said = f"{error['type']}: {error['message']}".partition("\n")[0] if error else _figures_text(step.figures)
-    note_line(f"[{number}/{total}] {step.status} | {step.run.title} | {said}")
-
-
-def _figures_text(figures: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {value:.4g}" if type(value) is float else f"{name} {value}" for name, value in figures.items()
-    )
 
 
 def _counted(words: Iterable[str]) -> str:

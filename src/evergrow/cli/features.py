@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer
 from evergrow.cli.models import check_target
-from evergrow.cli.options import Json
+from evergrow.cli.options import WEIGHT_SOURCES, Json
 from evergrow.cli.registry import command
+
+PRESETS = registered_names("evergrow.backbones.preprocess:PRESETS")
 
 
 @command("features")
@@ -19,9 +22,9 @@ def features_command(
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .npz or .safetensors.")],
     backbone: Annotated[str, typer.Option("--backbone", "-b", help="Name, or 'auto' for the best at hand.")] = "auto",
     weights: Annotated[
-        str | None, typer.Option(help="'bundled', 'hub', 'random' or a file; the best at hand by default.")
+        str | None, typer.Option(help=f"A file, or {WEIGHT_SOURCES}; the best at hand by default.")
     ] = None,
-    preset: Annotated[str, typer.Option(help="Preprocessing: 'timm', 'pilot' or 'pilot-cifar'.")] = "timm",
+    preset: Annotated[str, typer.Option(help=f"Preprocessing of images: {PRESETS}.")] = "timm",
     device: Annotated[str, typer.Option(help="'auto', 'cpu', 'cuda', ...")] = "auto",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Items per batch.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode images.")] = None,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import typer
 
 from evergrow.cli import MODULES
+from evergrow.cli.choices import NamesListingCommand
 from evergrow.cli.console import Answer, answer_with
 from evergrow.cli.exits import CommandGroup
 
@@ -108,7 +109,8 @@ def build_app() -> typer.Typer:
                 app.add_typer(groups[first], name=first)
             parent = groups[first]
         about = reflowed(entry.function.__doc__ or "")
-        parent.command(second or first, help=about, rich_help_panel=entry.panel)(_printing(entry))
+        settings = {"cls": NamesListingCommand, "help": about, "rich_help_panel": entry.panel}
+        parent.command(second or first, **settings)(_printing(entry))
     return app
 
 
