@@ -53,7 +53,7 @@ def features_command(
     from evergrow.backbones.settings import ExtractConfig
     from evergrow.core.errors import InputError, ParameterError
     from evergrow.datasets import FeatureSet, load_data, save_features
-    from evergrow.datasets.features import SUFFIXES
+    from evergrow.datasets.array_files import SUFFIXES
     from evergrow.training.features import featurize
 
     if out.suffix not in SUFFIXES:
