@@ -119,7 +119,7 @@ def test_every_registered_head_is_among_them() -> None:
 
 def test_a_head_of_another_kind_is_refused(tmp_path: Path) -> None:
     class Foreign(IncrementalClassifier):  # type: ignore[misc]
-        _check_params = _reset = _learn = _scores = _export = _import = lambda self, *args: None
+        _check_params = _reset = _learn = _scores = _contents = _restore = lambda self, *args: None
 
     with pytest.raises(ExportError, match="Foreign"):
         export_onnx(None, Foreign(), tmp_path / "x.onnx")

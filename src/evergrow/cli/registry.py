@@ -109,8 +109,9 @@ def build_app() -> typer.Typer:
                 app.add_typer(groups[first], name=first)
             parent = groups[first]
         about = reflowed(entry.function.__doc__ or "")
-        register = parent.command(second or first, cls=NamesListingCommand, help=about, rich_help_panel=entry.panel)
-        register(_printing(entry))
+        parent.command(second or first, cls=NamesListingCommand, help=about, rich_help_panel=entry.panel)(
+            _printing(entry)
+        )
     return app
 
 

@@ -14,18 +14,22 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import LabelError, MergeError, UnlearnError
+from evergrow.core.fields import Fields
 from evergrow.core.progress import meter
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.abilities import ABILITIES
 from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.diagnostics import describe, random_units
 from evergrow.heads.growing import KINDS, Grower, LayerSpec
 from evergrow.heads.labels import LabelUpdate, as_labels, check_kind, column_map, known_codes
 from evergrow.heads.maps import LayerMap, layer_map
+from evergrow.heads.migrations import model_part
 from evergrow.heads.novelty import NoveltyScorer
 from evergrow.heads.readout import Readout, row_energy, solve_readout, temperature
 from evergrow.heads.ridge_model import RidgeModel
+from evergrow.linalg import RIDGE_FORMS
 from evergrow.projections import BlockRecord, Projection
 from evergrow.projections.activations import ACTIVATIONS
 from evergrow.projections.scales import Scales, check_scales
@@ -54,7 +58,7 @@ class _Derived:
         return self.readout.minimiser if self.readout is not None else self.last_alpha
 
 
-@HEADS.register("scl-mgsm")
+@HEADS.register("scl-mgsm", version=2, former=("SCLClassifier",), migrations={1: model_part})
 class SCLClassifier(IncrementalClassifier):
     """A classifier that learns new classes batch by batch, exactly as if it saw everything at once.
 
@@ -85,7 +89,7 @@ class SCLClassifier(IncrementalClassifier):
     projection : {"mgsm", "scsm", "gaussian", "fourier"} or Projection
         Kind of layer.
     solver : {"auto", "dense", "recursive", "compact"}
-        Form of the statistics.
+        Form of the statistics, or another one that is registered (:data:`~evergrow.linalg.RIDGE_FORMS`).
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : int, numpy generator or None
@@ -219,7 +223,7 @@ class SCLClassifier(IncrementalClassifier):
         check_choice("activation", self.activation, ACTIVATIONS.names())
         check_choice("criterion", self.criterion, ("exact", "theorem"))
         check_choice("readout", self.readout, ("ridge", "discriminant"))
-        check_choice("solver", self.solver, ("auto", "dense", "recursive", "compact"))
+        check_choice("solver", self.solver, RIDGE_FORMS.names())
         check_choice("normalize", self.normalize, ("none", "l2", "sqrt-l2", "auto"))
         if not isinstance(self.projection, Projection):
             check_choice("projection", self.projection, KINDS)
@@ -233,7 +237,7 @@ class SCLClassifier(IncrementalClassifier):
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = torch.from_numpy(labels.codes).to(Z.device)
-        model = self._model if self._is_started() else self._first_model(Z, codes)
+        model = self._current() if self._is_started() else self._first_model(Z, codes)
         with meter("learning", Z.shape[0], enabled=self.verbose > 0) as tick:
             learned = model.learn(Z, codes, labels.columns, tick)
         self._commit(learned)
@@ -253,15 +257,17 @@ class SCLClassifier(IncrementalClassifier):
             out[rows] = torch.addmm(readout.offset, H, readout.weights)
         return out
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        meta = {"model": self._model.settings(), "seed": self._seed, "holdout_alpha": self._holdout()}
-        return self._model.tensors(), meta
+    def _contents(self) -> Contents:
+        meta = {"seed": self._seed, "holdout_alpha": self._holdout()}
+        return Contents(meta, parts={"model": self._model.to_archive()})
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        self._seed = int(meta["seed"])
-        if meta["holdout_alpha"] is not None:
-            self._holdout_alpha = float(meta["holdout_alpha"])
-        self._commit(RidgeModel.restore(tensors, meta["model"], self.device_))
+    def _restore(self, fields: Fields) -> None:
+        self._seed = fields.integer("seed", **SEEDS)
+        chosen = fields.optional_number("holdout_alpha", low=0.0)
+        fields.require(chosen != 0.0, "its ridge is zero")
+        if chosen is not None:
+            self._holdout_alpha = chosen
+        self._commit(self._read_model(fields, "model"))
 
     def _grower(self) -> Grower:
         guidance: dict[str, Any] = {
@@ -289,6 +295,11 @@ class SCLClassifier(IncrementalClassifier):
         before: _Derived | None = getattr(self, "_derived", None)
         self._derived = _Derived(last_alpha=None if before is None else before.hint())
         self._model = model
+
+    def _current(self) -> RidgeModel:
+        """Return the model that the next one is made from; whether its weights were solved for bears on its form."""
+        asked = self._derived.readout is not None and self.readout == "ridge" and self._fixed_alpha() is not None
+        return self._model.after_solve() if asked else self._model
 
     def _fixed_alpha(self) -> float | None:
         """Return the ridge where it is settled, None where it is chosen from the statistics."""
@@ -478,7 +489,7 @@ class SCLClassifier(IncrementalClassifier):
             check_kind(self.classes_, other.classes_)
         classes = np.union1d(self.classes_, other.classes_) if len(self.classes_) else other.classes_
         mine, theirs = column_map(self.classes_, classes), column_map(other.classes_, classes)
-        self._commit(self._model.merge(other._model, mine, theirs))
+        self._commit(self._current().merge(other._model, mine, theirs))
         self.classes_ = classes
         return self
 
@@ -507,7 +518,7 @@ class SCLClassifier(IncrementalClassifier):
             raise MergeError(f"base must be part of both learners, but they lack its classes {missing[:5].tolist()}")
         mine, theirs, common = (column_map(head.classes_, classes) for head in (self, other, base))
         joined = self.branch()
-        joined._commit(self._model.join(other._model, base._model, (mine, theirs, common)))
+        joined._commit(self._current().join(other._model, base._model, (mine, theirs, common)))
         joined.classes_ = classes
         return joined
 
@@ -531,7 +542,7 @@ class SCLClassifier(IncrementalClassifier):
         self._require_fitted()
         Z = self._features(X, self.device_, reset=False)
         codes = torch.from_numpy(known_codes(self.classes_, as_labels(y, Z.shape[0]))).to(Z.device)
-        model = self._model.unlearn(Z, codes, self._check_alpha())
+        model = self._current().unlearn(Z, codes, self._check_alpha())
         kept = torch.nonzero(model.counts).ravel().tolist()
         if not kept:
             raise UnlearnError("at least one sample must remain; call fit to start anew")
@@ -562,7 +573,7 @@ class SCLClassifier(IncrementalClassifier):
         kept = [column for column in range(len(self.classes_)) if column not in codes]
         if not kept:
             raise UnlearnError("at least one class must remain; call fit to start anew")
-        self._commit(self._model.keep(kept))
+        self._commit(self._current().keep(kept))
         self.classes_ = self.classes_[kept]
         return self
 
@@ -580,7 +591,7 @@ class SCLClassifier(IncrementalClassifier):
         else:
             check_number("alpha", alpha, low=0, low_open=True)
             self.alpha = float(alpha)
-        self._commit(self._model)
+        self._commit(self._current())
         return self
 
     def _check_alpha(self) -> float:

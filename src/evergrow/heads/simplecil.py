@@ -9,13 +9,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
 from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.classifier import Contents
 from evergrow.heads.labels import LabelUpdate
 from evergrow.heads.maps import LayerMap
+from evergrow.heads.migrations import nested
+from evergrow.heads.ridge_model import read_counts
 from evergrow.projections.normalize import normalize
 
 
-@HEADS.register("simplecil")
+def _from_flat(old: Archive) -> Archive:
+    return nested(old, dict(old.meta["state"]), old.tensors)
+
+
+@HEADS.register("simplecil", version=2, former=("SimpleCILClassifier",), migrations={1: _from_flat})
 class SimpleCILClassifier(IncrementalClassifier):
     """Cosine nearest class mean (Zhou, Cai, Ye, Zhan and Liu, "Revisiting class-incremental learning", IJCV 2024).
 
@@ -80,11 +89,14 @@ class SimpleCILClassifier(IncrementalClassifier):
         linear = normalize(self._sums, "l2").T.cpu()
         return LayerMap("l2", None, None, linear, linear.new_zeros(linear.shape[1]))
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {"sums": self._sums.T, "counts": self._counts}, {}
+    def _contents(self) -> Contents:
+        return Contents(tensors={"sums": self._sums.T, "counts": self._counts})
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        self._sums, self._counts = tensors["sums"].T.contiguous(), tensors["counts"]
+    def _restore(self, fields: Fields) -> None:
+        classes = len(self.classes_)
+        sums = fields.tensor("sums", (self.n_features_in_, classes))
+        self._sums = sums.T.contiguous().to(self.device_)
+        self._counts = read_counts(fields, "counts", classes).to(self.device_)
 
     @property
     def class_counts_(self) -> NDArray[np.int64]:

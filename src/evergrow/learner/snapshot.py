@@ -221,7 +221,7 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "backbone": None if now.spec is None else {**now.spec.to_dict(), "reason": now.reason},
         "adaptation": None if now.adaptation is None else now.adaptation.describe(),
         "n_features": head.n_features_in_,
-        "n_units": head.n_units_,
+        "n_units": head.n_units_ if head.can("diagnostics") else None,
         "n_classes": len(now.classes),
         "n_samples": sum(now.counts.values()),
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
@@ -278,8 +278,6 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         seed=fields.integer("seed", low=-(2**63), high=2**64, default=0),
         adaptation=_adaptation(fields) if fields.has("adaptation") else None,
     )
-    if fields.has("solution"):
-        head.adopt_solution(fields.part("solution"), name=fields.inside("solution"))
     return dataclasses.replace(snapshot, extra=Extra(fields.unknown(), fields.unknown_parts())), recipe
 
 
@@ -298,10 +296,12 @@ def read_history(fields: Fields) -> tuple[tuple[Change, ...], Lineage]:
 
 
 def _head(fields: Fields, method: str, device: str | torch.device | None) -> IncrementalClassifier:
-    archive, kind = fields.part("head"), HEADS[method]
-    if archive.kind != kind.__name__:
-        raise FileFormatError(f"{fields.name} must hold the head of its method, {kind.__name__}, got {archive.kind!r}")
-    return kind.from_archive(archive, device, name=fields.inside("head"))
+    head = HEADS[method].from_archive(fields.part("head"), device, name=fields.inside("head"))
+    fields.require(head.classes_.dtype.kind == "U", "the labels of its head are no names")
+    if fields.has("solution"):
+        fields.require(head.can("solution"), f"heads of method {method!r} have no solution to keep")
+        head.adopt_solution(fields.part("solution"), name=fields.inside("solution"))
+    return head
 
 
 def _spec(fields: Fields) -> BackboneSpec | None:

@@ -9,6 +9,7 @@ are those of one state that learned the base's samples once, and then a's and b'
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from evergrow.linalg.auto import AutoState
 from evergrow.linalg.compact import CompactState
 from evergrow.linalg.dense import DenseState
-from evergrow.linalg.state import ReducedStatistics, RidgeState
+from evergrow.linalg.state import ReducedStatistics, RidgeState, Totals
 
 
 def join_states(a: RidgeState, b: RidgeState, base: RidgeState) -> RidgeState:
@@ -33,12 +34,10 @@ def join_states(a: RidgeState, b: RidgeState, base: RidgeState) -> RidgeState:
     >>> import torch
     >>> from evergrow.linalg import DenseState
     >>> from evergrow.linalg.joining import join_states
-    >>> base = DenseState(2, 1)
-    >>> base.update(torch.eye(2), torch.ones(2, 1))
-    >>> a, b = base.branch(), base.branch()
-    >>> a.update(torch.eye(2), torch.ones(2, 1))
+    >>> base = DenseState.create(2, 1).update(torch.eye(2), torch.ones(2, 1))
+    >>> a, b = (base.update(torch.eye(2), torch.ones(2, 1)) for _ in range(2))
     >>> join_states(a, b, base).count
-    4
+    6
     """
     parts = [state.reduced() for state in (a, b, base)]
     basis = _common_basis(parts)
@@ -80,20 +79,13 @@ def _cross_in(part: ReducedStatistics, basis: Tensor | None) -> Tensor:
 
 def _state(states: Sequence[RidgeState], stats: ReducedStatistics) -> RidgeState:
     """Return a state of the first one's kind with these statistics; a recursion starts anew."""
-    first = states[0]
+    first, seen = states[0], Totals(stats.count, stats.sq_targets)
     inner: RidgeState
     if stats.basis is None:
-        inner = DenseState(first.n_features, stats.cross.shape[1], first.device)
-        inner.gram = stats.gram
+        inner = DenseState(stats.gram, stats.cross, seen)
     else:
         compact = [state.inner if isinstance(state, AutoState) else state for state in states]
         dropped = sum(state.dropped for state in compact if isinstance(state, CompactState))
         budget = max(state.budget for state in compact if isinstance(state, CompactState))
-        inner = CompactState(first.n_features, stats.cross.shape[1], budget, first.device)
-        inner.basis, inner.gram, inner.dropped = stats.basis, stats.gram, dropped
-    inner.cross = stats.cross
-    inner.set_totals(stats.count, stats.sq_targets)
-    if not isinstance(first, AutoState):
-        return inner
-    settings = {**first.settings(), "form": inner.kind, "inner": inner.settings()}
-    return AutoState.restore(inner.tensors(), settings, first.device)
+        inner = CompactState(stats.basis, stats.gram, stats.cross, budget, dropped, seen)
+    return dataclasses.replace(first, inner=inner) if isinstance(first, AutoState) else inner

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
-from evergrow.records import AnalysisRecord, RunRecord
+from evergrow.records import AnalysisRecord
 from evergrow.report.contents import plain_label
 from evergrow.report.styles import Style, style_of
 from evergrow.tables import Record, grouped
-
-R = TypeVar("R", RunRecord, AnalysisRecord)
+from evergrow.tables.selection import R
 
 
 @dataclass(frozen=True)
@@ -54,18 +53,13 @@ def protocol_groups(records: Sequence[R]) -> list[ProtocolGroup[R]]:
     Parameters
     ----------
     records : sequence of RunRecord or AnalysisRecord
-        Finished ones, all of one kind.
+        Finished ones.
     """
-    kind = type(records[0]) if records else RunRecord
     methods, datasets, protocols, groups = grouped(records)
     found: list[ProtocolGroup[R]] = []
     for d, dataset in datasets.items():
         for p, protocol in protocols.items():
-            rows = {
-                plain_label(title): [record for record in groups[m, d, p] if isinstance(record, kind)]
-                for m, title in methods.items()
-                if (m, d, p) in groups
-            }
+            rows = {plain_label(title): groups[m, d, p] for m, title in methods.items() if (m, d, p) in groups}
             if rows:
                 found.append(ProtocolGroup(f"{dataset}, {protocol}", rows))
     return found

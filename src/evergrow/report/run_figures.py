@@ -265,7 +265,7 @@ def _titled(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     rows, _, _, groups = grouped(runs)
     named: dict[str, list[RunRecord]] = {}
     for (r, _, _), several in groups.items():
-        named.setdefault(plain_label(rows[r]), []).extend(run for run in several if isinstance(run, RunRecord))
+        named.setdefault(plain_label(rows[r]), []).extend(several)
     return named
 
 

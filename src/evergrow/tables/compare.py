@@ -12,7 +12,7 @@ from evergrow.core.escaping import printable
 from evergrow.core.registry import nearest
 from evergrow.records import AnalysisRecord
 from evergrow.tables.metric import METRICS, Metric, Record, mean_and_error
-from evergrow.tables.selection import JOINT, dataset_label, one_per_run, unfinished_notes
+from evergrow.tables.selection import JOINT, R, dataset_label, one_per_run, unfinished_notes
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ def compare(records: Iterable[Record], metrics: Sequence[str] = ("a_last", "a_av
     )
 
 
-Groups: TypeAlias = dict[tuple[str, str, str], list[Record]]
+Groups: TypeAlias = dict[tuple[str, str, str], list[R]]
 
 
-def grouped(records: Iterable[Record]) -> tuple[dict[str, str], dict[str, str], dict[str, str], Groups]:
+def grouped(records: Iterable[R]) -> tuple[dict[str, str], dict[str, str], dict[str, str], Groups[R]]:
     """Group records that differ in nothing but the seed.
 
     Parameters
@@ -132,7 +132,7 @@ def grouped(records: Iterable[Record]) -> tuple[dict[str, str], dict[str, str], 
     finished = list(records)
     keyed = [(_method_key(r), _dataset_key(r), _protocol_key(r)) for r in finished]
     texts = [(_key_text(method), _key_text(data), _key_text(protocol)) for method, data, protocol in keyed]
-    groups: Groups = {}
+    groups: Groups[R] = {}
     for text, record in zip(texts, finished):
         groups.setdefault(text, []).append(record)
     rows, data, protocols = (_titles([key[i] for key in keyed], [text[i] for text in texts]) for i in range(3))
@@ -213,7 +213,7 @@ def _cell(records: list[Record], metric: Metric) -> Cell | None:
     return Cell(*mean_and_error(values), len(values))
 
 
-def _is_joint(groups: Groups, row: str) -> bool:
+def _is_joint(groups: Groups[Record], row: str) -> bool:
     """Return whether a row is a reference that saw everything at once, and so is no rival of the others."""
     return any(record.method in JOINT for key, records in groups.items() if key[0] == row for record in records[:1])
 
@@ -252,7 +252,7 @@ def _name_notes(*kinds: dict[str, str]) -> list[str]:
 
 
 def _missing_notes(
-    groups: Groups, titles: tuple[dict[str, str], dict[str, str], dict[str, str]], metrics: list[Metric]
+    groups: Groups[Record], titles: tuple[dict[str, str], dict[str, str], dict[str, str]], metrics: list[Metric]
 ) -> list[str]:
     """Say where a mean is over fewer runs than there are, because the others lack the metric."""
     rows, data, protocols = titles
@@ -267,7 +267,7 @@ def _missing_notes(
 
 
 def _seed_notes(
-    groups: Groups,
+    groups: Groups[Record],
     rows: dict[str, str],
     data: dict[str, str],
     protocols: dict[str, str],

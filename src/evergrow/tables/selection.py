@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from evergrow.records import AnalysisRecord, RunRecord
 from evergrow.tables.metric import Record
 
-R = TypeVar("R", RunRecord, AnalysisRecord, Record)
+R = TypeVar("R", bound=Record)
+"""One kind of record."""
 
 JOINT = ("joint-lp", "joint-ft")
 """Methods that see all data at once: references, not rivals."""
