@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ import pytest
 from tests.backbones.extraction_toys import LetterCounter, Toy, expected_features, write_images
 
 from evergrow.backbones import cache as cache_module
+from evergrow.backbones import extraction, shard_writer
 from evergrow.backbones import images as decoding
-from evergrow.backbones import shard_writer
 from evergrow.backbones.cache import FeatureCache, default_root, feature_key
 from evergrow.backbones.cache_entry import CacheEntry, npy_header
 from evergrow.backbones.extraction import Extraction, extract
@@ -572,6 +573,33 @@ def wait_for_entry(root: Path) -> str:
     raise AssertionError("no entry appeared")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
+def test_two_threads_decode_every_image_once(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks are on open files, so that threads wait for each other as processes do."""
+    decode, seen = decoding.decode_image, []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(source: Any, **options: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        seen.append(Path(source).name)
+        return decode(source, **options)
+
+    monkeypatch.setattr(decoding, "decode_image", slowly)
+    monkeypatch.setattr(extraction, "_tell_waiting", lambda entry: go_on.set())
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(extract, Toy(), images, cache=root, **SMALL)
+        assert begun.wait(60)
+        with pytest.raises(BusyError, match="another process"):  # what is in use is not removed
+            FeatureCache(root).remove(the_folder(root).name)
+        second = pool.submit(extract, Toy(), images, cache=root, **SMALL)
+        results = [first.result(60), second.result(60)]
+    assert [result.from_cache for result in results] == [False, True]
+    np.testing.assert_array_equal(results[0].features, results[1].features)
+    assert sorted(seen) == sorted(Path(name).name for name in images.names)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
 def test_two_processes_decode_every_image_once(images: ImageFiles, root: Path, tmp_path: Path) -> None:
     processes = [start(images, root, tmp_path / "log", pause=0.25) for _ in range(2)]
