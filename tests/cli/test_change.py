@@ -183,14 +183,14 @@ def test_full_disk_changes_nothing(shell, model, later, monkeypatch):
 @pytest.mark.slow
 def test_killed_at_any_moment(shell, model, later):
     """The file always loads and is the old state or the new one."""
-    code = (
-        "import typer; from evergrow.cli.commands import register; app = typer.Typer(); register(app); "
-        "app(['update', 'm.evg', 'later.npz'])"
-    )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     rng = np.random.default_rng(0)
     for _ in range(5):
-        process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "evergrow", "update", "m.evg", "later.npz"],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
         try:
             process.wait(timeout=float(rng.uniform(2, 6)))
         except subprocess.TimeoutExpired:

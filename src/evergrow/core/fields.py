@@ -144,6 +144,10 @@ class Fields:
             self._refuse(key, "a list of objects", rows)
         return [Fields(row, {}, {}, f"{self.inside(key)} {place}") for place, row in enumerate(rows)]
 
+    def names(self) -> list[str]:
+        """Return the names of all plain values, sorted."""
+        return sorted(self._meta)
+
     def has(self, key: str) -> bool:
         """Return whether there is a plain value other than null, a tensor or a part of this name."""
         return self._meta.get(key) is not None or key in self._tensors or key in self._parts
