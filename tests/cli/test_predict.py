@@ -110,6 +110,15 @@ def test_features_are_kept_unless_refused(shell, image_model, images):
     assert len(list(Path("cache").iterdir())) == kept + 1
 
 
+def test_one_image_leaves_nothing_behind(shell, image_model, images):
+    kept = sorted(Path("cache").rglob("*"))
+    alone = shell.json("predict", image_model, images / "lying" / "0.png")["predictions"]
+    assert sorted(Path("cache").rglob("*")) == kept
+    together = shell.json("predict", image_model, images / "lying")["predictions"]
+    assert alone[0]["class"] == together[0]["class"]
+    assert alone[0]["probability"] == pytest.approx(together[0]["probability"], rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -149,7 +158,9 @@ def test_model_without_probabilities_gives_scores(shell, first, asked):
     rows = shell.json("predict", "n.evg", "asked.npy")["predictions"]
     learner = open_model("n.evg")
     np.testing.assert_allclose([row["score"] for row in rows], learner.decision_function(asked[0]).max(axis=1))
-    assert "novelty_score" in shell.error("predict", "n.evg", "asked.npy", "--reject-unknown")
+    assert "method must be able to say how unlike anything learned something is" in shell.error(
+        "predict", "n.evg", "asked.npy", "--reject-unknown"
+    )
 
 
 def test_names_cannot_command_a_terminal(shell, model, asked):

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.console import Answer, answering, listed, one_line, percent, plural, table
+from evergrow.cli.console import Answer, listed, percent, plural, table
 from evergrow.cli.models import Running, check_target, load_model
 from evergrow.cli.options import Cache, Device, FalseAlarm, Json, ModelFile, OnError, OnErrorOption, Weights
+from evergrow.cli.registry import command
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
+from evergrow.core.escaping import csv_text, one_line
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from evergrow.learner.intake import Samples
     from evergrow.learner.learner import Learner
 
 STDIN = "-"
@@ -38,7 +39,7 @@ class Format(str, Enum):
     JSONL = "jsonl"
 
 
-@answering
+@command("predict", panel="Ask")
 def predict_command(
     model: ModelFile,
     items: Annotated[
@@ -81,7 +82,7 @@ def predict_command(
     if out is not None:
         check_target("--out", out)
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
-    asked = gather(learner.info()["kind"], list(items or ()), list(text or ()))
+    asked = gather(learner.kind_, list(items or ()), list(text or ()))
     answers = ask(learner, asked, top=top, false_alarm=false_alarm if reject_unknown else None)
     cautions = []
     if answers.left_out:
@@ -92,7 +93,7 @@ def predict_command(
     if out is not None:
         _write(out, lines)
         values["out"] = str(out)
-        return Answer(values, [f"{plural(len(answers.rows), 'answer')} in {out}"], cautions)
+        return Answer(values, [f"{plural(len(answers.rows), 'answer')} in {out}"], cautions, done=f"{out} was written")
     return Answer({**values, "predictions": [row.to_dict() for row in answers.rows]}, lines, cautions)
 
 
@@ -133,7 +134,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers about all items, and what could not be read."""
+    """The answers about all items, and the items that could not be read."""
 
     rows: list[Row]
     measure: str
@@ -155,11 +156,11 @@ class Answers:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
         for row in self.rows:
-            cells = [row.item, row.answer or "", f"{row.ranked[0][1]:.6g}"]
+            cells = [csv_text(row.item), csv_text(row.answer or ""), f"{row.ranked[0][1]:.6g}"]
             if self.rejects:
                 cells += [str(bool(row.unknown)).lower(), f"{row.novelty:.6g}"]
             if ranks:
-                cells += [cell for name, value in row.ranked for cell in (name, f"{value:.6g}")]
+                cells += [cell for name, value in row.ranked for cell in (csv_text(name), f"{value:.6g}")]
             writer.writerow(cells)
         return text.getvalue().removesuffix("\n").split("\n")
 
@@ -179,13 +180,13 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What is asked about: the samples, and a name of each for people."""
+    """The samples of a question, with a name of each for people."""
 
-    samples: Samples
+    samples: Any
     names: list[str]
 
 
-# -- what is asked about ------------------------------------------------------------------------------------
+# -- the question -------------------------------------------------------------------------------------------
 
 
 def gather(kind: str, items: list[str], texts: list[str]) -> Asked:
@@ -219,7 +220,7 @@ def _texts(items: list[str], texts: list[str]) -> Asked:
     found: list[str] = []
     for item in items:
         if item == STDIN:
-            found += [line.strip() for line in sys.stdin if line.strip()]
+            found += [line.strip() for line in _piped()]
             continue
         if not os.path.isfile(item):
             raise DatasetNotFoundError(
@@ -230,7 +231,27 @@ def _texts(items: list[str], texts: list[str]) -> Asked:
     found += texts
     if not found:
         raise InputError("ITEMS must hold at least one text, got none: name a file, give --text or pipe lines into -")
+    for text in found:
+        _check_letters(text)
     return Asked(read_items(found, "text"), [one_line(text) for text in found])
+
+
+def _piped() -> list[str]:
+    """Return the lines of standard input that hold something."""
+    try:
+        return [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
+    except OSError as error:
+        raise InputError(
+            f"- must stand for a standard input that can be read, got {error.strerror or error}"
+        ) from error
+
+
+def _check_letters(text: str) -> None:
+    """Refuse a text with bytes that are no letters; in a file name they would be part of the name."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"texts must be UTF-8, got {one_line(text)!r}") from error
 
 
 def _quoted(text: str) -> str:
@@ -253,7 +274,7 @@ def _images(items: list[str]) -> Asked:
     names: list[str] = []
     for item in items:
         if item == STDIN:
-            names += [line.strip("\r\n") for line in sys.stdin if line.strip()]
+            names += _piped()
         else:
             names.append(item)
     if not names:
@@ -267,7 +288,7 @@ def _images(items: list[str]) -> Asked:
             files += [os.path.join(name, below) for below in read_items(Path(name), "image").names()]
         else:
             files.append(name)
-    return Asked(read_items([Path(file) for file in files], "image"), files)
+    return Asked([Path(file) for file in files], files)
 
 
 # -- answers ------------------------------------------------------------------------------------------------
@@ -287,20 +308,16 @@ def ask(learner: Learner, asked: Asked, *, top: int = 1, false_alarm: float | No
     false_alarm : float, optional
         Share of known things that may be called unknown; None rejects nothing.
     """
-    threshold = None if false_alarm is None else learner.threshold(false_alarm)
-    features = learner.features(asked.samples)
-    measure = "probability" if hasattr(learner.head_, "predict_proba") else "score"
-    values = learner.predict_proba(features.X) if measure == "probability" else learner.decision_function(features.X)
-    novelty = None if threshold is None else learner.novelty_score(features.X)
-    ranked = _ranked(learner.classes_, values, top)
+    found = learner.ask(asked.samples, false_alarm=false_alarm)
+    ranked = _ranked(found.classes, found.values, top)
     rows = []
-    for place, row in enumerate(features.rows.tolist()):
-        if threshold is None or novelty is None:
-            rows.append(Row(asked.names[row], ranked[place], measure=measure))
+    for place, row in enumerate(found.rows.tolist()):
+        if found.novelty is None or found.unknown is None:
+            rows.append(Row(asked.names[row], ranked[place], measure=found.measure))
         else:
-            score = float(novelty[place])
-            rows.append(Row(asked.names[row], ranked[place], score, score > threshold, measure))
-    return Answers(rows, measure, threshold is not None, min(top, len(learner.classes_)), features.failures)
+            novelty, unknown = float(found.novelty[place]), bool(found.unknown[place])
+            rows.append(Row(asked.names[row], ranked[place], novelty, unknown, found.measure))
+    return Answers(rows, found.measure, found.novelty is not None, min(top, len(found.classes)), found.failures)
 
 
 def _ranked(classes: NDArray[np.str_], values: NDArray[np.float64], top: int) -> list[list[tuple[str, float]]]:

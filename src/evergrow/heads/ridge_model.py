@@ -85,8 +85,8 @@ class RidgeModel:
     shapes: ShapeModel | None = None
 
     def activations(self, Z: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the rows' activations in chunks of bounded size."""
-        yield from self.projection.iter_transform(normalize(Z, self.normalization))
+        """Return the rows' activations, one chunk of bounded size after the other."""
+        return self.projection.iter_transform(normalize(Z, self.normalization))
 
     def _batches(
         self, Z: Tensor, codes: Tensor, n_classes: int, tick: Meter | None = None
@@ -311,22 +311,38 @@ class RidgeModel:
         return MODEL.archive(meta, {"counts": self.counts}, parts)
 
     @classmethod
-    def from_archive(cls, archive: Archive, device: torch.device, name: str = "the model") -> RidgeModel:
-        """Return the model that :meth:`to_archive` gave, or raise :class:`FileFormatError` where parts do not fit."""
+    def from_archive(
+        cls, archive: Archive, device: torch.device, name: str = "the model", *, n_features: int | None = None
+    ) -> RidgeModel:
+        """Return the model that :meth:`to_archive` gave, or raise :class:`FileFormatError` where parts do not fit.
+
+        Parameters
+        ----------
+        archive : Archive
+            What a file holds.
+        device : torch.device
+            Where it will compute.
+        name : str
+            What messages call it.
+        n_features : int, optional
+            Width that features must have.
+        """
         fields = archive.open(MODEL.name, name=name)
         layer = read_projection(fields.part("layer"), device, fields.inside("layer"))
+        width = layer.n_outputs
+        fits = n_features is None or layer.n_features_in == n_features
+        fields.require(fits, "its layer is for features of another width")
         state = read_state(fields.part("state"), device, fields.inside("state"))
-        fields.require(state.n_features == layer.n_outputs, "its statistics are of another width than its layer")
-        counts = read_counts(fields, "counts", state.n_targets).to(device)
+        fields.require(state.n_features == width, "its statistics are of another width than its layer")
+        n_targets, learned, squares = state.n_targets, state.count, state.sq_targets
+        counts = read_counts(fields, "counts", n_targets).to(device)
         total = int(counts.sum())
-        fields.require(total <= state.count, "its classes have more samples than were learned")
-        fields.require(
-            abs(state.sq_targets - total) <= 1e-6 * max(total, 1), "its targets are not those of its classes"
-        )
+        fields.require(total <= learned, "its classes have more samples than were learned")
+        fields.require(abs(squares - total) <= 1e-6 * max(total, 1), "its targets are not those of its classes")
         moments = None
         if fields.has("moments"):
             part = fields.open_part("moments", MOMENTS.name)
-            moments = ClassMoments.from_archive(part, len(counts), layer.n_outputs, device)
+            moments = ClassMoments.from_archive(part, len(counts), width, device)
         shapes = None
         if fields.has("shapes"):
             shapes = ShapeModel.from_archive(

@@ -458,8 +458,8 @@ class SCLClassifier(IncrementalClassifier):
         ndarray of shape (n, C)
             Rows sum to one; columns follow ``classes_``.
         """
-        scores = torch.from_numpy(self.class_scores(X))
-        return np.asarray(torch.softmax(scores / self.temperature_, dim=1).numpy())
+        warmth = self.temperature_
+        return np.asarray(torch.softmax(torch.from_numpy(self.class_scores(X)) / warmth, dim=1).numpy())
 
     @property
     def temperature_(self) -> float:
@@ -493,15 +493,17 @@ class SCLClassifier(IncrementalClassifier):
         scorer = self._novelty_scorer()
         return np.asarray(torch.cat([scorer.score(H) for _, H in self._model.activations(Z)]).cpu().numpy())
 
-    def novelty_without(self, X: Any, y: Any) -> NDArray[np.float64]:
-        """Return the novelty of learned rows as if none of them had been learned.
+    def novelty_without(self, X: Any, y: Any, folds: Any = None) -> NDArray[np.float64]:
+        """Return the novelty of learned rows as if none of them, or of their fold, had been learned.
 
         Parameters
         ----------
         X : array-like or Tensor of shape (n, d)
-            Rows that were learned; of each class at least one learned row must not be among them.
+            Rows that were learned; of each class at least one learned row must not be among those taken out.
         y : array-like of shape (n,)
             The labels they were learned with.
+        folds : ndarray of int of shape (n,), optional
+            The fold of each; by default all are in one.
 
         Returns
         -------
@@ -511,7 +513,8 @@ class SCLClassifier(IncrementalClassifier):
         Z = self._features(X, self.device_, reset=False)
         codes = torch.from_numpy(known_codes(self.classes_, as_labels(y, Z.shape[0]))).to(Z.device)
         H = torch.cat([part for _, part in self._model.activations(Z)])
-        return np.asarray(self._novelty_scorer().without(H, codes).cpu().numpy())
+        parts = None if folds is None else torch.from_numpy(np.asarray(folds, dtype=np.int64)).to(Z.device)
+        return np.asarray(self._novelty_scorer().without(H, codes, parts).cpu().numpy())
 
     def _novelty_scorer(self) -> NoveltyScorer:
         derived, model = self._derived, self._model

@@ -13,6 +13,7 @@ import evergrow.methods.joint
 import evergrow.methods.sd_lora  # noqa: F401 (these fill the registry of image methods)
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.registry import nearest
+from evergrow.core.settings import check_keys
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.methods.fsa_classifier import create_fsa, fsa_methods, fsa_options
 from evergrow.methods.image_classifier import IMAGE_METHODS, ImageClassifier
@@ -92,10 +93,7 @@ def check_options(name: str, options: dict[str, Any]) -> None:
     """Raise :class:`UnknownNameError` for an option that the method does not have."""
     known = method_options(name)
     allowed = {*known, *(_OF_THE_CALL if method_needs(name) == "images" else ())}
-    for option in options:
-        if option not in allowed:
-            listed = nearest(option, known) if known else "none, it has no options"
-            raise UnknownNameError(f"option of method {name!r} must be one it has, got {option!r}; nearest: {listed}")
+    check_keys(options, allowed, f"option of method {name!r}")
 
 
 def create_method(name: str, **options: Any) -> Any:

@@ -18,15 +18,19 @@ import evergrow.heads  # noqa: F401 (fills the registry)
 from evergrow.backbones import ImageBackbone
 from evergrow.backbones.extraction import extract
 from evergrow.core.archive import Archive
-from evergrow.core.errors import UnknownNameError
+from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.items import Items
 from evergrow.core.registry import nearest
 from evergrow.core.validation import check_choice
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.methods.image_classifier import ImageClassifier, TaskLabels
+from evergrow.training.adaptation import Adaptation, adaptation_config
 from evergrow.training.adapted import AdaptedBackbone, adapted_from, shared_copy
 from evergrow.training.cost import Cost, inference_gflops
-from evergrow.training.fsa import TUNER_KINDS, FsaConfig, adapt
+from evergrow.training.fsa import adapt
+from evergrow.training.settings import FsaConfig
+from evergrow.tuners import adapting_tuners
+from evergrow.tuners.files import SavedTuner
 
 FSA_SUFFIX = "+fsa"
 """What the name of a head ends in when the backbone is adapted to the first task before."""
@@ -47,8 +51,9 @@ class FsaClassifier(ImageClassifier):
         One of the heads on features, for example ``"scl-mgsm"`` or ``"ranpac"``.
     backbone : ImageBackbone, str or None
         What is adapted; it stays as it is. None takes the strongest whose weights are on this machine.
-    adapt : {"auto", "adapter", "ssf", "vpt-deep", "vpt-shallow", "lora"} or None
-        What is trained; ``"auto"`` leaves that to ``fsa``, None leaves the backbone frozen.
+    adapt : str or None
+        What is trained: one of :func:`evergrow.tuners.adapting_tuners`. ``"auto"`` leaves that to ``fsa``, None leaves
+        the backbone frozen.
     fsa : str, FsaConfig or dict
         How: a recipe (``"ranpac"``, ``"anacp"``, ``"loranpac"``), settings, or settings as plain values.
     epochs : int, optional
@@ -140,12 +145,9 @@ class FsaClassifier(ImageClassifier):
         """
         if self.adapt is None:
             return None
-        if isinstance(self.fsa, FsaConfig):
-            config = self.fsa
-        elif isinstance(self.fsa, Mapping):
-            config = FsaConfig.from_dict(self.fsa)
-        else:
-            config = FsaConfig.recipe(self.fsa)
+        config = FsaConfig.recipe(self.fsa) if isinstance(self.fsa, str) else adaptation_config(self.fsa)
+        if config is None:
+            raise ParameterError("fsa must be a recipe or settings, got None; adapt=None leaves the backbone frozen")
         changes: dict[str, Any] = {} if self.adapt == "auto" else {"tuner": self.adapt}
         if self.epochs is not None:
             changes["epochs"] = self.epochs
@@ -153,7 +155,7 @@ class FsaClassifier(ImageClassifier):
 
     def _check_params(self) -> None:
         if self.adapt is not None:
-            check_choice("adapt", self.adapt, ("auto", *TUNER_KINDS))
+            check_choice("adapt", self.adapt, ("auto", *adapting_tuners()))
         self.config()
         self._new_head(0, "cpu")._check_params()
 
@@ -229,8 +231,9 @@ class FsaClassifier(ImageClassifier):
         tensors = {f"head.{name}": value for name, value in archive.tensors.items()}
         meta: dict[str, Any] = {"head": archive.meta, "kind": archive.kind, "tuner": None}
         if isinstance(self.backbone_, AdaptedBackbone):
-            tuned, meta["tuner"] = self.backbone_.export()
-            tensors |= {f"tuner.{name}": value for name, value in tuned.items()}
+            saved = self.backbone_.adaptation().tuner
+            meta["tuner"] = {"tuner": saved.name, "settings": saved.settings, "seed": saved.seed}
+            tensors |= {f"tuner.{name}": value for name, value in saved.tensors.items()}
         return tensors, meta
 
     def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -240,7 +243,9 @@ class FsaClassifier(ImageClassifier):
             parts[part][rest] = value
         self.backbone_ = self.base_
         if meta["tuner"] is not None:
-            self.backbone_ = adapted_from(self.base_, parts["tuner"], meta["tuner"]).to(self.device_)
+            entry = meta["tuner"]
+            saved = SavedTuner(entry["tuner"], entry["settings"], entry["seed"], parts["tuner"])
+            self.backbone_ = adapted_from(self.base_, Adaptation(self.base_.spec, saved)).to(self.device_)
         archive = Archive(meta["kind"], meta["head"], parts["head"])
         self.head_ = HEADS[self.head].from_archive(archive, self.device_)
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from evergrow.backbones import ImageBackbone
 from evergrow.backbones.extraction import extract
 from evergrow.core.errors import InputError
-from evergrow.core.items import ImageArrays, ImageFiles, Items
+from evergrow.core.items import Items, concat_items
 from evergrow.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels
 from evergrow.training.adapted import own_copy
 from evergrow.training.classifiers import CosineHead, Network
@@ -115,19 +113,19 @@ class JointFineTuning(ImageClassifier):
         self.config()
 
     def _reset(self) -> None:
-        for name in ("_kept", "_network"):
+        for name in ("_tasks", "_network"):
             self.__dict__.pop(name, None)
 
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:
-        if labels.n_old and "_kept" not in vars(self):
+        if labels.n_old and "_tasks" not in vars(self):
             raise InputError(
                 "partial_fit must come after fit, got a classifier read from a file, which holds no images: "
                 "call fit with all of them"
             )
-        before: tuple[Any, ...] = vars(self).get("_kept", ())
-        kept = (*before, (items, labels.codes))
-        joined([part for part, _ in kept])  # refuses what does not go together
-        self._kept = kept
+        before: tuple[Any, ...] = vars(self).get("_tasks", ())
+        tasks = (*before, (items, labels.codes))
+        concat_items([part for part, _ in tasks])  # refuses what does not go together
+        self._tasks = tasks
         self.__dict__.pop("_network", None)
         return Cost()
 
@@ -138,8 +136,8 @@ class JointFineTuning(ImageClassifier):
         return self._network
 
     def _train(self) -> Network:
-        items = joined([part for part, _ in self._kept])
-        codes = np.concatenate([codes for _, codes in self._kept])
+        items = concat_items([part for part, _ in self._tasks])
+        codes = np.concatenate([codes for _, codes in self._tasks])
         network, config = self._new_network(), self.config()
         size = self.base_.transform.size
         log = train(
@@ -192,52 +190,3 @@ class JointFineTuning(ImageClassifier):
         network = self._new_network()
         network.load_state_dict(tensors)
         self._network = network.requires_grad_(False).eval()
-
-
-def joined(parts: Sequence[Items]) -> Items:
-    """Return the images of several tasks as one.
-
-    Parameters
-    ----------
-    parts : sequence of Items
-        All in memory and of one size, or all in files.
-
-    Raises
-    ------
-    InputError
-        If they do not go together.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from evergrow.core.items import ImageFiles
-    >>> from evergrow.methods.joint import joined
-    >>> joined([ImageFiles(Path("a"), ("1.jpg",)), ImageFiles(Path("a/b"), ("2.jpg",))]).names
-    ('1.jpg', 'b/2.jpg')
-    """
-    if len(parts) == 1:
-        return parts[0]
-    if all(isinstance(part, ImageArrays) for part in parts):
-        arrays: list[NDArray[np.uint8]] = [part.pixels for part in parts if isinstance(part, ImageArrays)]
-        if len({array.shape[1:] for array in arrays}) > 1:
-            shapes = sorted({array.shape[1:] for array in arrays})
-            raise InputError(f"items must be of one size in all tasks to be trained on together, got {shapes}")
-        return ImageArrays(np.concatenate(arrays))
-    files = [part for part in parts if isinstance(part, ImageFiles)]
-    if len(files) != len(parts):
-        kinds = sorted({type(part).__name__ for part in parts})
-        raise InputError(f"items must be of one kind in all tasks to be trained on together, got {', '.join(kinds)}")
-    root = files[0].root if len({part.root for part in files}) == 1 else _common_root(files)
-    names = [
-        name if part.root == root else (part.root.absolute() / name).relative_to(root).as_posix()
-        for part in files
-        for name in part.names
-    ]
-    return ImageFiles(root, tuple(names))
-
-
-def _common_root(files: Sequence[ImageFiles]) -> Path:
-    try:
-        return Path(os.path.commonpath([part.root.absolute() for part in files]))
-    except ValueError as error:
-        raise InputError(f"items must lie on one drive to be trained on together: {error}") from error
