@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.altered import altered
+from tests.altered import altered
 from torch import nn
 
 from evergrow.core.archive import Archive, read_archive, write_archive
