@@ -15,7 +15,7 @@ def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, n_units: int = 7, *, alpha: float = 0.5, device: str = "cpu") -> None:
             self.n_units, self.alpha, self.device = n_units, alpha, device
 
-        _check_params = _reset = _learn = _scores = _export = _import = lambda self, *args: None
+        _check_params = _reset = _learn = _scores = _contents = _restore = lambda self, *args: None
 
     class Demanding(Fake):
         def __init__(self, width: int, device: str = "cpu") -> None:

@@ -1,4 +1,4 @@
-"""A linear classifier that grows by rows, of which a task trains only those of its own classes."""
+"""Weights of a linear classifier, one row per class, of which a task trains those of its own classes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.nn.functional import layer_norm, linear, normalize
 
 
 @dataclass(frozen=True, eq=False)
-class ClassRows:
-    """One row of weights per class; never changed in place.
+class ClassWeights:
+    """A linear classifier with one row of weights per class; never changed in place.
 
     Parameters
     ----------
@@ -23,10 +23,10 @@ class ClassRows:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.methods.class_rows import ClassRows
-    >>> rows = ClassRows.empty(3).extended(2, torch.Generator().manual_seed(0))
-    >>> later = rows.extended(5, torch.Generator().manual_seed(1))
-    >>> bool((later.weight[:2] == rows.weight).all())
+    >>> from evergrow.methods.class_weights import ClassWeights
+    >>> weights = ClassWeights.empty(3).extended(2, torch.Generator().manual_seed(0))
+    >>> later = weights.extended(5, torch.Generator().manual_seed(1))
+    >>> bool((later.weight[:2] == weights.weight).all())
     True
     """
 
@@ -34,11 +34,11 @@ class ClassRows:
     bias: Tensor
 
     @classmethod
-    def empty(cls, width: int, device: torch.device | str = "cpu") -> ClassRows:
+    def empty(cls, width: int, device: torch.device | str = "cpu") -> ClassWeights:
         """Return a classifier of no classes."""
         return cls(torch.zeros(0, width, device=device), torch.zeros(0, device=device))
 
-    def extended(self, classes: int, source: torch.Generator) -> ClassRows:
+    def extended(self, classes: int, source: torch.Generator) -> ClassWeights:
         """Return the classifier of more classes; new rows and biases are drawn from U(-b, b), b = 1/sqrt(d).
 
         Parameters
@@ -51,33 +51,33 @@ class ClassRows:
         known, width = self.weight.shape
         drawn = (2 * torch.rand(classes - known, width + 1, generator=source) - 1) / width**0.5
         drawn = drawn.to(self.weight)
-        return ClassRows(torch.cat([self.weight, drawn[:, :-1]]), torch.cat([self.bias, drawn[:, -1]]))
+        return ClassWeights(torch.cat([self.weight, drawn[:, :-1]]), torch.cat([self.bias, drawn[:, -1]]))
 
-    def of(self, rows: Tensor) -> ClassRows:
-        """Return the classifier of some classes only."""
-        rows = rows.to(self.weight.device)
-        return ClassRows(self.weight[rows], self.bias[rows])
+    def of_classes(self, codes: Tensor) -> ClassWeights:
+        """Return the classifier of some classes only, given by their numbers."""
+        codes = codes.to(self.weight.device)
+        return ClassWeights(self.weight[codes], self.bias[codes])
 
-    def replaced(self, rows: Tensor, part: ClassRows) -> ClassRows:
-        """Return the classifier with some rows replaced."""
-        rows, weight, bias = rows.to(self.weight.device), self.weight.clone(), self.bias.clone()
-        weight[rows], bias[rows] = part.weight.to(weight), part.bias.to(bias)
-        return ClassRows(weight, bias)
+    def with_classes(self, codes: Tensor, part: ClassWeights) -> ClassWeights:
+        """Return the classifier with the weights of some classes replaced."""
+        codes, weight, bias = codes.to(self.weight.device), self.weight.clone(), self.bias.clone()
+        weight[codes], bias[codes] = part.weight.to(weight), part.bias.to(bias)
+        return ClassWeights(weight, bias)
 
-    def to(self, device: torch.device | str) -> ClassRows:
+    def to(self, device: torch.device | str) -> ClassWeights:
         """Return the classifier on another device."""
-        return ClassRows(self.weight.to(device), self.bias.to(device))
+        return ClassWeights(self.weight.to(device), self.bias.to(device))
 
 
-class RowHead(nn.Module):
-    """Trainable rows: a linear map with bias, or the product of rows of length 1 with standardised features.
+class TrainableWeights(nn.Module):
+    """Class weights in training: a linear map with bias, or the product of rows of length 1 with standard features.
 
     Standardising is layer normalisation without a learned scale and shift. Logits are computed in float32 whatever the
     features came in.
 
     Parameters
     ----------
-    rows : ClassRows
+    weights : ClassWeights
         Where to start.
     normalized : bool
         Which of the two; the second has no bias.
@@ -85,16 +85,16 @@ class RowHead(nn.Module):
     Examples
     --------
     >>> import torch
-    >>> from evergrow.methods.class_rows import ClassRows, RowHead
-    >>> head = RowHead(ClassRows(torch.tensor([[3.0, 0.0]]), torch.zeros(1)), normalized=True)
+    >>> from evergrow.methods.class_weights import ClassWeights, TrainableWeights
+    >>> head = TrainableWeights(ClassWeights(torch.tensor([[3.0, 0.0]]), torch.zeros(1)), normalized=True)
     >>> round(head(torch.tensor([[5.0, 1.0]])).item(), 3)
     1.0
     """
 
-    def __init__(self, rows: ClassRows, *, normalized: bool = False) -> None:
+    def __init__(self, weights: ClassWeights, *, normalized: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(rows.weight.clone())
-        self.bias = None if normalized else nn.Parameter(rows.bias.clone())
+        self.weight = nn.Parameter(weights.weight.clone())
+        self.bias = None if normalized else nn.Parameter(weights.bias.clone())
         self.normalized = normalized
 
     def forward(self, features: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class RowHead(nn.Module):
                 return linear(layer_norm(features, features.shape[-1:]), normalize(self.weight, dim=1))
             return linear(features, self.weight, self.bias)
 
-    def rows(self) -> ClassRows:
-        """Return what was learned."""
+    def learned(self) -> ClassWeights:
+        """Return a copy of the weights."""
         weight = self.weight.detach().clone()
-        return ClassRows(weight, weight.new_zeros(len(weight)) if self.bias is None else self.bias.detach().clone())
+        return ClassWeights(weight, weight.new_zeros(len(weight)) if self.bias is None else self.bias.detach().clone())

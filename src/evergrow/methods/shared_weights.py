@@ -1,4 +1,4 @@
-"""Methods with one classifier whose rows a task trains only for its own classes, on features that change with tasks."""
+"""Methods whose tasks share one linear classifier, each training the weights of its classes on features that change."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evergrow.core.errors import FileFormatError
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
 from evergrow.core.items import Items
 from evergrow.core.seeding import generator
-from evergrow.methods.class_rows import ClassRows, RowHead
+from evergrow.heads.classifier import Contents
+from evergrow.methods.class_weights import ClassWeights, TrainableWeights
 from evergrow.methods.image_classifier import TaskLabels
+from evergrow.methods.module_states import MODULE, ModuleStates, module_state, prefixed
 from evergrow.methods.taskwise import TaskwiseClassifier
 from evergrow.training.cost import Cost
 
-ModuleStates = dict[str, dict[str, Tensor]]
-"""What is learned beside the rows: states of modules by name."""
-
 
 @dataclass(frozen=True, eq=False)
-class RowState:
+class SharedWeightsState:
     """What such a method has learned.
 
     Parameters
     ----------
     n_tasks : int
         Tasks so far.
-    rows : ClassRows
+    weights : ClassWeights
         The classifier, in the order of arrival.
-    parts : dict
+    modules : dict
         States of what changes the features.
     """
 
     n_tasks: int
-    rows: ClassRows
-    parts: ModuleStates
+    weights: ClassWeights
+    modules: ModuleStates
 
 
 class TaskNetwork(nn.Module):
@@ -64,83 +64,90 @@ class TaskNetwork(nn.Module):
         return features
 
 
-class RowClassifier(TaskwiseClassifier):
-    """Trains a body and the rows of a task's classes by cross-entropy over these classes alone.
+class SharedWeightsClassifier(TaskwiseClassifier):
+    """Trains a network and the weights of a task's classes by cross-entropy over these classes alone.
 
-    That is the same as setting all other logits to minus infinity. Rows of a class that comes again are trained on from
-    what they were.
+    That is the same as setting all other logits to minus infinity. The weights of a class that comes again are trained
+    on from what they were.
 
-    Subclasses say how a body is made for training (:meth:`_training_body`), what is kept of it (:meth:`_learned`) and
-    how it is made for answers (:meth:`_answering_body`).
+    Subclasses say how a network is made for training (:meth:`_training_network`), which states of its modules stay
+    (:meth:`_learned`), and how it is made for answers (:meth:`_answering_network`).
     """
 
     normalized: ClassVar[bool] = False
-    """Whether rows have length 1 and features are standardised; see :class:`RowHead`."""
+    """Whether rows have length 1 and features are standardised; see :class:`TrainableWeights`."""
+    modules: ClassVar[tuple[str, ...]]
+    """Names of the states that :meth:`_learned` gives."""
 
     @abstractmethod
-    def _training_body(self, parts: ModuleStates, task: int) -> AbstractContextManager[TaskNetwork]:
-        """Put the body of a task on the backbone."""
+    def _training_network(self, modules: ModuleStates, task: int) -> AbstractContextManager[TaskNetwork]:
+        """Put the network of a task together."""
 
     @abstractmethod
-    def _learned(self, body: TaskNetwork, parts: ModuleStates) -> ModuleStates:
-        """Return the parts after a task from those before it."""
+    def _learned(self, network: TaskNetwork, modules: ModuleStates) -> ModuleStates:
+        """Return the states after a task from those before it."""
 
     @abstractmethod
-    def _answering_body(self, parts: ModuleStates) -> AbstractContextManager[TaskNetwork]:
-        """Put the body that answers on the backbone."""
+    def _answering_network(self, modules: ModuleStates) -> AbstractContextManager[TaskNetwork]:
+        """Put the network that answers together."""
 
-    def _loss(self, body: TaskNetwork, logits: Tensor, codes: Tensor) -> Tensor:
+    def _loss(self, network: TaskNetwork, logits: Tensor, codes: Tensor) -> Tensor:
         """Return the loss of a batch."""
         return torch.nn.functional.cross_entropy(logits, codes)
 
-    def _task(self, items: Items, labels: TaskLabels) -> tuple[RowState, Cost]:
+    def _task(self, items: Items, labels: TaskLabels) -> tuple[SharedWeightsState, Cost]:
         before = self._before()
         source = generator(self.seed_, self.method, "rows", before.n_tasks)
-        rows = before.rows.to(self.device_).extended(labels.n_classes, source)
+        weights = before.weights.to(self.device_).extended(labels.n_classes, source)
         present, codes = np.unique(labels.codes, return_inverse=True)
         current = torch.from_numpy(present)
-        with self._training_body(before.parts, before.n_tasks) as body:
-            head = RowHead(rows.of(current), normalized=self.normalized)
+        with self._training_network(before.modules, before.n_tasks) as network:
+            head = TrainableWeights(weights.of_classes(current), normalized=self.normalized)
             cost = self._train(
-                nn.Sequential(body, head),
-                nn.ModuleList([body.trained, head]),
+                nn.Sequential(network, head),
+                nn.ModuleList([network.trained, head]),
                 items,
                 codes.astype(np.int64),
                 before.n_tasks,
-                loss=lambda logits, wanted: self._loss(body, logits, wanted),
+                loss=lambda logits, wanted: self._loss(network, logits, wanted),
             )
-            parts = self._learned(body, before.parts)
-        return RowState(before.n_tasks + 1, rows.replaced(current, head.rows()), parts), cost
+            modules = self._learned(network, before.modules)
+        return SharedWeightsState(before.n_tasks + 1, weights.with_classes(current, head.learned()), modules), cost
 
-    def _before(self) -> RowState:
+    def _before(self) -> SharedWeightsState:
         """Return what was learned so far."""
-        found: RowState | None = vars(self).get("_state")
-        return RowState(0, ClassRows.empty(self.base_.n_features), {}) if found is None else found
+        found: SharedWeightsState | None = vars(self).get("_state")
+        return SharedWeightsState(0, ClassWeights.empty(self.base_.n_features), {}) if found is None else found
 
     @contextmanager
-    def _answering(self, state: RowState) -> Iterator[nn.Module]:
-        with self._answering_body(state.parts) as body:
-            yield nn.Sequential(body, RowHead(state.rows.to(self.device_), normalized=self.normalized))
+    def _answering(self, state: SharedWeightsState) -> Iterator[nn.Module]:
+        with self._answering_network(state.modules) as network:
+            head = TrainableWeights(state.weights.to(self.device_), normalized=self.normalized)
+            yield nn.Sequential(network, head)
 
     # -- files ------------------------------------------------------------------------------------------
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        state: RowState = self._state
-        tensors = {"rows.weight": state.rows.weight, "rows.bias": state.rows.bias}
-        for part, entries in state.parts.items():
-            tensors |= {f"{part}/{name}": tensor for name, tensor in entries.items()}
-        return tensors, {"n_tasks": state.n_tasks, "parts": sorted(state.parts)}
+    def _contents(self) -> Contents:
+        state: SharedWeightsState = self._state
+        return Contents(
+            {"n_tasks": state.n_tasks},
+            {"weight": state.weights.weight, "bias": state.weights.bias},
+            {name: MODULE.archive({}, tensors) for name, tensors in state.modules.items()},
+        )
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        parts: ModuleStates = {part: {} for part in meta["parts"]}
-        for name, tensor in tensors.items():
-            part, _, entry = name.partition("/")
-            if entry:
-                parts[part][entry] = tensor.to(self.device_)
-        rows = ClassRows(tensors["rows.weight"], tensors["rows.bias"]).to(self.device_)
-        if rows.weight.shape != (len(self.arrival_), self.base_.n_features):
-            raise FileFormatError(
-                f"rows of the classifier must be {(len(self.arrival_), self.base_.n_features)}, "
-                f"got {tuple(rows.weight.shape)}"
-            )
-        self._state = RowState(int(meta["n_tasks"]), rows, parts)
+    def _read_state(self, fields: Fields) -> SharedWeightsState:
+        shape = (len(self.arrival_), self.base_.n_features)
+        weights = ClassWeights(
+            fields.tensor("weight", shape, dtype=torch.float32), fields.tensor("bias", shape[:1], dtype=torch.float32)
+        )
+        modules = {name: module_state(fields, name, self.device_) for name in self.modules}
+        return SharedWeightsState(fields.integer("n_tasks", low=1), weights, modules)
+
+
+def from_version_1(old: Archive) -> Archive:
+    """Return what evergrow 0.1 wrote of such a method in the present layout."""
+    meta = {key: value for key, value in old.meta.items() if key != "state"}
+    state = old.meta["state"]
+    parts = {name: MODULE.archive({}, prefixed(old.tensors, f"{name}/")) for name in state["parts"]}
+    tensors = {"weight": old.tensors["rows.weight"], "bias": old.tensors["rows.bias"]}
+    return Archive(old.kind, {**meta, "n_tasks": state["n_tasks"]}, tensors, parts, version=2)

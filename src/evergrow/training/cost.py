@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from evergrow.core.fields import Fields
+
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -77,9 +79,14 @@ class Cost:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return the cost that :meth:`to_dict` gave."""
-        return cls(**values)
+    def from_fields(cls, fields: Fields) -> Self:
+        """Return the cost that :meth:`to_dict` gave, out of a file."""
+        counts = ("trainable_parameters", "epochs", "samples", "peak_memory_bytes")
+        amounts = ("train_seconds", "inference_gflops", "train_gflops")
+        return cls(
+            **{name: fields.integer(name) for name in counts},
+            **{name: fields.number(name, low=0) for name in amounts},  # type: ignore[arg-type]
+        )
 
 
 def count_parameters(parameters: Iterable[nn.Parameter]) -> int:
