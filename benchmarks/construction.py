@@ -68,14 +68,15 @@ def _growth_cell(n: int, width: int) -> Row:
     Z, Y = VitLike(10, seed=SEED).sample(list(range(10)), n)
     layer = GuidedProjection(random_state=SEED, scales=(0.0008,), contraction=1.0 - 1e-12, tol=0.0, max_units=width)
     build = seconds(lambda: layer.build(Z, Y), repeat=1)
-    state = create_state("auto", layer.n_units, 10, alpha=0.01, floor=0.01)
+    states = [create_state("auto", layer.n_units, 10, alpha=0.01, floor=0.01)]
 
     def update() -> None:
-        state.accumulate((H, Y[rows]) for rows, H in layer.iter_transform(Z))
-        state.solve(0.01)
+        states[0] = states[0].accumulate((H, Y[rows]) for rows, H in layer.iter_transform(Z)).after_solve()
+        states[0].solve(0.01)
 
     first = seconds(update, repeat=1)
     again = seconds(update, repeat=1)
+    state = states[0]
     figure = f"build {build:.2f} s ({layer.form}), first update {first:.2f} s, next {again:.2f} s ({state.form})"
     values = {
         "build_s": build,

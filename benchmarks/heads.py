@@ -41,8 +41,8 @@ def tasks_of(n_tasks: int) -> tuple[list[Task], str]:
 
 
 def _arrays(layer: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    tensors = layer.tensors()
-    return tensors["weights"].numpy(), tensors["bias"].numpy()
+    units = layer.units()
+    return units.weights.numpy(), units.bias.numpy()
 
 
 def _recursive(head: Any, width: int, ridge: float, **options: Any) -> Any:

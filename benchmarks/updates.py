@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import scipy.linalg
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.data import VitLike
 from benchmarks.timing import Row, seconds
-from evergrow.linalg import CompactState, DenseState, RecursiveState, create_state
+from evergrow.linalg import DenseState, RecursiveState, RidgeState, create_state
 from evergrow.projections import GuidedProjection
 
 ALPHA = 0.01
@@ -30,22 +32,24 @@ def compact_against_dense(quick: bool) -> list[Row]:
     width, updates, timed = (2_000, 6, 2) if quick else (10_000, 40, 3)
     source = VitLike(200)
     layer = paper_layer(source, width)
-    compact, dense = create_state("compact", width, 200, alpha=ALPHA, floor=ALPHA), DenseState(width, 200)
+    states: dict[str, RidgeState] = {
+        form: create_state(form, width, 200, alpha=ALPHA, floor=ALPHA) for form in ("compact", "dense")
+    }
     compact_s, dense_s = 0.0, []
     for task in range(updates):
         Z, Y = source.sample(list(range(5 * task, 5 * task + 5)), 600)
         H = layer.transform(Z)
 
-        def learn(state: CompactState | DenseState, H: Tensor = H, Y: Tensor = Y, solve: bool = True) -> None:
-            state.update(H, Y)
-            if solve:
-                state.solve(ALPHA)
+        def learn(form: str, H: Tensor = H, Y: Tensor = Y) -> None:
+            states[form] = states[form].update(H, Y)
+            states[form].solve(ALPHA)
 
-        compact_s += seconds(lambda: learn(compact), repeat=1)
+        compact_s += seconds(functools.partial(learn, "compact"), repeat=1)
         if task < timed:  # every dense update costs the same: time a few, only learn the rest
-            dense_s.append(seconds(lambda: learn(dense), repeat=1))
+            dense_s.append(seconds(functools.partial(learn, "dense"), repeat=1))
         else:
-            learn(dense, solve=False)
+            states["dense"] = states["dense"].update(H, Y)
+    compact, dense = states["compact"], states["dense"]
     dense_total = float(np.median(dense_s)) * updates
     Z, Y = source.sample(list(range(5 * updates)), 50 * 5 * updates)
     H = layer.transform(Z)
@@ -54,11 +58,11 @@ def compact_against_dense(quick: bool) -> list[Row]:
     ratio = dense_total / compact_s
     figure = (
         f"{ratio:.1f}x ({compact_s:.1f} s against {dense_total:.0f} s = {updates} x the median of {timed}), rank "
-        f"{compact.rank}, logits within {error:.1e}, {100 * agree:.3f} % of {len(a):,} predictions equal, "
+        f"{compact.order}, logits within {error:.1e}, {100 * agree:.3f} % of {len(a):,} predictions equal, "
         f"bound {compact.error_bound(ALPHA):.1e}"
     )
     values = {"ratio": ratio, "compact_s": compact_s, "dense_s": dense_total, "relative": error, "agree": agree}
-    values |= {"rank": compact.rank, "bound": compact.error_bound(ALPHA), "compact_bytes": compact.nbytes}
+    values |= {"rank": compact.order, "bound": compact.error_bound(ALPHA), "compact_bytes": compact.nbytes}
     reached = ratio >= 10 and error <= 1e-3 and agree >= 0.9999
     bar = ">= 10x, within 1e-3, 99.99 % equal"
     return [Row(f"{updates} updates at L={width:,}, C=200", figure, bar, reached, values)]
@@ -72,7 +76,7 @@ def memory(quick: bool) -> list[Row]:
     state = create_state("auto", width, 200, alpha=ALPHA, floor=ALPHA)
     for task in range(0, 200, 50):
         Z, Y = source.sample(list(range(task, task + 50)), 600)
-        state.update(layer.transform(Z), Y)
+        state = state.update(layer.transform(Z), Y)
     held = state.nbytes / 1e6
     figure = f"{held:.0f} MB ({state.form}, {state.count:,} samples) against {8 * width**2 / 1e6:,.0f} MB dense"
     return [Row(f"memory of the state at L={width:,}", figure, "< 200 MB", held < 200, {"megabytes": held})]
@@ -83,13 +87,12 @@ def precision(quick: bool) -> list[Row]:
     width, updates = (500, 10) if quick else (2_000, 40)
     source = VitLike(200)
     layer = paper_layer(source, width)
-    dense, recursive = DenseState(width, 200), RecursiveState(width, 200, ALPHA)
+    dense, recursive = DenseState.create(width, 200), RecursiveState.create(width, 200, alpha=ALPHA)
     rows, targets = [], []
     for task in range(updates):
         Z, Y = source.sample(list(range(5 * task, 5 * task + 5)), 100)
         H = layer.transform(Z)
-        dense.update(H, Y)
-        recursive.update(H, Y)
+        dense, recursive = dense.update(H, Y), recursive.update(H, Y)
         rows.append(H)
         targets.append(Y)
     H, Y = torch.cat(rows), torch.cat(targets)

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from evergrow.core.fields import Fields
 from evergrow.core.validation import check_number
 from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.classifier import Contents
 
 
 class NearestMean(IncrementalClassifier):
@@ -59,10 +61,10 @@ class NearestMean(IncrementalClassifier):
         means = torch.stack([self.sums_[c] / self.counts_[c] for c in self.classes_.tolist()])
         return -torch.cdist(Z, means)
 
-    def _export(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        return {}, {}
+    def _contents(self) -> Contents:
+        return Contents()
 
-    def _import(self, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
+    def _restore(self, fields: Fields) -> None:
         self._reset()
 
 

@@ -87,7 +87,7 @@ def given(path: Path, name: str, **options: Any):
 
 
 def sigmoid_units(head: Any, X: np.ndarray) -> np.ndarray:
-    W, b = (np.asarray(head.layer_.tensors()[name], dtype=np.float64) for name in ("weights", "bias"))
+    W, b = (np.asarray(tensor, dtype=np.float64) for tensor in (head.layer_.units().weights, head.layer_.units().bias))
     return 1.0 / (1.0 + np.exp(-(X.astype(np.float64) @ W + b)))
 
 
@@ -171,7 +171,7 @@ def test_similarity_is_the_cosine_of_columns(write: WriteSpec, name: str) -> Non
     off = ~np.eye(5, dtype=bool)
     assert found["mean_abs"] == pytest.approx(np.abs(cosine[off]).mean(), rel=1e-5)
     assert found["centred_mean_abs"] == pytest.approx(np.abs(np.corrcoef(H.T)[off]).mean(), rel=1e-5)
-    W = np.asarray(head.layer_.tensors()["weights"], dtype=np.float64)[:, found["units"]]
+    W = np.asarray(head.layer_.units().weights, dtype=np.float64)[:, found["units"]]
     unit = W / np.linalg.norm(W, axis=0)
     assert found["weights_mean_abs"] == pytest.approx(np.abs((unit.T @ unit)[off]).mean(), rel=1e-5)
     assert found["n_units"] == 12

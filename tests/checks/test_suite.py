@@ -11,7 +11,9 @@ from torch import Tensor
 
 from evergrow.checks import CHECKS, iter_checks, run_checks
 from evergrow.core.errors import UnknownNameError
+from evergrow.core.fields import Fields
 from evergrow.heads import SimpleCILClassifier
+from evergrow.heads.classifier import Contents
 from evergrow.heads.labels import LabelUpdate
 
 
@@ -39,13 +41,14 @@ class Growing(SimpleCILClassifier):
         super()._reset()
         self._kept = []
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, meta = super()._export()
-        return {**tensors, "kept": torch.cat(self._kept)}, meta
+    def _contents(self) -> Contents:
+        contents = super()._contents()
+        contents.tensors["kept"] = torch.cat(self._kept)
+        return contents
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        super()._import(tensors, meta)
-        self._kept = [tensors["kept"]]
+    def _restore(self, fields: Fields) -> None:
+        super()._restore(fields)
+        self._kept = [fields.tensor("kept")]
 
 
 class HalfLearned(SimpleCILClassifier):
@@ -74,9 +77,10 @@ class Recent(SimpleCILClassifier):
 class Forgetful(SimpleCILClassifier):
     """Loses its numbers in a file."""
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, meta = super()._export()
-        return {**tensors, "sums": tensors["sums"].half().double()}, meta
+    def _contents(self) -> Contents:
+        contents = super()._contents()
+        contents.tensors["sums"] = contents.tensors["sums"].half().double()
+        return contents
 
 
 class Neighbourly(SimpleCILClassifier):

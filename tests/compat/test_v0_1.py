@@ -18,12 +18,23 @@ import numpy as np
 import pytest
 import torch
 from tests.compat.asking import answers, ask_head, ask_learner, ask_pictures, check, plain
-from tests.compat.toys import ADAM, ADAPTATION, EASE, JOINT, LATER_TEXTS, QUERY_TEXTS, Colours, listed
+from tests.compat.toys import (
+    ADAM,
+    ADAPTATION,
+    DATA,
+    EASE,
+    JOINT,
+    LATER_TEXTS,
+    QUERY_TEXTS,
+    Colours,
+    listed,
+    tiny_backbone,
+)
 from typer.testing import CliRunner
 
 import evergrow
 from evergrow import Learner, create_method
-from evergrow.backbones import BackboneSpec, FeatureCache, backbone_from_spec, create_backbone, extract
+from evergrow.backbones import FeatureCache, create_backbone, extract
 from evergrow.cli.main import app
 from evergrow.core.errors import EvergrowError, NotFittedError
 from evergrow.core.items import ImageArrays
@@ -31,7 +42,6 @@ from evergrow.heads import HEADS
 from evergrow.records import read_analyses, read_records
 from evergrow.tuners import create_tuner, list_tuners, load_tuner
 
-DATA = Path(__file__).parents[1] / "data" / "v0_1"
 NAMES = np.array(["ant", "bee", "cat", "dog"])
 
 EXACT = 1e-9
@@ -69,12 +79,6 @@ def rows() -> dict[str, np.ndarray]:
 def pictures() -> dict[str, np.ndarray]:
     with np.load(DATA / "pictures.npz") as file:
         return dict(file)
-
-
-def tiny_backbone() -> Any:
-    """Return the backbone of the kept files, from its kept weights."""
-    spec = BackboneSpec.from_dict(json.loads((DATA / "vit.json").read_text(encoding="utf-8")))
-    return backbone_from_spec(spec, weights=DATA / "vit.safetensors", device="cpu")
 
 
 def public(name: str, *rooms: str) -> Any:

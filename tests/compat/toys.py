@@ -1,9 +1,16 @@
-"""A module of a user's own, and the texts and settings that the kept files were made with."""
+"""The backbone, a module of a user's own, and the texts and settings that the kept files were made with."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+DATA = Path(__file__).parents[1] / "data" / "v0_1"
+"""Where the files of version 0.1 are."""
 
 ADAPTATION = {"tuner": "ssf", "train": {"epochs": 4, "lr": 0.1, "batch_size": 8}}
 """How the half-done training of a learner was set up, in plain values."""
@@ -38,6 +45,14 @@ class Colours(nn.Module):
 
     def forward(self, batch: Tensor) -> Tensor:
         return nn.functional.adaptive_avg_pool2d(batch, 2).flatten(1) * self.factor
+
+
+def tiny_backbone() -> Any:
+    """Return the backbone of the kept files, from its kept weights."""
+    from evergrow.backbones import BackboneSpec, backbone_from_spec
+
+    spec = BackboneSpec.from_dict(json.loads((DATA / "vit.json").read_text(encoding="utf-8")))
+    return backbone_from_spec(spec, weights=DATA / "vit.safetensors", device="cpu")
 
 
 def listed(texts: dict[str, tuple[str, ...]]) -> tuple[list[str], list[str]]:

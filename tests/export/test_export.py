@@ -95,7 +95,7 @@ def test_a_head_answers_the_same(name: str, blobs: tuple[np.ndarray, np.ndarray]
     head, path = fitted(name, blobs), tmp_path / "head.onnx"
     report = export_onnx(None, head, path)
     X = np.random.default_rng(1).normal(size=(50, 10)).astype(np.float32) * 2
-    answers, ours = outputs(path, X), head._class_scores(X)
+    answers, ours = outputs(path, X), head.class_scores(X)
     assert answers["scores"].dtype == np.float32 or np.abs(ours).max() > 80 * np.ptp(ours, axis=1).max()
     assert np.abs(answers["scores"] - ours).max() <= 1e-4 * np.ptp(ours, axis=1).max()
     labels = json.loads(metadata(path)["evergrow.labels"])
@@ -119,7 +119,7 @@ def test_every_registered_head_is_among_them() -> None:
 
 def test_a_head_of_another_kind_is_refused(tmp_path: Path) -> None:
     class Foreign(IncrementalClassifier):  # type: ignore[misc]
-        _check_params = _reset = _learn = _scores = _export = _import = lambda self, *args: None
+        _check_params = _reset = _learn = _scores = _contents = _restore = lambda self, *args: None
 
     with pytest.raises(ExportError, match="Foreign"):
         export_onnx(None, Foreign(), tmp_path / "x.onnx")
@@ -171,7 +171,7 @@ def test_pixels_to_labels(
     report = export_onnx(backbone, head, tmp_path / "m.onnx")
     assert report.exporter == exporter
     assert report.input == {"name": "pixels", "type": "uint8", "shape": ["n", 3, *backbone.transform.size]}
-    ours = head._class_scores(encoded(backbone, pixels))
+    ours = head.class_scores(encoded(backbone, pixels))
     for rows in (slice(0, 1), slice(0, 24)):
         answers = outputs(tmp_path / "m.onnx", as_input(backbone, pixels[rows]))
         assert np.abs(answers["scores"] - ours[rows]).max() <= 1e-4 * np.ptp(ours, axis=1).max()
@@ -443,7 +443,7 @@ def test_an_affine_layer_becomes_one_matrix(blobs: tuple[np.ndarray, np.ndarray]
     assert report.fold.domain == "ball"
     assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.fold"])["bound"] == report.fold.bound
     X = blobs[0].astype(np.float32)
-    answers, ours = outputs(tmp_path / "m.onnx", X), head._class_scores(X)
+    answers, ours = outputs(tmp_path / "m.onnx", X), head.class_scores(X)
     assert 0.0 < np.abs(answers["scores"] - ours).max() <= report.fold.bound
     sizes = [math.prod(constant.dims) for constant in onnx.load(str(tmp_path / "m.onnx")).graph.initializer]
     assert max(sizes) == 60
@@ -513,7 +513,7 @@ def test_real_features_at_the_papers_scales_fold(shared: Path) -> None:
         head.fit(X[y < 10], y[y < 10]).partial_fit(X[y >= 10], y[y >= 10])
     folded, report = fold(read_head(head)[0])
     assert report.radius == pytest.approx(2.0, rel=0.05)
-    ours = head._class_scores(rest)
+    ours = head.class_scores(rest)
     moved = np.abs(folded.scores(torch.from_numpy(rest)).numpy() - ours).max()
     assert moved <= report.bound <= 0.05 * report.scale
     assert (folded.scores(torch.from_numpy(rest)).numpy().argmax(axis=1) == ours.argmax(axis=1)).all()
@@ -538,7 +538,7 @@ def test_real_images_through_bundled_weights(shared: Path, tmp_path: Path) -> No
     transform = learner.backbone_().transform
     answers = outputs(tmp_path / "birds.onnx", as_input(learner.backbone_(), files))
     features = learner.backbone_().encode(torch.stack([transform(decode_image(file)) for file in files])).numpy()
-    ours = learner.head_._class_scores(features)
+    ours = learner.head_.class_scores(features)
     assert np.abs(answers["scores"] - ours).max() <= onnx_check.AGREEMENT * np.ptp(ours, axis=1).max()
     labels = np.array(json.loads(metadata(tmp_path / "birds.onnx")["evergrow.labels"]))
     assert (labels[answers["label_index"]] == learner.predict(files)).all()

@@ -50,8 +50,8 @@ def stream() -> SmallStream:
 
 def layer_arrays(layer: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return weights and biases of a frozen layer as float64 arrays."""
-    tensors = layer.tensors()
-    return tensors["weights"].double().numpy(), tensors["bias"].double().numpy()
+    units = layer.units()
+    return units.weights.double().numpy(), units.bias.double().numpy()
 
 
 @pytest.fixture(name="arrays")

@@ -117,17 +117,17 @@ def test_damaged_files(saved):
 def test_missing_parts_are_a_format_error(saved):
     from evergrow.core.archive import read_archive, write_archive
 
-    archive = read_archive(saved, "SCLClassifier")
-    del archive.meta["state"]["model"]["projection_kind"]
+    archive = read_archive(saved, "head/scl-mgsm")
+    del archive.parts["model"].parts["layer"]
     write_archive(saved, archive)
-    with pytest.raises(FileFormatError, match="projection_kind"):
+    with pytest.raises(FileFormatError, match="model must have 'layer' as an archive, got nothing"):
         SCLClassifier.load(saved)
 
 
 def test_unknown_settings_are_a_format_error(saved):
     from evergrow.core.archive import read_archive, write_archive
 
-    archive = read_archive(saved, "SCLClassifier")
+    archive = read_archive(saved, "head/scl-mgsm")
     archive.meta["params"]["surprise"] = 1
     write_archive(saved, archive)
     with pytest.raises(FileFormatError, match="surprise"):
@@ -137,7 +137,7 @@ def test_unknown_settings_are_a_format_error(saved):
 def test_newer_schema(saved, monkeypatch):
     import evergrow.core.archive as module
 
-    archive = module.read_archive(saved, "SCLClassifier")
+    archive = module.read_archive(saved, "head/scl-mgsm")
     monkeypatch.setattr(module, "SCHEMA_VERSION", 99)
     module.write_archive(saved, archive)
     monkeypatch.undo()

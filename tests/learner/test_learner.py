@@ -331,15 +331,15 @@ def test_a_method_without_extras_says_so(blobs: Data, tmp_path: Path) -> None:
     learner = Learner(None, "simplecil").fit(part(blobs, 0, 1, 2)).partial_fit(part(blobs, 3, 4, 5))
     assert learner.evaluate(blobs).accuracy > 0.8
     assert learner.info()["novelty"] is None
-    for ability, ask in {
+    for ask in {
         "novelty_score": lambda: learner.is_unknown(blobs[0]),
         "unlearn": lambda: learner.unlearn(blobs),
         "forget_classes": lambda: learner.forget_classes("0"),
         "merge": lambda: learner.merge(learner),
         "spawn": learner.spawn,
         "predict_proba": lambda: learner.predict_proba(blobs[0]),
-    }.items():
-        with pytest.raises(ParameterError, match=f"method must be one that has {ability} .*scl-mgsm.*got 'simplecil'"):
+    }.values():
+        with pytest.raises(ParameterError, match=r"method must be able to .*scl-mgsm can.*got 'simplecil'"):
             ask()
     learner.save(tmp_path / "m.evg")
     loaded = Learner.load(tmp_path / "m.evg")

@@ -28,8 +28,8 @@ def data(rng):
 
 @pytest.fixture
 def stats(data):
-    state = DenseState(15, 3)
-    state.update(*data)
+    state = DenseState.create(15, 3)
+    state = state.update(*data)
     return state.reduced()
 
 
@@ -94,8 +94,8 @@ def test_gcv_with_fewer_rows_than_features(rng, alpha):
     """The fit is nearly perfect here: against the dual form, which subtracts nothing."""
     H = torch.randn(20, 60, generator=rng, dtype=torch.float64)
     Y = torch.eye(4, dtype=torch.float64)[torch.arange(20) % 4]
-    state = DenseState(60, 4)
-    state.update(H, Y)
+    state = DenseState.create(60, 4)
+    state = state.update(H, Y)
     M = alpha * torch.linalg.inv(H @ H.T + alpha * torch.eye(20, dtype=torch.float64))
     truth = 20 * float((M @ Y).square().sum()) / float(M.trace()) ** 2
     assert Spectrum.of(state.reduced()).gcv(alpha) == pytest.approx(truth, rel=1e-6)
@@ -108,8 +108,8 @@ def test_gcv_choice_is_not_fooled_by_samples_that_occur_twice(rng, way):
     Y = torch.eye(2, dtype=torch.float64)[codes]
     choices = []
     for rows in (torch.arange(200), torch.cat([torch.arange(200), torch.tensor([0])])):
-        state = DenseState(400, 2)
-        state.update(H[rows], Y[rows])
+        state = DenseState.create(400, 2)
+        state = state.update(H[rows], Y[rows])
         stats, grid = state.reduced(), alpha_grid(float(H.square().sum()) / 200)
         spectrum = way == "spectrum"
         choices.append(choose_by_gcv(Spectrum.of(stats), grid) if spectrum else choose_by_cholesky(stats, grid))
@@ -146,11 +146,11 @@ def test_holdout_counts_errors(rng):
     H = torch.randn(60, 5, generator=rng, dtype=torch.float64)
     codes = (H[:, 0] > 0).long()
     Y = torch.eye(2, dtype=torch.float64)[codes]
-    state = DenseState(5, 2)
-    state.update(H[:40], Y[:40])
+    state = DenseState.create(5, 2)
+    state = state.update(H[:40], Y[:40])
     H[:, 1:] *= torch.tensor([30.0, 10.0, 3.0, 1.0])  # the informative column is the smallest
-    state = DenseState(5, 2)
-    state.update(H[:40], Y[:40])
+    state = DenseState.create(5, 2)
+    state = state.update(H[:40], Y[:40])
     grid = [1e-3, 1.0, 1e3, 1e6]
     choice = choose_by_holdout(Spectrum.of(state.reduced()), H[40:], Y[40:], grid)
     errors = {a: float(((H[40:] @ state.solve(a).weights).argmax(1) != codes[40:]).double().mean()) for a in grid}
@@ -163,8 +163,8 @@ def test_discriminant_equals_the_textbook(rng):
     H = torch.randn(90, 6, generator=rng, dtype=torch.float64)
     codes = torch.arange(90) % 3
     Y = torch.eye(3, dtype=torch.float64)[codes]
-    state = DenseState(6, 3)
-    state.update(H, Y)
+    state = DenseState.create(6, 3)
+    state = state.update(H, Y)
     geometry = ClassGeometry.of(state.reduced(), torch.bincount(codes))
     scatter = sum((H[codes == c] - H[codes == c].mean(0)).T @ (H[codes == c] - H[codes == c].mean(0)) for c in range(3))
     assert torch.allclose(geometry.scatter, scatter, atol=1e-10)

@@ -1,6 +1,8 @@
 """The identities every form of the ridge state must keep, against independent computations."""
 
+import dataclasses
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import scipy.linalg
 import torch
 
 from evergrow.core.errors import InputError, NumericalError, ParameterError
-from evergrow.linalg import FORMS, AutoState, CompactState, DenseState, RecursiveState, create_state
+from evergrow.linalg import AutoState, CompactState, DenseState, RecursiveState, Totals, create_state, read_state
 from evergrow.linalg import auto as auto_module
 
 ALPHA = 0.3
@@ -43,7 +45,7 @@ def test_incremental_equals_batch(solver, sizes, rng, device):
     H, Y = problem(rng)
     state = make(solver, device=device)
     for h, y in zip(H.split(sizes), Y.split(sizes)):
-        state.update(h, y)
+        state = state.update(h, y)
     assert state.count == 80
     assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-9
 
@@ -52,7 +54,7 @@ def test_incremental_equals_batch(solver, sizes, rng, device):
 def test_any_alpha(solver, rng):
     H, Y = problem(rng)
     state = make(solver)
-    state.update(H, Y)
+    state = state.update(H, Y)
     for alpha in (1e-3, 0.3, 50.0):
         assert relative(state.solve(alpha).weights, batch_ridge(H, Y, alpha)) < 1e-8
 
@@ -62,9 +64,9 @@ def test_order_of_samples_is_irrelevant(solver, rng):
     H, Y = problem(rng)
     order = torch.randperm(80, generator=rng)
     a, b = make(solver), make(solver)
-    a.update(H, Y)
+    a = a.update(H, Y)
     for index in order.split(7):
-        b.update(H[index], Y[index])
+        b = b.update(H[index], Y[index])
     assert relative(a.solve(ALPHA).weights, b.solve(ALPHA).weights) < 1e-10
 
 
@@ -72,8 +74,8 @@ def test_order_of_samples_is_irrelevant(solver, rng):
 def test_downdate_undoes_update(solver, rng):
     H, Y = problem(rng)
     state = make(solver)
-    state.update(H, Y)
-    state.downdate(H[50:], Y[50:])
+    state = state.update(H, Y)
+    state = state.downdate(H[50:], Y[50:])
     assert state.count == 50
     assert state.sq_targets == pytest.approx(float(Y[:50].square().sum()))
     assert relative(state.solve(ALPHA).weights, batch_ridge(H[:50], Y[:50])) < 1e-8
@@ -83,10 +85,10 @@ def test_downdate_undoes_update(solver, rng):
 def test_merge_equals_learning_both(first, second, rng):
     H, Y = problem(rng)
     a, b = make(first), make(second)
-    a.update(H[:50], Y[:50])
-    b.update(H[50:], Y[50:])
+    a = a.update(H[:50], Y[:50])
+    b = b.update(H[50:], Y[50:])
     before = b.solve(ALPHA).weights.clone()
-    a.merge(b)
+    a = a.merge(b)
     assert a.count == 80
     assert relative(a.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-8
     assert torch.equal(b.solve(ALPHA).weights, before), "the other side must not change"
@@ -96,13 +98,13 @@ def test_merge_equals_learning_both(first, second, rng):
 def test_new_targets_start_at_zero_and_can_be_dropped(solver, rng):
     H, Y = problem(rng)
     state = make(solver, C=2)
-    state.update(H[:40], Y[:40, :2])
-    state.select_targets([1, -1, 0])
+    state = state.update(H[:40], Y[:40, :2])
+    state = state.select_targets([1, -1, 0])
     tail = Y[40:, [1, 2, 0]]
-    state.update(H[40:], tail)
+    state = state.update(H[40:], tail)
     joint = torch.cat([torch.stack([Y[:40, 1], torch.zeros(40), Y[:40, 0]], dim=1), tail])
     assert relative(state.solve(ALPHA).weights, batch_ridge(H, joint)) < 1e-8
-    state.select_targets([2])
+    state = state.select_targets([2])
     assert relative(state.solve(ALPHA).weights, batch_ridge(H, joint[:, 2:])) < 1e-8
 
 
@@ -110,7 +112,7 @@ def test_new_targets_start_at_zero_and_can_be_dropped(solver, rng):
 def test_failure_in_a_later_batch_changes_nothing(solver, rng):
     H, Y = problem(rng)
     state = make(solver)
-    state.update(H[:40], Y[:40])
+    state = state.update(H[:40], Y[:40])
     weights = state.solve(ALPHA).weights.clone()
     bad = H[60:].clone()
     bad[3, 3] = float("nan")
@@ -121,27 +123,48 @@ def test_failure_in_a_later_batch_changes_nothing(solver, rng):
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_branch_keeps_what_it_had(solver, rng):
+def test_every_operation_leaves_the_state_as_it_was(solver, rng):
     H, Y = problem(rng)
-    state = make(solver)
-    state.update(H[:40], Y[:40])
-    twin = state.branch()
-    weights = twin.solve(ALPHA).weights.clone()
-    state.update(H[40:], Y[40:])
-    state.select_targets([0])
-    assert torch.equal(twin.solve(ALPHA).weights, weights)
-    assert twin.count == 40
-    assert twin.n_targets == 4
+    state = make(solver).update(H[:40], Y[:40])
+    before = pickle.dumps(state)
+    learned = state.update(H[40:], Y[40:])
+    learned.downdate(H[40:], Y[40:])
+    learned.merge(state)
+    state.merge(learned)
+    state.select_targets([0, -1, 2])
+    state.with_totals(Totals(3, 1.0))
+    state.after_solve()
+    state.solve(ALPHA)
+    state.solve(2 * ALPHA)
+    state.reduced()
+    assert pickle.dumps(state) == before
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        state.seen = Totals()
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_every_form_bounds_what_it_has_changed(solver, rng):
+    state = create_state(solver, 2000, 1, alpha=0.1, floor=0.1).update(low_rank(rng, 50, L=2000), torch.ones(50, 1))
+    assert 0.0 <= state.error_bound(0.1) <= 1e-2
+    assert state.error_bound(0.2) == state.error_bound(0.1) / 2
+    with pytest.raises(ParameterError, match="alpha must be"):
+        state.error_bound(0.0)
+
+
+def test_an_unknown_solver_is_refused_by_name():
+    with pytest.raises(ParameterError, match="solver must be one of the registered names, got 'dence'"):
+        make("dence")
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_restore_is_bitwise(solver, rng):
     H, Y = problem(rng)
     state = make(solver)
-    state.update(H, Y)
-    back = FORMS[state.kind].restore(state.tensors(), state.settings(), torch.device("cpu"))
+    state = state.update(H, Y)
+    back = read_state(state.to_archive(), torch.device("cpu"))
+    assert type(back) is type(state)
     assert torch.equal(back.solve(ALPHA).weights, state.solve(ALPHA).weights)
-    back.update(H, Y)
+    back = back.update(H, Y)
     assert back.count == 160
 
 
@@ -149,7 +172,7 @@ def test_restore_is_bitwise(solver, rng):
 def test_float32_rows_are_accumulated_in_float64(solver, rng):
     H, Y = problem(rng)
     state = make(solver)
-    state.update(H.float(), Y.float())
+    state = state.update(H.float(), Y.float())
     weights = state.solve(ALPHA).weights
     assert weights.dtype == torch.float64
     assert relative(weights, batch_ridge(H, Y)) < 1e-6
@@ -165,11 +188,11 @@ def test_bad_input(rng):
         with pytest.raises(ParameterError, match="alpha must be"):
             state.solve(alpha)
     with pytest.raises(InputError, match="equal shape"):
-        state.merge(DenseState(29, 4))
+        state.merge(DenseState.create(29, 4))
 
 
 def test_recursive_refuses_to_unlearn_what_was_never_learned(rng):
-    state = RecursiveState(5, 1, alpha=0.1)
+    state = RecursiveState.create(5, 1, alpha=0.1)
     H = torch.randn(10, 5, generator=rng, dtype=torch.float64)
     with pytest.raises(NumericalError, match="learned before"):
         state.downdate(H, torch.zeros(10, 1))
@@ -183,12 +206,12 @@ def low_rank(rng, n, L=400, rank=12, noise=0.0):
 
 
 def test_compact_finds_the_rank_and_stays_within_its_bound(rng):
-    state, dense = CompactState(400, 2, budget=1e-3), DenseState(400, 2)
+    state, dense = CompactState.empty(400, 2, budget=1e-3), DenseState.create(400, 2)
     for _ in range(10):
         H = low_rank(rng, 60, noise=1e-5)
         Y = torch.randn(60, 2, generator=rng, dtype=torch.float64)
-        state.update(H, Y)
-        dense.update(H, Y)
+        state = state.update(H, Y)
+        dense = dense.update(H, Y)
     assert state.rank == 13
     assert 0 < state.dropped <= state.budget
     test = low_rank(rng, 50)
@@ -197,10 +220,10 @@ def test_compact_finds_the_rank_and_stays_within_its_bound(rng):
 
 
 def test_compact_budget_is_never_exceeded(rng):
-    state = CompactState(200, 1, budget=1e-2)
+    state = CompactState.empty(200, 1, budget=1e-2)
     for _ in range(60):
         H = 1e-2 * torch.randn(5, 200, generator=rng, dtype=torch.float64)
-        state.update(H, torch.zeros(5, 1))
+        state = state.update(H, torch.zeros(5, 1))
         assert state.dropped <= state.budget
     basis = state.basis
     assert torch.allclose(basis.T @ basis, torch.eye(state.rank, dtype=torch.float64), atol=1e-12)
@@ -208,12 +231,12 @@ def test_compact_budget_is_never_exceeded(rng):
 
 def test_auto_switches_once_when_the_rank_is_high(rng, monkeypatch):
     monkeypatch.setattr(auto_module, "DENSE_BELOW", 10)
-    state = AutoState(60, 2, alpha=None, floor=1e-6)
+    state = AutoState.create(60, 2, alpha=None, floor=1e-6)
     assert state.form == "compact"
     H, Y = problem(rng, n=200, L=60, C=2)
     forms = []
     for h, y in zip(H.split(10), Y.split(10)):
-        state.update(h, y)
+        state = state.update(h, y)
         forms.append(state.form)
     assert forms[0] == "compact"
     assert forms[-1] == "dense"
@@ -223,19 +246,18 @@ def test_auto_switches_once_when_the_rank_is_high(rng, monkeypatch):
 
 def test_auto_takes_the_recursion_for_small_batches_of_a_fixed_ridge(rng, monkeypatch):
     monkeypatch.setattr(auto_module, "DENSE_BELOW", 10)
-    state = AutoState(300, 2, alpha=ALPHA, floor=ALPHA * 1e-9)
+    state = AutoState.create(300, 2, alpha=ALPHA, floor=ALPHA * 1e-9)
     H, Y = problem(rng, n=300, L=300, C=2)
     for h, y in zip(H.split(2), Y.split(2)):
-        state.update(h, y)
-        state.solve(ALPHA)
+        state = state.update(h, y).after_solve()
     assert state.form == "recursive"
     assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-9
 
 
 def test_auto_stays_compact_when_the_rank_is_low(rng):
-    state = AutoState(2000, 1, alpha=0.1, floor=0.1)
+    state = AutoState.create(2000, 1, alpha=0.1, floor=0.1)
     for _ in range(5):
-        state.update(low_rank(rng, 200, L=2000), torch.ones(200, 1))
+        state = state.update(low_rank(rng, 200, L=2000), torch.ones(200, 1))
     assert state.form == "compact"
     assert state.nbytes < 0.05 * 8 * 2000**2
 
@@ -245,13 +267,13 @@ def test_the_papers_regime_keeps_its_digits():
     g = torch.Generator().manual_seed(1)
     d, L, n = 100, 600, 40
     weights = 0.004 * torch.randn(d, L, generator=g, dtype=torch.float64)
-    dense, recursive = DenseState(L, 3), RecursiveState(L, 3, alpha=0.01)
+    dense, recursive = DenseState.create(L, 3), RecursiveState.create(L, 3, alpha=0.01)
     rows, targets = [], []
     for _ in range(40):
         H = torch.sigmoid(3.0 * torch.randn(n, d, generator=g, dtype=torch.float64) @ weights)
         Y = torch.eye(3, dtype=torch.float64)[torch.randint(3, (n,), generator=g)]
-        dense.update(H, Y)
-        recursive.update(H, Y)
+        dense = dense.update(H, Y)
+        recursive = recursive.update(H, Y)
         rows.append(H)
         targets.append(Y)
     H, Y = torch.cat(rows), torch.cat(targets)
@@ -273,7 +295,7 @@ def small_blocks(monkeypatch):
     def accumulate(self, batches, sign):
         pairs = list(batches)
         given.extend(len(H) for H, _ in pairs)
-        original(self, pairs, sign)
+        return original(self, pairs, sign)
 
     monkeypatch.setattr(CompactState, "_accumulate", accumulate)
     return given
@@ -282,8 +304,8 @@ def small_blocks(monkeypatch):
 def test_auto_leaves_the_compact_form_in_the_middle_of_a_batch(rng, small_blocks):
     """Rows of full rank are not all taken in compactly first: after two blocks it is plain what is coming."""
     H, Y = problem(rng, n=1000, L=300)
-    state = AutoState(300, 4, alpha=None, floor=ALPHA * 1e-9)
-    state.accumulate([(H[:700], Y[:700]), (H[700:], Y[700:])])
+    state = AutoState.create(300, 4, alpha=None, floor=ALPHA * 1e-9)
+    state = state.accumulate([(H[:700], Y[:700]), (H[700:], Y[700:])])
     assert state.form == "dense"
     assert small_blocks in ([50], [50, 50])
     assert (state.count, state.rows_learned) == (1000, 1000)
@@ -293,8 +315,8 @@ def test_auto_leaves_the_compact_form_in_the_middle_of_a_batch(rng, small_blocks
 def test_auto_stays_compact_through_a_long_batch_of_low_rank(rng, small_blocks):
     H, Y = problem(rng, n=1000, L=30)
     H = H @ torch.randn(30, 400, generator=rng, dtype=torch.float64)
-    state = AutoState(400, 4, alpha=None, floor=ALPHA * 1e-9)
-    state.update(H, Y)
+    state = AutoState.create(400, 4, alpha=None, floor=ALPHA * 1e-9)
+    state = state.update(H, Y)
     assert state.form == "compact"
     assert small_blocks == [50] * 20
     assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-7
@@ -302,9 +324,9 @@ def test_auto_stays_compact_through_a_long_batch_of_low_rank(rng, small_blocks):
 
 def test_auto_keeps_form_and_numbers_where_a_later_batch_fails(rng, small_blocks):
     H, Y = problem(rng, n=500, L=300)
-    state = AutoState(300, 4, alpha=None, floor=ALPHA * 1e-9)
-    state.update(H[:20], Y[:20])
-    before = {name: tensor.clone() for name, tensor in state.tensors().items()}, state.settings()
+    state = AutoState.create(300, 4, alpha=None, floor=ALPHA * 1e-9)
+    state = state.update(H[:20], Y[:20])
+    before = pickle.dumps(state)
 
     def batches():
         yield H[20:400], Y[20:400]
@@ -312,8 +334,7 @@ def test_auto_keeps_form_and_numbers_where_a_later_batch_fails(rng, small_blocks
 
     with pytest.raises(InterruptedError):
         state.accumulate(batches())
-    assert state.settings() == before[1]
-    assert all(torch.equal(tensor, before[0][name]) for name, tensor in state.tensors().items())
+    assert pickle.dumps(state) == before
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -321,10 +342,10 @@ def test_auto_keeps_form_and_numbers_where_a_later_batch_fails(rng, small_blocks
 def test_an_empty_batch_changes_nothing(solver, L, rng):
     state = make(solver, L=L)
     H, Y = problem(rng, n=5, L=L)
-    state.update(H, Y)
+    state = state.update(H, Y)
     before = state.solve(ALPHA).weights
-    state.update(H[:0], Y[:0])
-    state.downdate(H[:0], Y[:0])
-    state.accumulate([])
+    state = state.update(H[:0], Y[:0])
+    state = state.downdate(H[:0], Y[:0])
+    state = state.accumulate([])
     assert state.count == 5
     assert torch.equal(state.solve(ALPHA).weights, before)

@@ -6,12 +6,12 @@ import torch
 
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, UnknownNameError
 from evergrow.projections import (
-    PROJECTIONS,
     FourierProjection,
     GaussianProjection,
     GuidedProjection,
     LinkedProjection,
     SCSMProjection,
+    read_projection,
 )
 from evergrow.projections.normalize import normalize, resolve_normalization
 from evergrow.projections.scales import PAPER_SCALES
@@ -54,7 +54,8 @@ def test_frozen_map_properties(name, task, device):
 @pytest.mark.parametrize("name", list(layers()))
 def test_restore_is_the_same_map(name, task):
     layer = layers()[name].build(*task)
-    back = PROJECTIONS[layer.kind].restore(layer.tensors(), layer.settings())
+    back = read_projection(layer.to_archive(), torch.device("cpu"))
+    assert type(back) is type(layer)
     assert back.same_map(layer)
     assert torch.equal(back.transform(task[0]), layer.transform(task[0]))
     other = layers()[name]

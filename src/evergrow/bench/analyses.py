@@ -194,7 +194,7 @@ def similarity(given: AnalysisInput, settings: SimilaritySettings) -> dict[str, 
     """
     head = given.fit_first()
     H = _activations(head, given.features(given.stream.tasks[0].train))
-    weights = _model(head).projection.tensors()["weights"].to(torch.float64)
+    weights = _model(head).projection.units().weights.to(torch.float64)
     n_units = weights.shape[1]  # a direct link's columns of H are no units
     order = torch.randperm(n_units, generator=generator(given.run.seed, "mechanism", "bases", n_units))
     units = order[: settings.n_bases].sort().values.to(H.device)
@@ -338,7 +338,7 @@ def construction(head: IncrementalClassifier) -> dict[str, Any]:
         "rmse": figure(log[-1].rmse) if log else None,
         "construction_s": figure(log[-1].seconds) if log else None,
         "candidates": sum(block.tried for block in log),
-        "layer_bytes": sum(tensor.nbytes for tensor in model.projection.tensors().values()),
+        "layer_bytes": model.projection.nbytes,
         "state_bytes": int(model.state.nbytes),
     }
 
@@ -376,7 +376,7 @@ def _construction_log(head: IncrementalClassifier) -> list[BlockRecord]:
 
 
 def _model(head: IncrementalClassifier) -> RidgeModel:
-    model = vars(head).get("_model")
+    model = head.model_
     if not isinstance(model, RidgeModel):
         raise ParameterError(f"method must put a ridge regression on a frozen layer, got {type(head).__name__}")
     return model

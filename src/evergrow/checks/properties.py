@@ -47,7 +47,7 @@ def scores(learner: IncrementalClassifier, X: Any) -> NDArray[Any]:
 
 def state_bytes(learner: IncrementalClassifier) -> int:
     """Return the bytes of everything a learner would save."""
-    return sum(tensor.nbytes for tensor in learner._export()[0].values())
+    return sum(tensor.nbytes for part in learner.to_archive().walk() for tensor in part.tensors.values())
 
 
 @CHECKS.register("incremental_equals_joint")

@@ -30,6 +30,10 @@ class UnknownNameError(ParameterError, KeyError):
         return str(self.args[0]) if self.args else ""  # KeyError would print the repr
 
 
+class UnsupportedError(ParameterError):
+    """Something was asked of a method that it cannot do; the message says what, and which methods can."""
+
+
 class NotFittedError(EvergrowError, ValueError, AttributeError):
     """A model was asked for an answer before it learned anything.
 

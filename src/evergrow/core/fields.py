@@ -76,6 +76,10 @@ class Fields:
             self._refuse(key, wanted, value)
         return float(value)
 
+    def word_or_number(self, key: str, words: Collection[str], *, low: float = -math.inf) -> float | str:
+        """Return one of some words, or a finite number from a bound on."""
+        return self.text(key, choices=words) if isinstance(self._meta.get(key), str) else self.number(key, low=low)
+
     def optional_number(self, key: str, *, low: float = -math.inf, high: float = math.inf) -> float | None:
         """Return a finite number within bounds, or None where there is none."""
         if self._get(key, "a number or null", None) is None:

@@ -117,15 +117,14 @@ def rms_norm(model: RidgeModel) -> float:
     else:
         squares = ((stats.basis @ stats.gram) * stats.basis).sum(dim=1).cpu() / count
     if isinstance(layer, LinkedProjection):
-        width, centre = layer.inner.n_outputs, layer.tensors()["mean"].cpu().to(means)
+        width, centre = layer.inner.n_outputs, layer.centre.cpu().to(means)
         spread = float(squares[width:].sum()) / layer.scale**2
         return math.sqrt(max(spread + float(centre @ (2 * means[width:] / layer.scale + centre)), 0.0))
     return _norm_from_units(layer, means, squares)
 
 
 def _norm_from_units(layer: Projection, means: Tensor, squares: Tensor) -> float:
-    units = Units(layer.tensors()["weights"].cpu(), layer.tensors()["bias"].cpu(), layer.activation)
-    gain = math.sqrt(2.0 / layer.n_units) if layer.kind == "fourier" else 1.0
+    units, gain = layer.units(), layer.gain
     at_zero = ACTIVATIONS[units.activation](units.bias.to(means))
     energy = float((squares / gain**2 - 2 * at_zero * means / gain + at_zero.square()).sum())
     lengths = units.weights.to(means).square().sum(dim=0)

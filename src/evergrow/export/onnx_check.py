@@ -69,7 +69,7 @@ def check_graph(
         raise ExportError(f"the graph must be one that onnxruntime can run, but {error}") from error
     inputs = _random_images(backbone) if backbone is not None else random_features(head.n_features_in_)
     features = _encoded(backbone, inputs)
-    ours = np.asarray(head._class_scores(features))
+    ours = np.asarray(head.class_scores(features))
     wide = torch.from_numpy(features.astype(np.float64))
     wanted = ours if found is exact else found.scores(wide).to(torch.float64).numpy()
     spread = score_spread(wanted)

@@ -8,6 +8,7 @@ import torch
 
 from evergrow.core.validation import check_number
 from evergrow.heads.base import HEADS
+from evergrow.heads.migrations import model_part
 from evergrow.heads.random_layer import RandomLayerRidge
 from evergrow.projections import Projection
 from evergrow.projections.uniform import UniformProjection
@@ -20,7 +21,7 @@ class _AnalyticBuffer(RandomLayerRidge):
         return UniformProjection(self.n_units, "relu", seed)
 
 
-@HEADS.register("acil")
+@HEADS.register("acil", version=2, former=("ACILClassifier",), migrations={1: model_part})
 class ACILClassifier(_AnalyticBuffer):
     """Analytic class-incremental learning (Zhuang et al., NeurIPS 2022).
 
@@ -73,7 +74,7 @@ class ACILClassifier(_AnalyticBuffer):
         self.device = device
 
 
-@HEADS.register("g-acil")
+@HEADS.register("g-acil", version=2, former=("GACILClassifier",), migrations={1: model_part})
 class GACILClassifier(_AnalyticBuffer):
     """Generalised analytic class-incremental learning, G-ACIL or GACL (Zhuang et al., NeurIPS 2024).
 

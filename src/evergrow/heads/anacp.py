@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
 from evergrow.core.seeding import derive_seed, generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.maps import ContrastMap, layer_map
+from evergrow.heads.migrations import nested, split_tensors
 from evergrow.heads.prototypes import SharedGaussian, target_prototypes
 from evergrow.heads.random_layer import empty_model, one_hot
-from evergrow.heads.ridge_model import RidgeModel
+from evergrow.heads.ridge_model import RidgeModel, read_counts
 from evergrow.linalg import safe_cholesky
-from evergrow.projections import GaussianProjection
+from evergrow.linalg.state import read_gram
+from evergrow.projections import GaussianProjection, Projection, read_projection
 from evergrow.projections.base import chunk_rows
 from evergrow.projections.normalize import normalize
 
@@ -47,7 +53,17 @@ class _Maps:
     output: Tensor
 
 
-@HEADS.register("anacp")
+def _from_flat(old: Archive) -> Archive:
+    """Migrate from version 1, in which the tensors of every head and of the last layer had prefixes."""
+    state = dict(old.meta["state"])
+    parts = {"output": Archive("projection/gaussian", state.pop("output"), split_tensors(old.tensors, "output."))}
+    for index, model in enumerate(state.pop("heads")):
+        parts[f"head{index}"] = Archive("ridge-model", model, split_tensors(old.tensors, f"head{index}."))
+    own = {name: old.tensors[name] for name in ("sums", "counts", "spread")}
+    return nested(old, state, own, parts)
+
+
+@HEADS.register("anacp", version=2, former=("AnaCPClassifier",), migrations={1: _from_flat})
 class AnaCPClassifier(IncrementalClassifier):
     """Analytic contrastive projection (AnaCP; Momeni, Mazumder, Ke and Liu, NeurIPS 2025).
 
@@ -105,6 +121,8 @@ class AnaCPClassifier(IncrementalClassifier):
     True
     """
 
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
+
     def __init__(
         self,
         n_units: int = 5000,
@@ -145,6 +163,7 @@ class AnaCPClassifier(IncrementalClassifier):
         codes = torch.from_numpy(labels.codes).to(Z.device)
         if "_heads" in vars(self):
             heads, gaussian, output = self._heads, self._gaussian, self._output
+            heads = [head.after_solve() for head in heads] if "_maps" in vars(self) else heads
         else:
             self._seed = resolve_seed(self.random_state)
             output = self._layer(0).build(Z, Z)
@@ -155,7 +174,7 @@ class AnaCPClassifier(IncrementalClassifier):
         learned = [head.learn(Z, codes, labels.columns) for head in heads]
         self._commit(learned, gaussian.add(normalize(Z, "l2"), codes, labels.columns), output)
 
-    def _commit(self, heads: list[RidgeModel], gaussian: SharedGaussian, output: GaussianProjection) -> None:
+    def _commit(self, heads: list[RidgeModel], gaussian: SharedGaussian, output: Projection) -> None:
         self._heads, self._gaussian, self._output = heads, gaussian, output
         for name in ("_maps", "_classifier"):
             self.__dict__.pop(name, None)
@@ -189,7 +208,7 @@ class AnaCPClassifier(IncrementalClassifier):
         alpha, dtype = float(self.alpha), self._work_dtype()
         prototypes = target_prototypes(self._gaussian)
         weights = [head.state.solve(alpha).weights.to(dtype) for head in self._heads]
-        output = prototypes @ self._output.tensors()["weights"].to(prototypes)
+        output = prototypes @ self._output.units().weights.to(prototypes)
         self._maps = _Maps(weights, prototypes.to(dtype), output.to(dtype))
         X, codes = self._pseudo_features()
         Y = one_hot(codes, len(prototypes), prototypes)
@@ -215,39 +234,46 @@ class AnaCPClassifier(IncrementalClassifier):
         codes = torch.arange(len(means), device=means.device).repeat_interleave(count)
         return means[codes] + noise @ lower.T, codes
 
-    def _scores(self, Z: Tensor) -> Tensor:
+    def _solve_order(self) -> float:
+        return self.n_units
+
+    def _settle(self) -> None:
         if "_classifier" not in vars(self):
             self._solve()
+
+    def linear_map(self) -> ContrastMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        self._settle()
+        maps = self._maps
+        heads = tuple(layer_map(part, weights) for part, weights in zip(self._heads, maps.heads, strict=True))
+        classifier = self._classifier.cpu().to(maps.output.dtype)
+        return ContrastMap(heads, maps.prototypes.cpu(), maps.output.cpu(), classifier)
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        self._settle()
         classifier = self._classifier.to(self._work_dtype())
         return torch.cat([H @ classifier for _, H in self._lift(normalize(Z, "l2"))]).to(Z.dtype)
 
     # -- files ------------------------------------------------------------------------------------------
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors = {
-            f"head{index}.{name}": tensor
-            for index, head in enumerate(self._heads)
-            for name, tensor in head.tensors().items()
-        }
-        tensors |= {f"output.{name}": tensor for name, tensor in self._output.tensors().items()}
+    def _contents(self) -> Contents:
+        parts = {f"head{index}": head.to_archive() for index, head in enumerate(self._heads)}
         gaussian = self._gaussian
-        tensors |= {"sums": gaussian.sums, "counts": gaussian.counts, "spread": gaussian.spread}
-        meta = {
-            "heads": [head.settings() for head in self._heads],
-            "output": self._output.settings(),
-            "seed": self._seed,
-        }
-        return tensors, meta
+        tensors = {"sums": gaussian.sums, "counts": gaussian.counts, "spread": gaussian.spread}
+        return Contents({"seed": self._seed}, tensors, {**parts, "output": self._output.to_archive()})
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        def named(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-        self._seed = int(meta["seed"])
-        heads = [
-            RidgeModel.restore(named(f"head{index}."), settings, self.device_)
-            for index, settings in enumerate(meta["heads"])
-        ]
-        output = GaussianProjection.restore(named("output."), meta["output"])
-        gaussian = SharedGaussian(tensors["sums"], tensors["counts"], tensors["spread"], self.variant)
-        self._commit(heads, gaussian, output)
+    def _restore(self, fields: Fields) -> None:
+        self._seed, width = fields.integer("seed", **SEEDS), self.n_features_in_
+        count = len(fields.part_names()) - 1
+        fields.require(count == self.n_ensembles, f"it has {count} heads of {self.n_ensembles}")
+        heads = [self._read_model(fields, f"head{index}") for index in range(count)]
+        output = read_projection(fields.part("output"), self.device_, fields.inside("output"))
+        layers = [output, *(head.projection for head in heads)]
+        right = all((layer.n_features_in, layer.n_outputs) == (width, self.n_units) for layer in layers)
+        fields.require(right, "its layers are of another width than its settings say")
+        counts = read_counts(fields, "counts", len(self.classes_)).to(self.device_)
+        fields.require(all(torch.equal(head.counts, counts) for head in heads), "its heads learned other samples")
+        sums = fields.tensor("sums", (width, len(counts))).to(self.device_)
+        spread = read_gram(fields, "spread", width, self.device_)
+        self._commit(heads, SharedGaussian(sums, counts, spread, self.variant), output)

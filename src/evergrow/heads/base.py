@@ -1,9 +1,8 @@
-"""What all incremental classifiers on feature vectors share: input checks, labels, atomic learning, files."""
+"""What all incremental classifiers on feature vectors share: input checks, labels, atomic learning."""
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,26 +11,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.archive import Archive
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import FileFormatError, InputError, LabelError
-from evergrow.core.registry import Registry
+from evergrow.core.errors import InputError, LabelError
+from evergrow.core.families import Family
+from evergrow.core.fields import Fields
 from evergrow.core.validation import check_matrix
-from evergrow.heads.estimator import Estimator, not_fitted
+from evergrow.heads.abilities import Abilities
+from evergrow.heads.classifier import Classifier
 from evergrow.heads.labels import LabelUpdate, as_labels, update_labels
+from evergrow.heads.ridge_model import RidgeModel
 
-HEADS: Registry[type[IncrementalClassifier]] = Registry("method")
+HEADS: Family[IncrementalClassifier] = Family("method", "head")
 """Every head by the name users know it under; filled by ``@HEADS.register(name)``."""
 
 COMPUTE_DTYPE = torch.float64
 
 
-class IncrementalClassifier(Estimator, ABC):
+class IncrementalClassifier(Abilities, Classifier):
     """A classifier that learns batch by batch over an open set of classes.
 
     A head implements five hooks: :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the
-    pair :meth:`_export` / :meth:`_import`. ``_learn`` must either succeed or leave the head unchanged; the
-    base commits the labels only after it returns.
+    pair :meth:`_contents` / :meth:`_restore`. ``_learn`` must either succeed or leave the head unchanged; the
+    base commits the labels only after it returns. What a head can do beyond that it names in ``abilities``; see
+    :mod:`evergrow.heads.abilities`.
 
     Attributes
     ----------
@@ -41,20 +44,13 @@ class IncrementalClassifier(Estimator, ABC):
         Width of the features.
     """
 
-    classes_: NDArray[Any]
+    family: ClassVar[Family[Any]] = HEADS
     n_features_in_: int
     feature_names_in_: NDArray[Any]
-    device: str | torch.device
     needs: ClassVar[str] = "features"
     """What it learns from."""
-    min_first_classes: ClassVar[int] = 1
-    """Classes that the first batch must have at least."""
 
     # -- hooks ------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _check_params(self) -> None:
-        """Raise :class:`~evergrow.core.errors.ParameterError` for settings out of range."""
 
     @abstractmethod
     def _reset(self) -> None:
@@ -67,14 +63,6 @@ class IncrementalClassifier(Estimator, ABC):
     @abstractmethod
     def _scores(self, Z: Tensor) -> Tensor:
         """Return scores (n, C), one column per entry of ``classes_``."""
-
-    @abstractmethod
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and JSON-serialisable settings that :meth:`_import` rebuilds the head from."""
-
-    @abstractmethod
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Rebuild what was learned."""
 
     # -- learning ---------------------------------------------------------------------------------------
 
@@ -109,8 +97,8 @@ class IncrementalClassifier(Estimator, ABC):
             raise LabelError(
                 f"the first task must have at least {self.min_first_classes} classes, got {len(update.classes)} class"
             )
-        if hasattr(self, "classes_"):
-            del self.classes_
+        for name in ("classes_", "_unknown_fields"):
+            self.__dict__.pop(name, None)
         self._reset()
         self.device_ = device
         self._learn(Z, update)
@@ -174,7 +162,7 @@ class IncrementalClassifier(Estimator, ABC):
         ndarray of shape (n, C), or (n,) for two classes
             Larger means more likely.
         """
-        scores = self._class_scores(X)
+        scores = self.class_scores(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -190,28 +178,19 @@ class IncrementalClassifier(Estimator, ABC):
         ndarray of shape (n,)
             Labels of the kind that was learned.
         """
-        scores = self._class_scores(X)
+        scores = self.class_scores(X)
         return np.asarray(self.classes_[scores.argmax(axis=1)])
 
-    def _class_scores(self, X: Any) -> NDArray[np.float64]:
-        """Return scores (n, C) whatever the number of classes."""
+    def class_scores(self, X: Any) -> NDArray[np.float64]:
+        """Return scores (n, C), one column per entry of ``classes_`` whatever their number.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Features.
+        """
         self._require_fitted()
         return np.asarray(self._scores(self._features(X, self.device_, reset=False)).cpu().numpy())
-
-    def _is_started(self) -> bool:
-        """Whether a later batch can be learned; a spawned head is started before it knows a class."""
-        return hasattr(self, "classes_")
-
-    def _is_fitted(self) -> bool:
-        return hasattr(self, "classes_") and len(self.classes_) > 0
-
-    def _require_fitted(self) -> None:
-        if not self._is_fitted():
-            name = type(self).__name__
-            raise not_fitted(f"this {name} must learn something first: call fit or partial_fit")
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._is_fitted()
 
     def _features(self, X: Any, device: torch.device, *, reset: bool) -> Tensor:
         """Return X as a finite float64 tensor on the device, or raise :class:`InputError`."""
@@ -263,111 +242,29 @@ class IncrementalClassifier(Estimator, ABC):
 
     # -- files ------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the learner to one safetensors file, atomically.
-
-        A crash leaves the old file or the new one. The file holds settings, labels and statistics, never
-        code.
-
-        Parameters
-        ----------
-        path : path-like
-            Where to.
-        """
-        write_archive(path, self.to_archive())
-
     def to_archive(self) -> Archive:
-        """Return what :meth:`save` writes, for those who put a learner into a file of their own."""
-        if not self._is_started():
-            self._require_fitted()
-        tensors, meta = self._export()
-        params = {name: _json_param(name, value) for name, value in self.get_params(deep=False).items()}
+        """Return what :meth:`save` writes, for those who put a head into a file of their own."""
+        archive = super().to_archive()
+        archive.meta["n_features"] = self.n_features_in_
         if hasattr(self, "feature_names_in_"):
-            meta["feature_names"] = self.feature_names_in_.tolist()
-        labels = {"kind": self.classes_.dtype.kind, "values": self.classes_.tolist()}
-        head = {"params": params, "labels": labels, "n_features": self.n_features_in_, "state": meta}
-        return Archive(type(self).__name__, head, tensors)
+            archive.meta["feature_names"] = self.feature_names_in_.tolist()
+        return archive
+
+    def _read_model(self, fields: Fields, key: str) -> RidgeModel:
+        """Return a ridge model inside a file that fits the head's features and classes."""
+        model = RidgeModel.from_archive(fields.part(key), self.device_, fields.inside(key))
+        fields.require(
+            model.projection.n_features_in == self.n_features_in_, f"{key!r} is for features of another width"
+        )
+        fields.require(len(model.counts) == len(self.classes_), f"{key!r} has another number of classes")
+        return model
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], device: str | torch.device | None = None) -> Self:
-        """Read a learner that :meth:`save` wrote.
-
-        Parameters
-        ----------
-        path : path-like
-            Where from.
-        device : str or torch.device, optional
-            Where to put it; by default where its ``device`` setting says, as far as this machine has that.
-
-        Raises
-        ------
-        FileFormatError
-            If the file is no learner of this class, is truncated or was altered.
-        NewerSchemaError
-            If a newer evergrow wrote it.
-        """
-        return cls.from_archive(read_archive(path, cls.__name__), device, name=os.fspath(path))
-
-    @classmethod
-    def from_archive(
-        cls, archive: Archive, device: str | torch.device | None = None, *, name: str = "the archive"
-    ) -> Self:
-        """Rebuild a learner from what :meth:`to_archive` gave.
-
-        Parameters
-        ----------
-        archive : Archive
-            Of this class.
-        device : str or torch.device, optional
-            As for :meth:`load`.
-        name : str
-            What to call the source in messages.
-        """
-        try:
-            head = archive.meta
-            learner = cls(**{key: _param_value(value) for key, value in head["params"].items()})
-            if device is not None:
-                learner.device = device
-            learner.device_ = _device_or_cpu(learner.device, strict=device is not None)
-            learner.n_features_in_ = int(head["n_features"])
-            if "feature_names" in head["state"]:
-                learner.feature_names_in_ = np.asarray(head["state"]["feature_names"], dtype=object)
-            learner.classes_ = np.asarray(head["labels"]["values"], dtype=_label_dtype(head["labels"]["kind"]))
-            tensors = {key: tensor.to(learner.device_) for key, tensor in archive.tensors.items()}
-            learner._import(tensors, head["state"])
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise FileFormatError(f"{name} must be a whole {cls.__name__}, but it lacks or garbles {error}") from error
-        return learner
-
-
-def _json_param(name: str, value: Any) -> Any:
-    """Return a constructor argument in a form that JSON holds."""
-    if isinstance(value, (np.random.RandomState, np.random.Generator)):
-        return None  # the seed that was drawn from it is part of what was learned
-    if isinstance(value, torch.device):
-        return str(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_json_param(name, item) for item in value]
-    raise InputError(f"{name} must be a plain value to be saved, got {type(value).__name__}")
-
-
-def _param_value(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _label_dtype(kind: str) -> Any:
-    return {"b": np.bool_, "i": np.int64, "u": np.uint64, "f": np.float64, "U": np.str_}[kind]
-
-
-def _device_or_cpu(device: str | torch.device, *, strict: bool) -> torch.device:
-    """Return the device, falling back to the CPU for a file that was saved where a GPU was."""
-    if strict or device == "auto":
-        return resolve_device(device)
-    wanted = torch.device(device)
-    return resolve_device(wanted) if wanted.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
+    def _from_settings(cls, fields: Fields, device: str | torch.device | None) -> Self:
+        made = super()._from_settings(fields, device)
+        made.n_features_in_ = fields.integer("n_features", low=1)
+        names = fields.texts("feature_names", default=None)
+        if names is not None:
+            fields.require(len(names) == made.n_features_in_, "it has another number of features than names for them")
+            made.feature_names_in_ = np.asarray(names, dtype=object)
+        return made

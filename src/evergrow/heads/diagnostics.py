@@ -6,7 +6,7 @@ from typing import Any
 
 from evergrow.heads.readout import Readout
 from evergrow.heads.ridge_model import RidgeModel
-from evergrow.linalg import AutoState, CompactState, RidgeState, Spectrum
+from evergrow.linalg import AutoState, Spectrum
 from evergrow.projections import GuidedProjection, LinkedProjection, Projection
 
 
@@ -30,13 +30,6 @@ def describe(model: RidgeModel, readout: Readout) -> dict[str, Any]:
         "condition_number": spectrum.condition_number(readout.alpha),
         "common_mode": float(spectrum.values[-1] / spectrum.values.sum().clamp_min(1e-300)),
         "solver": state.form if isinstance(state, AutoState) else state.kind,
-        "error_bound": error_bound(state, readout.alpha),
+        "error_bound": state.error_bound(readout.alpha),
         "state_bytes": state.nbytes,
     }
-
-
-def error_bound(state: RidgeState, alpha: float) -> float:
-    """Return the bound on what a low-rank form has changed, 0 for the exact ones."""
-    if isinstance(state, AutoState):
-        return state.error_bound
-    return state.error_bound(alpha) if isinstance(state, CompactState) else 0.0

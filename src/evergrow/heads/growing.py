@@ -187,7 +187,7 @@ class Grower:
         layer = self.build(Z[train], Y[train], alpha)
         floor = min(PAPER_ALPHAS)
         state = create_state("auto", layer.n_outputs, Y.shape[1], alpha=None, floor=floor, device=Z.device)
-        state.accumulate((H, Y[train][rows]) for rows, H in layer.iter_transform(Z[train]))
+        state = state.accumulate((H, Y[train][rows]) for rows, H in layer.iter_transform(Z[train]))
         spectrum = Spectrum.of(state.reduced())
         return choose_by_holdout(spectrum, layer.transform(Z[test]), Y[test], PAPER_ALPHAS).alpha
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
 from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.maps import LayerMap, layer_map
+from evergrow.heads.migrations import model_part, nested
 from evergrow.heads.readout import Readout, solve_readout
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import DenseState
@@ -19,7 +24,12 @@ from evergrow.projections.identity import IdentityProjection
 from evergrow.projections.normalize import normalize
 
 
-@HEADS.register("joint-lp")
+def _from_flat(old: Archive) -> Archive:
+    """Migrate from version 1: one ridge model, or the samples that were kept."""
+    return model_part(old) if "model" in old.meta["state"] else nested(old, dict(old.meta["state"]), old.tensors)
+
+
+@HEADS.register("joint-lp", version=2, former=("JointLinearProbe",), migrations={1: _from_flat})
 class JointLinearProbe(IncrementalClassifier):
     """A linear classifier on the features of everything seen so far, as if all of it came at once.
 
@@ -58,6 +68,8 @@ class JointLinearProbe(IncrementalClassifier):
     >>> model.score(X, y) > 0.93
     True
     """
+
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
 
     def __init__(
         self,
@@ -111,7 +123,7 @@ class JointLinearProbe(IncrementalClassifier):
         if "_model" in vars(self):
             return self._model
         layer = IdentityProjection(intercept=True).build(Z, Z)
-        state = DenseState(layer.n_outputs, 0, Z.device)
+        state = DenseState.create(layer.n_outputs, 0, device=Z.device)
         return RidgeModel(layer, "none", state, torch.zeros(0, dtype=torch.int64, device=Z.device), None, frozenset())
 
     def _gathered(self, Z: Tensor, codes: Tensor, columns: list[int]) -> tuple[Tensor, Tensor]:
@@ -124,9 +136,30 @@ class JointLinearProbe(IncrementalClassifier):
         moved[places[old]] = old
         return torch.cat([self._kept, Z.to(torch.float32)]), torch.cat([moved[self._codes], codes])
 
-    def _scores(self, Z: Tensor) -> Tensor:
+    def _solve_order(self) -> float:
+        return self._model.state.order if self.solver == "analytic" else math.inf
+
+    def _settle(self) -> None:
         if "_readout" not in vars(self):
             self._readout = self._solve() if self.solver == "analytic" else self._train()
+
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        self._settle()
+        weights = self._readout.weights.cpu()
+        if self.solver == "analytic":
+            return layer_map(self._model, weights)
+        return LayerMap("l2", None, None, weights, weights.new_zeros(weights.shape[1]))
+
+    @property
+    def model_(self) -> RidgeModel | None:
+        """The statistics of the analytic solver, as a record that nobody changes; None for the other one."""
+        self._require_fitted()
+        return self._model if self.solver == "analytic" else None
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        self._settle()
         readout = self._readout
         if self.solver == "sgd":
             return normalize(Z, "l2") @ readout.weights
@@ -160,14 +193,19 @@ class JointLinearProbe(IncrementalClassifier):
         learned = (scale * torch.nn.functional.normalize(weights)).detach().T.to(torch.float64)
         return Readout(learned, learned.new_zeros(n_classes), 0.0, 0.0, 0.0)
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _contents(self) -> Contents:
+        meta = {"seed": self._seed}
         if self.solver == "sgd":
-            return {"kept": self._kept, "codes": self._codes}, {"seed": self._seed}
-        return self._model.tensors(), {"seed": self._seed, "model": self._model.settings()}
+            return Contents(meta, {"kept": self._kept, "codes": self._codes})
+        return Contents(meta, parts={"model": self._model.to_archive()})
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        self._seed = int(meta["seed"])
-        if self.solver == "sgd":
-            self._kept, self._codes = tensors["kept"], tensors["codes"]
-        else:
-            self._model = RidgeModel.restore(tensors, meta["model"], self.device_)
+    def _restore(self, fields: Fields) -> None:
+        self._seed = fields.integer("seed", **SEEDS)
+        if self.solver == "analytic":
+            self._model = self._read_model(fields, "model")
+            return
+        kept = fields.tensor("kept", (None, self.n_features_in_), dtype=torch.float32)
+        codes = fields.tensor("codes", (kept.shape[0],), dtype=torch.int64)
+        known = bool(((codes >= 0) & (codes < len(self.classes_))).all())
+        fields.require(len(codes) > 0 and known, "samples that it keeps are of classes that it does not know")
+        self._kept, self._codes = kept.to(self.device_), codes.to(self.device_)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from evergrow.core.errors import FileFormatError
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.maps import HeadMap, VoteMap, layer_map
+from evergrow.heads.migrations import nested, split_tensors
 from evergrow.heads.random_layer import empty_model
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import ClassGeometry, Discriminant, symmetric_eigh
@@ -19,7 +23,15 @@ from evergrow.projections import FourierProjection
 from evergrow.projections.gaussian import median_gamma
 
 
-@HEADS.register("klda")
+def _from_flat(old: Archive) -> Archive:
+    """Migrate from version 1, in which the tensors of every member had its number as a prefix."""
+    state = dict(old.meta["state"])
+    models = enumerate(state.pop("members"))
+    parts = {str(i): Archive("ridge-model", model, split_tensors(old.tensors, f"{i}.")) for i, model in models}
+    return nested(old, state, parts=parts)
+
+
+@HEADS.register("klda", version=2, former=("KLDAClassifier",), migrations={1: _from_flat})
 class KLDAClassifier(IncrementalClassifier):
     """Kernel linear discriminant analysis (Momeni, Mazumder and Liu, AAAI 2025).
 
@@ -73,6 +85,8 @@ class KLDAClassifier(IncrementalClassifier):
     True
     """
 
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
+
     def __init__(
         self,
         n_units: int = 5000,
@@ -121,9 +135,24 @@ class KLDAClassifier(IncrementalClassifier):
         self._members = members
         self.__dict__.pop("_readouts", None)
 
-    def _scores(self, Z: Tensor) -> Tensor:
+    def _solve_order(self) -> float:
+        return max(member.state.order for member in self._members)
+
+    def _settle(self) -> None:
         if "_readouts" not in vars(self):
             self._readouts = [self._solve(member) for member in self._members]
+
+    def linear_map(self) -> HeadMap:
+        """Return what the head computes as plain matrices, on the CPU; several members vote."""
+        self._require_fitted()
+        self._settle()
+        # Scores are twice the linear discriminant; see _logits.
+        pairs = zip(self._members, self._readouts, strict=True)
+        members = tuple(layer_map(member, readout.weights, readout.offset, 2.0) for member, readout in pairs)
+        return members[0] if len(members) == 1 else VoteMap(members)
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        self._settle()
         if len(self._members) == 1:
             return self._logits(0, Z)
         votes = [torch.softmax(self._logits(index, Z), dim=1) for index in range(len(self._members))]
@@ -147,35 +176,21 @@ class KLDAClassifier(IncrementalClassifier):
         offset = -0.5 * (geometry.means * reduced).sum(dim=0)
         return Discriminant(geometry.stats.lift(reduced), offset, 0.0, 0.0)
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors = {
-            f"{index}.{name}": tensor
-            for index, member in enumerate(self._members)
-            for name, tensor in member.tensors().items()
-        }
-        settings = [member.settings() for member in self._members]
-        return tensors, {"members": settings, "seed": self._seed, "gamma": self._gamma}
+    def _contents(self) -> Contents:
+        parts = {str(index): member.to_archive() for index, member in enumerate(self._members)}
+        return Contents({"seed": self._seed, "gamma": self._gamma}, parts=parts)
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        self._seed, self._gamma = int(meta["seed"]), float(meta["gamma"])
-        if len(meta["members"]) != self.n_ensembles:
-            raise FileFormatError(
-                f"a file must hold n_ensembles = {self.n_ensembles} members, got {len(meta['members'])}"
-            )
-        self._commit(
-            [
-                RidgeModel.restore(_named(tensors, f"{index}."), settings, self.device_)
-                for index, settings in enumerate(meta["members"])
-            ]
-        )
+    def _restore(self, fields: Fields) -> None:
+        self._seed, self._gamma = fields.integer("seed", **SEEDS), fields.number("gamma", low=0.0)
+        names = fields.part_names()
+        fields.require(len(names) == self.n_ensembles, f"it has {len(names)} members of {self.n_ensembles}")
+        members = [self._read_model(fields, str(index)) for index in range(len(names))]
+        same = all(torch.equal(member.counts, members[0].counts) for member in members)
+        fields.require(same, "its members learned other samples")
+        self._commit(members)
 
     @property
     def gamma_(self) -> float:
         """The bandwidth in use."""
         self._require_fitted()
         return self._gamma
-
-
-def _named(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose name has the prefix, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

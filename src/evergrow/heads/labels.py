@@ -9,9 +9,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.core.errors import LabelError
+from evergrow.core.errors import InputError, LabelError
+from evergrow.core.fields import Fields
 
 _KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers", "U": "strings", "S": "bytes"}
+
+
+_STORED: dict[str, tuple[Any, tuple[type, ...]]] = {
+    "b": (np.bool_, (bool,)),
+    "i": (np.int64, (int,)),
+    "u": (np.uint64, (int,)),
+    "f": (np.float64, (int, float)),
+    "U": (np.str_, (str,)),
+}
+"""Kinds of labels that a file holds: their type here, and that of their values in JSON."""
 
 
 @dataclass(frozen=True)
@@ -108,3 +119,30 @@ def known_codes(known: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int64]:
     if len(missing):
         raise LabelError(f"labels must be known classes, got {missing[:5].tolist()} that were never learned")
     return np.searchsorted(known, labels).astype(np.int64)
+
+
+# -- files ----------------------------------------------------------------------------------------------------
+
+
+def written_labels(labels: NDArray[Any]) -> dict[str, Any]:
+    """Return labels in a form that JSON holds, or raise :class:`InputError`."""
+    if labels.dtype.kind not in _STORED:
+        raise InputError(f"labels must be integers, numbers, strings or booleans to be saved, got {labels.dtype}")
+    return {"kind": labels.dtype.kind, "values": labels.tolist()}
+
+
+def read_labels(fields: Fields, *, in_order: bool = True) -> NDArray[Any]:
+    """Return the labels that :func:`written_labels` wrote: of one kind, each once, and sorted unless told otherwise."""
+    dtype, types = _STORED[fields.text("kind", choices=_STORED)]
+    values = fields.values("values")
+    if any(not isinstance(value, types) or (isinstance(value, bool) and bool not in types) for value in values):
+        fields.require(False, "labels are not all of their kind")
+    try:
+        labels = np.asarray(values, dtype=dtype)
+    except (OverflowError, ValueError, TypeError) as error:
+        fields.require(False, f"a label is out of range: {error}")
+    fields.require(dtype is not np.float64 or bool(np.isfinite(labels).all()), "a label is not finite")
+    found = np.unique(labels)
+    fields.require(len(found) == len(labels), "a label occurs twice")
+    fields.require(not in_order or bool((found == labels).all()), "labels are not sorted")
+    return labels

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.maps import LayerMap
+from evergrow.heads.migrations import nested, split_tensors
 from evergrow.heads.random_layer import one_hot
-from evergrow.linalg.state import take_columns
+from evergrow.linalg.state import read_gram, take_columns
 from evergrow.linalg.truncated import TruncatedBasis
-from evergrow.projections import GaussianProjection, Projection
+from evergrow.projections import GaussianProjection, Projection, read_projection
 
 DOUBLE_UP_TO = 20_000
 """Widest layer that ``dtype="auto"`` computes in float64; beyond, the basis alone would take gigabytes."""
 
 
-@HEADS.register("loranpac")
+def _from_flat(old: Archive) -> Archive:
+    """Migrate from version 1, in which the tensors of the layer had a prefix."""
+    state = dict(old.meta["state"])
+    layer = Archive("projection/gaussian", state.pop("layer"), split_tensors(old.tensors, "layer."))
+    rest = {name: tensor for name, tensor in old.tensors.items() if not name.startswith("layer.")}
+    return nested(old, state, rest, {"layer": layer})
+
+
+@HEADS.register("loranpac", version=2, former=("LoRanPACClassifier",), migrations={1: _from_flat})
 class LoRanPACClassifier(IncrementalClassifier):
     """Low-rank random projections (Peng, Elenter, Agterberg, Ribeiro and Vidal, ICLR 2025; formerly TSVD).
 
@@ -79,6 +92,8 @@ class LoRanPACClassifier(IncrementalClassifier):
     >>> model.score(X / 16, y) > 0.95, model.rank_
     (True, 300)
     """
+
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
 
     def __init__(
         self,
@@ -155,23 +170,39 @@ class LoRanPACClassifier(IncrementalClassifier):
         self._layer, self._kept, self._cross, self._count = layer, kept, cross, count
         self.__dict__.pop("_weights", None)
 
-    def _scores(self, Z: Tensor) -> Tensor:
+    def _solve_order(self) -> float:
+        return self._kept.rank
+
+    def _settle(self) -> None:
         if "_weights" not in vars(self):
             self._weights = self._kept.solve(self._cross, float(self.alpha))
+
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        self._settle()
+        weights = self._weights.cpu()
+        constant = weights.new_zeros(weights.shape[1])
+        return LayerMap("none", self._layer.units(), weights, None, constant, weights.dtype)
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        self._settle()
         parts = [H @ self._weights for _, H in self._layer.iter_transform(Z.to(self._weights.dtype))]
         return torch.cat(parts).to(Z.dtype)
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors = {f"layer.{name}": tensor for name, tensor in self._layer.tensors().items()}
-        tensors |= {"basis": self._kept.basis, "core": self._kept.core, "cross": self._cross}
-        return tensors, {"layer": self._layer.settings(), "count": self._count, "seed": self._seed}
+    def _contents(self) -> Contents:
+        tensors = {"basis": self._kept.basis, "core": self._kept.core, "cross": self._cross}
+        return Contents({"count": self._count, "seed": self._seed}, tensors, {"layer": self._layer.to_archive()})
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        own = {name.removeprefix("layer."): t for name, t in tensors.items() if name.startswith("layer.")}
-        self._seed = int(meta["seed"])
-        layer = GaussianProjection.restore(own, meta["layer"])
-        kept = TruncatedBasis(tensors["basis"], tensors["core"])
-        self._commit(layer, kept, tensors["cross"], int(meta["count"]))
+    def _restore(self, fields: Fields) -> None:
+        self._seed, dtype, place = fields.integer("seed", **SEEDS), self._work_dtype(), self.device_
+        layer = read_projection(fields.part("layer"), place, fields.inside("layer"))
+        fields.require(layer.n_features_in == self.n_features_in_, "its layer is for features of another width")
+        cross = fields.tensor("cross", (layer.n_outputs, len(self.classes_)), dtype=dtype)
+        basis = fields.tensor("basis", (layer.n_outputs, None), dtype=dtype)
+        core = read_gram(fields, "core", basis.shape[1], place)
+        kept = TruncatedBasis(basis.to(place), core)
+        self._commit(layer, kept, cross.to(place), fields.integer("count", low=1))
 
     @property
     def rank_(self) -> int:

@@ -8,8 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import UnlearnError
+from evergrow.core.fields import Fields
 from evergrow.linalg import symmetric_eigh
+
+MOMENTS = register_kind("class-moments")
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,16 @@ class ClassMoments:
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(factor.nbytes for factor in self.factors)
+
+    def to_archive(self) -> Archive:
+        """Return what a file holds: the factors, numbered as the classes are."""
+        return MOMENTS.archive({}, {str(index): factor for index, factor in enumerate(self.factors)})
+
+    @classmethod
+    def from_archive(cls, fields: Fields, n_classes: int, width: int, device: torch.device) -> ClassMoments:
+        """Return the moments that :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
+        fields.require(len(fields.tensor_names()) == n_classes, "there are not as many moments as classes")
+        return cls(tuple(fields.tensor(str(index), (None, width)).to(device) for index in range(n_classes)))
 
     def select(self, columns: Sequence[int], width: int, like: Tensor) -> ClassMoments:
         """Reorder classes; -1 is a new one without samples."""

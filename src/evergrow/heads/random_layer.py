@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from evergrow.core.fields import Fields
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_number
 from evergrow.heads.base import IncrementalClassifier
+from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.maps import LayerMap, layer_map
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import RidgeSolution, create_state
 from evergrow.projections import Projection
@@ -40,7 +43,7 @@ def empty_model(layer: Projection, floor: float, alpha: float | None = None, rul
     rule : str
         What is done to features before the layer.
     """
-    device = layer.tensors()["weights"].device
+    device = layer.device
     state = create_state("auto", layer.n_outputs, 0, alpha=alpha, floor=EXACTNESS * floor, device=device)
     return RidgeModel(layer, rule, state, torch.zeros(0, dtype=torch.int64, device=device), None, frozenset())
 
@@ -52,6 +55,7 @@ class RandomLayerRidge(IncrementalClassifier):
     regression on all of them together.
     """
 
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
     n_units: int
     alpha: float
     random_state: Any
@@ -85,7 +89,7 @@ class RandomLayerRidge(IncrementalClassifier):
     def _current(self, Z: Tensor, codes: Tensor, n_classes: int) -> RidgeModel:
         """Return the model so far; at first, draw its layer."""
         if "_model" in vars(self):
-            return self._model
+            return self._model.after_solve() if "_solution" in vars(self) else self._model
         self._seed = resolve_seed(self.random_state)
         return self._empty(self._draw(self._seed).build(Z, one_hot(codes, n_classes, Z)))
 
@@ -105,14 +109,31 @@ class RandomLayerRidge(IncrementalClassifier):
             torch.mm(H, weights, out=out[rows])
         return out
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return self._model.tensors(), {"model": self._model.settings(), "seed": self._seed}
+    def _solve_order(self) -> float:
+        return self._model.state.order
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        self._seed = int(meta["seed"])
-        self._commit(RidgeModel.restore(tensors, meta["model"], self.device_))
+    def _settle(self) -> None:
+        self._solved()
+
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        return layer_map(self._model, self._solved().weights)
+
+    def _contents(self) -> Contents:
+        return Contents({"seed": self._seed}, parts={"model": self._model.to_archive()})
+
+    def _restore(self, fields: Fields) -> None:
+        self._seed = fields.integer("seed", **SEEDS)
+        self._commit(self._read_model(fields, "model"))
 
     # -- looking inside ---------------------------------------------------------------------------------
+
+    @property
+    def model_(self) -> RidgeModel:
+        """The layer and the statistics behind it, as a record that nobody changes."""
+        self._require_fitted()
+        return self._model
 
     @property
     def layer_(self) -> Projection:

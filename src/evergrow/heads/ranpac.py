@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from evergrow.core.fields import Fields
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.base import HEADS
+from evergrow.heads.classifier import Contents
 from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.migrations import model_part
 from evergrow.heads.random_layer import RandomLayerRidge, empty_model, one_hot
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import AlphaChoice, symmetric_eigh
@@ -25,7 +29,7 @@ TRAIN_SHARE = 0.8
 """Share of a task's samples that the candidates are fitted on; the rest judges them."""
 
 
-@HEADS.register("ranpac")
+@HEADS.register("ranpac", version=2, former=("RanPACClassifier",), migrations={1: model_part})
 class RanPACClassifier(RandomLayerRidge):
     """Random projections and pre-trained models (McDonnell et al., NeurIPS 2023), the second phase.
 
@@ -132,13 +136,14 @@ class RanPACClassifier(RandomLayerRidge):
             return earlier[-1] if earlier else 1.0
         return choice.alpha
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, meta = super()._export()
-        return tensors, {**meta, "alphas": self._alphas}
+    def _contents(self) -> Contents:
+        contents = super()._contents()
+        return dataclasses.replace(contents, meta={**contents.meta, "alphas": self._alphas})
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        super()._import(tensors, meta)
-        self._alphas = [float(alpha) for alpha in meta["alphas"]]
+    def _restore(self, fields: Fields) -> None:
+        self._alphas = fields.numbers("alphas")
+        fields.require(bool(self._alphas) and min(self._alphas) > 0.0, "its ridges are not all positive")
+        super()._restore(fields)
 
     @property
     def alphas_(self) -> list[float]:

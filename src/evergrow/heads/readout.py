@@ -87,7 +87,7 @@ def solve_readout(
         if kind == "discriminant":
             return _discriminant(state.reduced(), counts, alpha)
         solution = state.solve(alpha)
-        return Readout(solution.weights, _zero(solution.weights), alpha, alpha, solution.jitter)
+        return _readout(solution.weights, _zero(solution.weights), alpha, alpha, solution.jitter)
     stats = state.reduced()
     choice = choose_alpha(stats, counts, last, reach=1.0 if kind == "discriminant" else GCV_REACH)
     if kind == "discriminant":
@@ -95,7 +95,7 @@ def solve_readout(
         return _discriminant(stats, counts, choice.minimiser)
     factor = safe_cholesky(stats.gram, shift=choice.alpha)
     weights = stats.lift(factor.solve(stats.cross))
-    return Readout(weights, _zero(weights), choice.alpha, choice.minimiser, factor.jitter)
+    return _readout(weights, _zero(weights), choice.alpha, choice.minimiser, factor.jitter)
 
 
 def choose_alpha(
@@ -121,6 +121,11 @@ def choose_alpha(
     return choose_by_cholesky(stats, grid, last, reach=reach)
 
 
+def _readout(weights: Tensor, offset: Tensor, alpha: float, minimiser: float, jitter: float) -> Readout:
+    # Row by row, as a file holds them: a product with the columns of a solver rounds otherwise, in the last place.
+    return Readout(weights.contiguous(), offset, alpha, minimiser, jitter)
+
+
 def _zero(weights: Tensor) -> Tensor:
     return weights.new_zeros(weights.shape[1])
 
@@ -129,7 +134,7 @@ def _discriminant(stats: ReducedStatistics, counts: Tensor, alpha: float) -> Rea
     solved = Discriminant.solve(ClassGeometry.of(stats, counts), alpha)
     # Scatter is a sum: times the degrees of freedom, scores are log-likelihoods up to a constant.
     scale = float(max(stats.count - len(counts), 1))
-    return Readout(solved.weights * scale, solved.offset * scale, alpha, alpha, solved.jitter)
+    return _readout(solved.weights * scale, solved.offset * scale, alpha, alpha, solved.jitter)
 
 
 def temperature(state: RidgeState, counts: Tensor, readout: Readout, kind: str) -> float:

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from evergrow.heads.base import HEADS
+from evergrow.heads.migrations import model_part
 from evergrow.heads.random_layer import RandomLayerRidge
 from evergrow.projections import GaussianProjection, Projection
 
 
-@HEADS.register("ri")
+@HEADS.register("ri", version=2, former=("RIClassifier",), migrations={1: model_part})
 class RIClassifier(RandomLayerRidge):
     """Sigmoid units with unit normal weights and biases, and recursive ridge regression on them.
 

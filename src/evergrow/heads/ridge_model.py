@@ -10,17 +10,38 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
+from evergrow.core.fields import Fields
 from evergrow.core.progress import Meter
-from evergrow.heads.moments import ClassMoments
-from evergrow.linalg import FORMS, RidgeState, safe_cholesky
-from evergrow.projections import PROJECTIONS, Projection
-from evergrow.projections.normalize import normalize
+from evergrow.heads.moments import MOMENTS, ClassMoments
+from evergrow.linalg import RidgeState, Totals, join_states, read_state, safe_cholesky
+from evergrow.projections import Projection, read_projection
+from evergrow.projections.normalize import NORMALIZATIONS, normalize
+
+
+def _from_flat(old: Archive) -> Archive:
+    """Migrate from version 1, in which the tensors of layer, statistics and moments had prefixes."""
+
+    def named(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): t for name, t in old.tensors.items() if name.startswith(prefix)}
+
+    values = old.meta
+    parts = {
+        "layer": Archive(f"projection/{values['projection_kind']}", values["projection"], named("projection.")),
+        "state": Archive(f"ridge-state/{values['state_kind']}", values["state"], named("state.")),
+    }
+    if values["moments"]:
+        parts["moments"] = Archive(MOMENTS.name, {}, named("moments."))
+    meta = {"normalization": values["normalization"], "lineage": values["lineage"]}
+    return Archive(old.kind, meta, {"counts": old.tensors["counts"]}, parts, version=2)
+
+
+MODEL = register_kind("ridge-model", version=2, migrations={1: _from_flat})
 
 
 @dataclass(frozen=True)
@@ -71,12 +92,14 @@ class RidgeModel:
             moments = moments.select(columns, self.projection.n_outputs, Z)
             for rows, H in self.activations(Z):
                 moments = moments.add(H, codes[rows])
-        state = self.state.branch()
-        state.select_targets(columns)
-        state.accumulate(self._batches(Z, codes, n_classes, tick))
+        state = self.state.select_targets(columns).accumulate(self._batches(Z, codes, n_classes, tick))
         counts = select_counts(self.counts, columns) + torch.bincount(codes, minlength=n_classes)
         lineage = self.lineage or frozenset([_fingerprint(Z, codes)])
         return dataclasses.replace(self, state=state, counts=counts, moments=moments, lineage=lineage)
+
+    def after_solve(self) -> RidgeModel:
+        """Return the model that knows that weights were asked for."""
+        return dataclasses.replace(self, state=self.state.after_solve())
 
     def unlearn(self, Z: Tensor, codes: Tensor, alpha: float) -> RidgeModel:
         """Return the model with rows taken out again; raise :class:`UnlearnError` if they were never in."""
@@ -92,9 +115,8 @@ class RidgeModel:
         if moments is not None:
             for rows, H in self.activations(Z):
                 moments = moments.remove(H, codes[rows])
-        state = self.state.branch()
         try:
-            state.accumulate(self._batches(Z, codes, len(self.counts)), sign=-1)
+            state = self.state.accumulate(self._batches(Z, codes, len(self.counts)), sign=-1)
         except NumericalError as error:
             raise UnlearnError(f"samples to unlearn must have been learned before: {error}") from error
         return dataclasses.replace(self, state=state, counts=self.counts - removed, moments=moments)
@@ -123,11 +145,9 @@ class RidgeModel:
         """
         dropped = [column for column in range(len(self.counts)) if column not in set(columns)]
         rows, count = self._forgotten_rows(dropped)
-        state = self.state.branch()
-        state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)
-        state.select_targets(columns)
         counts = self.counts[list(columns)]
-        state.set_totals(self.state.count - count, float(counts.sum()))
+        state = self.state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)
+        state = state.select_targets(columns).with_totals(Totals(self.state.count - count, float(counts.sum())))
         moments = None if self.moments is None else self.moments.select(columns, rows.shape[1], rows)
         return dataclasses.replace(self, state=state, counts=counts, moments=moments)
 
@@ -155,10 +175,7 @@ class RidgeModel:
                 f"learners to merge must have learned separately, but {len(shared)} of their first batches "
                 "are the same, so samples would be counted twice: let the second one start from spawn()"
             )
-        state, twin = self.state.branch(), other.state.branch()
-        state.select_targets(mine)
-        twin.select_targets(theirs)
-        state.merge(twin)
+        state = self.state.select_targets(mine).merge(other.state.select_targets(theirs))
         moments = self.moments
         if moments is not None and other.moments is not None:
             width = self.projection.n_outputs
@@ -169,46 +186,93 @@ class RidgeModel:
         lineage = self.lineage | other.lineage
         return dataclasses.replace(self, state=state, counts=counts, moments=moments, lineage=lineage)
 
+    def join(
+        self, other: RidgeModel, base: RidgeModel, places: tuple[Sequence[int], Sequence[int], Sequence[int]]
+    ) -> RidgeModel:
+        """Return what this model and another know that both went on from ``base``, whose samples count once.
+
+        Parameters
+        ----------
+        other, base : RidgeModel
+            With the same layer.
+        places : three sequences of int
+            Where the classes of this model, of the other and of the base are in the union; -1 where one lacks a class.
+
+        Raises
+        ------
+        MergeError
+            If the layers differ, if the base is not part of both, or if second moments are kept per class.
+        """
+        models = (self, other, base)
+        self._check_joinable(other, base)
+        counts = [select_counts(model.counts.cpu(), index) for model, index in zip(models, places, strict=True)]
+        if bool((counts[2] > torch.minimum(counts[0], counts[1])).any()):
+            raise MergeError("base must be part of both learners, but it has more samples of a class than one of them")
+        states = [model.state.select_targets(index) for model, index in zip(models, places, strict=True)]
+        return dataclasses.replace(
+            self,
+            state=join_states(*states),
+            counts=(counts[0] + counts[1] - counts[2]).to(self.counts.device),
+            lineage=self.lineage | other.lineage,
+        )
+
+    def _check_joinable(self, other: RidgeModel, base: RidgeModel) -> None:
+        for model in (other, base):
+            if self.normalization != model.normalization or not self.projection.same_map(model.projection):
+                raise MergeError("learners to merge must share one frozen layer with their base, got different ones")
+        if any(model.moments is not None for model in (self, other, base)):
+            raise MergeError("learners with class_moments cannot be merged by a base: let one start from spawn()")
+        common = self.lineage & other.lineage
+        if not base.lineage or not base.lineage <= common:
+            raise MergeError("base must be what both learners began as, but one of them did not learn its first batch")
+        if common - base.lineage:
+            raise MergeError(
+                "learners must have gone on separately, but both merged the same "
+                f"{len(common - base.lineage)} learners since"
+            )
+
     def empty(self) -> RidgeModel:
         """Return a model with the same layer that has learned nothing."""
-        state = self.state.empty_like()
-        state.select_targets([])
+        state = self.state.empty_like().select_targets([])
         moments = None if self.moments is None else ClassMoments()
         return dataclasses.replace(self, state=state, counts=self.counts[:0], moments=moments, lineage=frozenset())
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors, for saving."""
-        named = {f"projection.{name}": tensor for name, tensor in self.projection.tensors().items()}
-        named |= {f"state.{name}": tensor for name, tensor in self.state.tensors().items()}
-        named["counts"] = self.counts
-        if self.moments is not None:
-            named |= {f"moments.{index}": factor for index, factor in enumerate(self.moments.factors)}
-        return named
+    # -- files ----------------------------------------------------------------------------------------------
 
-    def settings(self) -> dict[str, Any]:
-        """Return the rest, for saving."""
-        return {
-            "projection_kind": self.projection.kind,
-            "projection": self.projection.settings(),
-            "normalization": self.normalization,
-            "state_kind": self.state.kind,
-            "state": self.state.settings(),
-            "moments": self.moments is not None,
-            "lineage": sorted(self.lineage),
-        }
+    def to_archive(self) -> Archive:
+        """Return what a file holds of the model."""
+        parts = {"layer": self.projection.to_archive(), "state": self.state.to_archive()}
+        if self.moments is not None:
+            parts["moments"] = self.moments.to_archive()
+        meta = {"normalization": self.normalization, "lineage": sorted(self.lineage)}
+        return MODEL.archive(meta, {"counts": self.counts}, parts)
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any], device: torch.device) -> RidgeModel:
-        """Rebuild a model from :meth:`tensors` and :meth:`settings`."""
-        layer = {name.removeprefix("projection."): t for name, t in tensors.items() if name.startswith("projection.")}
-        stats = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
-        projection = PROJECTIONS[settings["projection_kind"]].restore(layer, settings["projection"])
-        state = FORMS[settings["state_kind"]].restore(stats, settings["state"], device)
-        counts = tensors["counts"]
+    def from_archive(cls, archive: Archive, device: torch.device, name: str = "the model") -> RidgeModel:
+        """Return the model that :meth:`to_archive` gave, or raise :class:`FileFormatError` where parts do not fit."""
+        fields = archive.open(MODEL.name, name=name)
+        layer = read_projection(fields.part("layer"), device, fields.inside("layer"))
+        state = read_state(fields.part("state"), device, fields.inside("state"))
+        fields.require(state.n_features == layer.n_outputs, "its statistics are of another width than its layer")
+        counts = read_counts(fields, "counts", state.n_targets).to(device)
+        total = int(counts.sum())
+        fields.require(total <= state.count, "its classes have more samples than were learned")
+        fields.require(
+            abs(state.sq_targets - total) <= 1e-6 * max(total, 1), "its targets are not those of its classes"
+        )
         moments = None
-        if settings["moments"]:
-            moments = ClassMoments(tuple(tensors[f"moments.{index}"] for index in range(len(counts))))
-        return cls(projection, settings["normalization"], state, counts, moments, frozenset(settings["lineage"]))
+        if fields.has("moments"):
+            part = fields.open_part("moments", MOMENTS.name)
+            moments = ClassMoments.from_archive(part, len(counts), layer.n_outputs, device)
+        rule = fields.text("normalization", choices=NORMALIZATIONS)
+        return cls(layer, rule, state, counts, moments, frozenset(fields.texts("lineage")))
+
+
+def read_counts(fields: Fields, key: str, n_classes: int) -> Tensor:
+    """Return the samples of every class, at least one of each, or raise :class:`FileFormatError`."""
+    counts = fields.tensor(key, (n_classes,), dtype=torch.int64)
+    fields.require(bool(((counts > 0) & (counts < 2**53)).all()), f"{key!r} has a class of no or too many samples")
+    return counts
 
 
 def select_counts(counts: Tensor, columns: Sequence[int]) -> Tensor:

@@ -12,20 +12,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
+from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import LabelError, MergeError, UnlearnError
+from evergrow.core.fields import Fields
 from evergrow.core.progress import meter
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
+from evergrow.heads.abilities import ABILITIES
 from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.diagnostics import describe, random_units
 from evergrow.heads.growing import KINDS, Grower, LayerSpec
 from evergrow.heads.labels import LabelUpdate, as_labels, check_kind, column_map, known_codes
+from evergrow.heads.maps import LayerMap, layer_map
+from evergrow.heads.migrations import model_part
 from evergrow.heads.novelty import NoveltyScorer
 from evergrow.heads.readout import Readout, row_energy, solve_readout, temperature
 from evergrow.heads.ridge_model import RidgeModel
+from evergrow.linalg import RIDGE_FORMS
 from evergrow.projections import BlockRecord, Projection
 from evergrow.projections.activations import ACTIVATIONS
 from evergrow.projections.scales import Scales, check_scales
+
+SOLUTION = register_kind("head-solution")
+"""What follows from the statistics: class weights, offset, ridge and temperature; the layout that 0.1 had too."""
 
 
 @dataclass
@@ -48,7 +58,7 @@ class _Derived:
         return self.readout.minimiser if self.readout is not None else self.last_alpha
 
 
-@HEADS.register("scl-mgsm")
+@HEADS.register("scl-mgsm", version=2, former=("SCLClassifier",), migrations={1: model_part})
 class SCLClassifier(IncrementalClassifier):
     """A classifier that learns new classes batch by batch, exactly as if it saw everything at once.
 
@@ -79,7 +89,7 @@ class SCLClassifier(IncrementalClassifier):
     projection : {"mgsm", "scsm", "gaussian", "fourier"} or Projection
         Kind of layer.
     solver : {"auto", "dense", "recursive", "compact"}
-        Form of the statistics.
+        Form of the statistics, or another one that is registered (:data:`~evergrow.linalg.RIDGE_FORMS`).
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : int, numpy generator or None
@@ -124,6 +134,7 @@ class SCLClassifier(IncrementalClassifier):
     """
 
     min_first_classes: ClassVar[int] = 2
+    abilities: ClassVar[frozenset[str]] = frozenset(ABILITIES)
 
     def __init__(
         self,
@@ -212,7 +223,7 @@ class SCLClassifier(IncrementalClassifier):
         check_choice("activation", self.activation, ACTIVATIONS.names())
         check_choice("criterion", self.criterion, ("exact", "theorem"))
         check_choice("readout", self.readout, ("ridge", "discriminant"))
-        check_choice("solver", self.solver, ("auto", "dense", "recursive", "compact"))
+        check_choice("solver", self.solver, RIDGE_FORMS.names())
         check_choice("normalize", self.normalize, ("none", "l2", "sqrt-l2", "auto"))
         if not isinstance(self.projection, Projection):
             check_choice("projection", self.projection, KINDS)
@@ -226,7 +237,7 @@ class SCLClassifier(IncrementalClassifier):
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = torch.from_numpy(labels.codes).to(Z.device)
-        model = self._model if self._is_started() else self._first_model(Z, codes)
+        model = self._current() if self._is_started() else self._first_model(Z, codes)
         with meter("learning", Z.shape[0], enabled=self.verbose > 0) as tick:
             learned = model.learn(Z, codes, labels.columns, tick)
         self._commit(learned)
@@ -246,15 +257,17 @@ class SCLClassifier(IncrementalClassifier):
             out[rows] = torch.addmm(readout.offset, H, readout.weights)
         return out
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        meta = {"model": self._model.settings(), "seed": self._seed, "holdout_alpha": self._holdout()}
-        return self._model.tensors(), meta
+    def _contents(self) -> Contents:
+        meta = {"seed": self._seed, "holdout_alpha": self._holdout()}
+        return Contents(meta, parts={"model": self._model.to_archive()})
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        self._seed = int(meta["seed"])
-        if meta["holdout_alpha"] is not None:
-            self._holdout_alpha = float(meta["holdout_alpha"])
-        self._commit(RidgeModel.restore(tensors, meta["model"], self.device_))
+    def _restore(self, fields: Fields) -> None:
+        self._seed = fields.integer("seed", **SEEDS)
+        chosen = fields.optional_number("holdout_alpha", low=0.0)
+        fields.require(chosen != 0.0, "its ridge is zero")
+        if chosen is not None:
+            self._holdout_alpha = chosen
+        self._commit(self._read_model(fields, "model"))
 
     def _grower(self) -> Grower:
         guidance: dict[str, Any] = {
@@ -283,6 +296,11 @@ class SCLClassifier(IncrementalClassifier):
         self._derived = _Derived(last_alpha=None if before is None else before.hint())
         self._model = model
 
+    def _current(self) -> RidgeModel:
+        """Return the model that the next one is made from; whether its weights were solved for bears on its form."""
+        asked = self._derived.readout is not None and self.readout == "ridge" and self._fixed_alpha() is not None
+        return self._model.after_solve() if asked else self._model
+
     def _fixed_alpha(self) -> float | None:
         """Return the ridge where it is settled, None where it is chosen from the statistics."""
         if isinstance(self.alpha, str):
@@ -299,6 +317,53 @@ class SCLClassifier(IncrementalClassifier):
                 model.state, model.counts, self._fixed_alpha(), self.readout, derived.last_alpha
             )
         return derived.readout
+
+    def _solve_order(self) -> float:
+        return self._model.state.order
+
+    def _settle(self) -> None:
+        self._solved()
+        _ = self.temperature_
+
+    def solution(self) -> Archive | None:
+        """Return what has been worked out from the statistics, so that a saved model answers without solving.
+
+        None where nothing has been. An archive of kind ``"head-solution"``: ``last_ridge``, and once class weights
+        have been solved for ``weights`` (L, C), ``offset`` (C,), ``alpha``, ``minimiser``, ``jitter`` and
+        ``temperature``.
+        """
+        self._require_started()
+        derived, solved = self._derived, self._derived.readout
+        meta: dict[str, Any] = {"last_ridge": self.last_ridge_}
+        if solved is None:
+            return None if self.last_ridge_ is None else SOLUTION.archive(meta)
+        meta |= {"alpha": solved.alpha, "minimiser": solved.minimiser, "jitter": solved.jitter}
+        meta |= {"temperature": derived.temperature}
+        return SOLUTION.archive(meta, {"weights": solved.weights, "offset": solved.offset})
+
+    def adopt_solution(self, archive: Archive, *, name: str = "the solution") -> None:
+        """Take over what :meth:`solution` gave for the same statistics; see the base class."""
+        self._require_started()
+        fields, classes = archive.open(SOLUTION.name, name=name), len(self.classes_)
+        last = fields.optional_number("last_ridge", low=0.0)
+        solved, warmth = None, None
+        if fields.has("weights") or fields.has("offset"):
+            solved = Readout(
+                fields.tensor("weights", (self._model.projection.n_outputs, classes)).to(self.device_),
+                fields.tensor("offset", (classes,)).to(self.device_),
+                fields.number("alpha", low=0.0),
+                fields.number("minimiser", low=0.0),
+                fields.number("jitter", low=0.0),
+            )
+            warmth = fields.optional_number("temperature", low=0.0)
+        fields.require(last != 0.0 and warmth != 0.0, "a ridge or a temperature is zero")
+        self._derived = _Derived(last, solved, warmth)
+
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        solved = self._solved()
+        return layer_map(self._model, solved.weights, solved.offset)
 
     # -- answers ----------------------------------------------------------------------------------------
 
@@ -319,11 +384,17 @@ class SCLClassifier(IncrementalClassifier):
         ndarray of shape (n, C)
             Rows sum to one; columns follow ``classes_``.
         """
-        scores = torch.from_numpy(self._class_scores(X))
+        scores = torch.from_numpy(self.class_scores(X))
+        return np.asarray(torch.softmax(scores / self.temperature_, dim=1).numpy())
+
+    @property
+    def temperature_(self) -> float:
+        """Temperature of the softmax that turns scores into probabilities."""
+        self._require_fitted()
         derived, model = self._derived, self._model
         if derived.temperature is None:
             derived.temperature = temperature(model.state, model.counts, self._solved(), self.readout)
-        return np.asarray(torch.softmax(scores / derived.temperature, dim=1).numpy())
+        return derived.temperature
 
     def novelty_score(self, X: Any) -> NDArray[np.float64]:
         """Return how unlike anything learned each row is; higher means more novel.
@@ -347,6 +418,26 @@ class SCLClassifier(IncrementalClassifier):
         Z = self._features(X, self.device_, reset=False)
         scorer = self._novelty_scorer()
         return np.asarray(torch.cat([scorer.score(H) for _, H in self._model.activations(Z)]).cpu().numpy())
+
+    def novelty_without(self, X: Any, y: Any) -> NDArray[np.float64]:
+        """Return the novelty of learned rows as if none of them had been learned.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Rows that were learned; of each class at least one learned row must not be among them.
+        y : array-like of shape (n,)
+            The labels they were learned with.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        self._require_fitted()
+        Z = self._features(X, self.device_, reset=False)
+        codes = torch.from_numpy(known_codes(self.classes_, as_labels(y, Z.shape[0]))).to(Z.device)
+        H = torch.cat([part for _, part in self._model.activations(Z)])
+        return np.asarray(self._novelty_scorer().without(H, codes).cpu().numpy())
 
     def _novelty_scorer(self) -> NoveltyScorer:
         derived, model = self._derived, self._model
@@ -398,9 +489,38 @@ class SCLClassifier(IncrementalClassifier):
             check_kind(self.classes_, other.classes_)
         classes = np.union1d(self.classes_, other.classes_) if len(self.classes_) else other.classes_
         mine, theirs = column_map(self.classes_, classes), column_map(other.classes_, classes)
-        self._commit(self._model.merge(other._model, mine, theirs))
+        self._commit(self._current().merge(other._model, mine, theirs))
         self.classes_ = classes
         return self
+
+    def join(self, other: SCLClassifier, base: SCLClassifier) -> Self:
+        """Return a learner that knows what this one and another know, with what both have from ``base`` counted once.
+
+        Parameters
+        ----------
+        other : SCLClassifier
+            A learner that began as a copy of the same base; not changed, as this one is not.
+        base : SCLClassifier
+            What both began as.
+
+        Raises
+        ------
+        MergeError
+            If the layers differ, if the base is not part of both, or if second moments are kept per class.
+        """
+        self._require_started()
+        for name, head in (("other", other), ("base", base)):
+            if not isinstance(head, SCLClassifier) or not head._is_started():
+                raise MergeError(f"{name} must be a learner that shares this layer, got {type(head).__name__}")
+        classes = np.union1d(self.classes_, other.classes_)
+        missing = np.setdiff1d(base.classes_, np.intersect1d(self.classes_, other.classes_))
+        if len(missing):
+            raise MergeError(f"base must be part of both learners, but they lack its classes {missing[:5].tolist()}")
+        mine, theirs, common = (column_map(head.classes_, classes) for head in (self, other, base))
+        joined = self.branch()
+        joined._commit(self._current().join(other._model, base._model, (mine, theirs, common)))
+        joined.classes_ = classes
+        return joined
 
     def unlearn(self, X: Any, y: Any) -> Self:
         """Take samples out again that were learned before: the learner then equals one that never saw them.
@@ -422,7 +542,7 @@ class SCLClassifier(IncrementalClassifier):
         self._require_fitted()
         Z = self._features(X, self.device_, reset=False)
         codes = torch.from_numpy(known_codes(self.classes_, as_labels(y, Z.shape[0]))).to(Z.device)
-        model = self._model.unlearn(Z, codes, self._check_alpha())
+        model = self._current().unlearn(Z, codes, self._check_alpha())
         kept = torch.nonzero(model.counts).ravel().tolist()
         if not kept:
             raise UnlearnError("at least one sample must remain; call fit to start anew")
@@ -453,7 +573,7 @@ class SCLClassifier(IncrementalClassifier):
         kept = [column for column in range(len(self.classes_)) if column not in codes]
         if not kept:
             raise UnlearnError("at least one class must remain; call fit to start anew")
-        self._commit(self._model.keep(kept))
+        self._commit(self._current().keep(kept))
         self.classes_ = self.classes_[kept]
         return self
 
@@ -471,7 +591,7 @@ class SCLClassifier(IncrementalClassifier):
         else:
             check_number("alpha", alpha, low=0, low_open=True)
             self.alpha = float(alpha)
-        self._commit(self._model)
+        self._commit(self._current())
         return self
 
     def _check_alpha(self) -> float:
@@ -486,6 +606,18 @@ class SCLClassifier(IncrementalClassifier):
             self._require_fitted()
 
     # -- looking inside ---------------------------------------------------------------------------------
+
+    @property
+    def model_(self) -> RidgeModel:
+        """The layer and the statistics behind it, as a record that nobody changes."""
+        self._require_started()
+        return self._model
+
+    @property
+    def last_ridge_(self) -> float | None:
+        """The ridge chosen last, by this head or the one that it was branched from; None where none was."""
+        self._require_started()
+        return self._derived.hint()
 
     @property
     def layer_(self) -> Projection:

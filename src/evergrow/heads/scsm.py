@@ -8,11 +8,12 @@ import torch
 
 from evergrow.core.validation import check_number
 from evergrow.heads.base import HEADS
+from evergrow.heads.migrations import model_part
 from evergrow.heads.random_layer import RandomLayerRidge
 from evergrow.projections import BlockRecord, Projection, SCSMProjection
 
 
-@HEADS.register("scsm")
+@HEADS.register("scsm", version=2, former=("SCSMClassifier",), migrations={1: model_part})
 class SCSMClassifier(RandomLayerRidge):
     """Units configured on the first task as in stochastic configuration networks, then recursive ridge.
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
 from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.classifier import Contents
 from evergrow.heads.labels import LabelUpdate
+from evergrow.heads.maps import LayerMap
+from evergrow.heads.migrations import nested
+from evergrow.heads.ridge_model import read_counts
 from evergrow.projections.normalize import normalize
 
 
-@HEADS.register("simplecil")
+def _from_flat(old: Archive) -> Archive:
+    return nested(old, dict(old.meta["state"]), old.tensors)
+
+
+@HEADS.register("simplecil", version=2, former=("SimpleCILClassifier",), migrations={1: _from_flat})
 class SimpleCILClassifier(IncrementalClassifier):
     """Cosine nearest class mean (Zhou, Cai, Ye, Zhan and Liu, "Revisiting class-incremental learning", IJCV 2024).
 
@@ -42,6 +54,7 @@ class SimpleCILClassifier(IncrementalClassifier):
     ['east', 'north']
     """
 
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "linear-map"})
     _sums: Tensor
     _counts: Tensor
 
@@ -70,11 +83,26 @@ class SimpleCILClassifier(IncrementalClassifier):
         # The cosine does not care how long the prototype is, so sums do as well as means.
         return normalize(Z, "l2") @ normalize(self._sums, "l2").T
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {"sums": self._sums.T, "counts": self._counts}, {}
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        linear = normalize(self._sums, "l2").T.cpu()
+        return LayerMap("l2", None, None, linear, linear.new_zeros(linear.shape[1]))
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        self._sums, self._counts = tensors["sums"].T.contiguous(), tensors["counts"]
+    def _contents(self) -> Contents:
+        return Contents(tensors={"sums": self._sums.T, "counts": self._counts})
+
+    def _restore(self, fields: Fields) -> None:
+        classes = len(self.classes_)
+        sums = fields.tensor("sums", (self.n_features_in_, classes))
+        self._sums = sums.T.contiguous().to(self.device_)
+        self._counts = read_counts(fields, "counts", classes).to(self.device_)
+
+    @property
+    def class_counts_(self) -> NDArray[np.int64]:
+        """Samples learned of each class."""
+        self._require_fitted()
+        return np.asarray(self._counts.cpu().numpy())
 
     @property
     def prototypes_(self) -> Any:

@@ -21,12 +21,11 @@ from evergrow.core.errors import (
     LabelError,
     MergeError,
     NotFittedError,
-    ParameterError,
     UnlearnError,
 )
 from evergrow.core.registry import nearest
 from evergrow.core.validation import check_number
-from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.base import IncrementalClassifier
 from evergrow.heads.scl import SCLClassifier
 from evergrow.learner.batches import counted, fingerprint, warn_alike
 from evergrow.learner.calibration import Calibration, fold_out_scores
@@ -253,7 +252,7 @@ class Learner:
         items : object
             As for :meth:`predict`.
         """
-        return self._state().head._class_scores(self._answerable(items))
+        return self._state().head.class_scores(self._answerable(items))
 
     def predict_proba(self, items: Any) -> NDArray[np.float64]:
         """Return class probabilities; columns follow ``classes_``.
@@ -579,9 +578,8 @@ class Learner:
     def _capable(self, ability: str) -> Any:
         """Return the head, or raise if its method cannot do what is asked."""
         head = self._state().head
-        if not hasattr(head, ability):
-            able = [name for name in HEADS.names() if hasattr(HEADS[name], ability)]
-            raise ParameterError(f"method must be one that has {ability} ({', '.join(able)}), got {self.method!r}")
+        names = {"predict_proba": "probabilities", "novelty_score": "novelty", "forget_classes": "forget"}
+        head.require(names.get(ability, ability))
         return head
 
     def _require_known(self, names: list[str]) -> None:

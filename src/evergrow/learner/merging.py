@@ -8,7 +8,6 @@ from evergrow.backbones.base import BackboneSpec
 from evergrow.core.errors import MergeError
 from evergrow.heads.scl import SCLClassifier
 from evergrow.learner.changes import Change, learned_data
-from evergrow.learner.joining import join_from_base
 from evergrow.learner.snapshot import Snapshot
 from evergrow.learner.solutions import branch, settle
 
@@ -48,7 +47,7 @@ def _heads(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> SCLClassi
         return branch(mine.head).merge(theirs.head)
     if not isinstance(base.head, SCLClassifier):
         raise MergeError(f"base must be of the same method, got {type(base.head).__name__}")
-    return join_from_base(mine.head, theirs.head, base.head)
+    return mine.head.join(theirs.head, base.head)
 
 
 def _check_same(mine: Snapshot, other: Snapshot) -> None:

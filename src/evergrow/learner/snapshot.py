@@ -16,7 +16,6 @@ from evergrow.core.errors import FileFormatError
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.changes import Change
-from evergrow.learner.solutions import export_solution, import_solution
 from evergrow.learner.tuning import Tuning, from_meta, to_meta
 
 KIND = "Learner"
@@ -73,19 +72,18 @@ class Snapshot:
 
     def to_archive(self, settings: dict[str, Any]) -> Archive:
         """Return what a file holds: numbers, plain settings and never a sample."""
-        head = self.head.to_archive()
-        tensors = {f"{_HEAD}{name}": tensor for name, tensor in head.tensors.items()}
-        solved, solution = export_solution(self.head)
-        tensors |= {f"{_SOLUTION}{name}": tensor for name, tensor in solved.items()}
+        parts = {"head": self.head.to_archive()}
+        solution = self.head.solution()
+        if solution is not None:
+            parts["solution"] = solution
+        tensors = {}
         if self.tuning is not None:
-            tensors |= {f"{_TUNER}{name}": tensor for name, tensor in self.tuning.tuner.tensors.items()}
+            tensors = {f"{_TUNER}{name}": tensor for name, tensor in self.tuning.tuner.tensors.items()}
         meta = {
             "settings": settings,
             "about": self.about,
             "backbone": None if self.spec is None else self.spec.to_dict(),
             "tuning": None if self.tuning is None else to_meta(self.tuning),
-            "head": {"kind": head.kind, "meta": head.meta},
-            "solution": solution,
             "labels": self.classes.tolist(),
             "counts": self.counts,
             "calibration": self.calibration.to_list(),
@@ -93,7 +91,7 @@ class Snapshot:
             "revision": self.revision,
             "trail": list(self.trail),
         }
-        return Archive(KIND, meta, tensors)
+        return Archive(KIND, meta, tensors, parts)
 
     @classmethod
     def from_archive(cls, archive: Archive, device: str | torch.device | None, name: str) -> Snapshot:
@@ -101,12 +99,13 @@ class Snapshot:
         try:
             meta = archive.meta
             spec = None if meta["backbone"] is None else BackboneSpec.from_dict(meta["backbone"])
-            kind, method = meta["head"]["kind"], HEADS[meta["settings"]["method"]]
-            if kind != method.__name__:
-                raise FileFormatError(f"{name} must hold the head of its method, {method.__name__}, got {kind!r}")
-            parts = _split(archive.tensors)
-            head = method.from_archive(Archive(kind, meta["head"]["meta"], parts[_HEAD]), device, name=name)
-            import_solution(head, parts[_SOLUTION], meta["solution"])
+            parts, inside = _split(archive.tensors), dict(archive.parts)
+            if "head" in meta:  # as 0.1 wrote it
+                inside["head"] = Archive(meta["head"]["kind"], meta["head"]["meta"], parts[_HEAD])
+                inside["solution"] = Archive("head-solution", meta["solution"], parts[_SOLUTION])
+            head = HEADS[meta["settings"]["method"]].from_archive(inside["head"], device, name=name)
+            if head.can("solution") and "solution" in inside:
+                head.adopt_solution(inside["solution"], name=f"{name}: solution")
             tuned = meta.get("tuning")  # files of versions that did not adapt have no such entry
             return cls(
                 head=head,

@@ -30,12 +30,12 @@ def branch(head: IncrementalClassifier) -> SCLClassifier:
 
 def model_of(head: SCLClassifier) -> RidgeModel:
     """Return what a head has learned, as a record that nobody changes."""
-    return head._model
+    return head.model_
 
 
 def last_ridge(head: SCLClassifier) -> float | None:
     """Return the ridge that was chosen last, by this head or the one that it was branched from."""
-    return head._derived.hint()
+    return head.last_ridge_
 
 
 def novelty_scorer(head: SCLClassifier) -> NoveltyScorer:

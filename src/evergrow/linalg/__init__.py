@@ -1,11 +1,12 @@
 """Matrices only: safe Cholesky, ridge states, the lambda path, the discriminant."""
 
-from evergrow.linalg.auto import FORMS, AutoState, create_state
+from evergrow.linalg.auto import AutoState, create_state
 from evergrow.linalg.cholesky import CholeskyFactor, safe_cholesky
 from evergrow.linalg.compact import CompactState
 from evergrow.linalg.dense import DenseState
 from evergrow.linalg.discriminant import ClassGeometry, Discriminant
 from evergrow.linalg.eigen import symmetric_eigh
+from evergrow.linalg.joining import join_states
 from evergrow.linalg.recursive import RecursiveState
 from evergrow.linalg.spectrum import (
     GCV_REACH,
@@ -18,12 +19,12 @@ from evergrow.linalg.spectrum import (
     choose_by_holdout,
     gcv_by_cholesky,
 )
-from evergrow.linalg.state import ReducedStatistics, RidgeSolution, RidgeState
+from evergrow.linalg.state import RIDGE_FORMS, ReducedStatistics, RidgeSolution, RidgeState, Totals, read_state
 
 __all__ = [
-    "FORMS",
     "GCV_REACH",
     "PAPER_ALPHAS",
+    "RIDGE_FORMS",
     "AlphaChoice",
     "AutoState",
     "CholeskyFactor",
@@ -36,12 +37,15 @@ __all__ = [
     "RidgeSolution",
     "RidgeState",
     "Spectrum",
+    "Totals",
     "alpha_grid",
     "choose_by_cholesky",
     "choose_by_gcv",
     "choose_by_holdout",
     "create_state",
     "gcv_by_cholesky",
+    "join_states",
+    "read_state",
     "safe_cholesky",
     "symmetric_eigh",
 ]

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from typing_extensions import Self
 
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
 from evergrow.linalg.compact import BLOCK_ROWS, CompactState
 from evergrow.linalg.dense import DenseState
 from evergrow.linalg.recursive import RecursiveState
-from evergrow.linalg.state import Batch, ReducedStatistics, RidgeSolution, RidgeState
+from evergrow.linalg.state import (
+    RIDGE_FORMS,
+    Batch,
+    ReducedStatistics,
+    RidgeSolution,
+    RidgeState,
+    Totals,
+    check_alpha,
+    read_state,
+)
 
 DENSE_BELOW = 1024
 """Up to this width the dense form is fast and small enough that nothing else is worth its trouble."""
 
-COMPACT_TOL = 1e-2
-"""Bound on the relative change of the dual coefficients that the compact form may cause over its whole life.
-The change of logits, measured, is about a hundredth of it."""
 
-FORMS: dict[str, type[RidgeState]] = {form.kind: form for form in (DenseState, RecursiveState, CompactState)}
+def _with_inner(old: Archive) -> Archive:
+    """Migrate from version 1, in which the tensors of the form in use lay beside the settings of the choice."""
+    meta = dict(old.meta)
+    form, values = meta.pop("form"), meta.pop("inner")
+    meta["dropped"] = meta.pop("bound") * meta["floor"]  # it was stated for the smallest ridge
+    inner = Archive(f"{RIDGE_FORMS.prefix}/{form}", values, old.tensors)
+    return Archive(old.kind, meta, {}, {"inner": inner}, version=2)
 
 
+@RIDGE_FORMS.register("auto", version=2, migrations={1: _with_inner})
+@dataclass(frozen=True)
 class AutoState(RidgeState):
     """A ridge state that starts compact and switches at most once, exactly, to what is cheaper.
 
@@ -36,108 +51,134 @@ class AutoState(RidgeState):
 
     Parameters
     ----------
-    n_features : int
-        L, the width of the rows.
-    n_targets : int
-        C, the number of target columns.
+    inner : RidgeState
+        The form in use.
     alpha : float or None
         The ridge that will be asked for; None if it will be chosen anew from the statistics.
     floor : float
         The smallest ridge that will be asked for: it sets how much the compact form may drop.
-    device : torch.device or str
-        Where the statistics live.
+    dropped : float
+        Energy that the compact form had dropped when it was left.
+    rows_learned, solves : int
+        How many rows were learned, and how often weights were asked for in between.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.linalg import AutoState
-    >>> state = AutoState(2000, 1, alpha=1.0, floor=1.0)
-    >>> state.update(torch.ones(5, 2000), torch.ones(5, 1))
-    >>> state.form
+    >>> AutoState.create(2000, 1, alpha=1.0, floor=1.0).update(torch.ones(5, 2000), torch.ones(5, 1)).form
     'compact'
     """
 
-    kind: ClassVar[str] = "auto"
+    inner: RidgeState
+    alpha: float | None
+    floor: float
+    dropped: float = 0.0
+    rows_learned: int = 0
+    solves: int = 0
 
-    def __init__(
-        self,
+    @classmethod
+    def create(
+        cls,
         n_features: int,
         n_targets: int,
-        alpha: float | None,
-        floor: float,
+        *,
+        alpha: float | None = None,
+        floor: float = 0.0,
         device: torch.device | str = "cpu",
-    ) -> None:
-        self.n_features = n_features
-        self.device = torch.device(device)
-        self.alpha = alpha
-        self.floor = floor
-        self.inner: RidgeState
-        if n_features <= DENSE_BELOW:
-            self.inner = DenseState(n_features, n_targets, device)
-        else:
-            self.inner = CompactState(n_features, n_targets, COMPACT_TOL * floor, device)
-        self.rows_learned = 0
-        self.solves = 0
+    ) -> Self:
+        """Return a state that has seen nothing: dense where rows are short, else compact."""
+        form: type[RidgeState] = DenseState if n_features <= DENSE_BELOW else CompactState
+        return cls(form.create(n_features, n_targets, alpha=alpha, floor=floor, device=device), alpha, floor)
+
+    def empty_like(self) -> Self:
+        """Return a fresh state of the same shape and settings."""
+        return self.create(self.n_features, self.n_targets, alpha=self.alpha, floor=self.floor, device=self.device)
 
     @property
     def form(self) -> str:
-        """The form in use now."""
+        """Name of the form in use now."""
         return self.inner.kind
 
     @property
-    def count(self) -> int:  # type: ignore[override]
-        """Net number of rows learned."""
-        return self.inner.count
+    def n_features(self) -> int:
+        """L, the width of the rows."""
+        return self.inner.n_features
 
     @property
-    def sq_targets(self) -> float:  # type: ignore[override]
-        """Net sum of squared targets."""
-        return self.inner.sq_targets
+    def n_targets(self) -> int:
+        """C, the number of target columns."""
+        return self.inner.n_targets
 
     @property
-    def cross(self) -> Tensor:  # type: ignore[override]
-        """Cross statistics of the form in use."""
-        return self.inner.cross
+    def device(self) -> torch.device:
+        """Where the statistics live."""
+        return self.inner.device
 
     @property
-    def error_bound(self) -> float:
-        """Bound on the relative change of the dual coefficients; 0 once and while nothing was dropped."""
-        return self.inner.error_bound(self.floor) if isinstance(self.inner, CompactState) else self._bound
+    def totals(self) -> Totals:
+        """What the statistics stand for."""
+        return self.inner.totals
 
-    _bound: float = 0.0
+    @property
+    def order(self) -> int:
+        """Order of the system that a solve factors."""
+        return self.inner.order
 
-    def _accumulate(self, batches: Iterable[Batch], sign: int) -> None:
-        trial = self.branch()  # a batch that fails on the way must leave no switch behind
-        trial._learn((block for batch in batches for block in _blocks(batch)), sign)
-        vars(self).update(vars(trial))
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the form in use."""
+        return self.inner.nbytes
 
-    def _learn(self, blocks: Iterator[Batch], sign: int) -> None:
+    def error_bound(self, alpha: float) -> float:
+        """Return the bound on the relative change of the dual coefficients; 0 while nothing was dropped."""
+        return self.dropped / check_alpha(alpha) + self.inner.error_bound(alpha)
+
+    # -- learning -------------------------------------------------------------------------------------------
+
+    def _accumulate(self, batches: Iterable[Batch], sign: int) -> Self:
         """Take in blocks of rows, compactly as long as that pays: it costs most while the rank is growing."""
-        growth = 0.0  # new directions per row in the block before
-        while isinstance(self.inner, CompactState):
+        blocks = (block for batch in batches for block in _blocks(batch))
+        state, growth = self, 0.0  # new directions per row in the block before
+        while isinstance(state.inner, CompactState):
             block = next(blocks, None)
             if block is None:
-                return
-            rank, n = self.inner.rank, len(block[0])
-            if self._outgrown(rank + growth * n):
-                self._expand()
-                blocks = itertools.chain([block], blocks)
-                break
-            self.inner._accumulate([block], sign)
-            self.rows_learned += n
-            growth = (self.inner.rank - rank) / max(n, 1)  # a batch may be empty
-            self._maybe_switch()
-        before = self.inner.count
-        self.inner._accumulate(blocks, sign)
-        self.rows_learned += abs(self.inner.count - before)
+                return state
+            rank, n = state.inner.rank, len(block[0])
+            if state._outgrown(rank + growth * n):
+                return state._expanded()._finish(itertools.chain([block], blocks), sign)
+            inner = state.inner._accumulate([block], sign)
+            growth = (inner.rank - rank) / max(n, 1)  # a batch may be empty
+            state = dataclasses.replace(state, inner=inner, rows_learned=state.rows_learned + n)._relieved()
+        return state._finish(blocks, sign)
 
-    def _merge(self, other: ReducedStatistics) -> None:
-        self.inner._merge(other)
-        self._maybe_switch()
+    def _finish(self, blocks: Iterator[Batch], sign: int) -> Self:
+        """Take in the rest in a form that is there to stay."""
+        inner = self.inner._accumulate(blocks, sign)
+        rows = self.rows_learned + abs(inner.count - self.inner.count)
+        return dataclasses.replace(self, inner=inner, rows_learned=rows)
 
-    def _maybe_switch(self) -> None:
-        if isinstance(self.inner, CompactState) and self._outgrown(self.inner.rank):
-            self._expand()
+    def _merge(self, other: ReducedStatistics) -> Self:
+        return dataclasses.replace(self, inner=self.inner._merge(other))._relieved()
+
+    def select_targets(self, index: Sequence[int]) -> Self:
+        """Return the state with other target columns."""
+        return dataclasses.replace(self, inner=self.inner.select_targets(index))
+
+    def with_totals(self, totals: Totals) -> Self:
+        """Return the state with other totals."""
+        return dataclasses.replace(self, inner=self.inner.with_totals(totals))
+
+    def after_solve(self) -> Self:
+        """Return the state that counts one more solve, which bears on the choice of the form."""
+        return dataclasses.replace(self, solves=self.solves + 1)
+
+    # -- the choice -----------------------------------------------------------------------------------------
+
+    def _relieved(self) -> Self:
+        """Return the state in another form, if the compact one has been outgrown."""
+        outgrown = isinstance(self.inner, CompactState) and self._outgrown(self.inner.rank)
+        return self._expanded() if outgrown else self
 
     def _costs(self, k: float) -> tuple[float, float, float]:
         """Return operations of an update and a solve: compact at rank k, dense and recursive."""
@@ -153,80 +194,49 @@ class AutoState(RidgeState):
         compact, dense, recursive = self._costs(k)
         return compact > 0.8 * min(dense, recursive) or k >= 0.7 * self.n_features
 
-    def _expand(self) -> None:
-        """Leave the compact form for what is cheaper, exactly."""
+    def _expanded(self) -> Self:
+        """Return the state without the compact form, in what is cheaper, exactly."""
         _, dense, recursive = self._costs(0)
-        self._bound = self.error_bound
-        stats = self.inner.reduced()
+        stats, inner = self.inner.reduced(), self.inner
+        dropped = inner.dropped if isinstance(inner, CompactState) else 0.0
         if recursive < 0.5 * dense and self.alpha is not None:
-            self.inner = RecursiveState.from_statistics(stats, self.n_features, self.alpha)
+            inner = RecursiveState.from_statistics(stats, self.n_features, self.alpha)
         else:
-            dense_state = DenseState(self.n_features, self.n_targets, self.device)
-            dense_state._merge(stats)
-            self.inner = dense_state
+            inner = DenseState.create(self.n_features, self.n_targets, device=self.device)._merge(stats)
+        return dataclasses.replace(self, inner=inner, dropped=self.dropped + dropped)
+
+    # -- answers and files ----------------------------------------------------------------------------------
 
     def solve(self, alpha: float) -> RidgeSolution:
         """Return the ridge weights from the form in use."""
-        self.solves += 1
         return self.inner.solve(alpha)
 
     def reduced(self) -> ReducedStatistics:
         """Return the statistics of the form in use."""
         return self.inner.reduced()
 
-    def select_targets(self, index: Sequence[int]) -> None:
-        """Rebuild the target columns."""
-        self.inner.select_targets(index)
-
-    def set_totals(self, count: int, sq_targets: float) -> None:
-        """State how many rows, and which squared targets, remain after columns were dropped."""
-        self.inner.set_totals(count, sq_targets)
-
-    def branch(self) -> Self:
-        """Return a copy that shares memory until either side learns."""
-        twin = copy.copy(self)
-        twin.inner = self.inner.branch()
-        return twin
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by the form in use."""
-        return self.inner.nbytes
-
-    def empty_like(self) -> Self:
-        """Return a fresh state of the same shape and settings."""
-        return type(self)(self.n_features, self.n_targets, self.alpha, self.floor, self.device)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the form in use."""
-        return self.inner.tensors()
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings of the form in use and of the choice."""
-        return {
-            "form": self.form,
+    def to_archive(self) -> Archive:
+        """Return the form in use, and what it was chosen by."""
+        meta = {
             "alpha": self.alpha,
             "floor": self.floor,
-            "bound": self._bound,
+            "dropped": self.dropped,
             "rows_learned": self.rows_learned,
             "solves": self.solves,
-            "inner": self.inner.settings(),
         }
+        return RIDGE_FORMS.kind_of(type(self)).archive(meta, parts={"inner": self.inner.to_archive()})
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any], device: torch.device) -> Self:
-        """Rebuild the state in the form it was saved in."""
-        inner = FORMS[settings["form"]].restore(tensors, settings["inner"], device)
-        state = cls.__new__(cls)
-        state.n_features, state.device = inner.n_features, inner.device
-        state.alpha, state.floor = settings["alpha"], settings["floor"]
-        state._bound = settings["bound"]
-        state.rows_learned, state.solves = settings["rows_learned"], settings["solves"]
-        state.inner = inner
-        return state
-
-
-FORMS["auto"] = AutoState
+    def from_archive(cls, fields: Fields, device: torch.device) -> Self:
+        """Return the state that :meth:`to_archive` gave, in the form it was saved in."""
+        alpha = fields.optional_number("alpha", low=0.0)
+        floor = fields.number("floor", low=0.0)
+        dropped = fields.number("dropped", low=0.0)
+        rows, solves = fields.integer("rows_learned"), fields.integer("solves")
+        fields.require(alpha != 0.0, "its ridge is zero")
+        part = fields.part("inner")
+        fields.require(RIDGE_FORMS.class_of(part, fields.inside("inner")) is not cls, "it holds itself")
+        return cls(read_state(part, device, fields.inside("inner")), alpha, floor, dropped, rows, solves)
 
 
 def _blocks(batch: Batch) -> Iterator[Batch]:
@@ -247,8 +257,8 @@ def create_state(
 
     Parameters
     ----------
-    solver : {"auto", "dense", "recursive", "compact"}
-        The form.
+    solver : str
+        Name of the form, one of ``RIDGE_FORMS.names()``.
     n_features, n_targets : int
         Shape.
     alpha : float or None
@@ -264,10 +274,4 @@ def create_state(
     >>> create_state("dense", 4, 2, alpha=0.1, floor=0.1).kind
     'dense'
     """
-    if solver == "dense":
-        return DenseState(n_features, n_targets, device)
-    if solver == "recursive":
-        return RecursiveState(n_features, n_targets, floor if alpha is None else alpha, device)
-    if solver == "compact":
-        return CompactState(n_features, n_targets, COMPACT_TOL * floor, device)
-    return AutoState(n_features, n_targets, alpha, floor, device)
+    return RIDGE_FORMS[solver].create(n_features, n_targets, alpha=alpha, floor=floor, device=device)

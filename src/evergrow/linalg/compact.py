@@ -12,24 +12,33 @@ the dual coefficients move by at most ``dropped / alpha`` relative to themselves
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.errors import NumericalError
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
 from evergrow.core.validation import check_number
 from evergrow.linalg.cholesky import safe_cholesky
 from evergrow.linalg.eigen import symmetric_eigh
 from evergrow.linalg.state import (
     ACCUMULATION_DTYPE,
+    NOTHING,
+    RIDGE_FORMS,
     Batch,
     ReducedStatistics,
     RidgeSolution,
     RidgeState,
+    Totals,
     check_alpha,
+    check_shape,
+    read_gram,
+    take_columns,
+    without_shape,
 )
 
 BLOCK_ROWS = 1024
@@ -39,6 +48,13 @@ BUDGET_SHARE = 1.0 / 16.0
 """Share of the remaining energy budget that one step may drop; the sum then never exceeds the budget."""
 
 
+COMPACT_TOL = 1e-2
+"""Bound on the relative change of the dual coefficients that the compact form may cause over its whole life.
+The change of logits, measured, is about a hundredth of it."""
+
+
+@RIDGE_FORMS.register("compact", version=2, migrations={1: without_shape})
+@dataclass(frozen=True)
 class CompactState(RidgeState):
     """Statistics in an adaptive basis, with a bound on what was dropped.
 
@@ -47,50 +63,111 @@ class CompactState(RidgeState):
 
     Parameters
     ----------
-    n_features : int
-        L, the width of the rows.
-    n_targets : int
-        C, the number of target columns.
+    basis : Tensor of shape (L, k)
+        V, orthonormal columns.
+    gram : Tensor of shape (k, k)
+        ``V^T G V``.
+    cross : Tensor of shape (k, C)
+        ``V^T Q``.
     budget : float
         Total energy (squared spectral norm) that may ever be dropped. With ``budget = tol * alpha`` the
         relative change of the dual coefficients stays below ``tol``.
-    device : torch.device or str
-        Where the statistics live.
+    dropped : float
+        Energy that was.
+    seen : Totals
+        What the statistics stand for.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.linalg import CompactState
     >>> rows = torch.ones(5, 1, dtype=torch.float64) @ torch.ones(1, 100, dtype=torch.float64)
-    >>> state = CompactState(100, 1, budget=1e-6)
-    >>> state.update(rows, torch.ones(5, 1, dtype=torch.float64))
-    >>> state.rank
+    >>> CompactState.empty(100, 1, budget=1e-6).update(rows, torch.ones(5, 1, dtype=torch.float64)).rank
     1
     """
 
-    kind: ClassVar[str] = "compact"
+    basis: Tensor
+    gram: Tensor
+    cross: Tensor
+    budget: float
+    dropped: float = 0.0
+    seen: Totals = NOTHING
 
-    def __init__(self, n_features: int, n_targets: int, budget: float, device: torch.device | str = "cpu") -> None:
+    @classmethod
+    def empty(cls, n_features: int, n_targets: int, budget: float, device: torch.device | str = "cpu") -> Self:
+        """Return a compact state that has seen nothing.
+
+        Parameters
+        ----------
+        n_features, n_targets : int
+            Shape.
+        budget : float
+            Total energy that may ever be dropped.
+        device : torch.device or str
+            Where the statistics live.
+        """
+        check_shape(n_features, n_targets)
         check_number("budget", budget, low=0.0)
-        self.basis = _common_mode(n_features, torch.device(device))
-        super().__init__(n_features, n_targets, device)
-        self.budget = float(budget)
-        self.dropped = 0.0
-        self.gram = torch.zeros(self.rank, self.rank, dtype=ACCUMULATION_DTYPE, device=self.device)
+        basis = _common_mode(n_features, torch.device(device))
+        return cls(basis, basis.new_zeros(1, 1), basis.new_zeros(1, n_targets), float(budget))
 
-    def _cross_rows(self) -> int:
-        return self.rank
+    @classmethod
+    def create(
+        cls,
+        n_features: int,
+        n_targets: int,
+        *,
+        alpha: float | None = None,
+        floor: float = 0.0,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Return a compact state that has seen nothing; the smallest ridge sets how much it may drop."""
+        return cls.empty(n_features, n_targets, COMPACT_TOL * floor, device)
+
+    def empty_like(self) -> Self:
+        """Return a compact state of the same shape and budget that has seen nothing."""
+        return self.empty(self.n_features, self.n_targets, self.budget, self.device)
+
+    @property
+    def n_features(self) -> int:
+        """L, the width of the rows."""
+        return int(self.basis.shape[0])
+
+    @property
+    def n_targets(self) -> int:
+        """C, the number of target columns."""
+        return int(self.cross.shape[1])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the statistics live."""
+        return self.basis.device
+
+    @property
+    def totals(self) -> Totals:
+        """What the statistics stand for."""
+        return self.seen
 
     @property
     def rank(self) -> int:
         """Number of directions kept."""
         return int(self.basis.shape[1])
 
+    @property
+    def order(self) -> int:
+        """Order of the system that a solve factors."""
+        return self.rank
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the statistics."""
+        return self.basis.nbytes + self.gram.nbytes + self.cross.nbytes
+
     def error_bound(self, alpha: float) -> float:
-        """Bound on the relative change of the dual coefficients that dropping has caused."""
+        """Return the bound on the relative change of the dual coefficients that dropping has caused."""
         return self.dropped / check_alpha(alpha)
 
-    def _accumulate(self, batches: Iterable[Batch], sign: int) -> None:
+    def _accumulate(self, batches: Iterable[Batch], sign: int) -> Self:
         basis, gram, cross, dropped = self.basis, self.gram.clone(), self.cross.clone(), self.dropped
         count, sq_targets = 0, 0.0
         for H_all, Y_all in batches:
@@ -108,22 +185,30 @@ class CompactState(RidgeState):
                 cross.addmm_(rows.T, Y, alpha=sign)
                 count += H.shape[0]
                 sq_targets += float(Y.square().sum())
-        self.basis, self.gram, self.cross, self.dropped = basis, gram, cross, dropped
-        self.count += sign * count
-        self.sq_targets += sign * sq_targets
+        seen = self.seen.plus(count, sq_targets, sign)
+        return dataclasses.replace(self, basis=basis, gram=gram, cross=cross, dropped=dropped, seen=seen)
 
-    def _merge(self, other: ReducedStatistics) -> None:
+    def _merge(self, other: ReducedStatistics) -> Self:
         # G_2 = F^T F with F = sqrt(D) U^T V_2^T: the other side's second moments act as k pseudo-rows.
         values, vectors = symmetric_eigh(other.gram.to(self.device))
         kept = values > 0.0
         factor = (values[kept].sqrt() * vectors[:, kept]).T
         rows = factor if other.basis is None else factor @ other.basis.T.to(self.device)
-        count, sq_targets = self.count, self.sq_targets
-        self._accumulate([(rows, rows.new_zeros(rows.shape[0], self.n_targets))], sign=1)
+        grown = self._accumulate([(rows, rows.new_zeros(rows.shape[0], self.n_targets))], sign=1)
         other_cross = other.lift(other.cross).to(self.device)
-        self.cross = self.cross + self.basis.T @ other_cross
-        self.count = count + other.count
-        self.sq_targets = sq_targets + other.sq_targets
+        return dataclasses.replace(
+            grown,
+            cross=grown.cross + grown.basis.T @ other_cross,
+            seen=self.seen.plus(other.count, other.sq_targets),
+        )
+
+    def select_targets(self, index: Sequence[int]) -> Self:
+        """Return the state with other target columns."""
+        return dataclasses.replace(self, cross=take_columns(self.cross, index))
+
+    def with_totals(self, totals: Totals) -> Self:
+        """Return the state with other totals."""
+        return dataclasses.replace(self, seen=totals)
 
     def solve(self, alpha: float) -> RidgeSolution:
         """Return ``V (V^T G V + alpha I)^-1 V^T Q``."""
@@ -135,34 +220,26 @@ class CompactState(RidgeState):
         """Return the statistics in the coordinates of the basis."""
         return ReducedStatistics(self.basis, self.gram, self.cross, self.count, self.sq_targets)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by the statistics."""
-        return self.basis.nbytes + self.gram.nbytes + self.cross.nbytes
-
-    def empty_like(self) -> Self:
-        """Return a compact state of the same shape and budget that has seen nothing."""
-        return type(self)(self.n_features, self.n_targets, self.budget, self.device)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the basis and the statistics in it."""
-        return {"basis": self.basis, "gram": self.gram, "cross": self.cross}
-
-    def settings(self) -> dict[str, Any]:
-        """Return shape, counts, budget and what was dropped."""
-        return {**self._base_settings(), "budget": self.budget, "dropped": self.dropped}
+    def to_archive(self) -> Archive:
+        """Return the basis, the statistics in it, budget and what was dropped."""
+        meta = {**self._totals_meta(), "budget": self.budget, "dropped": self.dropped}
+        tensors = {"basis": self.basis, "gram": self.gram, "cross": self.cross}
+        return RIDGE_FORMS.kind_of(type(self)).archive(meta, tensors)
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any], device: torch.device) -> Self:
-        """Rebuild a compact state."""
-        state = cls(settings["n_features"], settings["n_targets"], settings["budget"], device)
-        state.basis = tensors["basis"].to(state.device, ACCUMULATION_DTYPE)
-        state.gram = tensors["gram"].to(state.device, ACCUMULATION_DTYPE)
-        if state.gram.shape != (state.rank, state.rank):
-            raise NumericalError("a compact state's basis and Gram matrix must have matching shapes")
-        state.dropped = float(settings["dropped"])
-        state._restore_base(settings, tensors["cross"])
-        return state
+    def from_archive(cls, fields: Fields, device: torch.device) -> Self:
+        """Return the compact state that :meth:`to_archive` gave."""
+        basis = fields.tensor("basis", (None, None))
+        rank = basis.shape[1]
+        fields.require(0 < rank <= basis.shape[0], "its basis has no columns, or more than rows")
+        # Orthonormal columns have entries up to 1; the product of all pairs would cost as much as learning.
+        fields.require(
+            bool((basis.square().sum(dim=0) - 1.0).abs().amax() < 1e-6), "the columns of its basis are not of length 1"
+        )
+        gram = read_gram(fields, "gram", rank, device)
+        cross = fields.tensor("cross", (rank, None)).to(device)
+        budget, dropped = fields.number("budget", low=0.0), fields.number("dropped", low=0.0)
+        return cls(basis.to(device), gram, cross, budget, dropped, Totals.read(fields))
 
 
 def _extension(basis: Tensor, H: Tensor, rows: Tensor, allowance: float) -> tuple[Tensor | None, float]:

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
 from evergrow.linalg.cholesky import safe_cholesky
 from evergrow.linalg.state import (
     ACCUMULATION_DTYPE,
+    NOTHING,
+    RIDGE_FORMS,
     Batch,
     ReducedStatistics,
     RidgeSolution,
     RidgeState,
+    Totals,
     check_alpha,
+    check_shape,
+    read_gram,
+    take_columns,
+    without_shape,
 )
 
 
+@RIDGE_FORMS.register("dense", version=2, migrations={1: without_shape})
+@dataclass(frozen=True)
 class DenseState(RidgeState):
     """Exact statistics as an L x L matrix.
 
@@ -27,33 +39,73 @@ class DenseState(RidgeState):
 
     Parameters
     ----------
-    n_features : int
-        L, the width of the rows.
-    n_targets : int
-        C, the number of target columns.
-    device : torch.device or str
-        Where the statistics live.
+    gram : Tensor of shape (L, L)
+        ``G``.
+    cross : Tensor of shape (L, C)
+        ``Q``.
+    seen : Totals
+        What they stand for.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.linalg import DenseState
     >>> H = torch.eye(2, dtype=torch.float64)
-    >>> state = DenseState(2, 1)
-    >>> state.update(H, torch.tensor([[1.0], [3.0]], dtype=torch.float64))
+    >>> state = DenseState.create(2, 1).update(H, torch.tensor([[1.0], [3.0]], dtype=torch.float64))
     >>> state.solve(alpha=1.0).weights.ravel().round(decimals=9).tolist()
     [0.5, 1.5]
     """
 
-    kind: ClassVar[str] = "dense"
+    gram: Tensor
+    cross: Tensor
+    seen: Totals = NOTHING
 
-    def __init__(self, n_features: int, n_targets: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(n_features, n_targets, device)
-        self.gram = torch.zeros(n_features, n_features, dtype=ACCUMULATION_DTYPE, device=self.device)
+    @classmethod
+    def create(
+        cls,
+        n_features: int,
+        n_targets: int,
+        *,
+        alpha: float | None = None,
+        floor: float = 0.0,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Return a dense state that has seen nothing; it serves any ridge."""
+        check_shape(n_features, n_targets)
+        gram = torch.zeros(n_features, n_features, dtype=ACCUMULATION_DTYPE, device=device)
+        return cls(gram, gram.new_zeros(n_features, n_targets))
 
-    def _accumulate(self, batches: Iterable[Batch], sign: int) -> None:
-        # The increment is built apart and becomes the new statistics in one step, so that a failure on the way
-        # changes nothing and a branch keeps what it had. Its memory is no more than a solve needs anyway.
+    def empty_like(self) -> Self:
+        """Return a dense state of the same shape that has seen nothing."""
+        return self.create(self.n_features, self.n_targets, device=self.device)
+
+    @property
+    def n_features(self) -> int:
+        """L, the width of the rows."""
+        return int(self.gram.shape[0])
+
+    @property
+    def n_targets(self) -> int:
+        """C, the number of target columns."""
+        return int(self.cross.shape[1])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the statistics live."""
+        return self.gram.device
+
+    @property
+    def totals(self) -> Totals:
+        """What the statistics stand for."""
+        return self.seen
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the statistics."""
+        return self.gram.nbytes + self.cross.nbytes
+
+    def _accumulate(self, batches: Iterable[Batch], sign: int) -> Self:
+        # The increment becomes the new statistics: one more matrix than is kept, no more than a solve needs anyway.
         gram = torch.zeros_like(self.gram)
         cross = torch.zeros_like(self.cross)
         count, sq_targets = 0, 0.0
@@ -62,17 +114,29 @@ class DenseState(RidgeState):
             cross.addmm_(H.T, Y)
             count += H.shape[0]
             sq_targets += float(Y.square().sum())
-        self.gram = gram.mul_(sign).add_(self.gram)
-        self.cross = cross.mul_(sign).add_(self.cross)
-        self.count += sign * count
-        self.sq_targets += sign * sq_targets
+        return dataclasses.replace(
+            self,
+            gram=gram.mul_(sign).add_(self.gram),
+            cross=cross.mul_(sign).add_(self.cross),
+            seen=self.seen.plus(count, sq_targets, sign),
+        )
 
-    def _merge(self, other: ReducedStatistics) -> None:
+    def _merge(self, other: ReducedStatistics) -> Self:
         gram = other.gram if other.basis is None else other.basis @ other.gram @ other.basis.T
-        self.gram = self.gram + gram.to(self.device)
-        self.cross = self.cross + other.lift(other.cross).to(self.device)
-        self.count += other.count
-        self.sq_targets += other.sq_targets
+        return dataclasses.replace(
+            self,
+            gram=self.gram + gram.to(self.device),
+            cross=self.cross + other.lift(other.cross).to(self.device),
+            seen=self.seen.plus(other.count, other.sq_targets),
+        )
+
+    def select_targets(self, index: Sequence[int]) -> Self:
+        """Return the state with other target columns."""
+        return dataclasses.replace(self, cross=take_columns(self.cross, index))
+
+    def with_totals(self, totals: Totals) -> Self:
+        """Return the state with other totals."""
+        return dataclasses.replace(self, seen=totals)
 
     def solve(self, alpha: float) -> RidgeSolution:
         """Return ``(G + alpha I)^-1 Q`` by a Cholesky factorisation."""
@@ -84,28 +148,14 @@ class DenseState(RidgeState):
         """Return the statistics as they are (no reduction)."""
         return ReducedStatistics(None, self.gram, self.cross, self.count, self.sq_targets)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by the statistics."""
-        return self.gram.nbytes + self.cross.nbytes
-
-    def empty_like(self) -> Self:
-        """Return a dense state of the same shape that has seen nothing."""
-        return type(self)(self.n_features, self.n_targets, self.device)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the Gram and cross matrices."""
-        return {"gram": self.gram, "cross": self.cross}
-
-    def settings(self) -> dict[str, Any]:
-        """Return shape and counts."""
-        return self._base_settings()
+    def to_archive(self) -> Archive:
+        """Return the Gram and cross matrices, and what they stand for."""
+        kind = RIDGE_FORMS.kind_of(type(self))
+        return kind.archive(self._totals_meta(), {"gram": self.gram, "cross": self.cross})
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any], device: torch.device) -> Self:
-        """Rebuild a dense state."""
-        state = cls.__new__(cls)
-        RidgeState.__init__(state, settings["n_features"], settings["n_targets"], device)
-        state.gram = tensors["gram"].to(state.device, ACCUMULATION_DTYPE)
-        state._restore_base(settings, tensors["cross"])
-        return state
+    def from_archive(cls, fields: Fields, device: torch.device) -> Self:
+        """Return the dense state that :meth:`to_archive` gave."""
+        gram = read_gram(fields, "gram", None, device)
+        fields.require(len(gram) > 0, "its Gram matrix is empty")
+        return cls(gram, fields.tensor("cross", (len(gram), None)).to(device), Totals.read(fields))

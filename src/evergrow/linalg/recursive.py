@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from evergrow.core.archive import Archive
 from evergrow.core.errors import NumericalError
+from evergrow.core.fields import Fields
 from evergrow.linalg.cholesky import safe_cholesky
 from evergrow.linalg.state import (
     ACCUMULATION_DTYPE,
+    NOTHING,
+    RIDGE_FORMS,
     Batch,
     ReducedStatistics,
     RidgeSolution,
     RidgeState,
+    Totals,
     check_alpha,
+    check_shape,
+    read_gram,
     take_columns,
+    without_shape,
 )
 
 BLOCK_ROWS = 512
 """Rows per Woodbury step: larger ones cost a larger inner Cholesky for no gain."""
 
 
+@RIDGE_FORMS.register("recursive", version=2, migrations={1: without_shape})
+@dataclass(frozen=True)
 class RecursiveState(RidgeState):
-    """The inverse ``R = (G + alpha I)^-1`` and the weights, updated in place.
+    """The inverse ``R = (G + alpha I)^-1`` and the weights, carried along.
 
     For a batch H, Y with ``K = I + H R H^T`` one step is
 
@@ -38,35 +49,80 @@ class RecursiveState(RidgeState):
 
     Parameters
     ----------
-    n_features : int
-        L, the width of the rows.
-    n_targets : int
-        C, the number of target columns.
+    inverse : Tensor of shape (L, L)
+        ``R``.
+    weights : Tensor of shape (L, C)
+        ``W``.
+    cross : Tensor of shape (L, C)
+        ``Q``.
     alpha : float
         The ridge of the recursion.
-    device : torch.device or str
-        Where the statistics live.
+    seen : Totals
+        What they stand for.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.linalg import RecursiveState
-    >>> state = RecursiveState(2, 1, alpha=1.0)
-    >>> state.update(torch.eye(2), torch.tensor([[1.0], [3.0]]))
+    >>> state = RecursiveState.create(2, 1, alpha=1.0).update(torch.eye(2), torch.tensor([[1.0], [3.0]]))
     >>> state.solve(alpha=1.0).weights.ravel().round(decimals=9).tolist()
     [0.5, 1.5]
     """
 
-    kind: ClassVar[str] = "recursive"
+    inverse: Tensor
+    weights: Tensor
+    cross: Tensor
+    alpha: float
+    seen: Totals = NOTHING
 
-    def __init__(self, n_features: int, n_targets: int, alpha: float, device: torch.device | str = "cpu") -> None:
-        super().__init__(n_features, n_targets, device)
-        self.alpha = check_alpha(alpha)
-        self.weights = torch.zeros_like(self.cross)
-        self.inverse = torch.zeros(n_features, n_features, dtype=ACCUMULATION_DTYPE, device=self.device)
-        self.inverse.diagonal().fill_(1.0 / self.alpha)
+    @classmethod
+    def create(
+        cls,
+        n_features: int,
+        n_targets: int,
+        *,
+        alpha: float | None = None,
+        floor: float = 0.0,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Return a recursion at its start; where no ridge is fixed it runs at the smallest."""
+        check_shape(n_features, n_targets)
+        ridge = check_alpha(floor if alpha is None else alpha)
+        inverse = torch.zeros(n_features, n_features, dtype=ACCUMULATION_DTYPE, device=device)
+        inverse.diagonal().fill_(1.0 / ridge)
+        weights, cross = (inverse.new_zeros(n_features, n_targets) for _ in range(2))
+        return cls(inverse, weights, cross, ridge)
 
-    def _accumulate(self, batches: Iterable[Batch], sign: int) -> None:
+    def empty_like(self) -> Self:
+        """Return a recursive state of the same shape and ridge that has seen nothing."""
+        return self.create(self.n_features, self.n_targets, alpha=self.alpha, device=self.device)
+
+    @property
+    def n_features(self) -> int:
+        """L, the width of the rows."""
+        return int(self.inverse.shape[0])
+
+    @property
+    def n_targets(self) -> int:
+        """C, the number of target columns."""
+        return int(self.cross.shape[1])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the statistics live."""
+        return self.inverse.device
+
+    @property
+    def totals(self) -> Totals:
+        """What the statistics stand for."""
+        return self.seen
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the statistics."""
+        return self.inverse.nbytes + self.cross.nbytes + self.weights.nbytes
+
+    def _accumulate(self, batches: Iterable[Batch], sign: int) -> Self:
         inverse, weights, cross = self.inverse.clone(), self.weights, self.cross
         count, sq_targets = 0, 0.0
         for H_all, Y_all in batches:
@@ -77,29 +133,38 @@ class RecursiveState(RidgeState):
             sq_targets += float(Y_all.square().sum())
         if not bool(torch.isfinite(weights).all()):
             raise NumericalError("the recursion must stay finite; raise alpha or use solver='dense'")
-        self.inverse, self.weights, self.cross = inverse, weights, cross
-        self.count += sign * count
-        self.sq_targets += sign * sq_targets
+        seen = self.seen.plus(count, sq_targets, sign)
+        return dataclasses.replace(self, inverse=inverse, weights=weights, cross=cross, seen=seen)
 
-    def _merge(self, other: ReducedStatistics) -> None:
+    def _merge(self, other: ReducedStatistics) -> Self:
+        """Start the recursion anew from the sum of both statistics."""
         own = self.reduced()
         gram = other.gram if other.basis is None else other.basis @ other.gram @ other.basis.T
-        self._rebuild(own.gram + gram.to(self.device), own.cross + other.lift(other.cross).to(self.device))
-        self.count += other.count
-        self.sq_targets += other.sq_targets
+        cross = own.cross + other.lift(other.cross).to(self.device)
+        factor = safe_cholesky(own.gram + gram.to(self.device), shift=self.alpha)
+        return dataclasses.replace(
+            self,
+            inverse=torch.cholesky_inverse(factor.lower),
+            weights=factor.solve(cross),
+            cross=cross,
+            seen=self.seen.plus(other.count, other.sq_targets),
+        )
 
-    def _rebuild(self, gram: Tensor, cross: Tensor) -> None:
-        """Start the recursion anew from full statistics."""
-        factor = safe_cholesky(gram, shift=self.alpha)
-        self.inverse = torch.cholesky_inverse(factor.lower)
-        self.cross = cross
-        self.weights = factor.solve(cross)
+    def select_targets(self, index: Sequence[int]) -> Self:
+        """Return the state with other target columns of the cross statistics and of the weights."""
+        return dataclasses.replace(
+            self, cross=take_columns(self.cross, index), weights=take_columns(self.weights, index)
+        )
+
+    def with_totals(self, totals: Totals) -> Self:
+        """Return the state with other totals."""
+        return dataclasses.replace(self, seen=totals)
 
     def solve(self, alpha: float) -> RidgeSolution:
         """Return the recursion's own weights, or those of another ridge through an inversion."""
         alpha = check_alpha(alpha)
         if alpha == self.alpha:
-            return RidgeSolution(self.weights, alpha)
+            return RidgeSolution(self.weights.clone(), alpha)  # a file may hold both, and not one tensor twice
         factor = safe_cholesky(self.reduced().gram, shift=alpha)
         return RidgeSolution(factor.solve(self.cross), alpha, factor.jitter)
 
@@ -109,38 +174,21 @@ class RecursiveState(RidgeState):
         gram.diagonal().sub_(self.alpha)
         return ReducedStatistics(None, gram, self.cross, self.count, self.sq_targets)
 
-    def select_targets(self, index: Sequence[int]) -> None:
-        """Rebuild the target columns of the cross statistics and of the weights."""
-        super().select_targets(index)
-        self.weights = take_columns(self.weights, index)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by the statistics."""
-        return self.inverse.nbytes + self.cross.nbytes + self.weights.nbytes
-
-    def empty_like(self) -> Self:
-        """Return a recursive state of the same shape and ridge that has seen nothing."""
-        return type(self)(self.n_features, self.n_targets, self.alpha, self.device)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the inverse, the weights and the cross matrix."""
-        return {"inverse": self.inverse, "weights": self.weights, "cross": self.cross}
-
-    def settings(self) -> dict[str, Any]:
-        """Return shape, counts and ridge."""
-        return {**self._base_settings(), "alpha": self.alpha}
+    def to_archive(self) -> Archive:
+        """Return the inverse, the weights, the cross matrix and the ridge."""
+        tensors = {"inverse": self.inverse, "weights": self.weights, "cross": self.cross}
+        return RIDGE_FORMS.kind_of(type(self)).archive({**self._totals_meta(), "alpha": self.alpha}, tensors)
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any], device: torch.device) -> Self:
-        """Rebuild a recursive state."""
-        state = cls.__new__(cls)
-        RidgeState.__init__(state, settings["n_features"], settings["n_targets"], device)
-        state.alpha = check_alpha(settings["alpha"])
-        state.inverse = tensors["inverse"].to(state.device, ACCUMULATION_DTYPE)
-        state.weights = tensors["weights"].to(state.device, ACCUMULATION_DTYPE)
-        state._restore_base(settings, tensors["cross"])
-        return state
+    def from_archive(cls, fields: Fields, device: torch.device) -> Self:
+        """Return the recursive state that :meth:`to_archive` gave."""
+        inverse = read_gram(fields, "inverse", None, device)
+        fields.require(len(inverse) > 0 and bool((inverse.diagonal() > 0.0).all()), "its inverse is of no matrix")
+        cross = fields.tensor("cross", (len(inverse), None))
+        weights = fields.tensor("weights", cross.shape)
+        alpha = fields.number("alpha", low=0.0)
+        fields.require(alpha > 0.0, "its ridge is zero")
+        return cls(inverse, weights.to(device), cross.to(device), alpha, Totals.read(fields))
 
     @classmethod
     def from_statistics(cls, stats: ReducedStatistics, n_features: int, alpha: float) -> Self:
@@ -148,18 +196,16 @@ class RecursiveState(RidgeState):
 
         With a basis V the inverse is ``(I - V V^T) / alpha + V (V^T G V + alpha I)^-1 V^T``.
         """
-        state = cls(n_features, int(stats.cross.shape[1]), alpha, stats.cross.device)
         factor = safe_cholesky(stats.gram, shift=alpha)
         small = torch.cholesky_inverse(factor.lower)
         if stats.basis is None:
-            state.inverse = small
+            inverse = small
         else:
             small.diagonal().sub_(1.0 / alpha)
-            state.inverse.addmm_(stats.basis @ small, stats.basis.T)
-        state.cross = stats.lift(stats.cross).clone()
-        state.weights = stats.lift(factor.solve(stats.cross))
-        state.count, state.sq_targets = stats.count, stats.sq_targets
-        return state
+            inverse = cls.create(n_features, 0, alpha=alpha, device=stats.cross.device).inverse
+            inverse.addmm_(stats.basis @ small, stats.basis.T)
+        cross, weights = stats.lift(stats.cross).clone(), stats.lift(factor.solve(stats.cross))
+        return cls(inverse, weights, cross, alpha, Totals(stats.count, stats.sq_targets))
 
 
 def woodbury_step(inverse: Tensor, weights: Tensor, H: Tensor, Y: Tensor, sign: int = 1) -> Tensor:

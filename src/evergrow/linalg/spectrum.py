@@ -49,8 +49,7 @@ class Spectrum:
     >>> import torch
     >>> from evergrow.linalg import DenseState, Spectrum
     >>> H = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> state = DenseState(3, 1)
-    >>> state.update(H, H @ torch.ones(3, 1, dtype=torch.float64))
+    >>> state = DenseState.create(3, 1).update(H, H @ torch.ones(3, 1, dtype=torch.float64))
     >>> path = Spectrum.of(state.reduced())
     >>> bool(torch.allclose(path.weights(0.5), state.solve(0.5).weights))
     True

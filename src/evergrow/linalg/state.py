@@ -1,4 +1,4 @@
-"""The ridge state: what is kept of all samples seen, and the one interface its three forms share.
+"""The ridge state: what is kept of all samples seen, and the one interface its forms share.
 
 For rows ``h`` (L features) and targets ``y`` (C columns) the sufficient statistics of ridge regression are
 
@@ -6,21 +6,25 @@ For rows ``h`` (L features) and targets ``y`` (C columns) the sufficient statist
 
 and the weights for any ridge ``alpha`` are ``W = (G + alpha I)^-1 Q``. Being sums over samples they can be
 added to, subtracted from and merged. The ridge itself is never part of them.
+
+A state is a record: every operation returns a new one and leaves the old as it was, and no tensor is changed in place,
+so that both may share what did not change.
 """
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from evergrow.core.archive import Archive
 from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.families import Family
+from evergrow.core.fields import Fields
 from evergrow.core.validation import check_matrix
 
 ACCUMULATION_DTYPE = torch.float64
@@ -28,6 +32,9 @@ ACCUMULATION_DTYPE = torch.float64
 beside others near the ridge (condition number about 1e9), which float32 cannot hold."""
 
 Batch = tuple[Tensor, Tensor]
+
+RIDGE_FORMS: Family[RidgeState] = Family("solver", "ridge-state")
+"""Every form of the statistics by name; filled by ``@RIDGE_FORMS.register(name)``."""
 
 
 @dataclass(frozen=True)
@@ -82,53 +89,133 @@ class RidgeSolution:
     jitter: float = 0.0
 
 
-class RidgeState(ABC):
-    """Common interface of the dense, recursive and compact forms.
+@dataclass(frozen=True)
+class Totals:
+    """What statistics stand for.
 
-    Attributes
+    Parameters
     ----------
-    n_features : int
-        L, the width of the rows.
     count : int
         Net number of rows learned.
     sq_targets : float
         Net sum of squared targets.
     """
 
-    kind: ClassVar[str]
+    count: int = 0
+    sq_targets: float = 0.0
 
-    def __init__(self, n_features: int, n_targets: int, device: torch.device | str = "cpu") -> None:
-        if n_features < 1 or n_targets < 0:
-            raise ParameterError(f"n_features must be >= 1 and n_targets >= 0, got {n_features} and {n_targets}")
-        self.n_features = n_features
-        self.device = torch.device(device)
-        self.count = 0
-        self.sq_targets = 0.0
-        self.cross = torch.zeros(self._cross_rows(), n_targets, dtype=ACCUMULATION_DTYPE, device=self.device)
+    def plus(self, count: int, sq_targets: float, sign: int = 1) -> Totals:
+        """Return the totals with rows added, or with ``sign=-1`` taken out."""
+        return Totals(self.count + sign * count, self.sq_targets + sign * sq_targets)
 
-    def _cross_rows(self) -> int:
-        """Rows of the stored cross statistics; the compact form keeps fewer than L."""
+    @classmethod
+    def read(cls, fields: Fields) -> Totals:
+        """Return the totals that an archive states."""
+        return cls(fields.integer("count"), fields.number("sq_targets", low=-1e-6))
+
+
+NOTHING = Totals()
+
+
+class RidgeState(ABC):
+    """Common interface of all forms of the statistics.
+
+    A form is a frozen dataclass, registered under the name that users choose it by. It implements :meth:`create`,
+    :meth:`_accumulate`, :meth:`_merge`, :meth:`solve`, :meth:`reduced`, :meth:`select_targets`, :meth:`with_totals` and
+    the pair :meth:`to_archive` / :meth:`from_archive`.
+    """
+
+    # -- shape ----------------------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str:
+        """Name of the form."""
+        return RIDGE_FORMS.name_of(type(self))
+
+    @property
+    @abstractmethod
+    def n_features(self) -> int:
+        """L, the width of the rows."""
+
+    @property
+    @abstractmethod
+    def n_targets(self) -> int:
+        """C, the number of target columns."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the statistics live."""
+
+    @property
+    @abstractmethod
+    def totals(self) -> Totals:
+        """What the statistics stand for."""
+
+    @property
+    def count(self) -> int:
+        """Net number of rows learned."""
+        return self.totals.count
+
+    @property
+    def sq_targets(self) -> float:
+        """Net sum of squared targets."""
+        return self.totals.sq_targets
+
+    @property
+    def order(self) -> int:
+        """Order of the system that a solve factors."""
         return self.n_features
 
     @property
-    def n_targets(self) -> int:
-        """Number of target columns."""
-        return int(self.cross.shape[1])
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes held by the statistics."""
 
-    def update(self, H: Tensor, Y: Tensor) -> None:
-        """Learn rows ``H`` (n, L) with targets ``Y`` (n, C)."""
-        self.accumulate([(H, Y)])
+    # -- making ---------------------------------------------------------------------------------------------
 
-    def downdate(self, H: Tensor, Y: Tensor) -> None:
-        """Unlearn rows that were learned before."""
-        self.accumulate([(H, Y)], sign=-1)
+    @classmethod
+    @abstractmethod
+    def create(
+        cls,
+        n_features: int,
+        n_targets: int,
+        *,
+        alpha: float | None = None,
+        floor: float = 0.0,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Return a state that has seen nothing.
 
-    def accumulate(self, batches: Iterable[Batch], sign: int = 1) -> None:
-        """Learn (or with ``sign=-1`` unlearn) several batches as one step.
-
-        Either all of it is committed or, if anything fails on the way, nothing.
+        Parameters
+        ----------
+        n_features, n_targets : int
+            Shape.
+        alpha : float or None
+            The ridge that will be asked for, None if it will be chosen from the statistics.
+        floor : float
+            The smallest ridge that will be asked for.
+        device : torch.device or str
+            Where the statistics live.
         """
-        self._accumulate((self._checked(H, Y) for H, Y in batches), sign)
+
+    @abstractmethod
+    def empty_like(self) -> Self:
+        """Return a state of the same form, shape and settings that has seen nothing."""
+
+    # -- learning -------------------------------------------------------------------------------------------
+
+    def update(self, H: Tensor, Y: Tensor) -> Self:
+        """Return the state with rows ``H`` (n, L) of targets ``Y`` (n, C) learned."""
+        return self.accumulate([(H, Y)])
+
+    def downdate(self, H: Tensor, Y: Tensor) -> Self:
+        """Return the state with rows unlearned that were learned before."""
+        return self.accumulate([(H, Y)], sign=-1)
+
+    def accumulate(self, batches: Iterable[Batch], sign: int = 1) -> Self:
+        """Return the state with several batches learned, or with ``sign=-1`` unlearned, as one step."""
+        return self._accumulate((self._checked(H, Y) for H, Y in batches), sign)
 
     def _checked(self, H: Tensor, Y: Tensor) -> Batch:
         check_matrix("H", H, columns=self.n_features)
@@ -139,21 +226,39 @@ class RidgeState(ABC):
         )
 
     @abstractmethod
-    def _accumulate(self, batches: Iterable[Batch], sign: int) -> None:
-        """Commit checked batches atomically."""
+    def _accumulate(self, batches: Iterable[Batch], sign: int) -> Self:
+        """Return the state with checked batches learned or unlearned."""
 
-    def merge(self, other: RidgeState) -> None:
-        """Add the statistics of ``other``, of any form, as if its rows had been learned here."""
+    def merge(self, other: RidgeState) -> Self:
+        """Return the state with the statistics of ``other``, of any form, as if its rows had been learned here."""
         if other.n_features != self.n_features or other.n_targets != self.n_targets:
             raise InputError(
                 f"states to merge must have equal shape, got {self.n_features} x {self.n_targets} "
                 f"and {other.n_features} x {other.n_targets}"
             )
-        self._merge(other.reduced())
+        return self._merge(other.reduced())
 
     @abstractmethod
-    def _merge(self, other: ReducedStatistics) -> None:
-        """Add reduced statistics in place."""
+    def _merge(self, other: ReducedStatistics) -> Self:
+        """Return the state with reduced statistics added."""
+
+    @abstractmethod
+    def select_targets(self, index: Sequence[int]) -> Self:
+        """Return the state with other target columns: entry -1 is a new all-zero column, others copy old ones.
+
+        This adds classes (append -1), drops them (leave them out) and reorders them. Whoever drops a
+        column says through :meth:`with_totals` what remains.
+        """
+
+    @abstractmethod
+    def with_totals(self, totals: Totals) -> Self:
+        """Return the state with other totals, after columns were dropped."""
+
+    def after_solve(self) -> Self:
+        """Return the state that knows that weights were asked for, for forms that choose by how often that is."""
+        return self
+
+    # -- answers --------------------------------------------------------------------------------------------
 
     @abstractmethod
     def solve(self, alpha: float) -> RidgeSolution:
@@ -163,57 +268,51 @@ class RidgeState(ABC):
     def reduced(self) -> ReducedStatistics:
         """Return the statistics in the coordinates this form keeps them in."""
 
-    def select_targets(self, index: Sequence[int]) -> None:
-        """Rebuild the target columns: entry -1 is a new all-zero column, others copy old ones.
+    def error_bound(self, alpha: float) -> float:
+        """Return the bound on the relative change of the dual coefficients at a ridge; 0 for exact forms."""
+        check_alpha(alpha)
+        return 0.0
 
-        This adds classes (append -1), drops them (leave them out) and reorders them. Whoever drops a
-        column says through :meth:`set_totals` what remains.
-        """
-        self.cross = take_columns(self.cross, index)
-
-    def set_totals(self, count: int, sq_targets: float) -> None:
-        """State how many rows, and which squared targets, the statistics stand for after columns were dropped."""
-        self.count = int(count)
-        self.sq_targets = float(sq_targets)
-
-    def branch(self) -> Self:
-        """Return a copy that shares memory until either side learns: no form changes a tensor in place."""
-        return copy.copy(self)
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes held by the statistics."""
+    # -- files ----------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def empty_like(self) -> Self:
-        """Return a state of the same form and shape that has seen nothing."""
-
-    @abstractmethod
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that define the state, for saving."""
-
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """Return the JSON-serialisable rest of the state, for saving."""
+    def to_archive(self) -> Archive:
+        """Return what a file holds of the state."""
 
     @classmethod
     @abstractmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any], device: torch.device) -> Self:
-        """Rebuild a state from :meth:`tensors` and :meth:`settings`."""
+    def from_archive(cls, fields: Fields, device: torch.device) -> Self:
+        """Return the state that :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
 
-    def _base_settings(self) -> dict[str, Any]:
-        return {
-            "n_features": self.n_features,
-            "n_targets": self.n_targets,
-            "count": self.count,
-            "sq_targets": self.sq_targets,
-        }
+    def _totals_meta(self) -> dict[str, float]:
+        return {"count": self.count, "sq_targets": self.sq_targets}
 
-    def _restore_base(self, settings: dict[str, Any], cross: Tensor) -> None:
-        self.count = int(settings["count"])
-        self.sq_targets = float(settings["sq_targets"])
-        self.cross = cross.to(self.device, ACCUMULATION_DTYPE)
+
+def read_state(archive: Archive, device: torch.device, name: str = "the statistics") -> RidgeState:
+    """Return the state of any form that an archive holds, or raise :class:`FileFormatError`."""
+    form = RIDGE_FORMS.class_of(archive, name)
+    return form.from_archive(archive.open(RIDGE_FORMS.kind_of(form).name, name=name), device)
+
+
+def read_gram(fields: Fields, key: str, order: int | None, device: torch.device) -> Tensor:
+    """Return a matrix that must be symmetric and, as far as its diagonal tells, positive semi-definite."""
+    gram = fields.tensor(key, (order, order))
+    fields.require(gram.shape[0] == gram.shape[1], f"{key!r} is not square")
+    if len(gram):
+        scale = float(gram.diagonal().abs().amax())
+        fields.require(float((gram - gram.T).abs().amax()) <= 1e-9 * scale, f"{key!r} is not symmetric")
+        # Rounding of what was unlearned may leave a little below zero.
+        fields.require(float(gram.diagonal().amin()) >= -1e-9 * scale, f"{key!r} has a negative diagonal")
+    return gram.to(device)
+
+
+def without_shape(old: Archive) -> Archive:
+    """Migrate from version 1, which stated the shape of its tensors beside them."""
+    cross = old.tensors["cross"]
+    if (old.tensors.get("basis", cross).shape[0], cross.shape[1]) != (old.meta["n_features"], old.meta["n_targets"]):
+        raise ValueError("n_features and n_targets")
+    meta = {key: value for key, value in old.meta.items() if key not in ("n_features", "n_targets")}
+    return Archive(old.kind, meta, old.tensors, version=2)
 
 
 def take_columns(matrix: Tensor, index: Sequence[int]) -> Tensor:
@@ -223,6 +322,12 @@ def take_columns(matrix: Tensor, index: Sequence[int]) -> Tensor:
     old = chosen >= 0
     out[:, old] = matrix[:, chosen[old]]
     return out
+
+
+def check_shape(n_features: int, n_targets: int) -> None:
+    """Raise :class:`ParameterError` unless a state can have a shape."""
+    if n_features < 1 or n_targets < 0:
+        raise ParameterError(f"n_features must be >= 1 and n_targets >= 0, got {n_features} and {n_targets}")
 
 
 def check_alpha(alpha: float) -> float:

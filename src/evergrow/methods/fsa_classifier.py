@@ -245,6 +245,12 @@ class FsaClassifier(ImageClassifier):
         """Return the kind of archive that it is written as, whatever the head."""
         return KIND
 
+    @classmethod
+    def _known_params(cls, params: dict[str, Any]) -> list[str]:
+        head = params.get("head")
+        options = head_options(head) if isinstance(head, str) and head in HEADS else {}
+        return [*super()._known_params(params), *options]
+
     def _contents(self) -> Contents:
         parts = {"head": self.head_.to_archive()}
         if isinstance(self.backbone_, AdaptedBackbone):

@@ -288,9 +288,7 @@ class ImageClassifier(Classifier):
         fields = archive.open(cls.archive_kind().name, name=name)
         made = cls._from_settings(fields, device)
         made._place(fields, device, backbone)
-        made._restore(fields)
-        made._unknown_fields = fields.unknown()
-        return made
+        return made._restored(fields)
 
     def _place(self, fields: Fields, device: str | torch.device | None, backbone: Any) -> None:
         """Take over backbone, seed, device and cost, before what was learned is read."""

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from evergrow.core.archive import Archive
 from evergrow.core.errors import NotFittedError, ParameterError
-from evergrow.core.registry import Registry
+from evergrow.core.families import Family
+from evergrow.core.fields import Fields
 from evergrow.core.validation import check_matrix
 from evergrow.projections.activations import ACTIVATIONS
+from evergrow.projections.layers import ReadoutParts, Units
 
 CHUNK_BYTES = 256 * 2**20
 """The largest matrix of activations that is ever held at once, unless a caller states another bound."""
 
-PROJECTIONS: Registry[type[Projection]] = Registry("projection")
+PROJECTIONS: Family[Projection] = Family("projection", "projection")
+"""Every kind of layer by name; filled by ``@PROJECTIONS.register(name)``."""
+
+SEEDS = {"low": -(2**63), "high": 2**64}
+"""Bounds of a seed in a file."""
+
+
+def nothing_new(old: Archive) -> Archive:
+    """Migrate from version 1, which had the same fields."""
+    return dataclasses.replace(old, version=2)
 
 
 class Projection(ABC):
@@ -32,8 +44,6 @@ class Projection(ABC):
         Biases, float64 where they depend on the data.
     """
 
-    kind: ClassVar[str]
-
     def __init__(self, activation: str = "sigmoid", random_state: int = 0) -> None:
         ACTIVATIONS[activation]  # raises for unknown names
         self.activation = activation
@@ -46,6 +56,11 @@ class Projection(ABC):
         """Draw the units, looking at features Z (n, d) and one-hot targets Y (n, C) where the kind does."""
 
     @property
+    def kind(self) -> str:
+        """Name of the kind of layer."""
+        return PROJECTIONS.name_of(type(self))
+
+    @property
     def is_built(self) -> bool:
         """Whether the units have been drawn."""
         return self.weights is not None
@@ -54,6 +69,11 @@ class Projection(ABC):
         if self.weights is None or self.bias is None:
             raise NotFittedError(f"this {type(self).__name__} must be built before it can transform")
         return self.weights, self.bias
+
+    @property
+    def device(self) -> torch.device:
+        """Where the units are."""
+        return self._layer()[0].device
 
     @property
     def n_features_in(self) -> int:
@@ -84,38 +104,72 @@ class Projection(ABC):
             rows = slice(start, min(start + step, Z.shape[0]))
             yield rows, self.transform(Z[rows])
 
+    @property
+    def gain(self) -> float:
+        """What all activations are multiplied by."""
+        return 1.0
+
+    def units(self) -> Units:
+        """Return the random units as matrices, on the CPU."""
+        weights, bias = self._layer()
+        return Units(weights.cpu(), bias.cpu(), self.activation, self.gain)
+
+    def readout_parts(self, weights: Tensor) -> ReadoutParts:
+        """Sort class weights (n_outputs, C), on the CPU, by what they weigh: random units, features, a constant."""
+        return ReadoutParts(self.units(), weights, None, weights.new_zeros(weights.shape[1]))
+
     def to(self, device: torch.device) -> Self:
         """Move the units to a device."""
         weights, bias = self._layer()
         self.weights, self.bias = weights.to(device), bias.to(device)
         return self
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that define the map, for saving."""
-        weights, bias = self._layer()
-        return {"weights": weights, "bias": bias}
-
-    def settings(self) -> dict[str, Any]:
-        """Return the JSON-serialisable rest, for saving."""
-        return {"activation": self.activation, "random_state": self.random_state}
-
-    @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
-        """Rebuild a frozen map from :meth:`tensors` and :meth:`settings`."""
-        projection = cls.__new__(cls)
-        Projection.__init__(projection, settings["activation"], settings["random_state"])
-        projection.weights, projection.bias = tensors["weights"], tensors["bias"]
-        return projection
-
     def same_map(self, other: Projection) -> bool:
         """Whether both maps are the same function, bit for bit."""
         if type(self) is not type(other) or self.activation != other.activation:
             return False
-        mine, theirs = self.tensors(), other.tensors()
-        return mine.keys() == theirs.keys() and all(
-            mine[name].shape == theirs[name].shape and bool((mine[name] == theirs[name].to(mine[name].device)).all())
-            for name in mine
-        )
+        mine, theirs = list(self.to_archive().walk()), list(other.to_archive().walk())
+        return len(mine) == len(theirs) and all(map(_same_tensors, mine, theirs))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the units, and of what else the map consists of."""
+        return sum(tensor.nbytes for part in self.to_archive().walk() for tensor in part.tensors.values())
+
+    # -- files ----------------------------------------------------------------------------------------------
+
+    def to_archive(self) -> Archive:
+        """Return what a file holds of the map; kinds that have more than units override it."""
+        weights, bias = self._layer()
+        meta = {"activation": self.activation, "random_state": self.random_state}
+        return PROJECTIONS.kind_of(type(self)).archive(meta, {"weights": weights, "bias": bias})
+
+    @classmethod
+    def from_archive(cls, fields: Fields, device: torch.device) -> Self:
+        """Return the frozen map that :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
+        activation = fields.text("activation", choices=ACTIVATIONS.names())
+        projection = cls.__new__(cls)
+        Projection.__init__(projection, activation, fields.integer("random_state", **SEEDS))
+        weights = fields.tensor("weights", (None, None), dtype=None)
+        bias = fields.tensor("bias", (weights.shape[1],), dtype=None)
+        for tensor in (weights, bias):
+            fields.require(tensor.dtype in (torch.float32, torch.float64), "units are not floating-point numbers")
+        fields.require(weights.shape[0] > 0, "units have no inputs")
+        projection.weights, projection.bias = weights.to(device), bias.to(device)
+        return projection
+
+
+def read_projection(archive: Archive, device: torch.device, name: str = "the layer") -> Projection:
+    """Return the layer of any kind that an archive holds, or raise :class:`FileFormatError`."""
+    kind = PROJECTIONS.class_of(archive, name)
+    return kind.from_archive(archive.open(PROJECTIONS.kind_of(kind).name, name=name), device)
+
+
+def _same_tensors(mine: Archive, theirs: Archive) -> bool:
+    return mine.tensors.keys() == theirs.tensors.keys() and all(
+        tensor.shape == theirs.tensors[name].shape and bool((tensor == theirs.tensors[name].to(tensor.device)).all())
+        for name, tensor in mine.tensors.items()
+    )
 
 
 def chunk_rows(columns: int, itemsize: int, chunk_bytes: int) -> int:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_matrix, check_number
-from evergrow.projections.base import PROJECTIONS, Projection
+from evergrow.projections.base import PROJECTIONS, Projection, nothing_new
 from evergrow.projections.scales import Scales, check_scales
 from evergrow.projections.units import UnitSampler
 
 _BLOCK = 256  # units per draw: a wider layer begins with the units of a narrower one
 
 
-@PROJECTIONS.register("gaussian")
+@PROJECTIONS.register("gaussian", version=2, migrations={1: nothing_new})
 class GaussianProjection(Projection):
     """Random initialisation: ``h = g(z W + b)`` with Gaussian weights, blind to the labels.
 
@@ -45,8 +46,6 @@ class GaussianProjection(Projection):
     >>> layer.transform(Z).shape
     torch.Size([2, 5])
     """
-
-    kind: ClassVar[str] = "gaussian"
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class GaussianProjection(Projection):
         return self
 
 
-@PROJECTIONS.register("fourier")
+@PROJECTIONS.register("fourier", version=2, migrations={1: nothing_new})
 class FourierProjection(Projection):
     """Random Fourier features ``h = sqrt(2 / L) cos(z W + b)`` of the Gaussian kernel.
 
@@ -104,8 +103,6 @@ class FourierProjection(Projection):
     True
     """
 
-    kind: ClassVar[str] = "fourier"
-
     def __init__(self, n_units: int = 10_000, gamma: float | str = "median", random_state: int = 0) -> None:
         super().__init__("cos", random_state)
         check_number("n_units", n_units, low=1, integer=True)
@@ -128,19 +125,27 @@ class FourierProjection(Projection):
         self.bias = torch.cat(phases)[: self.requested].to(Z.device)
         return self
 
+    @property
+    def gain(self) -> float:
+        """What all activations are multiplied by, so that their inner products approximate the kernel."""
+        return math.sqrt(2.0 / self.n_units)
+
     def transform(self, Z: Tensor) -> Tensor:
         """Return the features (n, L), scaled so that their inner products approximate the kernel."""
-        return super().transform(Z).mul_(math.sqrt(2.0 / self.n_units))
+        return super().transform(Z).mul_(self.gain)
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings, for saving."""
-        return {**super().settings(), "gamma": self.gamma}
+    def to_archive(self) -> Archive:
+        """Return what a file holds of the map."""
+        archive = super().to_archive()
+        archive.meta["gamma"] = self.gamma
+        return archive
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
-        """Rebuild the frozen map."""
-        projection = super().restore(tensors, settings)
-        projection.gamma = settings["gamma"]
+    def from_archive(cls, fields: Fields, device: torch.device) -> Self:
+        """Return the frozen map that :meth:`to_archive` gave."""
+        projection = super().from_archive(fields, device)
+        fields.require(projection.activation == "cos" and projection.n_units > 0, "its units are no cosines")
+        projection.gamma = fields.word_or_number("gamma", ("median",), low=0.0)
         return projection
 
 

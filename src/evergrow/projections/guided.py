@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from evergrow.core.archive import Archive
 from evergrow.core.errors import ConstructionError, ConstructionWarning, ParameterError
+from evergrow.core.fields import Fields
 from evergrow.core.validation import check_matrix
-from evergrow.projections.base import PROJECTIONS, Projection
+from evergrow.projections.base import PROJECTIONS, Projection, nothing_new
 from evergrow.projections.residual import FORMS, DualResidual, Residual, choose_form
-from evergrow.projections.search import BlockRecord, GuidedConfig, Search, fill_units
+from evergrow.projections.search import STATUSES, BlockRecord, GuidedConfig, Search, fill_units, read_log, written_log
 from evergrow.projections.units import UnitSampler
 
 CONSTRUCTION_DTYPE = torch.float64
 
 
-@PROJECTIONS.register("mgsm")
+@PROJECTIONS.register("mgsm", version=2, migrations={1: nothing_new})
 class GuidedProjection(Projection):
     """A layer grown block by block under the paper's supervisory mechanism (MGSM).
 
@@ -56,8 +58,6 @@ class GuidedProjection(Projection):
     >>> layer.log[-1].rmse <= 0.05
     True
     """
-
-    kind: ClassVar[str] = "mgsm"
 
     def __init__(self, random_state: int = 0, verbose: bool = False, **options: Any) -> None:
         self.config = GuidedConfig.of(options)
@@ -143,28 +143,27 @@ class GuidedProjection(Projection):
             raise ConstructionError(message)
         warnings.warn(message, ConstructionWarning, stacklevel=4)
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings, status and log, for saving."""
+    def to_archive(self) -> Archive:
+        """Return units, settings, status and log."""
         config = dataclasses.asdict(self.config)
         config["scales"] = self.config.scales if isinstance(self.config.scales, str) else list(self.config.scales)
-        return {
-            **super().settings(),
-            "config": config,
-            "status": self.status,
-            "form": self.form,
-            "n_guided": self.n_guided,
-            "log": [dataclasses.astuple(record) for record in self.log],
-        }
+        archive = super().to_archive()
+        archive.meta.update(
+            config=config, status=self.status, form=self.form, n_guided=self.n_guided, log=written_log(self.log)
+        )
+        return archive
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
-        """Rebuild a frozen layer with its log."""
-        projection = super().restore(tensors, settings)
-        projection.config = GuidedConfig.of(settings["config"])
+    def from_archive(cls, fields: Fields, device: torch.device) -> Self:
+        """Return the frozen layer that :meth:`to_archive` gave."""
+        projection = super().from_archive(fields, device)
+        projection.config = GuidedConfig.read(fields, "config")
         projection.verbose = False
-        projection.status, projection.form = settings["status"], settings["form"]
-        projection.n_guided = settings["n_guided"]
-        projection.log = [BlockRecord(*record) for record in settings["log"]]
+        projection.status = fields.text("status", choices=STATUSES)
+        projection.form = fields.text("form", choices=("auto", *FORMS))
+        projection.n_guided = fields.integer("n_guided", high=projection.n_units)
+        projection.log = read_log(fields, "log")
+        fields.require(projection.config.activation == projection.activation, "it names two activations")
         return projection
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
 from evergrow.core.validation import check_matrix
-from evergrow.projections.base import PROJECTIONS, Projection
+from evergrow.projections.base import PROJECTIONS, Projection, nothing_new
+from evergrow.projections.layers import ReadoutParts
 
 
-@PROJECTIONS.register("identity")
+@PROJECTIONS.register("identity", version=2, migrations={1: nothing_new})
 class IdentityProjection(Projection):
     """The map ``h = z`` or, with an intercept, ``h = [z, 1]``.
 
@@ -29,8 +30,6 @@ class IdentityProjection(Projection):
     >>> IdentityProjection(intercept=True).build(Z, Z).transform(Z).tolist()
     [[2.0, 3.0, 1.0]]
     """
-
-    kind: ClassVar[str] = "identity"
 
     def __init__(self, intercept: bool = False) -> None:
         super().__init__("identity")
@@ -53,13 +52,22 @@ class IdentityProjection(Projection):
         check_matrix("Z", Z, columns=self.n_features_in)
         return torch.cat([Z, Z.new_ones(Z.shape[0], 1)], dim=1) if self.intercept else Z
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings, for saving."""
-        return {**super().settings(), "intercept": self.intercept}
+    def readout_parts(self, weights: Tensor) -> ReadoutParts:
+        """Sort class weights by what they weigh; there are no units, and an intercept is a constant."""
+        width = self.n_features_in
+        constant = weights[width] if self.intercept else weights.new_zeros(weights.shape[1])
+        return ReadoutParts(None, None, weights[:width], constant)
+
+    def to_archive(self) -> Archive:
+        """Return what a file holds of the map."""
+        archive = super().to_archive()
+        archive.meta["intercept"] = self.intercept
+        return archive
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
-        """Rebuild the map."""
-        projection = super().restore(tensors, settings)
-        projection.intercept = bool(settings["intercept"])
+    def from_archive(cls, fields: Fields, device: torch.device) -> Self:
+        """Return the map that :meth:`to_archive` gave."""
+        projection = super().from_archive(fields, device)
+        fields.require(projection.n_units == 0, "it has units, which the map of features to themselves has not")
+        projection.intercept = fields.flag("intercept")
         return projection

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from evergrow.core.archive import Archive
+from evergrow.core.errors import NotFittedError
+from evergrow.core.fields import Fields
 from evergrow.core.validation import check_matrix
-from evergrow.projections.base import PROJECTIONS, Projection
+from evergrow.projections.base import PROJECTIONS, Projection, read_projection
 from evergrow.projections.guided import GuidedProjection
+from evergrow.projections.layers import ReadoutParts, Units
 
 
-@PROJECTIONS.register("linked")
+def _with_inner(old: Archive) -> Archive:
+    """Migrate from version 1, in which the tensors of the inner layer lay beside the centre."""
+    units = {name: tensor for name, tensor in old.tensors.items() if name != "mean"}
+    inner = Archive(f"{PROJECTIONS.prefix}/{old.meta['inner_kind']}", old.meta["inner"], units)
+    return Archive(old.kind, {"scale": old.meta["scale"]}, {"mean": old.tensors["mean"]}, {"inner": inner}, version=2)
+
+
+@PROJECTIONS.register("linked", version=2, migrations={1: _with_inner})
 class LinkedProjection(Projection):
     """Rows ``[g(z W + b), scale (z - mean)]``: random units and a linear path, as in RVFL networks.
 
@@ -34,8 +43,6 @@ class LinkedProjection(Projection):
     >>> layer.transform(Z).shape
     torch.Size([8, 8])
     """
-
-    kind: ClassVar[str] = "linked"
 
     def __init__(self, inner: Projection) -> None:
         super().__init__("identity", inner.random_state)
@@ -69,11 +76,31 @@ class LinkedProjection(Projection):
 
     def transform(self, Z: Tensor) -> Tensor:
         """Return units and scaled features side by side."""
-        mean = self.mean
-        if mean is None:
-            self._layer()  # raises NotFittedError
-            raise AssertionError("unreachable")
-        return torch.cat([self.inner.transform(Z), (Z - mean.to(Z)) * self.scale], dim=1)
+        centre = self.centre.to(Z)
+        return torch.cat([self.inner.transform(Z), (Z - centre) * self.scale], dim=1)
+
+    def units(self) -> Units:
+        """Return the inner layer's units."""
+        return self.inner.units()
+
+    def readout_parts(self, weights: Tensor) -> ReadoutParts:
+        """Sort class weights by what they weigh.
+
+        ``[units, (z - mean) scale] @ [A; B'] = units @ A + z @ (scale B') - mean @ (scale B')``
+        """
+        width = self.inner.n_outputs
+        inner = self.inner.readout_parts(weights[:width])
+        linear = weights[width:] * self.scale
+        constant = inner.constant - self.centre.cpu().to(weights) @ linear
+        both = linear if inner.linear is None else inner.linear + linear
+        return ReadoutParts(inner.units, inner.readout, both, constant)
+
+    @property
+    def centre(self) -> Tensor:
+        """What is subtracted from features before they are scaled."""
+        if self.mean is None:
+            raise NotFittedError(f"this {type(self).__name__} must be built before it can transform")
+        return self.mean
 
     def to(self, device: torch.device) -> Self:
         """Move units and centre to a device."""
@@ -83,25 +110,20 @@ class LinkedProjection(Projection):
             self.mean = self.mean.to(device)
         return self
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the inner layer's tensors and the centre."""
-        tensors = self.inner.tensors()
-        if self.mean is not None:
-            tensors["mean"] = self.mean
-        return tensors
-
-    def settings(self) -> dict[str, Any]:
-        """Return the inner layer's settings and the scale of the link."""
-        return {"inner_kind": self.inner.kind, "inner": self.inner.settings(), "scale": self.scale}
+    def to_archive(self) -> Archive:
+        """Return the inner layer, the centre and the scale of the link."""
+        parts = {"inner": self.inner.to_archive()}
+        return PROJECTIONS.kind_of(type(self)).archive({"scale": self.scale}, {"mean": self.centre}, parts)
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
-        """Rebuild the frozen map."""
-        inner = PROJECTIONS[settings["inner_kind"]].restore(tensors, settings["inner"])
-        projection = cls(inner)
-        projection.mean = tensors["mean"]
-        projection.scale = float(settings["scale"])
-        projection.weights, projection.bias = inner._layer()
+    def from_archive(cls, fields: Fields, device: torch.device) -> Self:
+        """Return the frozen map that :meth:`to_archive` gave."""
+        part, name = fields.part("inner"), fields.inside("inner")
+        fields.require(PROJECTIONS.class_of(part, name) is not cls, "it holds a link within a link")
+        projection = cls(read_projection(part, device, name))
+        projection.weights, projection.bias = projection.inner._layer()
+        projection.mean = fields.tensor("mean", (projection.n_features_in,)).to(device)
+        projection.scale = fields.number("scale", low=0.0)
         return projection
 
     def same_map(self, other: Projection) -> bool:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from evergrow.core.archive import Archive
 from evergrow.core.errors import ConstructionError
+from evergrow.core.fields import Fields
 from evergrow.core.progress import meter
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_matrix, check_number
 from evergrow.projections.activations import ACTIVATIONS
-from evergrow.projections.base import PROJECTIONS, Projection
+from evergrow.projections.base import PROJECTIONS, Projection, nothing_new
 from evergrow.projections.residual import DenseDual, DualResidual, FactoredDual
 from evergrow.projections.scales import check_scales
-from evergrow.projections.search import BlockRecord
+from evergrow.projections.search import STATUSES, BlockRecord, read_log, written_log
 
 SCN_SCALES = (0.5, 1.0, 3.0, 5.0, 7.0, 9.0, 15.0, 25.0, 50.0, 100.0, 150.0, 200.0)
 """Half-widths Lambda of the uniform weights that the published networks search through."""
@@ -27,7 +28,7 @@ SCN_CONTRACTIONS = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
 """Contraction rates r tried at each Lambda, from strict to lenient."""
 
 
-@PROJECTIONS.register("scsm")
+@PROJECTIONS.register("scsm", version=2, migrations={1: nothing_new})
 class SCSMProjection(Projection):
     """A layer grown unit by unit under the stochastic configuration inequality.
 
@@ -76,8 +77,6 @@ class SCSMProjection(Projection):
     >>> layer.status, layer.n_units < 30
     ('converged', True)
     """
-
-    kind: ClassVar[str] = "scsm"
 
     def __init__(
         self,
@@ -173,17 +172,18 @@ class SCSMProjection(Projection):
                 return int(best)
         return None
 
-    def settings(self) -> dict[str, Any]:
-        """Return status and log, for saving."""
-        log = [tuple(vars(record).values()) for record in self.log]
-        return {**super().settings(), "status": self.status, "log": log}
+    def to_archive(self) -> Archive:
+        """Return units, status and log."""
+        archive = super().to_archive()
+        archive.meta.update(status=self.status, log=written_log(self.log))
+        return archive
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
-        """Rebuild the frozen layer with its log."""
-        projection = super().restore(tensors, settings)
-        projection.status = settings["status"]
-        projection.log = [BlockRecord(*record) for record in settings["log"]]
+    def from_archive(cls, fields: Fields, device: torch.device) -> Self:
+        """Return the frozen layer that :meth:`to_archive` gave."""
+        projection = super().from_archive(fields, device)
+        projection.status = fields.text("status", choices=STATUSES)
+        projection.log = read_log(fields, "log")
         return projection
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import FileFormatError, ParameterError
+from evergrow.core.fields import Fields
 from evergrow.core.progress import meter
 from evergrow.core.registry import nearest
 from evergrow.core.validation import check_choice, check_number
@@ -119,6 +120,15 @@ class GuidedConfig:
                 raise ParameterError(f"{key!r} must be a setting of {cls.__name__}; nearest: {nearest(key, known)}")
         return cls(**options)
 
+    @classmethod
+    def read(cls, fields: Fields, key: str) -> GuidedConfig:
+        """Return the settings that a file holds, or raise :class:`FileFormatError`."""
+        values = fields.mapping(key)
+        try:
+            return cls.of({name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        except (ParameterError, TypeError, ValueError) as error:
+            raise FileFormatError(f"{fields.inside(key)} must be settings of the construction: {error}") from error
+
     @property
     def width_limit(self) -> int:
         """The width at which the guided search stops."""
@@ -153,6 +163,27 @@ class BlockRecord:
     coupling: float
     tried: int
     seconds: float
+
+
+STATUSES = ("converged", "exhausted", "capped", "unbuilt")
+"""How a construction may have ended."""
+
+
+def written_log(log: Sequence[BlockRecord]) -> list[list[float]]:
+    """Return a log in a form that JSON holds: the values of every record, in the order of its fields."""
+    return [list(dataclasses.astuple(record)) for record in log]
+
+
+def read_log(fields: Fields, key: str) -> list[BlockRecord]:
+    """Return the log that :func:`written_log` wrote, or raise :class:`FileFormatError`."""
+    records, whole = [], {"n_units", "tried"}
+    for row in fields.values(key):
+        names = [field.name for field in dataclasses.fields(BlockRecord)]
+        fields.require(isinstance(row, list) and len(row) == len(names), f"a record of {key!r} has other fields")
+        entry = Fields(dict(zip(names, row, strict=True)), {}, {}, fields.inside(key))
+        read: dict[str, Any] = {name: entry.integer(name) if name in whole else entry.number(name) for name in names}
+        records.append(BlockRecord(**read))
+    return records
 
 
 class Search:

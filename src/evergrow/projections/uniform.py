@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,12 +10,12 @@ from typing_extensions import Self
 
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_matrix, check_number
-from evergrow.projections.base import PROJECTIONS, Projection
+from evergrow.projections.base import PROJECTIONS, Projection, nothing_new
 
 _BLOCK = 256  # units per draw: a wider layer begins with the units of a narrower one
 
 
-@PROJECTIONS.register("uniform")
+@PROJECTIONS.register("uniform", version=2, migrations={1: nothing_new})
 class UniformProjection(Projection):
     """Units ``h = g(z W)`` with Kaiming-uniform weights ``U(-1/sqrt(d), 1/sqrt(d))`` and no bias.
 
@@ -38,8 +37,6 @@ class UniformProjection(Projection):
     >>> bool(layer.weights.abs().max() <= 0.5)
     True
     """
-
-    kind: ClassVar[str] = "uniform"
 
     def __init__(self, n_units: int = 8192, activation: str = "relu", random_state: int = 0) -> None:
         super().__init__(activation, random_state)

@@ -24,7 +24,8 @@ def _from_version_1(old: Archive) -> Archive:
     A training goes on only with the settings it began with. One that came later was not written down, but had a value:
     whoever adds a setting raises the version and adds that value here.
     """
-    identity = {"interpolation": "bilinear", **old.meta["identity"]}
+    given = {"images" if key == "pictures" else key: value for key, value in old.meta["identity"].items()}
+    identity = {"interpolation": "bilinear", **given}
     meta = {**old.meta, "identity": identity}
     return Archive("checkpoint", meta, old.tensors, version=2)
 

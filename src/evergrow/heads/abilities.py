@@ -1,0 +1,241 @@
+"""What a head can do beyond learning and answering, and how to ask it.
+
+Everything here is optional. A head names what it can do in ``abilities``, overrides the methods that go with it, and
+whoever works with heads of any kind asks :meth:`Abilities.can` first. What a head cannot do raises
+:class:`~evergrow.core.errors.UnsupportedError`, with the methods that can.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+from evergrow.core.archive import Archive
+from evergrow.core.errors import UnknownNameError, UnsupportedError
+from evergrow.core.registry import nearest
+
+if TYPE_CHECKING:
+    from evergrow.heads.maps import HeadMap
+    from evergrow.heads.ridge_model import RidgeModel
+    from evergrow.linalg import RidgeState
+
+ABILITIES = {
+    "branch": "be copied at no cost, since what is learned is a record",
+    "spawn": "start an empty learner with the same layer",
+    "merge": "add what another learner knows",
+    "join": "add what another learner knows that began as a copy of the same one",
+    "unlearn": "take samples out again",
+    "forget": "remove whole classes",
+    "regularize": "change the ridge without data",
+    "novelty": "say how unlike anything learned something is",
+    "probabilities": "give class probabilities",
+    "settle": "work out in advance what answers need",
+    "solution": "keep what was worked out in a file",
+    "linear-map": "say what it computes as plain matrices",
+    "diagnostics": "describe its statistics numerically",
+}
+"""Every ability by name, and what it means."""
+
+EASY_ORDER = 1200
+"""Systems of up to this order are solved in about a second, which an update can afford."""
+
+
+class Abilities:
+    """The optional part of a head: every method raises unless a head overrides it and names the ability.
+
+    Attributes
+    ----------
+    abilities : frozenset of str
+        Names out of :data:`ABILITIES`.
+
+    Examples
+    --------
+    >>> from evergrow.heads import SCLClassifier, SimpleCILClassifier
+    >>> SCLClassifier.can("merge"), SimpleCILClassifier.can("merge")
+    (True, False)
+    >>> SimpleCILClassifier().spawn()
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.UnsupportedError: method must be able to start an empty learner with the same layer (scl-mgsm
+    can), got 'simplecil'
+    """
+
+    abilities: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def can(cls, ability: str) -> bool:
+        """Return whether heads of this kind have an ability, one of :data:`ABILITIES`."""
+        if ability not in ABILITIES:
+            raise UnknownNameError(
+                f"ability must be a known one, got {ability!r}; nearest: {nearest(ability, ABILITIES)}"
+            )
+        return ability in cls.abilities
+
+    @classmethod
+    def require(cls, ability: str) -> None:
+        """Raise :class:`UnsupportedError` unless heads of this kind have an ability."""
+        if not cls.can(ability):
+            raise unsupported(cls, ability)
+
+    # -- copies ---------------------------------------------------------------------------------------------
+
+    def branch(self) -> Self:
+        """Return a copy that learns on its own.
+
+        It costs nothing where the head :meth:`can` ``"branch"``: what is learned is then a record that both may hold,
+        and learning replaces it. Other heads are copied whole.
+        """
+        return copy.copy(self) if self.can("branch") else copy.deepcopy(self)
+
+    def spawn(self) -> Self:
+        """Return an empty learner with the same frozen layer, for another site (ability ``"spawn"``)."""
+        raise unsupported(type(self), "spawn")
+
+    # -- exact edits ----------------------------------------------------------------------------------------
+
+    def merge(self, other: Any) -> Self:
+        """Add everything that another learner with the same layer has learned (ability ``"merge"``)."""
+        raise unsupported(type(self), "merge")
+
+    def join(self, other: Any, base: Any) -> Self:
+        """Return a head that knows what both know, what both have from ``base`` counted once (ability ``"join"``)."""
+        raise unsupported(type(self), "join")
+
+    def unlearn(self, X: Any, y: Any) -> Self:
+        """Take samples out again that were learned before (ability ``"unlearn"``)."""
+        raise unsupported(type(self), "unlearn")
+
+    def forget_classes(self, labels: Iterable[Any]) -> Self:
+        """Remove whole classes (ability ``"forget"``)."""
+        raise unsupported(type(self), "forget")
+
+    def regularize(self, alpha: float | str) -> Self:
+        """Change the ridge without data (ability ``"regularize"``)."""
+        raise unsupported(type(self), "regularize")
+
+    # -- answers --------------------------------------------------------------------------------------------
+
+    if TYPE_CHECKING:
+        # scikit-learn's tools take the presence of this method for the ability, so that only those heads have it.
+        def predict_proba(self, X: Any) -> NDArray[np.float64]:
+            """Return class probabilities (ability ``"probabilities"``)."""
+
+    @property
+    def temperature_(self) -> float | None:
+        """Temperature of the softmax that turns scores into probabilities; None for heads that have none."""
+        return None
+
+    def novelty_score(self, X: Any) -> NDArray[np.float64]:
+        """Return how unlike anything learned each row is (ability ``"novelty"``)."""
+        raise unsupported(type(self), "novelty")
+
+    def novelty_without(self, X: Any, y: Any) -> NDArray[np.float64]:
+        """Return the novelty of learned rows as if none of them had been learned (ability ``"novelty"``)."""
+        raise unsupported(type(self), "novelty")
+
+    # -- what answers need ----------------------------------------------------------------------------------
+
+    def settle(self, *, cheap_only: bool = False) -> Self:
+        """Work out now what answers need, rather than at the first question.
+
+        Parameters
+        ----------
+        cheap_only : bool
+            Whether to leave it where it would take more than about a second.
+
+        Returns
+        -------
+        self
+        """
+        if self._has_answers() and (not cheap_only or self._solve_order() <= EASY_ORDER):
+            self._settle()
+        return self
+
+    def _has_answers(self) -> bool:
+        """Whether there is anything to work out."""
+        return len(getattr(self, "classes_", ())) > 0
+
+    def _solve_order(self) -> float:
+        """Return the order of the largest system that answers need; infinite for what takes longer than a solve."""
+        return 0.0
+
+    def _settle(self) -> None:
+        """Work out what answers need, as far as it is not there yet."""
+
+    def solution(self) -> Archive | None:
+        """Return what has been worked out from the statistics, so that a saved model answers without solving.
+
+        None where nothing has been, or where the head is not able to keep a ``"solution"``.
+        """
+        return None
+
+    def adopt_solution(self, archive: Archive, *, name: str = "the solution") -> None:
+        """Take over what :meth:`solution` gave for the same statistics.
+
+        Parameters
+        ----------
+        archive : Archive
+            Of kind ``"head-solution"``.
+        name : str
+            What messages call it.
+
+        Raises
+        ------
+        FileFormatError
+            If it does not fit the classes and the layer of the head, or holds numbers that are not finite.
+        """
+        raise unsupported(type(self), "solution")
+
+    def linear_map(self) -> HeadMap:
+        """Return what the head computes as plain matrices, on the CPU (ability ``"linear-map"``)."""
+        raise unsupported(type(self), "linear-map")
+
+    # -- looking inside -------------------------------------------------------------------------------------
+
+    @property
+    def model_(self) -> RidgeModel | None:
+        """The layer and the statistics behind it as a record that nobody changes; None where there is no such one."""
+        return None
+
+    @property
+    def state_(self) -> RidgeState | None:
+        """The statistics of the ridge regression as a record that nobody changes; None where there are none."""
+        model = self.model_
+        return None if model is None else model.state
+
+    @property
+    def class_counts_(self) -> NDArray[np.int64] | None:
+        """Samples learned of each class; None where they are not counted."""
+        model = self.model_
+        return None if model is None else np.asarray(model.counts.cpu().numpy())
+
+    @property
+    def last_ridge_(self) -> float | None:
+        """The ridge chosen last, by this head or the one that it was branched from; None where none was."""
+        return None
+
+    @property
+    def n_units_(self) -> int | None:
+        """Units of the layer; None where there is no layer, or nothing was learned."""
+        model = self.model_
+        return None if model is None else model.projection.n_units
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Return rank, conditioning, form and size of the statistics (ability ``"diagnostics"``)."""
+        raise unsupported(type(self), "diagnostics")
+
+
+def unsupported(kind: type[Abilities], ability: str) -> UnsupportedError:
+    """Return the error for heads of a kind that lack an ability."""
+    from evergrow.heads.base import HEADS
+
+    names = [name for name in HEADS.names() if HEADS[name] is kind]
+    able = [name for name in HEADS.names() if HEADS[name].can(ability)]
+    return UnsupportedError(
+        f"method must be able to {ABILITIES[ability]} ({', '.join(able)} can), got {(names or [kind.__name__])[0]!r}"
+    )

@@ -1,0 +1,142 @@
+"""What a fitted head computes, as plain matrices: the form in which it leaves evergrow.
+
+Heads keep statistics and solve for their scores when asked; :meth:`~evergrow.heads.abilities.Abilities.linear_map`
+gives the solution as one of these records. They say everything that an export has to know of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from evergrow.projections.layers import Units
+from evergrow.projections.normalize import normalize
+
+if TYPE_CHECKING:
+    from evergrow.heads.ridge_model import RidgeModel
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """Scores ``gain g(z W + b) A + z B + c`` of normalised features z.
+
+    Every head with one hidden layer is of this form: a direct link is part of B, and a head without units has only B.
+
+    Parameters
+    ----------
+    normalization : str
+        What is done to features first.
+    units : Units or None
+        The hidden layer.
+    readout : Tensor of shape (L, C) or None
+        A, class weights of the units.
+    linear : Tensor of shape (d, C) or None
+        B, class weights of the features.
+    constant : Tensor of shape (C,)
+        c.
+    dtype : torch.dtype
+        In which the head computes.
+    model : RidgeModel or None
+        The statistics that it was solved from.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.heads import SimpleCILClassifier
+    >>> found = SimpleCILClassifier().fit([[2.0, 0.0], [0.0, 3.0]], ["a", "b"]).linear_map()
+    >>> found.scores(torch.tensor([[5.0, 0.0]], dtype=torch.float64)).tolist()
+    [[1.0, 0.0]]
+    """
+
+    normalization: str
+    units: Units | None
+    readout: Tensor | None
+    linear: Tensor | None
+    constant: Tensor
+    dtype: torch.dtype = torch.float64
+    model: RidgeModel | None = None
+
+    def scores(self, Z: Tensor) -> Tensor:
+        """Return scores (n, C) of features Z (n, d)."""
+        Z = normalize(Z, self.normalization).to(self.dtype)
+        total = self.constant.expand(Z.shape[0], -1)
+        if self.units is not None and self.readout is not None:
+            total = total + self.units.apply(Z) @ self.readout
+        if self.linear is not None:
+            total = total + Z @ self.linear
+        return total
+
+
+@dataclass(frozen=True)
+class VoteMap:
+    """The mean of the members' softmaxes.
+
+    Parameters
+    ----------
+    members : tuple of LayerMap
+        Who votes.
+    """
+
+    members: tuple[LayerMap, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the members compute."""
+        return self.members[0].dtype
+
+    def scores(self, Z: Tensor) -> Tensor:
+        """Return scores (n, C) of features Z (n, d)."""
+        return torch.stack([torch.softmax(member.scores(Z), dim=1) for member in self.members]).mean(dim=0)
+
+
+@dataclass(frozen=True)
+class ContrastMap:
+    """AnaCP: unit outputs of a few ridge heads, averaged, through one more random layer.
+
+    With ``l_h`` the scores of head h, P the prototypes and O their image in the last layer, scores are
+    ``g(mean_h(l_h / |l_h P|) O) K``, and g is GELU.
+
+    Parameters
+    ----------
+    heads : tuple of LayerMap
+        From features to ``l_h`` (n, C).
+    prototypes : Tensor of shape (C, d)
+        P.
+    output : Tensor of shape (C, D)
+        O.
+    classifier : Tensor of shape (D, C)
+        K.
+    """
+
+    heads: tuple[LayerMap, ...]
+    prototypes: Tensor
+    output: Tensor
+    classifier: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the heads compute."""
+        return self.heads[0].dtype
+
+    def scores(self, Z: Tensor) -> Tensor:
+        """Return scores (n, C) of features Z (n, d)."""
+        unit = []
+        for head in self.heads:
+            scores = head.scores(Z)
+            unit.append(scores / (scores @ self.prototypes).norm(dim=1, keepdim=True).clamp_min(1e-12))
+        mean = torch.stack(unit).mean(dim=0)
+        return torch.nn.functional.gelu(mean @ self.output) @ self.classifier
+
+
+HeadMap = LayerMap | VoteMap | ContrastMap
+
+
+def layer_map(model: RidgeModel, weights: Tensor, offset: Tensor | None = None, factor: float = 1.0) -> LayerMap:
+    """Return the map of a ridge model with class weights (n_outputs, C), all multiplied by a factor."""
+    weights = weights.detach().cpu() * factor
+    parts = model.projection.readout_parts(weights)
+    constant = parts.constant if offset is None else parts.constant + offset.detach().cpu() * factor
+    return LayerMap(model.normalization, parts.units, parts.readout, parts.linear, constant, weights.dtype, model)

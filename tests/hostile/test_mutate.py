@@ -1,0 +1,47 @@
+"""The generator of hostile files knows the format, does the same twice, and leaves no sort of change out."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from tests.hostile.mutate import SHARES, changes, join, mutations, split
+from tests.hostile.trial import KEPT, Subject, fresh
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> list[Subject]:
+    """Return whole files of all kinds: those of version 0.1, and some of this version."""
+    return [*KEPT, *fresh(tmp_path_factory.mktemp("fresh"))]
+
+
+def test_what_is_not_changed_is_signed_as_it_was(subjects: list[Subject]) -> None:
+    """Fails where files have another format than the generator knows: then it must learn it."""
+
+    def head(data: bytes) -> dict:
+        (length,) = struct.unpack("<Q", data[:8])
+        return dict(json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["evergrow"]))
+
+    for subject in subjects:
+        data = Path(subject.file).read_bytes()
+        again = join(split(data))
+        assert split(again) == split(data), subject.name
+        assert head(again) == head(data), subject.name
+
+
+def test_the_same_seed_gives_the_same_files(subjects: list[Subject]) -> None:
+    data = Path(subjects[0].file).read_bytes()
+    first, second, other = (list(mutations(data, seed, 200)) for seed in (3, 3, 4))
+    assert first == second
+    assert first != other
+    assert list(mutations(data, 3, 50)) == first[:50]
+
+
+def test_all_sorts_of_changes_have_their_turn(subjects: list[Subject]) -> None:
+    for subject in subjects:
+        data = Path(subject.file).read_bytes()
+        assert set(changes(data)) | {"several", "labels"} == set(SHARES), subject.name
+        sorts = {words.partition(":")[0] for words, _ in mutations(data, 0, 200)}
+        assert sorts == set(changes(data)) | {"several"}, subject.name

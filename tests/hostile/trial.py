@@ -1,0 +1,600 @@
+"""Read hostile files, one after the other, in a process that may not take much memory, and say what came of each.
+
+A file is rejected by the right error, or it is read; then its answers are finite and consistent, it can learn more and
+be written, or says by an error of evergrow's own that it cannot. Everything else is a fault. The module runs as a
+process of its own (``python -m tests.hostile.trial JOB RESULTS``), since a limit on memory cannot be taken back and a
+crash must not end the tests.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.compat.toys import ADAPTATION, DATA, tiny_backbone
+from tests.hostile.mutate import mutations, numbers_of
+
+ROOM = 512 * 2**20
+"""Bytes of address space that a trial may take beyond what all whole files together took."""
+
+PEAK = 200 * 2**20
+"""Bytes of memory that reading a file may take at its peak, beyond a multiple of its size."""
+
+TIMES = 8
+"""That multiple."""
+
+SECONDS = 20.0
+"""Time that a trial may take."""
+
+STILL = 120.0
+"""Time after which a process that says nothing is ended."""
+
+GOOD = ("rejected", "sound", "empty", "typed later", "typed on change")
+"""Outcomes that are no fault: rejected when read; read and whole; read and sound but without classes; an allowed error
+when asked for answers; an error of evergrow's own when changed or written."""
+
+
+class HangError(BaseException):
+    """A trial took too long."""
+
+
+class FaultError(Exception):
+    """What was read contradicts itself; the message is the outcome."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A whole file that hostile ones are made from.
+
+    Parameters
+    ----------
+    name : str
+        For messages.
+    kind : {"head", "learner", "command", "pictures", "trained", "tuner", "checkpoint"}
+        How it is read.
+    file : str
+        Where it is; for ``kind="fresh"`` files that the version at hand writes, empty.
+    method : str
+        Which method reads it, where several could.
+    """
+
+    name: str
+    kind: str
+    file: str
+    method: str = ""
+
+
+def kept(name: str, kind: str, method: str = "") -> Subject:
+    """Return a file of version 0.1."""
+    return Subject(name, kind, str(DATA / f"{name}.evg"), method)
+
+
+KEPT = (
+    kept("heads/scl-recommended", "head", "scl-mgsm"),
+    kept("heads/scl-moments", "head", "scl-mgsm"),
+    kept("heads/scl-dense", "head", "scl-mgsm"),
+    kept("heads/scl-recursive", "head", "scl-mgsm"),
+    kept("heads/scl-compact", "head", "scl-mgsm"),
+    kept("heads/labels-str", "head", "scl-mgsm"),
+    kept("heads/rival-ranpac", "head", "ranpac"),
+    kept("heads/rival-acil", "head", "acil"),
+    kept("heads/rival-anacp", "head", "anacp"),
+    kept("heads/rival-klda", "head", "klda"),
+    kept("heads/rival-loranpac", "head", "loranpac"),
+    kept("heads/rival-simplecil", "head", "simplecil"),
+    kept("learners/features-updated", "learner"),
+    kept("learners/features-unsolved", "learner"),
+    kept("learners/features-ranpac", "learner"),
+    kept("learners/features", "command"),
+    kept("learners/images-ssf", "pictures"),
+    kept("trained/ease", "trained", "ease"),
+    kept("trained/ranpac+fsa", "trained", "ranpac+fsa"),
+    kept("tuners/lora", "tuner"),
+    kept("checkpoints/learner-sgd", "checkpoint"),
+)
+"""Files of version 0.1 that hostile ones are made from, of every kind."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a hostile file.
+
+    Parameters
+    ----------
+    subject : str
+        The whole file that it was made from.
+    number : int
+        Which of them it was.
+    words : str
+        What was done to it.
+    outcome : str
+        One of :data:`GOOD`, or the fault in a few words.
+    detail : str
+        The message of the error.
+    peak : int
+        Bytes that it took at its peak.
+    seconds : float
+        Time that it took.
+    """
+
+    subject: str
+    number: int
+    words: str
+    outcome: str
+    detail: str = ""
+    peak: int = 0
+    seconds: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        """Whether it is no fault."""
+        return self.outcome in GOOD
+
+
+@dataclass
+class Job:
+    """What a process is to try.
+
+    Parameters
+    ----------
+    subjects : list of Subject
+        From what.
+    each : int
+        Hostile files of each.
+    seed : int
+        Of the changes.
+    mode : {"mutations", "sizes"}
+        All sorts of changes, or sizes that do harm in the place of every whole number.
+    start : int
+        Files that were tried before.
+    """
+
+    subjects: list[Subject]
+    each: int
+    seed: int = 0
+    mode: str = "mutations"
+    start: int = 0
+    folder: str = field(default="")
+
+    def files(self) -> Iterator[tuple[Subject, int, str, bytes]]:
+        """Yield all hostile files in a fixed order."""
+        for place, subject in enumerate(self.subjects):
+            data = Path(subject.file).read_bytes()
+            made: Iterable[tuple[str, bytes]]
+            made = mutations(data, self.seed + place, self.each) if self.mode == "mutations" else numbers_of(data)
+            for number, (words, hostile) in enumerate(islice(made, self.each)):
+                yield subject, number, words, hostile
+
+
+# -- one trial ----------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """Everything that trials share: rows, pictures and a backbone.
+
+    Parameters
+    ----------
+    folder : Path
+        For files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path, self.copy = folder / "hostile.evg", folder / "written.evg"
+        self.backbone = tiny_backbone()
+        self.rows = dict(np.load(DATA / "rows.npz"))
+        self.pictures = dict(np.load(DATA / "pictures.npz"))
+        self.names = np.array(["ant", "bee", "cat", "dog"])
+
+    def try_file(self, subject: Subject, data: bytes) -> tuple[str, str]:
+        """Return the outcome of a file, and details."""
+        from evergrow.core import errors
+
+        self.path.write_bytes(data)
+        early: tuple[type[Exception], ...] = (errors.FileFormatError,)
+        late = (errors.FileFormatError, errors.NotFittedError, errors.NumericalError)
+        if subject.kind in ("pictures", "trained", "tuner"):  # a file for another backbone is no damaged one
+            early, late = (*early, errors.WeightsError), (*late, errors.WeightsError)
+        stage = "reading"
+        try:
+            with warnings.catch_warnings(), limited(SECONDS):
+                warnings.simplefilter("ignore")
+                if subject.kind == "command":
+                    return self._command()
+                if subject.kind in ("tuner", "checkpoint"):
+                    return getattr(self, f"_{subject.kind}")()
+                thing = self._read(subject, self.path)
+                stage = "asking"
+                empty = self._ask(subject, thing)
+                stage = "changing"
+                self._change(subject, thing)
+                stage = "asking again"
+                self._ask(subject, thing)
+                stage = "writing"
+                thing.save(self.copy)
+                stage = "reading what was written"
+                self._ask(subject, self._read(subject, self.copy))
+                return "empty" if empty else "sound", ""
+        except FaultError as fault:
+            return f"{fault} ({stage})", ""
+        except HangError:
+            return f"hang ({stage})", ""
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            return self._judged(error, stage, early, late)
+
+    @staticmethod
+    def _judged(error: BaseException, stage: str, early: tuple[Any, ...], late: tuple[Any, ...]) -> tuple[str, str]:
+        from evergrow.core.errors import EvergrowError
+
+        detail = f"{type(error).__name__}: {error}"[:300]
+        if short_of_memory(error):
+            return f"memory ({stage})", detail
+        if stage == "reading" and isinstance(error, early):
+            return "rejected", detail
+        if stage == "asking" and isinstance(error, late):
+            return "typed later", detail
+        if stage in ("changing", "asking again", "writing") and isinstance(error, EvergrowError):
+            return "typed on change", detail
+        sort = "wrong error" if isinstance(error, EvergrowError) else "untyped"
+        return f"{sort} {type(error).__name__} ({stage})", detail
+
+    def _read(self, subject: Subject, path: Path) -> Any:
+        import evergrow
+        from evergrow.heads import HEADS
+
+        if subject.kind == "head":
+            return HEADS[subject.method].load(path)
+        if subject.kind == "trained":
+            return type(evergrow.create_method(subject.method)).load(path, backbone=self.backbone)
+        backbone = self.backbone if subject.kind == "pictures" else None
+        return evergrow.Learner.load(path, backbone=backbone, device="cpu", cache=False)
+
+    def _ask(self, subject: Subject, thing: Any) -> bool:
+        """Fail unless all answers are finite and consistent; return whether there was nothing to ask."""
+        classes = np.asarray(thing.classes_)
+        if subject.kind == "pictures" or subject.kind == "trained":
+            items: Any = self.pictures["query"]
+        else:
+            items = self.rows["query"]
+        if classes.ndim != 1 or len(np.unique(classes)) != len(classes) or (np.sort(classes) != classes).any():
+            raise FaultError("classes that are no sorted set")
+        if not len(classes):
+            return True
+        scores = np.asarray(thing.decision_function(items))
+        wide = subject.kind != "head" or len(classes) != 2
+        if scores.shape != ((len(items), len(classes)) if wide else (len(items),)):
+            raise FaultError("scores of the wrong shape")
+        finite("scores", scores)
+        predicted = thing.predict(items)
+        if len(predicted) != len(items) or not np.isin(predicted, classes).all():
+            raise FaultError("answers that are no classes")
+        if hasattr(getattr(thing, "head_", thing), "predict_proba"):
+            self._ask_more(thing, items, len(classes))
+        if hasattr(thing, "info"):
+            json.dumps([thing.info(), [change.to_dict() for change in thing.history_]])
+            if set(thing.n_samples_) != set(classes.tolist()) or min(thing.n_samples_.values()) < 0:
+                raise FaultError("counts that contradict the classes")
+        return False
+
+    @staticmethod
+    def _ask_more(thing: Any, items: Any, n_classes: int) -> None:
+        shares = np.asarray(thing.predict_proba(items))
+        finite("probabilities", shares)
+        if shares.shape != (len(items), n_classes) or not np.allclose(shares.sum(axis=1), 1, atol=1e-6):
+            raise FaultError("probabilities that are none")
+        finite("novelty", thing.novelty_score(items))
+        if hasattr(thing, "threshold") and thing.info()["novelty"] is not None:
+            finite("threshold", thing.threshold())
+            thing.is_unknown(items)
+        if hasattr(thing, "class_counts_") and (thing.class_counts_ < 0).any():
+            raise FaultError("negative counts")
+
+    def _change(self, subject: Subject, thing: Any) -> None:
+        """Let it learn more: an old class and a new one, in labels of the kind that it has."""
+        source = self.pictures if subject.kind in ("pictures", "trained") else self.rows
+        X, codes = source["later"], source["y_later"]
+        if subject.kind in ("learner", "pictures"):
+            thing.partial_fit((X, self.names[codes]))
+            return
+        kind = np.asarray(thing.classes_).dtype.kind
+        labels = self.names[codes] if kind == "U" else codes.astype({"b": bool, "f": float}.get(kind, np.int64))
+        thing.partial_fit(X, labels)
+
+    def _command(self) -> tuple[str, str]:
+        """Ask by the command line, which has exit codes and one line for every error of a file."""
+        from typer.testing import CliRunner
+
+        from evergrow.cli.main import app
+
+        result = CliRunner().invoke(app, ["inspect", str(self.path), "--json", "--no-numerics"])
+        error = result.exception
+        if error is not None and not isinstance(error, SystemExit):
+            if short_of_memory(error):
+                return "memory (reading)", str(error)[:300]
+            return f"untyped {type(error).__name__} (reading)", f"{type(error).__name__}: {error}"[:300]
+        if result.exit_code == 2:
+            return "rejected", result.stderr[:300]
+        if result.exit_code != 0:
+            raise FaultError(f"exit code {result.exit_code}")
+        json.loads(result.stdout)
+        return "sound", ""
+
+    def _tuner(self) -> tuple[str, str]:
+        """Put a tuner on a backbone and take it off again."""
+        import torch
+
+        from evergrow.core.errors import FileFormatError
+        from evergrow.tuners import ArchitectureError, load_tuner
+
+        batch = torch.from_numpy(self.pictures["query"]).permute(0, 3, 1, 2).float() / 255
+        try:
+            tuner = load_tuner(self.path, self.backbone.module)
+        except (ArchitectureError, FileFormatError) as error:
+            if short_of_memory(error):
+                return "memory (reading)", str(error)[:300]
+            return "rejected", str(error)[:300]
+        try:
+            finite("features", self.backbone.encode(batch).numpy())
+            tuner.save(self.copy)
+        finally:
+            tuner.remove()
+        return "sound", ""
+
+    def _checkpoint(self) -> tuple[str, str]:
+        """Go on with a training."""
+        from evergrow import Learner
+        from evergrow.core.errors import FileFormatError, NumericalError
+
+        settings: dict[str, Any] = {"adapt": ADAPTATION, "options": {"n_units": 9}, "device": "cpu", "cache": False}
+        learner = Learner(self.backbone, **settings)
+        try:
+            learner.fit(
+                (self.pictures["first"], self.names[self.pictures["y_first"]]),
+                checkpoint=self.path,
+            )
+        except Exception as error:
+            if short_of_memory(error):
+                return "memory (reading)", str(error)[:300]
+            if isinstance(error, FileFormatError) or type(error).__name__ == "CheckpointError":
+                return "rejected", str(error)[:300]
+            if isinstance(error, NumericalError):
+                return "typed later", str(error)[:300]
+            raise
+        finite("scores", learner.decision_function(self.pictures["query"]))
+        return "sound", ""
+
+
+def finite(what: str, values: Any) -> None:
+    """Fail unless all numbers are finite."""
+    if not np.isfinite(np.asarray(values, dtype=np.float64)).all():
+        raise FaultError(f"{what} that are not finite")
+
+
+def short_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it came from, says that there is no more memory."""
+    while error is not None:
+        text = str(error)
+        if isinstance(error, MemoryError) or re.search(r"allocate memory|not enough memory|bad_alloc", text):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise :class:`HangError` in the block once it took so long."""
+
+    def stop(*_: Any) -> None:
+        raise HangError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# -- memory -------------------------------------------------------------------------------------------------
+
+
+def status(entry: str) -> int:
+    """Return a size from the process's own status, in bytes; 0 where the system has no such file."""
+    try:
+        found = re.search(rf"{entry}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    except OSError:
+        return 0
+    return int(found[1]) * 1024 if found else 0
+
+
+def forget_peak() -> None:
+    """Let the mark of the largest memory start anew, where the system can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def measured(trial: Callable[[], tuple[str, str]]) -> tuple[tuple[str, str], int]:
+    """Return what a trial returns and the memory that it took at its peak."""
+    before = status("VmRSS")
+    forget_peak()
+    found = trial()
+    return found, max(0, status("VmHWM") - before)
+
+
+# -- the process --------------------------------------------------------------------------------------------
+
+
+def work(job: Job, results: Path) -> None:
+    """Try all files of a job and append a line for each."""
+    import resource  # which not every system has
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["EVERGROW_CACHE"] = folder
+        bench = Bench(Path(folder))
+        for subject in job.subjects:  # what is loaded once and for all is loaded now
+            outcome, detail = bench.try_file(subject, Path(subject.file).read_bytes())
+            if outcome != "sound":
+                raise SystemExit(f"{subject.name} must be sound as it is, got {outcome}: {detail}")
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        limit = status("VmSize") + ROOM
+        if limit > ROOM:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        with results.open("a", encoding="utf-8") as lines:
+            for subject, number, words, data in islice(job.files(), job.start, None):
+                if status("VmSize") > limit - ROOM + 2**26:
+                    gc.collect()  # what errors hold in circles is not the next file's fault
+                started = time.perf_counter()
+                (outcome, detail), peak = measured(lambda s=subject, d=data: bench.try_file(s, d))  # type: ignore[misc]
+                if outcome in GOOD and peak > PEAK + TIMES * len(data):
+                    outcome, detail = "memory (peak)", f"{peak / 2**20:.0f} MiB for {len(data)} bytes, {outcome}"
+                seconds = round(time.perf_counter() - started, 4)
+                result = Result(subject.name, number, words[:500], outcome, printable(detail), peak, seconds)
+                lines.write(json.dumps(asdict(result)) + "\n")
+                lines.flush()
+
+
+def printable(text: str) -> str:
+    """Return a text without what no file takes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def try_all(job: Job, folder: Path) -> list[Result]:
+    """Try all files of a job in a process of its own, in another one after a crash.
+
+    Parameters
+    ----------
+    job : Job
+        What to try.
+    folder : Path
+        For the files that go back and forth.
+
+    Returns
+    -------
+    list of Result
+        One for each file, in their order.
+    """
+    results = folder / "results.jsonl"
+    results.write_text("")
+    total = sum(1 for _ in job.files())
+    while len(found := read(results)) < total:
+        job.start = len(found)
+        ended = one_process(job, folder, results)
+        if len(read(results)) >= total:
+            break
+        subject, number, words, _ = next(islice(job.files(), len(read(results)), None))
+        if len(read(results)) == len(found) and ended.startswith("exit 1 "):
+            raise AssertionError(f"the process that tries files could not start: {ended}")
+        with results.open("a", encoding="utf-8") as lines:
+            outcome = "hang (killed)" if ended == "still" else f"crash ({ended.partition(' :')[0]})"
+            lines.write(json.dumps(asdict(Result(subject.name, number, words[:500], outcome, ended))) + "\n")
+    return read(results)
+
+
+def one_process(job: Job, folder: Path, results: Path) -> str:
+    """Run one process until it ends or says nothing for a while, and return how it ended."""
+    order, errors = folder / "job.json", folder / "errors.txt"
+    order.write_text(json.dumps(asdict(job)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "CUDA_VISIBLE_DEVICES": ""}
+    paths = [str(Path(__file__).parents[2]), *sys.path]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    with errors.open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.hostile.trial", str(order), str(results)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            cwd=folder,
+        )
+        size, since = -1, time.monotonic()
+        while process.poll() is None:
+            time.sleep(0.05)
+            if results.stat().st_size != size:
+                size, since = results.stat().st_size, time.monotonic()
+            elif time.monotonic() - since > STILL:
+                process.kill()
+                process.wait()
+                return "still"
+    if process.returncode < 0:
+        return f"signal {-process.returncode}"
+    return f"exit {process.returncode} : {errors.read_text(errors='replace')[-1500:]}"
+
+
+def read(results: Path) -> list[Result]:
+    """Return what a process has found so far."""
+    lines = results.read_text(encoding="utf-8").split("\n")[:-1]
+    return [Result(**json.loads(line)) for line in lines]
+
+
+def summary(results: Iterable[Result]) -> str:
+    """Return how often there was which outcome, and an example of each fault."""
+    found = list(results)
+    lines = [f"{len(found)} hostile files, {sum(not result.good for result in found)} faults"]
+    counts = Counter(result.outcome for result in found)
+    for outcome, count in sorted(counts.items(), key=lambda item: (item[0] not in GOOD, -item[1], item[0])):
+        lines.append(f"{count:6}  {outcome}")
+    seen: set[str] = set()
+    for result in found:
+        if not result.good and result.outcome not in seen:
+            seen.add(result.outcome)
+            lines.append(f"- {result.outcome}: {result.subject} #{result.number}, {result.words[:160]}")
+            if result.detail:
+                lines.append(f"    {result.detail[:240]}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Do the job that the first argument names."""
+    order, results = map(Path, sys.argv[1:])
+    values = json.loads(order.read_text())
+    subjects = [Subject(**item) for item in values.pop("subjects")]
+    work(Job(subjects, **values), results)
+
+
+def fresh(folder: Path) -> list[Subject]:
+    """Write files with the version at hand, and return them."""
+    from evergrow import Learner, SCLClassifier
+
+    rows = dict(np.load(DATA / "rows.npz"))
+    names = np.array(["ant", "bee", "cat", "dog"])[rows["y_first"]]
+    head = SCLClassifier.recommended(n_units=9, random_state=0, device="cpu").fit(rows["first"], rows["y_first"])
+    head.save(folder / "fresh-head.evg")
+    learner = Learner(None, options={"n_units": 9}, device="cpu").fit((rows["first"], names))
+    learner.save(folder / "fresh-learner.evg")
+    return [
+        Subject("fresh-head", "head", str(folder / "fresh-head.evg"), "scl-mgsm"),
+        Subject("fresh-learner", "learner", str(folder / "fresh-learner.evg")),
+    ]
+
+
+def copied(subjects: Iterable[Subject], folder: Path) -> list[Subject]:
+    """Return subjects whose files are copies, since some ways of reading write beside a file."""
+    made = []
+    for number, subject in enumerate(subjects):
+        target = folder / f"whole-{number}.evg"
+        shutil.copyfile(subject.file, target)
+        made.append(Subject(subject.name, subject.kind, str(target), subject.method))
+    return made
+
+
+if __name__ == "__main__":
+    main()
