@@ -21,7 +21,7 @@ from evergrow.core.seeding import RandomState, derive_seed
 from evergrow.core.validation import check_number
 from evergrow.heads.classifier import Contents
 from evergrow.methods.block_means import BlockMeans
-from evergrow.methods.image_classifier import IMAGE_METHODS, TaskLabels
+from evergrow.methods.image_classifier import IMAGE_METHODS, TaskLabels, without_call_settings
 from evergrow.methods.module_states import MODULE, module_state, prefixed
 from evergrow.methods.taskwise import TaskwiseClassifier
 from evergrow.training.classifiers import CosineHead, Network
@@ -93,7 +93,7 @@ class _Scoring(nn.Module):
 
 def _from_version_1(old: Archive) -> Archive:
     """Return what evergrow 0.1 wrote in the present layout: adapters were told apart by a number before a slash."""
-    meta = {key: value for key, value in old.meta.items() if key != "state"}
+    meta = without_call_settings(old)
     count = old.meta["state"]["n_adapters"]
     if count != len({name.partition("/")[0] for name in old.tensors if "/" in name}):
         raise FileFormatError(f"an ease must have the adapters that it counts, {count!r}, got others")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import evergrow.heads  # noqa: F401 (fills the registry)
 from evergrow.backbones import ImageBackbone
-from evergrow.backbones.extraction import extract
+from evergrow.backbones.extraction import ExtractConfig, extract
 from evergrow.core.archive import Archive, Kind, register_kind
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.fields import Fields
@@ -26,7 +26,7 @@ from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.classifier import Contents
-from evergrow.methods.image_classifier import ImageClassifier, TaskLabels
+from evergrow.methods.image_classifier import ImageClassifier, TaskLabels, without_call_settings
 from evergrow.methods.module_states import prefixed
 from evergrow.training.adaptation import Adaptation, adaptation_config
 from evergrow.training.adapted import AdaptedBackbone, adapted_from, shared_copy
@@ -43,7 +43,7 @@ _OWN = ("backbone", "random_state", "device")
 
 def _from_version_1(old: Archive) -> Archive:
     """Return what evergrow 0.1 wrote in the present layout: head and tuner were told apart by the names of tensors."""
-    meta = {key: value for key, value in old.meta.items() if key != "state"}
+    meta = without_call_settings(old)
     state, parts = old.meta["state"], {}
     parts["head"] = Archive(state["kind"], state["head"], prefixed(old.tensors, "head."))
     if state["tuner"] is not None:
@@ -175,6 +175,7 @@ class FsaClassifier(ImageClassifier):
         if self.adapt is not None:
             check_choice("adapt", self.adapt, ("auto", *adapting_tuners()))
         self.config()
+        ExtractConfig(cache=self.cache, progress=self.progress)  # refuses what it cannot be extracted with
         self._new_head(0, "cpu")._check_params()
 
     def _new_head(self, seed: int, device: str) -> IncrementalClassifier:

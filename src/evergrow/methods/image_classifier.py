@@ -32,6 +32,17 @@ IMAGE_METHODS: Family[ImageClassifier] = Family("method", "method")
 """Every method that trains a network, by the name users know it under; filled by ``@IMAGE_METHODS.register(name)``."""
 
 
+OF_THE_CALL = ("backbone", "cache", "checkpoint", "device", "progress", "workers")
+"""Settings that say nothing about what is learned. Files do not hold them: it is for whoever reads a file to say where
+to compute and what to write where."""
+
+
+def without_call_settings(old: Archive) -> dict[str, Any]:
+    """Return the plain values of a method that evergrow 0.1 wrote, without its state and what files no longer hold."""
+    params = {name: value for name, value in old.meta["params"].items() if name not in OF_THE_CALL}
+    return {**{key: value for key, value in old.meta.items() if key != "state"}, "params": params}
+
+
 @dataclass(frozen=True)
 class TaskLabels:
     """The labels of a task, and their numbers in a network whose outputs grow at the end.
@@ -231,14 +242,20 @@ class ImageClassifier(Classifier):
         self.arrival_, self.classes_ = labels, np.sort(labels)
 
     def _plain_param(self, name: str, value: Any) -> Any:
-        if name in ("backbone", "checkpoint"):  # not needed to answer; the backbone is described by itself
+        if name in OF_THE_CALL:
             return None
         return super()._plain_param(name, value.to_dict() if hasattr(value, "to_dict") else value)
+
+    @classmethod
+    def _known_params(cls, params: dict[str, Any]) -> list[str]:
+        return [name for name in super()._known_params(params) if name not in OF_THE_CALL]
 
     def to_archive(self) -> Archive:
         """Return what :meth:`save` writes; never the backbone, which is only described."""
         archive = super().to_archive()
-        archive.meta.update(backbone=self.base_.spec.to_dict(), seed=self.seed_, cost=self.cost_.to_dict())
+        stored = {name: value for name, value in archive.meta["params"].items() if name not in OF_THE_CALL}
+        own = {"backbone": self.base_.spec.to_dict(), "seed": self.seed_, "cost": self.cost_.to_dict()}
+        archive.meta.update(own, params=stored)
         return archive
 
     @classmethod

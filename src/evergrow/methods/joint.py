@@ -19,7 +19,7 @@ from evergrow.core.errors import InputError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items, concat_items
 from evergrow.heads.classifier import Contents
-from evergrow.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels
+from evergrow.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels, without_call_settings
 from evergrow.training.adapted import own_copy
 from evergrow.training.classifiers import CosineHead, Network
 from evergrow.training.cost import Cost, count_parameters, inference_gflops, training_gflops
@@ -28,7 +28,7 @@ from evergrow.training.loop import TrainConfig, train
 
 def _from_version_1(old: Archive) -> Archive:
     """Return what evergrow 0.1 wrote in the present layout."""
-    meta = {key: value for key, value in old.meta.items() if key != "state"}
+    meta = without_call_settings(old)
     return Archive(old.kind, meta, old.tensors, version=2)
 
 

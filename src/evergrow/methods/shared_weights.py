@@ -18,7 +18,7 @@ from evergrow.core.items import Items
 from evergrow.core.seeding import generator
 from evergrow.heads.classifier import Contents
 from evergrow.methods.class_weights import ClassWeights, TrainableWeights
-from evergrow.methods.image_classifier import TaskLabels
+from evergrow.methods.image_classifier import TaskLabels, without_call_settings
 from evergrow.methods.module_states import MODULE, ModuleStates, module_state, prefixed
 from evergrow.methods.taskwise import TaskwiseClassifier
 from evergrow.training.cost import Cost
@@ -146,7 +146,7 @@ class SharedWeightsClassifier(TaskwiseClassifier):
 
 def from_version_1(old: Archive) -> Archive:
     """Return what evergrow 0.1 wrote of such a method in the present layout."""
-    meta = {key: value for key, value in old.meta.items() if key != "state"}
+    meta = without_call_settings(old)
     state = old.meta["state"]
     parts = {name: MODULE.archive({}, prefixed(old.tensors, f"{name}/")) for name in state["parts"]}
     tensors = {"weight": old.tensors["rows.weight"], "bias": old.tensors["rows.bias"]}
