@@ -95,7 +95,7 @@ def test_ctrl_c_exits_130(folder: Path, head: type, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("seeds", "sedes"), "line 3: key of the spec must be a known one, got 'sedes'; nearest: 'seeds'"),
+        (("seeds", "sedes"), "line 3: key of the spec must be known, got 'sedes'; nearest: 'seeds'"),
         (('path = "blobs.npz"', 'name = "blobs"'), "EVERGROW_DATA"),
     ],
 )

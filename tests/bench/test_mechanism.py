@@ -370,7 +370,7 @@ def test_methods_must_have_what_an_analysis_looks_at(write: WriteSpec) -> None:
 
 def test_same_analysis_twice_is_an_error(write: WriteSpec) -> None:
     add = SPEC[SPEC.index("[[analyses]]") :]
-    with pytest.raises(ParameterError, match="same twice: conditioning"):
+    with pytest.raises(ParameterError, match="same settings twice: conditioning"):
         plan_mechanism(load_mechanism(write(add=add)))
 
 

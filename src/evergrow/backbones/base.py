@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.errors import FileFormatError
+from evergrow.core.fields import Fields
 from evergrow.core.items import Kind
 
 
@@ -38,6 +39,8 @@ class BackboneSpec:
         Its settings in full; empty for texts.
     options : dict
         What else the backbone was created with (a random seed, arguments of the architecture).
+    unknown : dict
+        Optional fields that a later evergrow wrote, kept to be written again; they decide nothing.
     """
 
     name: str
@@ -48,18 +51,40 @@ class BackboneSpec:
     preset: str
     preprocessing: dict[str, Any]
     options: dict[str, Any]
+    unknown: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def decisive(self) -> dict[str, Any]:
+        """Return what decides the features, as plain values: all but where the weights came from."""
+        return {name: value for name, value in asdict(self).items() if name not in ("weights", "unknown")}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "unknown"} | self.unknown
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings that :meth:`to_dict` gave."""
-        names = {item.name for item in fields(cls)}
-        if set(values) != names:
-            raise FileFormatError(f"a backbone must be described by {sorted(names)}, got {sorted(values)}")
-        return cls(**values)
+        """Return the settings that :meth:`to_dict` gave.
+
+        Raises
+        ------
+        FileFormatError
+            If one is missing or is not what it should be.
+        """
+        if not isinstance(values, Mapping):
+            raise FileFormatError(f"a backbone must be described by an object, got {type(values).__name__}")
+        given = Fields(values, {}, {}, "the description of a backbone")
+        kind: Kind = "text" if given.text("kind", choices=get_args(Kind)) == "text" else "image"
+        return cls(
+            name=given.text("name"),
+            kind=kind,
+            n_features=given.integer("n_features", low=1),
+            weights=given.text("weights"),
+            weights_hash=given.text("weights_hash"),
+            preset=given.text("preset"),
+            preprocessing=given.mapping("preprocessing"),
+            options=given.mapping("options"),
+            unknown=given.unknown(),
+        )
 
 
 class Backbone(ABC):

@@ -122,32 +122,25 @@ def mechanism_command(
 
     Exit codes: 0 all fine, 1 some analyses failed, 2 the spec or the data is wrong, 130 after Ctrl-C.
     """
+    from rich.console import Console
+
     from evergrow.bench.mechanism import load_mechanism, plan_mechanism, run_mechanism
+    from evergrow.bench.progress import LineReporter
 
     loaded = load_mechanism(spec)
     if dry_run:
         _print_analyses(plan_mechanism(loaded, output=output, retry_failed=retry_failed), as_json, True)
         return
-    outcome = run_mechanism(loaded, output=output, retry_failed=retry_failed, report=_report_analysis)
+    reporter = LineReporter(Console(stderr=True), "analyses")
+    outcome = run_mechanism(loaded, output=output, retry_failed=retry_failed, reporter=reporter)
     _print_analyses(outcome, as_json, False)
     raise typer.Exit(outcome.exit_code)
 
 
-def _report_analysis(step: Any, number: int, total: int) -> None:
-    """Print one line about an analysis that has run."""
-    error = step.record.error
-    said = f"{error['type']}: {error['message']}".partition("\n")[0] if error else _figures_text(step.figures)
-    typer.echo(f"[{number}/{total}] {step.status} | {step.run.title} | {said}", err=True)
-
-
-def _figures_text(figures: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {value:.4g}" if type(value) is float else f"{name} {value}" for name, value in figures.items()
-    )
-
-
 def _print_analyses(outcome: Any, as_json: bool, planned: bool) -> None:
     """Print what the analyses found, or which would run."""
+    from evergrow.records import figures_text
+
     steps = outcome.steps
     if as_json:
         entries = [
@@ -165,7 +158,7 @@ def _print_analyses(outcome: Any, as_json: bool, planned: bool) -> None:
         return
     for step in steps:
         if planned or step.action != "run":  # the others have had their line
-            said = f"  {_figures_text(step.figures)}" if step.figures else ""
+            said = f"  {figures_text(step.figures)}" if step.figures else ""
             typer.echo(f"{step.action:6}  {step.run.run_id}  {step.run.title}{said}")
     counts = Counter(step.action if planned else step.status for step in steps)
     listed = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))

@@ -7,6 +7,7 @@ import inspect
 import typer
 
 from evergrow.cli.change import forget_command, rollback_command, unlearn_command, update_command
+from evergrow.cli.choices import NamesListingCommand
 from evergrow.cli.evaluate import evaluate_command
 from evergrow.cli.export import export_command
 from evergrow.cli.fit import fit_command
@@ -42,7 +43,8 @@ def register(app: typer.Typer) -> None:
         ("merge", _SHARE, merge_command),
         ("export", _SHARE, export_command),
     ):
-        app.command(name, help=reflowed(command.__doc__ or ""), rich_help_panel=panel)(command)
+        about = reflowed(command.__doc__ or "")
+        app.command(name, cls=NamesListingCommand, help=about, rich_help_panel=panel)(command)
 
 
 def reflowed(text: str) -> str:

@@ -9,12 +9,15 @@ from typing import Annotated
 
 import typer
 
+from evergrow.cli.choices import registered_names
 from evergrow.core.errors import DataWarning, EvergrowError
+
+LAYOUTS = registered_names("evergrow.datasets:list_layouts")
 
 
 def data_check(
     source: Annotated[str, typer.Argument(help="Folder, file, benchmark name, torchvision:NAME or hf:OWNER/NAME.")],
-    layout: Annotated[str, typer.Option(help="Layout of a folder; auto looks.")] = "auto",
+    layout: Annotated[str, typer.Option(help=f"Layout of a folder: auto looks, or {LAYOUTS}.")] = "auto",
     root: Annotated[Path | None, typer.Option(help="Folder that benchmarks or listed images are in.")] = None,
     expect: Annotated[str, typer.Option(help="Benchmark to compare with; auto goes by the name.")] = "auto",
     test_size: Annotated[float, typer.Option(help="Test share, where a test set has to be drawn.")] = 0.2,

@@ -7,7 +7,11 @@ from typing import Annotated
 
 import typer
 
+from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer, answering
+from evergrow.cli.options import WEIGHT_SOURCES
+
+PRESETS = registered_names("evergrow.backbones.preprocess:PRESETS")
 
 
 @answering
@@ -16,9 +20,9 @@ def features(
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .npz or .safetensors.")],
     backbone: Annotated[str, typer.Option("--backbone", "-b", help="Name, or 'auto' for the best at hand.")] = "auto",
     weights: Annotated[
-        str | None, typer.Option(help="'bundled', 'hub', 'random' or a file; the best at hand by default.")
+        str | None, typer.Option(help=f"A file, or {WEIGHT_SOURCES}; the best at hand by default.")
     ] = None,
-    preset: Annotated[str, typer.Option(help="Preprocessing: 'timm', 'pilot' or 'pilot-cifar'.")] = "timm",
+    preset: Annotated[str, typer.Option(help=f"Preprocessing of images: {PRESETS}.")] = "timm",
     device: Annotated[str, typer.Option(help="'auto', 'cpu', 'cuda', ...")] = "auto",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Items per batch.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode images.")] = None,
@@ -44,7 +48,7 @@ def features(
     from evergrow.backbones.settings import ExtractConfig
     from evergrow.core.errors import InputError, ParameterError
     from evergrow.datasets import FeatureSet, load_data, save_features
-    from evergrow.datasets.features import SUFFIXES
+    from evergrow.datasets.array_files import SUFFIXES
     from evergrow.training.features import featurize
 
     if out.suffix not in SUFFIXES:

@@ -11,6 +11,7 @@ import typer
 
 from evergrow.cli.bench import bench_app
 from evergrow.cli.cache import cache_app
+from evergrow.cli.choices import NamesListingCommand
 from evergrow.cli.commands import register
 from evergrow.cli.data import data_check
 from evergrow.cli.features import features
@@ -26,8 +27,8 @@ app = typer.Typer(
 register(app)
 app.add_typer(bench_app, name="bench")
 app.add_typer(cache_app, name="cache")
-app.command("data")(data_check)
-app.command()(features)
+app.command("data", cls=NamesListingCommand)(data_check)
+app.command(cls=NamesListingCommand)(features)
 app.command()(report)
 
 

@@ -137,6 +137,10 @@ class Fields:
         """Return checked access to an object of plain values."""
         return Fields(self.mapping(key), {}, {}, f"{self.name}: {key}")
 
+    def names(self) -> list[str]:
+        """Return the names of all plain values, sorted."""
+        return sorted(self._meta)
+
     def has(self, key: str) -> bool:
         """Return whether there is a plain value other than null, a tensor or a part of this name."""
         return self._meta.get(key) is not None or key in self._tensors or key in self._parts

@@ -11,17 +11,23 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import FileFormatError, InputError, LabelError
 from evergrow.core.items import ImageArrays
-from evergrow.datasets.features import FeatureSet, features_of, read_arrays
+from evergrow.datasets.array_files import SUFFIXES, read_arrays
+from evergrow.datasets.features import FeatureSet, features_of
+from evergrow.datasets.options import DataOptions
+from evergrow.datasets.readers import register_file_format
 from evergrow.datasets.reading import Label, Reading
 
 
-def read_array_file(path: Path) -> FeatureSet | Reading:
+@register_file_format("arrays", SUFFIXES, by_name="first")
+def read_array_file(path: Path, options: DataOptions | None = None) -> FeatureSet | Reading:
     """Read an NPZ or safetensors file: unsigned bytes of three or four dimensions are images, floats are features.
 
     Parameters
     ----------
     path : Path
         A file with ``X_train, y_train, X_test, y_test`` and perhaps ``classes``, the names of labels 0, 1, ...
+    options : DataOptions, optional
+        Nothing in it concerns arrays.
 
     Raises
     ------

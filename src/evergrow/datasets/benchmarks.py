@@ -11,7 +11,8 @@ from pathlib import Path
 from evergrow.core.errors import DatasetNotFoundError
 from evergrow.datasets.features import search_path
 from evergrow.datasets.folders import unwrapped
-from evergrow.datasets.lists import LIST_SUFFIXES, partner
+from evergrow.datasets.lists import LIST_SUFFIXES
+from evergrow.datasets.pairs import partner
 
 
 @dataclass(frozen=True)

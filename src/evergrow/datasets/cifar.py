@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
 from evergrow.core.items import ImageArrays
 from evergrow.datasets.options import DataOptions
+from evergrow.datasets.readers import register_layout
 from evergrow.datasets.reading import Reading
 
 FOLDER = "cifar-100-python"
@@ -63,6 +64,7 @@ def is_cifar(folder: Path) -> bool:
     return _own_folder(folder) is not None
 
 
+@register_layout("cifar", fits=is_cifar, rank=20)
 def read_cifar(folder: Path, options: DataOptions) -> Reading:
     """Read CIFAR-100 from ``cifar-100-python/train``, ``test`` and ``meta``.
 

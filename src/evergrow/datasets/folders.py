@@ -12,6 +12,8 @@ from pathlib import Path
 from evergrow.core.errors import DatasetNotFoundError, InputError
 from evergrow.core.items import ImageFiles
 from evergrow.datasets.options import DataOptions
+from evergrow.datasets.pairs import training_file
+from evergrow.datasets.readers import file_suffixes, register_layout
 from evergrow.datasets.reading import Reading, check_test_classes, listed, shown
 
 IMAGE_SUFFIXES = frozenset(
@@ -176,6 +178,16 @@ def unwrapped(root: Path) -> Path:
     return root
 
 
+def _has_train_test(folder: Path) -> bool:
+    """Return whether there are training and test folders; flat ones belong to a list or table beside them."""
+    names = split_folders(folder)
+    if names is None:
+        return False
+    beside = training_file(folder, file_suffixes(paired=True))
+    return beside is None or bool(Walk(folder).subfolders(names[0]))
+
+
+@register_layout("train-test", fits=_has_train_test, rank=50)
 def read_train_test(root: Path, options: DataOptions) -> Reading:
     """Read ``train/<class>/*`` and ``test/<class>/*``; the test folder may be called val, valid or validation.
 
@@ -212,6 +224,7 @@ def read_train_test(root: Path, options: DataOptions) -> Reading:
     )
 
 
+@register_layout("class-folders", fits=lambda folder: True, rank=100)
 def read_class_folders(root: Path, options: DataOptions) -> Reading:
     """Read one folder per class; the test set is drawn later.
 

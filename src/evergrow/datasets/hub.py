@@ -15,6 +15,7 @@ from evergrow.core.items import Items, Texts
 from evergrow.core.optional import require
 from evergrow.datasets.fetched import FetchedImages
 from evergrow.datasets.options import DataOptions
+from evergrow.datasets.readers import register_layout, register_scheme
 from evergrow.datasets.reading import Label, Reading, listed
 from evergrow.datasets.tables import IMAGE_COLUMNS
 
@@ -29,6 +30,7 @@ def is_saved(folder: Path) -> bool:
     )
 
 
+@register_layout("hub-disk", fits=is_saved, rank=10)
 def read_saved(folder: Path, options: DataOptions) -> Reading:
     """Read a data set that was saved with ``save_to_disk``."""
     datasets = require("datasets", extra="datasets", purpose=f"reading {folder}")
@@ -40,6 +42,7 @@ def read_saved(folder: Path, options: DataOptions) -> Reading:
     return _found(content, folder.name, options)
 
 
+@register_scheme("hf")
 def read_hub(name: str, options: DataOptions) -> Reading:
     """Read ``OWNER/NAME`` or ``OWNER/NAME#CONFIG`` from the hub or its cache, or a local folder of parquet files.
 

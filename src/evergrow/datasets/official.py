@@ -9,6 +9,7 @@ from evergrow.core.errors import DatasetNotFoundError, FileFormatError
 from evergrow.core.items import ImageFiles
 from evergrow.datasets.lists import read_text
 from evergrow.datasets.options import DataOptions
+from evergrow.datasets.readers import register_layout
 from evergrow.datasets.reading import Reading, listed
 
 _CUB_FILES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
@@ -22,6 +23,7 @@ def is_cub(folder: Path) -> bool:
     return _cub_folder(folder) is not None
 
 
+@register_layout("cub", fits=is_cub, rank=30)
 def read_cub(folder: Path, options: DataOptions) -> Reading:
     """Read ``images.txt``, ``image_class_labels.txt``, ``train_test_split.txt``, ``classes.txt`` and ``images/``.
 
@@ -58,6 +60,7 @@ def is_cars(folder: Path) -> bool:
     return _first(folder, _CARS_TRAIN) is not None
 
 
+@register_layout("cars", fits=is_cars, rank=40)
 def read_cars(folder: Path, options: DataOptions) -> Reading:
     """Read ``devkit/*.mat``, ``cars_train/`` and ``cars_test/``.
 

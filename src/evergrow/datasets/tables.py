@@ -15,6 +15,8 @@ from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputErr
 from evergrow.core.items import ImageFiles, Items, Texts
 from evergrow.datasets.lists import read_text
 from evergrow.datasets.options import DataOptions
+from evergrow.datasets.pairs import pair_reader, partner
+from evergrow.datasets.readers import register_file_format, register_layout
 from evergrow.datasets.reading import Reading, integers, listed
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -75,6 +77,16 @@ def read_tables(train: Path, test: Path | None, options: DataOptions) -> Reading
         notes.append(f"tables: {train.name}, {test.name}")
         return _found(train, (columns, test_columns), parts, notes)
     return _found(train, (columns, columns), parts, notes)
+
+
+@register_file_format("table", TABLE_SUFFIXES, by_name="last", paired=True)
+def read_table_file(path: Path, options: DataOptions) -> Reading:
+    """Read a table and, if there is one, the table of test samples that goes with it."""
+    return read_tables(path, partner(path), options)
+
+
+_FITS, _READ_FOLDER = pair_reader(TABLE_SUFFIXES, read_tables)
+register_layout("tables", fits=_FITS, rank=70)(_READ_FOLDER)
 
 
 def _found(

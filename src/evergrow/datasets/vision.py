@@ -21,6 +21,7 @@ from evergrow.core.registry import nearest
 from evergrow.datasets.features import search_path
 from evergrow.datasets.fetched import FetchedImages
 from evergrow.datasets.options import DataOptions
+from evergrow.datasets.readers import register_scheme
 from evergrow.datasets.reading import Label, Reading
 
 _SPLITS: dict[str, tuple[str, str]] = {
@@ -64,6 +65,7 @@ def list_torchvision() -> list[str]:
     return sorted(_SPLITS)
 
 
+@register_scheme("torchvision")
 def read_torchvision(name: str, options: DataOptions) -> Reading:
     """Read a data set of torchvision's by name, downloading it where that is allowed and possible.
 

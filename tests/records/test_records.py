@@ -17,9 +17,11 @@ import torch
 from evergrow.core.errors import FileFormatError, NewerSchemaError
 from evergrow.records import (
     SCHEMA_VERSION,
+    OtherKindError,
     RunRecord,
     environment,
     error_entry,
+    read_analysis,
     read_record,
     read_records,
     remove_partial,
@@ -198,3 +200,64 @@ def test_a_record_names_neither_host_nor_user(tmp_path: Path) -> None:
     assert socket.gethostname() not in text
     if len(getpass.getuser()) > 3:
         assert getpass.getuser() not in text
+
+
+# -- the file contract ------------------------------------------------------------------------------------
+
+
+def test_entries_of_a_later_version_are_kept(tmp_path: Path) -> None:
+    body = json.loads(record().to_json())
+    (tmp_path / "later.json").write_text(json.dumps({**body, "energy": {"joules": 3}}))
+    later = read_record(tmp_path / "later.json")
+    assert later.unknown == {"energy": {"joules": 3}}
+    write_record(tmp_path / "again.json", later)
+    assert json.loads((tmp_path / "again.json").read_text()) == {**body, "energy": {"joules": 3}}
+
+
+def test_a_newer_record_names_the_evergrow_it_needs(tmp_path: Path) -> None:
+    body = json.loads(record().to_json())
+    newer = {**body, "schema_version": SCHEMA_VERSION + 1, "versions": {"evergrow": "7.0.0"}}
+    (tmp_path / "newer.json").write_text(json.dumps(newer))
+    with pytest.raises(NewerSchemaError, match=r"newer evergrow \(7\.0\.0\)"):
+        read_record(tmp_path / "newer.json")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"seed": 1993', '"seed": 1e999'),
+        ('"seed": 1993', f'"seed": {"9" * 400}'),
+        ('"seed": 1993', '"seed": NaN'),
+        ('"a_last": ', f'"a_last": 1{"0" * 400}, "was": '),
+        ('"a_last": ', '"a_last": -Infinity, "was": '),
+        ('"matrix": [', '"matrix": [3, '),
+        ('"matrix": [', '"matrix": [["x"], '),
+        ('"by_samples": ', '"by_samples": [[]], "was": '),
+        ('"counts": ', '"counts": {}, "was": '),
+        ('"update": ', '"update": {"a": 1}, "was": '),
+        ('"warnings": ', '"warnings": [[]], "was": '),
+        ('"dataset": ', '"dataset": {}, "was": '),
+        ('"versions": ', '"versions": [], "was": '),
+        ('"schema": ', '"schema": ["evergrow-run"], "was": '),
+        ('"extra": ', f'"extra": {"[" * 50_000}, "was": '),
+    ],
+)
+def test_hostile_records_end_in_a_file_error(old: str, new: str, tmp_path: Path) -> None:
+    text = record().to_json()
+    assert old in text
+    (tmp_path / "a.json").write_text(text.replace(old, new, 1))
+    with pytest.raises(FileFormatError):
+        read_record(tmp_path / "a.json")
+    assert len(read_records(tmp_path)[1]) == 1
+
+
+def test_records_kept_beside_the_experiments_are_read_and_written_alike() -> None:
+    files = sorted((Path(__file__).parents[2] / "experiments" / "records").rglob("*.json"))
+    assert files
+    for path in files:
+        try:
+            kept = read_record(path)
+        except OtherKindError:
+            kept = read_analysis(path)
+        assert kept.unknown == {}
+        assert kept.to_json() == path.read_text()
