@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer, answering, percent, plural, warn_line
 from evergrow.cli.models import (
     Running,
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from evergrow.training.settings import FsaConfig
 
 
+TUNERS = registered_names("evergrow.tuners:adapting_tuners")
+
+
 @answering
 def fit_command(
     data: Data,
@@ -40,7 +44,7 @@ def fit_command(
     method: Annotated[str, typer.Option(help="One of those that evergrow methods lists.")] = "scl-mgsm",
     adapt: Annotated[
         str | None,
-        typer.Option(help="Train a tuner on the images first: ssf, adapter, lora, vpt-deep or vpt-shallow."),
+        typer.Option(help=f"Train a tuner on the images first: {TUNERS}."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the images for --adapt; 20.")] = None,
     checkpoint: Annotated[
