@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
+from tests.commands import evergrow
 
 from evergrow.bench import load_spec, run_bench
 from evergrow.bench.progress import LiveReporter, reporting
-from evergrow.cli.bench import bench_app
 
 WriteSpec = Callable[..., Path]
-runner = CliRunner()
 
 
 def bench(*args: object):
-    return runner.invoke(bench_app, [str(arg) for arg in args])
+    return evergrow("bench", *args)
 
 
 def test_run_then_show(folder: Path) -> None:

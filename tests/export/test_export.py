@@ -380,9 +380,7 @@ def test_a_learner_of_texts_gives_its_head_alone(blobs: tuple[np.ndarray, np.nda
         """A learner of texts whose backbone must not be asked for."""
 
         head_ = SimpleCILClassifier().fit(X, y)
-
-        def info(self) -> dict[str, Any]:
-            return {"backbone": {**spec.to_dict(), "reason": ""}}
+        spec_ = spec
 
     with pytest.raises(ExportError, match="one of texts"):
         export_learner(Texts(), tmp_path / "m.onnx")  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from tests.training.tiny import stripes, tiny_vit
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from evergrow.cli.main import app
+from evergrow.cli.registry import build_app
 from evergrow.core.errors import ParameterError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
@@ -36,7 +36,7 @@ from evergrow.tuners.base import layer_parameter
 
 def help_of(command: str) -> str:
     """Return the help of a command with its line breaks and boxes taken out."""
-    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    result = CliRunner().invoke(build_app(), [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
     assert result.exit_code == 0
     return " ".join(result.stdout.replace("│", " ").split())
 
@@ -64,9 +64,8 @@ class GainTuner(Tuner):
     def _build(self, model: Any) -> None:
         self._block = model.blocks[-1]
         layer = nn.Module()
-        layer.gain = layer_parameter(
-            self._drawer().zeros((model.embed_dim,), next(model.parameters())) + self.config.start
-        )
+        zeros = self._drawer().zeros((model.embed_dim,), next(model.parameters()))
+        layer.gain = layer_parameter(zeros + self.config.start)
         self._gains = layer
         self._plant("gain", layer)
 
@@ -117,10 +116,10 @@ class TestTuner:
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(items.raw(row)).save(folder / f"{row}.png")
         options = ["--adapt", "gain", "--epochs", "1", "--units", "10", "--backbone", "test_vit", "--weights", "random"]
-        result = CliRunner().invoke(app, ["fit", "data", "-m", "m.evg", "--no-cache", *options])
+        result = CliRunner().invoke(build_app(), ["fit", "data", "-m", "m.evg", "--no-cache", *options])
         assert result.exit_code == 0, result.output
         assert "adapted: gain" in result.output
-        refused = CliRunner().invoke(app, ["fit", "data", "-m", "n.evg", "--adapt", "gian"])
+        refused = CliRunner().invoke(build_app(), ["fit", "data", "-m", "n.evg", "--adapt", "gian"])
         assert refused.exit_code == 2
         assert "nearest: 'gain'" in refused.stderr
 
@@ -198,7 +197,7 @@ class TestHead:
         assert Learner.load(tmp_path / "m.evg").predict(self.X).tolist() == self.y.tolist()
 
     def test_commands_know_it(self) -> None:
-        listed = CliRunner().invoke(app, ["methods"]).stdout.split()
+        listed = CliRunner().invoke(build_app(), ["methods"]).stdout.split()
         assert {"last-row", "last-row+fsa"} <= set(listed)
 
 
@@ -263,7 +262,7 @@ class TestImageMethod:
         np.testing.assert_array_equal(again.decision_function(items), model.decision_function(items))
 
     def test_commands_know_it(self) -> None:
-        assert "mean-colour" in CliRunner().invoke(app, ["methods"]).stdout.split()
+        assert "mean-colour" in CliRunner().invoke(build_app(), ["methods"]).stdout.split()
 
 
 # -- how a network is trained ---------------------------------------------------------------------------------

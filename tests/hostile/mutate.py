@@ -88,12 +88,16 @@ class Parts:
         The description, parsed.
     tensors : dict of str to Tensor
         The numbers.
+    names : tuple of str
+        What the head calls kind and description: of schema 2, in which a description is nested and has the kinds, they
+        are ``needs`` and ``archive``.
     """
 
     schema: Any
     kind: Any
     meta: Any
     tensors: dict[str, Tensor]
+    names: tuple[str, str] = ("kind", "meta")
 
 
 class Raw(str):
@@ -119,7 +123,8 @@ def split(data: bytes) -> Parts:
     for name, entry in header.items():
         start, stop = entry["data_offsets"]
         tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), body[start:stop])
-    return Parts(head["schema"], head["kind"], json.loads(head["meta"]), tensors)
+    names = ("kind", "meta") if head["schema"] == 1 else ("needs", "archive")
+    return Parts(head["schema"], head[names[0]], json.loads(head[names[1]]), tensors, names)
 
 
 def join(parts: Parts, *, meta_text: str | None = None, **changes: Any) -> bytes:
@@ -135,13 +140,15 @@ def join(parts: Parts, *, meta_text: str | None = None, **changes: Any) -> bytes
         Entries of the signed head to set otherwise, after signing; None leaves one out.
     """
     text = dump(parts.meta) if meta_text is None else meta_text
-    head = {"schema": parts.schema, "kind": parts.kind, "meta": text, "digest": sign(parts.kind, text, parts.tensors)}
+    kind, meta = parts.names
+    head = {"schema": parts.schema, kind: parts.kind, meta: text, "digest": sign(parts.kind, text, parts.tensors)}
+    changes = {{"kind": kind, "meta": meta}.get(key, key): value for key, value in changes.items()}
     head = {key: value for key, value in {**head, **changes}.items() if value is not None}
     return assemble(dump(head), parts.tensors)
 
 
 def sign(kind: Any, meta_text: str, tensors: dict[str, Tensor]) -> str:
-    """Return the checksum of schema 1."""
+    """Return the checksum, which schemas 1 and 2 have alike."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(str(kind).encode("utf-8", "surrogatepass"))
     digest.update(meta_text.encode("utf-8", "surrogatepass"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.training.tiny import stripes, tiny_vit
 from evergrow.backbones import create_backbone
 from evergrow.backbones.extraction import extract
 from evergrow.backbones.lazy import LazyBackbone
-from evergrow.core.archive import Archive, write_archive
+from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import (
     DataWarning,
     FileFormatError,
@@ -39,6 +40,7 @@ from evergrow.tuners import UnsupportedModelError, adapting_tuners
 
 NAMES = np.array(["ant", "bee", "cat", "dog"])
 Part = tuple[ImageArrays, np.ndarray]
+V0_1 = Path(__file__).parents[1] / "data" / "v0_1" / "learners"
 
 
 def quick(tuner: str = "ssf", **changes: Any) -> FsaConfig:
@@ -299,28 +301,32 @@ def test_a_loaded_learner_that_starts_again_adapts_again(fitted: Learner, later:
 
 def test_a_tuner_that_was_changed_is_refused(fitted: Learner, first: Part, tmp_path: Path) -> None:
     archive, path = fitted.to_archive(), tmp_path / "m.evg"
-    names = [name for name in archive.tensors if name.startswith("tuner.")]
+    adaptation = archive.parts["adaptation"]
+    tuner = adaptation.parts["tuner"]
+    names = sorted(tuner.tensors)
     assert len(names) > 2
-    changed = {**archive.tensors, names[0]: archive.tensors[names[0]] + 1}
-    write_archive(path, Archive(archive.kind, archive.meta, changed))
+
+    def write(changed: Archive) -> None:
+        parts = {**archive.parts, "adaptation": replace(adaptation, parts={"tuner": changed})}
+        write_archive(path, replace(archive, parts=parts))
+
+    write(replace(tuner, tensors={**tuner.tensors, names[0]: tuner.tensors[names[0]] + 1}))
     with pytest.raises(WeightsError, match=r"tuner of vit_tiny_patch16_224\+ssf must be the one"):
         Learner.load(path, cache=False).predict(first[0])
-    fewer = {name: tensor for name, tensor in archive.tensors.items() if not name.startswith("tuner.")}
-    write_archive(path, Archive(archive.kind, archive.meta, fewer))
-    with pytest.raises(FileFormatError, match="lacks its tensors"):
+    write(replace(tuner, tensors={}))
+    with pytest.raises(FileFormatError, match="the tuner lacks its tensors"):
         Learner.load(path)
-    garbled = {**archive.meta, "tuning": {**archive.meta["tuning"], "entry": {}}}
-    write_archive(path, Archive(archive.kind, garbled, archive.tensors))
-    with pytest.raises(FileFormatError, match="lacks or garbles 'tuner'"):
+    write(replace(tuner, meta={}))
+    with pytest.raises(FileFormatError, match="adaptation: tuner must have"):
         Learner.load(path)
 
 
 def test_files_of_versions_that_did_not_adapt_load(first: Part, tmp_path: Path) -> None:
-    learner = learner_of(None).fit(first)
-    archive = learner.to_archive()
-    old = {name: value for name, value in archive.meta.items() if name != "tuning"}
-    write_archive(tmp_path / "m.evg", Archive(archive.kind, old, archive.tensors))
-    assert_same(Learner.load(tmp_path / "m.evg"), learner)
+    old = read_archive(V0_1 / "images.evg")
+    del old.meta["tuning"]
+    learner = Learner.from_archive(old)
+    assert learner.info()["adaptation"] is None
+    assert "adaptation" not in learner.to_archive().parts
 
 
 def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(first: Part, later: Part, tmp_path: Path) -> None:

@@ -8,14 +8,16 @@ from typing import Annotated
 import typer
 
 from evergrow.cli.choices import registered_names
-from evergrow.cli.console import Answer, answering
-from evergrow.cli.options import WEIGHT_SOURCES
+from evergrow.cli.console import Answer
+from evergrow.cli.models import check_target
+from evergrow.cli.options import WEIGHT_SOURCES, Json
+from evergrow.cli.registry import command
 
 PRESETS = registered_names("evergrow.backbones.preprocess:PRESETS")
 
 
-@answering
-def features(
+@command("features")
+def features_command(
     data: Annotated[str, typer.Argument(help="Folder, table, array file or name of a data set; see the docs on data.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .npz or .safetensors.")],
     backbone: Annotated[str, typer.Option("--backbone", "-b", help="Name, or 'auto' for the best at hand.")] = "auto",
@@ -29,18 +31,21 @@ def features(
     skip: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor fill the feature cache.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    as_json: Json = False,
 ) -> Answer:
     """Run a backbone over a data set and write the features.
 
-    Examples
-    --------
+    For example:
+
       evergrow features data/birds --out birds.npz
 
       evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.safetensors
 
     The file works wherever a data set is named: in specs of [bold]evergrow bench[/bold] and for
     [bold]evergrow fit[/bold]. A second run on the same data looks at no image.
+
+    Exit codes: 0 written, 1 written but items were left out (--skip-unreadable), 2 bad input or the file exists, and
+    nothing written, 130 interrupted.
     """
     import time
 
@@ -53,10 +58,7 @@ def features(
 
     if out.suffix not in SUFFIXES:
         raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
-    if out.exists() and not force:
-        raise ParameterError(f"--out must not exist yet, got {out}; add --force to overwrite it")
-    if not out.parent.is_dir():
-        raise ParameterError(f"--out must lie in an existing folder, got {out}")
+    check_target("--out", out, force=force)
     loaded = load_data(data)
     if isinstance(loaded, FeatureSet):
         raise InputError(f"data must be images or texts, got features already: {data}")
@@ -79,4 +81,5 @@ def features(
         f"{out}: {len(result.y_train):,} training and {len(result.y_test):,} test features of width "
         f"{result.X_train.shape[1]} from {name}, {result.n_classes} classes, in {seconds:.1f} s"
     )
-    return Answer(values, [line], [f"{left_out} items could not be read and were left out"] if left_out else [])
+    cautions = [f"{left_out} items could not be read and were left out"] if left_out else []
+    return Answer(values, [line], cautions, done=f"{out} was written")

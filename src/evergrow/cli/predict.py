@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.console import Answer, answering, listed, one_line, percent, plural, table
+from evergrow.cli.console import Answer, listed, percent, plural, table
 from evergrow.cli.models import Running, check_target, load_model
 from evergrow.cli.options import Cache, Device, FalseAlarm, Json, ModelFile, OnError, OnErrorOption, Weights
+from evergrow.cli.registry import command
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
+from evergrow.core.escaping import csv_text, one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +40,7 @@ class Format(str, Enum):
     JSONL = "jsonl"
 
 
-@answering
+@command("predict", panel="Ask")
 def predict_command(
     model: ModelFile,
     items: Annotated[
@@ -81,7 +83,7 @@ def predict_command(
     if out is not None:
         check_target("--out", out)
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
-    asked = gather(learner.info()["kind"], list(items or ()), list(text or ()))
+    asked = gather(learner.kind_, list(items or ()), list(text or ()))
     answers = ask(learner, asked, top=top, false_alarm=false_alarm if reject_unknown else None)
     cautions = []
     if answers.left_out:
@@ -92,7 +94,7 @@ def predict_command(
     if out is not None:
         _write(out, lines)
         values["out"] = str(out)
-        return Answer(values, [f"{plural(len(answers.rows), 'answer')} in {out}"], cautions)
+        return Answer(values, [f"{plural(len(answers.rows), 'answer')} in {out}"], cautions, done=f"{out} was written")
     return Answer({**values, "predictions": [row.to_dict() for row in answers.rows]}, lines, cautions)
 
 
@@ -133,7 +135,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers about all items, and what could not be read."""
+    """The answers about all items, and the items that could not be read."""
 
     rows: list[Row]
     measure: str
@@ -155,11 +157,11 @@ class Answers:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
         for row in self.rows:
-            cells = [row.item, row.answer or "", f"{row.ranked[0][1]:.6g}"]
+            cells = [csv_text(row.item), csv_text(row.answer or ""), f"{row.ranked[0][1]:.6g}"]
             if self.rejects:
                 cells += [str(bool(row.unknown)).lower(), f"{row.novelty:.6g}"]
             if ranks:
-                cells += [cell for name, value in row.ranked for cell in (name, f"{value:.6g}")]
+                cells += [cell for name, value in row.ranked for cell in (csv_text(name), f"{value:.6g}")]
             writer.writerow(cells)
         return text.getvalue().removesuffix("\n").split("\n")
 
@@ -179,13 +181,13 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What is asked about: the samples, and a name of each for people."""
+    """The samples of a question, with a name of each for people."""
 
     samples: Samples
     names: list[str]
 
 
-# -- what is asked about ------------------------------------------------------------------------------------
+# -- the question -------------------------------------------------------------------------------------------
 
 
 def gather(kind: str, items: list[str], texts: list[str]) -> Asked:
@@ -219,7 +221,7 @@ def _texts(items: list[str], texts: list[str]) -> Asked:
     found: list[str] = []
     for item in items:
         if item == STDIN:
-            found += [line.strip() for line in sys.stdin if line.strip()]
+            found += [line.strip() for line in _piped()]
             continue
         if not os.path.isfile(item):
             raise DatasetNotFoundError(
@@ -230,7 +232,27 @@ def _texts(items: list[str], texts: list[str]) -> Asked:
     found += texts
     if not found:
         raise InputError("ITEMS must hold at least one text, got none: name a file, give --text or pipe lines into -")
+    for text in found:
+        _check_letters(text)
     return Asked(read_items(found, "text"), [one_line(text) for text in found])
+
+
+def _piped() -> list[str]:
+    """Return the lines of standard input that hold something."""
+    try:
+        return [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
+    except OSError as error:
+        raise InputError(
+            f"- must stand for a standard input that can be read, got {error.strerror or error}"
+        ) from error
+
+
+def _check_letters(text: str) -> None:
+    """Refuse a text with bytes that are no letters; in a file name they would be part of the name."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"texts must be UTF-8, got {one_line(text)!r}") from error
 
 
 def _quoted(text: str) -> str:
@@ -253,7 +275,7 @@ def _images(items: list[str]) -> Asked:
     names: list[str] = []
     for item in items:
         if item == STDIN:
-            names += [line.strip("\r\n") for line in sys.stdin if line.strip()]
+            names += _piped()
         else:
             names.append(item)
     if not names:
@@ -289,7 +311,7 @@ def ask(learner: Learner, asked: Asked, *, top: int = 1, false_alarm: float | No
     """
     threshold = None if false_alarm is None else learner.threshold(false_alarm)
     features = learner.features(asked.samples)
-    measure = "probability" if hasattr(learner.head_, "predict_proba") else "score"
+    measure = "probability" if learner.head_.can("probabilities") else "score"
     values = learner.predict_proba(features.X) if measure == "probability" else learner.decision_function(features.X)
     novelty = None if threshold is None else learner.novelty_score(features.X)
     ranked = _ranked(learner.classes_, values, top)

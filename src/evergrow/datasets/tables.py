@@ -89,6 +89,47 @@ _FITS, _READ_FOLDER = pair_reader(TABLE_SUFFIXES, read_tables)
 register_layout("tables", fits=_FITS, rank=70)(_READ_FOLDER)
 
 
+def read_texts(path: Path, column: str = "text") -> list[str]:
+    r"""Return the texts of a file without labels: the lines of a ``.txt``, one column of a table.
+
+    Parameters
+    ----------
+    path : Path
+        A ``.txt``, ``.csv``, ``.tsv`` or ``.jsonl`` file.
+    column : str
+        The column, or the key, that holds the texts; empty ones are left out.
+
+    Raises
+    ------
+    FileFormatError
+        If there is no such column, no text, or a line cannot be understood.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from evergrow.datasets.tables import read_texts
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "mail.csv")
+    ...     _ = file.write_text("id,text\n1,buy now\n2,see you\n")
+    ...     read_texts(file)
+    ['buy now', 'see you']
+    """
+    if path.suffix.lower() == ".txt":
+        texts = [line.strip() for line in read_text(path).split("\n")]
+    else:
+        header, rows = _read_rows(path)
+        if column not in header:
+            raise FileFormatError(f"{path} must have a column {column!r}, got {listed(header, most=8)}")
+        lacking = [line for line, cells in rows if column not in cells]
+        if lacking:
+            raise FileFormatError(f"{path} line {lacking[0]} must have a text under {column!r}")
+        texts = [cells[column] for _, cells in rows]
+    kept = [text for text in texts if text.strip()]
+    if not kept:
+        raise FileFormatError(f"{path} must hold at least one text, got none")
+    return kept
+
+
 def _found(
     train: Path, columns: tuple[Columns, Columns], parts: tuple[list[Row], list[Row] | None], notes: list[str]
 ) -> Reading:
@@ -155,8 +196,7 @@ def _split_rows(path: Path, rows: list[Row], columns: Columns, notes: list[str])
 
 
 def _read(path: Path, options: DataOptions) -> tuple[Columns, list[Row]]:
-    json_lines = path.suffix.lower() in (".jsonl", ".ndjson")
-    header, rows = _read_json_lines(path) if json_lines else _read_csv(path)
+    header, rows = _read_rows(path)
     if not rows:
         raise FileFormatError(f"{path} must hold at least one row, got none")
     columns = _columns(path, header, options)
@@ -175,6 +215,10 @@ def _read(path: Path, options: DataOptions) -> tuple[Columns, list[Row]]:
                 raise InputError(f"{path} line {line}: {column} must not be empty")
         checked.append((line, values))
     return columns, checked
+
+
+def _read_rows(path: Path) -> tuple[list[str], list[Row]]:
+    return _read_json_lines(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(path)
 
 
 def _columns(path: Path, header: Sequence[str], options: DataOptions) -> Columns:
