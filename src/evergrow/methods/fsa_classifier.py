@@ -16,7 +16,8 @@ from torch import Tensor
 
 import evergrow.heads  # noqa: F401 (fills the registry)
 from evergrow.backbones import ImageBackbone
-from evergrow.backbones.extraction import ExtractConfig, extract
+from evergrow.backbones.extraction import extract
+from evergrow.backbones.settings import ExtractConfig
 from evergrow.core.archive import Archive, Kind, register_kind
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.fields import Fields
