@@ -33,7 +33,7 @@ from evergrow.tuners import Tuner
 
 @dataclass(frozen=True, eq=False)
 class EaseState:
-    """What EASE has learned.
+    """The state of EASE: adapters, and class means under each of them.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class _Scoring(nn.Module):
 
 
 def _from_version_1(old: Archive) -> Archive:
-    """Return what evergrow 0.1 wrote in the present layout: adapters were told apart by a number before a slash."""
+    """Return an archive of evergrow 0.1 in the present layout: adapters were told apart by a number before a slash."""
     meta = without_call_settings(old)
     count = old.meta["state"]["n_adapters"]
     if count != len({name.partition("/")[0] for name in old.tensors if "/" in name}):

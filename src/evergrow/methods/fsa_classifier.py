@@ -43,7 +43,7 @@ _OWN = ("backbone", "random_state", "device")
 
 
 def _from_version_1(old: Archive) -> Archive:
-    """Return what evergrow 0.1 wrote in the present layout: head and tuner were told apart by the names of tensors."""
+    """Return an archive of evergrow 0.1 in the present layout: names of tensors told head and tuner apart."""
     meta = without_call_settings(old)
     state, parts = old.meta["state"], {}
     parts["head"] = Archive(state["kind"], state["head"], prefixed(old.tensors, "head."))
@@ -203,7 +203,7 @@ class FsaClassifier(ImageClassifier):
         return self._head_cost(cost, len(items), started)
 
     def _adapted(self, items: Items, codes: NDArray[np.int64]) -> tuple[ImageBackbone, Cost]:
-        """Return the backbone to extract with, and what it took to get it."""
+        """Return the backbone that features are extracted with, and the cost of adapting it."""
         config, base = self.config(), self.base_
         if config is None:
             if self.device_ != base.device:

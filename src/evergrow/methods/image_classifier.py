@@ -38,7 +38,7 @@ to compute and what to write where."""
 
 
 def without_call_settings(old: Archive) -> dict[str, Any]:
-    """Return the plain values of a method that evergrow 0.1 wrote, without its state and what files no longer hold."""
+    """Return the plain values of an archive of evergrow 0.1 without its state and without settings of the call."""
     params = {name: value for name, value in old.meta["params"].items() if name not in OF_THE_CALL}
     return {**{key: value for key, value in old.meta.items() if key != "state"}, "params": params}
 
@@ -108,7 +108,7 @@ class ImageClassifier(Classifier):
 
     @abstractmethod
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:
-        """Learn a task, all or nothing, and return what it cost."""
+        """Learn a task, all or nothing, and return the cost."""
 
     @abstractmethod
     def _scores(self, items: Items) -> Tensor:
@@ -251,7 +251,7 @@ class ImageClassifier(Classifier):
         return [name for name in super()._known_params(params) if name not in OF_THE_CALL]
 
     def to_archive(self) -> Archive:
-        """Return what :meth:`save` writes; never the backbone, which is only described."""
+        """Return the archive that :meth:`save` writes; the backbone is described in it, not contained."""
         archive = super().to_archive()
         stored = {name: value for name, value in archive.meta["params"].items() if name not in OF_THE_CALL}
         own = {"backbone": self.base_.spec.to_dict(), "seed": self.seed_, "cost": self.cost_.to_dict()}
@@ -262,7 +262,7 @@ class ImageClassifier(Classifier):
     def load(
         cls, path: str | os.PathLike[str], device: str | torch.device | None = None, *, backbone: Any = None
     ) -> Self:
-        """Read what :meth:`save` wrote and put it on its backbone.
+        """Read a saved classifier and put it on its backbone.
 
         Parameters
         ----------
@@ -291,7 +291,7 @@ class ImageClassifier(Classifier):
         name: str = "the archive",
         backbone: Any = None,
     ) -> Self:
-        """Rebuild a classifier from what :meth:`to_archive` gave, and put it on its backbone.
+        """Rebuild a classifier from its archive and put it on its backbone.
 
         Parameters
         ----------
@@ -308,7 +308,7 @@ class ImageClassifier(Classifier):
         return made._restored(fields)
 
     def _place(self, fields: Fields, device: str | torch.device | None, backbone: Any) -> None:
-        """Take over backbone, seed, device and cost, before what was learned is read."""
+        """Take over backbone, seed, device and cost; :meth:`_restore` comes after it."""
         fields.require(len(self.arrival_) > 0, "it knows no class")
         self.device = "auto" if device is None else device
         self.seed_, self.cost_ = fields.integer("seed", **SEEDS), Cost.from_fields(fields.fields("cost"))

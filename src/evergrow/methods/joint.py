@@ -27,7 +27,7 @@ from evergrow.training.loop import TrainConfig, train
 
 
 def _from_version_1(old: Archive) -> Archive:
-    """Return what evergrow 0.1 wrote in the present layout."""
+    """Return an archive of evergrow 0.1 in the present layout."""
     meta = without_call_settings(old)
     return Archive(old.kind, meta, old.tensors, version=2)
 

@@ -26,7 +26,7 @@ from evergrow.training.cost import Cost
 
 @dataclass(frozen=True, eq=False)
 class SharedWeightsState:
-    """What such a method has learned.
+    """The state of such a method: class weights, and the modules that change the features.
 
     Parameters
     ----------
@@ -44,14 +44,14 @@ class SharedWeightsState:
 
 
 class TaskNetwork(nn.Module):
-    """A backbone with what a task trains beside it.
+    """A backbone with the module that a task trains beside it.
 
     Parameters
     ----------
     model : torch.nn.Module
         The backbone, from images to features.
     trained : torch.nn.Module
-        What the task trains; its parameters that require gradients.
+        The module; those of its parameters that require gradients are trained.
     """
 
     def __init__(self, model: nn.Module, trained: nn.Module) -> None:
@@ -115,7 +115,7 @@ class SharedWeightsClassifier(TaskwiseClassifier):
         return SharedWeightsState(before.n_tasks + 1, weights.with_classes(current, head.learned()), modules), cost
 
     def _before(self) -> SharedWeightsState:
-        """Return what was learned so far."""
+        """Return the state before a task."""
         found: SharedWeightsState | None = vars(self).get("_state")
         return SharedWeightsState(0, ClassWeights.empty(self.base_.n_features), {}) if found is None else found
 
@@ -145,7 +145,7 @@ class SharedWeightsClassifier(TaskwiseClassifier):
 
 
 def from_version_1(old: Archive) -> Archive:
-    """Return what evergrow 0.1 wrote of such a method in the present layout."""
+    """Return an archive of such a method that evergrow 0.1 wrote in the present layout."""
     meta = without_call_settings(old)
     state = old.meta["state"]
     parts = {name: MODULE.archive({}, prefixed(old.tensors, f"{name}/")) for name in state["parts"]}

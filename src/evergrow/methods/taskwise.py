@@ -59,7 +59,7 @@ class TaskwiseClassifier(ImageClassifier):
 
     @abstractmethod
     def _check_own(self) -> None:
-        """Check what the method has beside the settings of training."""
+        """Raise :class:`ParameterError` for a setting out of range that is none of the training."""
 
     @abstractmethod
     def _tuner(self) -> tuple[str, dict[str, Any]]:
@@ -67,7 +67,7 @@ class TaskwiseClassifier(ImageClassifier):
 
     @abstractmethod
     def _task(self, items: Items, labels: TaskLabels) -> tuple[Any, Cost]:
-        """Train on a task and return the new state with what training cost."""
+        """Train on a task and return the new state and the cost."""
 
     @abstractmethod
     def _answering(self, state: Any) -> AbstractContextManager[nn.Module]:
@@ -75,7 +75,7 @@ class TaskwiseClassifier(ImageClassifier):
 
     @abstractmethod
     def _read_state(self, fields: Fields) -> Any:
-        """Return what was learned, out of a file: finite, of shapes that fit each other and the classes."""
+        """Return the state in a file: finite numbers, of shapes that fit each other and the classes."""
 
     # -- what the base asks for -------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class TaskwiseClassifier(ImageClassifier):
         task: int,
         loss: Callable[[Any, Tensor], Tensor] | None = None,
     ) -> Cost:
-        """Train a module inside a network on the images of a task and return what that cost."""
+        """Train a module inside a network on the images of a task and return the cost."""
         parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
         size, config = self.base_.transform.size, self.config()
         log = train(
@@ -183,7 +183,7 @@ class TaskwiseClassifier(ImageClassifier):
         return folder / f"{self.method}-task-{task}.evg"
 
     def _identity(self, trained: nn.Module) -> dict[str, Any]:
-        """Return what decides the result of a task beside data and settings of training: options, and the start."""
+        """Return options, backbone and start, which decide a result beside data and settings of training."""
         given = self.get_params(deep=False)
         return {
             "method": self.method,

@@ -1,4 +1,4 @@
-"""What learning and answering cost: operations counted on one batch, parameters, seconds, memory."""
+"""Costs of learning and answering: operations counted on one batch, parameters, seconds, memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a method has cost so far.
+    """The cost of a method so far.
 
     Operations are those of matrix products, convolutions and attention, multiplications and additions counted apart;
     the algebra of analytic heads is not among them, its seconds are.
@@ -61,7 +61,7 @@ class Cost:
     peak_memory_bytes: int = 0
 
     def __add__(self, later: Cost) -> Cost:
-        """Return the cost of learning one task after another; answering costs what it does after the later one."""
+        """Return the cost of learning one task after another; that of answering is the later one's."""
         if not isinstance(later, Cost):
             return NotImplemented
         return Cost(
@@ -80,7 +80,7 @@ class Cost:
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
-        """Return the cost that :meth:`to_dict` gave, out of a file."""
+        """Return the cost in a file."""
         counts = ("trainable_parameters", "epochs", "samples", "peak_memory_bytes")
         amounts = ("train_seconds", "inference_gflops", "train_gflops")
         return cls(

@@ -152,7 +152,7 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings that :meth:`to_dict` gave; what is missing is a default."""
+        """Return settings from plain values; a missing one has its default."""
         return from_mapping(cls, values, "setting of a training")
 
 
@@ -241,7 +241,7 @@ class FsaConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings that :meth:`to_dict` gave; what is missing is a default."""
+        """Return settings from plain values; a missing one has its default."""
         if not isinstance(values, Mapping):
             raise ParameterError(f"settings of an adaptation must be values by name, got {type(values).__name__}")
         known = dict(values)

@@ -1,4 +1,4 @@
-"""Put tuners on a backbone for the time of a call, and run what results over images."""
+"""Passes of a backbone with a tuner on it for the time of a call."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class _NetworkAsBackbone(Backbone):
 
 
 def run_network(backbone: ImageBackbone, network: nn.Module, items: Items, width: int) -> NDArray[np.float32]:
-    """Return what a network makes of images as the backbone is shown them in evaluation, (n, width).
+    """Return the outputs (n, width) of a network for images preprocessed as the backbone is evaluated.
 
     Nothing is cached: what a tuned backbone computes is not decided by the backbone's description.
 
