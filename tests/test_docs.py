@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import importlib.util
 import re
 import shlex
@@ -95,3 +96,37 @@ def test_options_named_in_the_manual_exist():
         known = {option for item in found.params for option in (*item.opts, *item.secondary_opts)}
         named = set(re.findall(r"`(--[a-z-]+)", sections()[name]))
         assert named <= known, (name, named - known)
+
+
+def test_the_page_on_the_learner_runs_as_printed():
+    pytest.importorskip("timm")
+    namespace = {}
+    for language, body in blocks("learner.md"):
+        assert language == "python"
+        exec(compile(body, "learner.md", "exec"), namespace)
+    assert Path("digits.evg").exists()
+
+
+def test_names_that_pages_import_exist():
+    pages = [*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]
+    found = 0
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        imported = re.findall(r"from (evergrow[\w.]*) import ([\w, ]+)", text)
+        dotted = [name.rpartition(".")[::2] for name in re.findall(r"\bevergrow\.\w+(?:\.\w+)+", text)]
+        for module, names in [*imported, *dotted]:
+            for name in names.replace(" ", "").split(","):
+                exists = hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}")
+                assert exists, f"{page.name}: {module}.{name}"
+                found += 1
+    assert found > 20
+
+
+def test_files_and_registries_named_for_contributors_exist():
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    root = DOCS.parent
+    for name in re.findall(r"`((?:tests|core|cli|docs|projections)/[\w./]+)`", text):
+        assert (root / name).exists() or (root / "src" / "evergrow" / name).exists(), name
+    sources = "".join(path.read_text(encoding="utf-8") for path in (root / "src").rglob("*.py"))
+    for name in re.findall(r"`@?(\w+)(?:\.register)?\(", text):
+        assert re.search(rf"^(?:def {name}\(|{name}\b.*=)", sources, flags=re.MULTILINE), name

@@ -9,9 +9,7 @@ import pytest
 from tests.commands import evergrow
 from typer.testing import CliRunner
 
-from evergrow.cli.console import Answer
-from evergrow.cli.options import Json
-from evergrow.cli.registry import COMMANDS, build_app, command
+from evergrow.cli.registry import COMMANDS, build_app
 
 build_app()  # fills the list
 NAMES = tuple(COMMANDS)
@@ -26,22 +24,6 @@ def test_help_of_every_command(name: str) -> None:
         assert "Exit codes: 0" in output
     if name in CHANGING:
         assert " 3 " in output.partition("Exit codes")[2]  # busy
-
-
-def test_a_command_from_elsewhere_is_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evergrow.cli.registry.COMMANDS", dict(COMMANDS))
-
-    @command("greet", panel="Ask")
-    def greet(who: str, as_json: Json = False) -> Answer:
-        """Say hello to somebody."""
-        return Answer({"who": who}, [f"hello {who}"])
-
-    assert "Say hello to somebody." in evergrow("--help").stdout
-    assert evergrow("greet", "Ada").stdout == "hello Ada\n"
-    assert '"who": "Ada"' in evergrow("greet", "Ada", "--json").stdout
-    assert "error: Missing argument" in evergrow("greet").stderr
-    with pytest.raises(ValueError, match="'greet' is registered twice"):
-        command("greet")(lambda: Answer({}))
 
 
 def test_shell_completion_offers_the_commands() -> None:
