@@ -265,7 +265,7 @@ def _usable_device(fields: Fields, device: Any) -> torch.device:
         if device == "auto":
             return resolve_device(device)
         wanted = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
         raise FileFormatError(f"{fields.name} must name a device, got {device!r}") from error
     usable = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     return wanted if (wanted.index or 0) < usable.get(wanted.type, 0) else torch.device("cpu")
