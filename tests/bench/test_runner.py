@@ -239,6 +239,7 @@ run_bench(load_spec("spec.toml"), output="out")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX")
 def test_a_killed_bench_restarts_cleanly(folder: Path) -> None:
     child = subprocess.Popen(

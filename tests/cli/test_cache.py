@@ -25,7 +25,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("EVERGROW_CACHE", str(folder))
     extract(Toy(), write_images(tmp_path / "images", 5))
-    extract(LetterCounter(), Texts(("a", "b", "c")))
+    extract(LetterCounter(), Texts(("a", "b", "c")), keep_from=1)
     unfinished = folder / ("f" * 32)
     unfinished.mkdir()
     about = {"finished": False, "n_items": 40, "kind": "image", "created": "2020-01-01T00:00:00+00:00"}

@@ -28,7 +28,7 @@ from evergrow.backbones.preprocess import PRESETS
 from evergrow.backbones.sources import WEIGHT_SOURCES, WantedWeights
 from evergrow.backbones.vision import timm_module
 from evergrow.bench import SpecError, load_spec
-from evergrow.cli.main import app
+from evergrow.cli.registry import build_app
 from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.items import Texts
 from evergrow.datasets import (
@@ -39,14 +39,14 @@ from evergrow.datasets import (
     register_layout,
     register_scheme,
 )
+from evergrow.datasets.labelled import LabelledItems
 from evergrow.datasets.readers import FILE_FORMATS, LAYOUTS, SCHEMES
-from evergrow.datasets.reading import Reading
 from evergrow.learner.learner import Learner
 
 
 def help_of(command: str) -> str:
     """Return the help of a command with its line breaks and boxes taken out."""
-    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    result = CliRunner().invoke(build_app(), [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
     assert result.exit_code == 0
     return " ".join(result.stdout.replace("│", " ").split())
 
@@ -54,9 +54,9 @@ def help_of(command: str) -> str:
 # -- data -----------------------------------------------------------------------------------------------------
 
 
-def read_haiku(path: Path) -> Reading:
+def read_haiku(path: Path) -> LabelledItems:
     texts = path.read_text().splitlines()
-    return Reading("haiku", Texts(tuple(texts)), [text.split()[0] for text in texts])
+    return LabelledItems("haiku", Texts(tuple(texts)), [text.split()[0] for text in texts])
 
 
 @pytest.fixture
@@ -64,15 +64,15 @@ def haiku(tmp_path: Path) -> Iterator[Path]:
     """A folder in a layout that evergrow does not know, and its reader."""
 
     @register_layout("haiku", fits=lambda folder: (folder / "poems.haiku").is_file())
-    def folder_of_haiku(folder: Path, options: DataOptions) -> Reading:
+    def folder_of_haiku(folder: Path, options: DataOptions) -> LabelledItems:
         return read_haiku(folder / "poems.haiku")
 
     @register_file_format("haiku", (".haiku",), by_name="last")
-    def file_of_haiku(path: Path, options: DataOptions) -> Reading:
+    def file_of_haiku(path: Path, options: DataOptions) -> LabelledItems:
         return read_haiku(path)
 
     @register_scheme("haiku")
-    def named_haiku(name: str, options: DataOptions) -> Reading:
+    def named_haiku(name: str, options: DataOptions) -> LabelledItems:
         return read_haiku(tmp_path / "poems" / f"{name}.haiku")
 
     folder = tmp_path / "poems"
@@ -89,7 +89,7 @@ def test_a_layout_is_recognised_named_and_listed(haiku: Path) -> None:
         data = load_data(haiku, **options)
         assert (data.layout, data.class_names) == ("haiku", ("new", "old"))
     assert "haiku, hub-disk" in help_of("data")
-    result = CliRunner().invoke(app, ["data", str(haiku), "--layout", "haiku", "--json"])
+    result = CliRunner().invoke(build_app(), ["data", str(haiku), "--layout", "haiku", "--json"])
     assert json.loads(result.stdout)["layout"] == "haiku"
 
 
@@ -202,6 +202,6 @@ def test_a_preset_that_is_gone_is_unknown_again() -> None:
 
 def test_help_is_looked_up_only_when_it_is_shown() -> None:
     """Building the commands imports neither torch nor the home of a registry."""
-    build = "import sys, typer; from evergrow.cli.main import app; typer.main.get_command(app)"
+    build = "import sys, typer; from evergrow.cli.registry import build_app; typer.main.get_command(build_app())"
     code = f"{build}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

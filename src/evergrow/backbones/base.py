@@ -1,4 +1,4 @@
-"""What a backbone is: a frozen map from images or texts to feature vectors, with its preprocessing."""
+"""The interface of backbones: frozen maps from images or texts to feature vectors, with their preprocessing."""
 
 from __future__ import annotations
 

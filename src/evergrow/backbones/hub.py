@@ -47,7 +47,7 @@ class HubFile:
 
     @property
     def advice(self) -> str:
-        """What to do where it cannot be downloaded."""
+        """Advice for machines that cannot download it."""
         if not self.repository:
             file = Path(urllib.parse.urlparse(self.url).path).name
             return f"download {self.url} on another machine and pass weights='/path/to/{file}'"
@@ -64,9 +64,9 @@ class HubFile:
         from huggingface_hub import try_to_load_from_cache
 
         for name in self.names:
-            found = try_to_load_from_cache(self.repository, name, cache_dir=hub_cache())
-            if isinstance(found, str) and os.path.isfile(found):
-                return Path(found)
+            cached = try_to_load_from_cache(self.repository, name, cache_dir=hub_cache())
+            if isinstance(cached, str) and os.path.isfile(cached):
+                return Path(cached)
         return None
 
     def fetch(self) -> Path | str:
@@ -77,9 +77,9 @@ class HubFile:
         WeightsError
             If it is not there and cannot be had; the message says why in a few words.
         """
-        found = self.cached()
-        if found is not None:
-            return found
+        path = self.cached()
+        if path is not None:
+            return path
         reason = unreachable(self.where)
         if reason:
             raise WeightsError(reason)

@@ -177,16 +177,16 @@ class Preprocessing:
         return max(round(height / ratio), 1), max(round(width / ratio), 1)
 
     def _padded(self, image: Image) -> Image:
-        """Lay the image on the middle of a canvas where it is too small, and cut where it is too large."""
+        """Lay the image on the middle of a background where it is too small, and cut where it is too large."""
         from PIL import Image as PILImage
 
         border = self.crop_mode == "border"
         fill = tuple(round(255 * value) for value in self.mean) if border else (0, 0, 0)
         height, width = max(self.size[0], image.height), max(self.size[1], image.width)
-        canvas = PILImage.new("RGB", (width, height), fill)
-        canvas.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
+        background = PILImage.new("RGB", (width, height), fill)
+        background.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
         top, left = _offset(height, self.size[0]), _offset(width, self.size[1])
-        return canvas.crop((left, top, left + self.size[1], top + self.size[0]))
+        return background.crop((left, top, left + self.size[1], top + self.size[0]))
 
 
 def _keys(values: Any) -> str:

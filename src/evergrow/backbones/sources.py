@@ -1,4 +1,4 @@
-"""Where weights come from: a registry of sources, asked in order, and advice where none has them.
+"""Sources of weights: a registry, asked in order, and advice where no source has them.
 
 A source registers itself where it is written (:mod:`evergrow.backbones.bundles`, :mod:`evergrow.backbones.hub`); its
 name then works wherever weights are named: ``create_backbone``, saved models, specs and the command line.
@@ -44,7 +44,7 @@ class WeightSource(ABC):
     """A place that weights come from; see :func:`register_weight_source`."""
 
     place: ClassVar[str]
-    """What people call the place of weights that :meth:`find` found."""
+    """Words for the place of its weights, in sentences for people."""
     rank: ClassVar[int | None] = None
     """Position among the sources that are tried where none is named; None is asked on request only."""
     trained: ClassVar[bool] = True
@@ -164,7 +164,7 @@ class LocatedWeights:
 
     @property
     def label(self) -> str:
-        """What a backbone's description calls them; a file keeps its path, so that a saved model finds it again."""
+        """Name of the origin in a backbone's description; a file keeps its path, so that a model finds it again."""
         return f"file:{Path(self.place).resolve()}" if self.origin == "file" and self.place else self.origin
 
 

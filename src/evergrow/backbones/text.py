@@ -112,7 +112,7 @@ class HubEncoder(HubFile):
 
     @property
     def advice(self) -> str:
-        """What to do where it cannot be downloaded."""
+        """Advice for machines that cannot download it."""
         return (
             f"download all files of {self.where} on another machine and pass weights='/path/to/folder', "
             f"or copy its cache to {hub_cache()} (set by HF_HOME)"

@@ -1,4 +1,4 @@
-"""Where runs get their data: features as they are on disk, or computed on demand from images and texts."""
+"""Data for runs: features as they are on disk, or computed on demand from images and texts."""
 
 from __future__ import annotations
 

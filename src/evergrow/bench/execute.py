@@ -36,7 +36,7 @@ from evergrow.training import Cost
 
 @dataclass
 class PlayLog:
-    """What has been measured so far; survives a failure half-way."""
+    """Measurements of a run so far; they survive a failure half-way."""
 
     rows: list[NDArray[np.float64]] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -49,7 +49,7 @@ class PlayLog:
     class_names: tuple[str, ...] = ()
     """Names of labels 0, 1, ..., where the data have them."""
     last: tuple[Any, Any, NDArray[Any], Stream] | None = None
-    """What answered after the last session, the test samples it was asked about, their labels, and the tasks."""
+    """The learner after the last session, the test samples it was asked about, their labels, and the tasks."""
     within: dict[str, Any] = field(default_factory=dict)
     """Accuracy within tasks after the last session, where it was asked for."""
 
@@ -145,7 +145,7 @@ def watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
 
 
 def cost_entry(method: IncrementalClassifier | ImageClassifier, log: PlayLog, gflops: float) -> dict[str, Any]:
-    """Return what a record says about the cost of a method on images.
+    """Return the entry of a record about the cost of a method on images.
 
     Parameters
     ----------

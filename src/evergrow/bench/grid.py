@@ -64,7 +64,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the outcome; labels, paths and threads do not."""
+        """All that decides the outcome; labels, paths and threads do not."""
         return {
             "method": self.method.name,
             "options": plain(self.options),
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def protocol_entry(self) -> dict[str, Any]:
-        """What the record says about the protocol."""
+        """The protocol's entry in the record."""
         settings = self.protocol.to_dict()
         return {"name": self.protocol.name, **settings, "earlier_seeds": list(self.earlier_seeds)}
 

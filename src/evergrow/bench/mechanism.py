@@ -48,7 +48,7 @@ class AnalysisRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the outcome."""
+        """All that decides the outcome."""
         return {"analysis": self.analysis.name, "settings": plain(asdict(self.analysis.settings)), **self.run.settings}
 
     @property

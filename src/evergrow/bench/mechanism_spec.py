@@ -1,4 +1,4 @@
-"""What to analyse: a TOML file of analyses, each with its methods, over data sets x protocols x seeds.
+"""Specs of analyses: TOML files of analyses, each with its methods, over data sets x protocols x seeds.
 
 The file is like that of ``bench run`` (see :mod:`evergrow.bench.spec`), with analyses in place of methods::
 

@@ -212,7 +212,7 @@ def run_grid(
     """
     datasets = DataSource(grid.device)
     grid.folder.mkdir(parents=True, exist_ok=True)
-    with locked(grid.folder), compute_threads(grid.threads):
+    with locked(grid.folder), compute_threads(grid.threads), _collecting_new_objects():
         remove_partial(grid.folder)
         outcome = plan_grid(grid, retry_failed=retry_failed, datasets=datasets)
         try:
@@ -265,6 +265,19 @@ def _planned(grid: Grid[RunT, RecordT], run: RunT, retry_failed: bool) -> Step[R
     if record.status == "failed" and not retry_failed:
         return Step(run, "failed", record)
     return Step(run, "run", record, f"runs again: it was {record.status}")
+
+
+@contextlib.contextmanager
+def _collecting_new_objects() -> Iterator[None]:
+    """Let the collections after each run pass over what was there before, which is mostly imported modules."""
+    frozen = gc.get_freeze_count() > 0  # someone else's doing, and theirs to undo
+    if not frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if not frozen:
+            gc.unfreeze()
 
 
 @contextlib.contextmanager

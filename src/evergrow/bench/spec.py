@@ -1,4 +1,4 @@
-"""What to run: a TOML file of methods x data sets x protocols x seeds, checked before anything runs.
+"""Specs: TOML files of methods x data sets x protocols x seeds, checked before anything runs.
 
 A spec looks like this; paths in it are relative to its own folder::
 
@@ -291,12 +291,12 @@ class SpecReader:
         if weights in WEIGHT_SOURCES:
             return weights
         places = [self._path.parent, *search_path()]
-        found = next((place / weights for place in places if (place / weights).exists()), None)
-        if found is None:
+        file = next((place / weights for place in places if (place / weights).exists()), None)
+        if file is None:
             looked = ", ".join(str(place) for place in places)
             known = ", ".join(map(repr, WEIGHT_SOURCES.names()))
             self.fail(path, f"weights must be {known} or a file, got {weights!r}; looked in {looked}")
-        return str(found)
+        return str(file)
 
     def _preset(self, table: dict[str, Any], path: KeyPath) -> str | dict[str, Any]:
         """Return the name of a preprocessing, or its settings."""

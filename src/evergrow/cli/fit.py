@@ -164,8 +164,8 @@ def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None
     """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
+    from evergrow.datasets.labelled import stratified_split
     from evergrow.datasets.options import DataOptions
-    from evergrow.datasets.reading import stratified_split
     from evergrow.learner.intake import read_labelled
 
     samples = read_labelled(data, "train")

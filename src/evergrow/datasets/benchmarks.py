@@ -1,4 +1,4 @@
-"""The benchmarks of the field: what they are called, where they lie, and how many images they should have."""
+"""The benchmarks of the field: their names, their folders, and the numbers of their images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evergrow.datasets.pairs import partner
 
 @dataclass(frozen=True)
 class Counts:
-    """How many there should be.
+    """Numbers of classes and images in a split.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def expected_names() -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class BenchmarkLocation:
-    """Where a benchmark lies: a folder of its own, or a pair of lists.
+    """Location of a benchmark: a folder of its own, or a pair of lists.
 
     Parameters
     ----------

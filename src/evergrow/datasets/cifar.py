@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
 from evergrow.core.items import ImageArrays
+from evergrow.datasets.labelled import LabelledItems
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.readers import register_layout
-from evergrow.datasets.reading import Reading
 
 FOLDER = "cifar-100-python"
 _MD5 = {
@@ -65,7 +65,7 @@ def is_cifar(folder: Path) -> bool:
 
 
 @register_layout("cifar", fits=is_cifar, rank=20)
-def read_cifar(folder: Path, options: DataOptions) -> Reading:
+def read_cifar(folder: Path, options: DataOptions) -> LabelledItems:
     """Read CIFAR-100 from ``cifar-100-python/train``, ``test`` and ``meta``.
 
     Raises
@@ -87,7 +87,7 @@ def read_cifar(folder: Path, options: DataOptions) -> Reading:
         _part(own / part, contents[part], len(names)) for part in ("train", "test")
     )
     cautions = [f"contents differ from the official files: {', '.join(odd)}"] if odd else []
-    return Reading(
+    return LabelledItems(
         "cifar",
         ImageArrays(train),
         train_labels,

@@ -271,8 +271,8 @@ def find_features(name: str | os.PathLike[str]) -> Path:
         if candidate.is_file():
             return candidate
     looked = ", ".join(str(folder) for folder in search_path())
-    found = available_features()
-    hint = f"nearest there: {nearest(text, found)}" if found else "none of these folders holds a data set"
+    known = available_features()
+    hint = f"nearest there: {nearest(text, known)}" if known else "none of these folders holds a data set"
     raise DatasetNotFoundError(
         f"data set {text!r} must be on disk: looked for {text}.npz and {text}.safetensors in {looked}; "
         f"{hint}. {_how_to_get()}"

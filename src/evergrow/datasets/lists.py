@@ -12,10 +12,10 @@ from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputErr
 from evergrow.core.items import ImageFiles
 from evergrow.core.optional import require
 from evergrow.datasets.folders import is_image
+from evergrow.datasets.labelled import Label, LabelledItems, integers, listed, shown
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import pair_reader, partner
 from evergrow.datasets.readers import register_file_format, register_layout
-from evergrow.datasets.reading import Label, Reading, integers, listed, shown
 
 LIST_SUFFIXES = (".txt", ".yaml", ".yml")
 
@@ -39,7 +39,7 @@ class ImageList:
     labels: Sequence[Label]
 
 
-def read_lists(train: Path, test: Path | None, options: DataOptions) -> Reading:
+def read_lists(train: Path, test: Path | None, options: DataOptions) -> LabelledItems:
     """Read a training list and, if there is one, a test list.
 
     Raises
@@ -56,7 +56,7 @@ def read_lists(train: Path, test: Path | None, options: DataOptions) -> Reading:
     root, drop = _find_root(lists[0], options)
     names = [_located(part, root, drop) for part in lists]
     labels = [part.labels for part in lists]
-    return Reading(
+    return LabelledItems(
         "lists",
         ImageFiles(root, tuple(names[0])),
         labels[0],
@@ -68,7 +68,7 @@ def read_lists(train: Path, test: Path | None, options: DataOptions) -> Reading:
 
 
 @register_file_format("list", LIST_SUFFIXES, paired=True)
-def read_list_file(path: Path, options: DataOptions) -> Reading:
+def read_list_file(path: Path, options: DataOptions) -> LabelledItems:
     """Read a list and, if there is one, the test list that goes with it."""
     return read_lists(path, partner(path), options)
 

@@ -22,12 +22,12 @@ from evergrow.datasets.benchmarks import (
 from evergrow.datasets.features import FeatureSet, available_features, search_path
 from evergrow.datasets.folders import unwrapped
 from evergrow.datasets.inspection import inspect_data
+from evergrow.datasets.labelled import LabelledItems, as_rawset
 from evergrow.datasets.lists import read_lists
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import partner
 from evergrow.datasets.rawset import RawSet
 from evergrow.datasets.readers import LAYOUTS, SCHEMES, file_format, file_suffixes, fitting_layout
-from evergrow.datasets.reading import Reading, as_rawset
 
 
 def load_data(
@@ -108,14 +108,14 @@ def _load(text: str, options: DataOptions) -> RawSet | FeatureSet:
 
 
 def _load_path(path: Path, options: DataOptions) -> RawSet | FeatureSet:
-    found = _read_path(path, options)
-    if isinstance(found, FeatureSet):
-        return dataclasses.replace(found, name=options.name) if options.name else found
-    return _finish(found, str(path), _name_of(path), options)
+    data = _read_path(path, options)
+    if isinstance(data, FeatureSet):
+        return dataclasses.replace(data, name=options.name) if options.name else data
+    return _finish(data, str(path), _name_of(path), options)
 
 
-def read_path(source: str | os.PathLike[str], options: DataOptions | None = None) -> Reading | FeatureSet:
-    r"""Read a folder or file as :func:`load_data` does, and return what is there as it was found.
+def read_path(source: str | os.PathLike[str], options: DataOptions | None = None) -> LabelledItems | FeatureSet:
+    r"""Read a folder or file as :func:`load_data` does, but return the labelled items as they are.
 
     No test set is drawn, labels are not numbered, and a test set may have classes of its own.
 
@@ -138,18 +138,18 @@ def read_path(source: str | os.PathLike[str], options: DataOptions | None = None
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     table = pathlib.Path(folder, "mail.csv")
     ...     _ = table.write_text("text,label\nbuy now,spam\n")
-    ...     found = read_path(table)
-    >>> found.train_labels, found.test is None
+    ...     mail = read_path(table)
+    >>> mail.train_labels, mail.test is None
     (['spam'], True)
     """
     path = Path(source)
-    found = _read_path(path, options or DataOptions())
-    if isinstance(found, Reading):
-        _warn_of(_name_of(path), found.cautions)
-    return found
+    data = _read_path(path, options or DataOptions())
+    if isinstance(data, LabelledItems):
+        _warn_of(_name_of(path), data.cautions)
+    return data
 
 
-def _read_path(path: Path, options: DataOptions) -> Reading | FeatureSet:
+def _read_path(path: Path, options: DataOptions) -> LabelledItems | FeatureSet:
     if path.is_dir():
         return read_folder(path, options)
     form = file_format(path)
@@ -188,15 +188,15 @@ def _load_benchmark(benchmark: Benchmark, options: DataOptions) -> RawSet:
     place = locate(benchmark, options.root_path)
     if place.train_list is not None:
         around = dataclasses.replace(options, root=place.folder)
-        found = read_lists(place.train_list, place.test_list, around)
-        found.notes.append("lists may split the images otherwise than the folders of PILOT do")
+        labelled = read_lists(place.train_list, place.test_list, around)
+        labelled.notes.append("lists may split the images otherwise than the folders of PILOT do")
     else:
-        found = read_folder(place.folder, options)
+        labelled = read_folder(place.folder, options)
     wanted = options if options.expect != "auto" else dataclasses.replace(options, expect=benchmark.key)
-    return _finish(found, str(place.folder), benchmark.key, wanted)
+    return _finish(labelled, str(place.folder), benchmark.key, wanted)
 
 
-def read_folder(folder: Path, options: DataOptions) -> Reading:
+def read_folder(folder: Path, options: DataOptions) -> LabelledItems:
     """Read a folder in the layout that the options name, or in the first one that fits."""
     folder = unwrapped(folder)
     layout = fitting_layout(folder) if options.layout == "auto" else LAYOUTS[options.layout]
@@ -206,13 +206,13 @@ def read_folder(folder: Path, options: DataOptions) -> Reading:
 # -- finishing ----------------------------------------------------------------------------------------------
 
 
-def _finish(reading: Reading, source: str, name: str, options: DataOptions) -> RawSet:
-    data = as_rawset(reading, name=options.name or Path(name).name, source=source, options=options)
+def _finish(labelled: LabelledItems, source: str, name: str, options: DataOptions) -> RawSet:
+    data = as_rawset(labelled, name=options.name or Path(name).name, source=source, options=options)
     benchmark = _expected(data, name, options)
     if benchmark is None:
         return data
     cautions, notes = list(data.cautions), list(data.notes)
-    if reading.test is None:
+    if labelled.test is None:
         cautions.append("no published split was found, so that results compare with no other")
     if benchmark.fixed_order:
         notes.append("classes arrive in natural order: use a protocol with shuffle = false")
@@ -251,10 +251,14 @@ def _name_of(path: Path) -> str:
 
 def _warn(data: RawSet) -> None:
     report = inspect_data(data)
-    _warn_of(data.name, [*(f"{report.benchmark}: {line}" for line in report.differences), *report.cautions], level=4)
+    _warn_of(
+        data.name,
+        [*(f"{report.benchmark}: {difference}" for difference in report.differences), *report.cautions],
+        level=4,
+    )
 
 
-def _warn_of(name: str, lines: list[str], level: int = 3) -> None:
-    if lines:
+def _warn_of(name: str, cautions: list[str], level: int = 3) -> None:
+    if cautions:
         # The level is that of whoever called load_data or read_path.
-        warnings.warn(f"data set {name!r} can be used but: {'; '.join(lines)}", DataWarning, stacklevel=level)
+        warnings.warn(f"data set {name!r} can be used but: {'; '.join(cautions)}", DataWarning, stacklevel=level)

@@ -22,7 +22,7 @@ SPLITS = ("auto", "none")
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How a data set is to be read.
+    """Settings of reading a data set.
 
     Parameters
     ----------

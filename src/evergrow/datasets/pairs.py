@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from evergrow.core.errors import DatasetNotFoundError
 
 if TYPE_CHECKING:
+    from evergrow.datasets.labelled import LabelledItems
     from evergrow.datasets.options import DataOptions
     from evergrow.datasets.readers import FolderRead
-    from evergrow.datasets.reading import Reading
 
 _PARTNERS = ("test", "testing", "val", "valid", "validation", "dev")
 
@@ -49,14 +49,14 @@ def training_file(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
 
 
 def pair_reader(
-    suffixes: tuple[str, ...], read: Callable[[Path, Path | None, DataOptions], Reading]
+    suffixes: tuple[str, ...], read: Callable[[Path, Path | None, DataOptions], LabelledItems]
 ) -> tuple[Callable[[Path], bool], FolderRead]:
     """Return how to tell and how to read a folder that holds a training file of these endings and its partner."""
 
     def fits(folder: Path) -> bool:
         return training_file(folder, suffixes) is not None
 
-    def read_folder(folder: Path, options: DataOptions) -> Reading:
+    def read_folder(folder: Path, options: DataOptions) -> LabelledItems:
         train = training_file(folder, suffixes)
         if train is None:
             raise DatasetNotFoundError(

@@ -15,12 +15,12 @@ from evergrow.core.registry import Registry
 
 if TYPE_CHECKING:
     from evergrow.datasets.features import FeatureSet
+    from evergrow.datasets.labelled import LabelledItems
     from evergrow.datasets.options import DataOptions
-    from evergrow.datasets.reading import Reading
 
-FolderRead: TypeAlias = "Callable[[Path, DataOptions], Reading]"
-FileRead: TypeAlias = "Callable[[Path, DataOptions], Reading | FeatureSet]"
-SchemeRead: TypeAlias = "Callable[[str, DataOptions], Reading]"
+FolderRead: TypeAlias = "Callable[[Path, DataOptions], LabelledItems]"
+FileRead: TypeAlias = "Callable[[Path, DataOptions], LabelledItems | FeatureSet]"
+SchemeRead: TypeAlias = "Callable[[str, DataOptions], LabelledItems]"
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ def register_layout(name: str, *, fits: Callable[[Path], bool], rank: int = 0) -
     Examples
     --------
     >>> from evergrow.core.items import Texts
-    >>> from evergrow.datasets.reading import Reading
+    >>> from evergrow.datasets.labelled import LabelledItems
     >>> from evergrow.datasets.readers import LAYOUTS, register_layout
     >>> @register_layout("letters", fits=lambda folder: (folder / "letters.txt").is_file())
     ... def read_letters(folder, options):
     ...     texts = (folder / "letters.txt").read_text().split()
-    ...     return Reading("letters", Texts(tuple(texts)), [text[0] for text in texts])
+    ...     return LabelledItems("letters", Texts(tuple(texts)), [text[0] for text in texts])
     >>> "letters" in list_layouts()
     True
     >>> LAYOUTS.remove("letters")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.items import ImageFiles, Items, Texts
+from evergrow.datasets.labelled import LabelledItems, integers, listed
 from evergrow.datasets.lists import read_text
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import pair_reader, partner
 from evergrow.datasets.readers import register_file_format, register_layout
-from evergrow.datasets.reading import Reading, integers, listed
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 IMAGE_COLUMNS = ("path", "image", "file", "filename")
@@ -52,7 +52,7 @@ class Columns:
     images: bool
 
 
-def read_tables(train: Path, test: Path | None, options: DataOptions) -> Reading:
+def read_tables(train: Path, test: Path | None, options: DataOptions) -> LabelledItems:
     """Read a table and, if there is one, a table of test samples.
 
     Raises
@@ -75,12 +75,12 @@ def read_tables(train: Path, test: Path | None, options: DataOptions) -> Reading
             notes.append(f"column {columns.split} of {train.name} not used: {test.name} is the test set")
         parts = (rows, test_rows)
         notes.append(f"tables: {train.name}, {test.name}")
-        return _found(train, (columns, test_columns), parts, notes)
-    return _found(train, (columns, columns), parts, notes)
+        return _labelled(train, (columns, test_columns), parts, notes)
+    return _labelled(train, (columns, columns), parts, notes)
 
 
 @register_file_format("table", TABLE_SUFFIXES, by_name="last", paired=True)
-def read_table_file(path: Path, options: DataOptions) -> Reading:
+def read_table_file(path: Path, options: DataOptions) -> LabelledItems:
     """Read a table and, if there is one, the table of test samples that goes with it."""
     return read_tables(path, partner(path), options)
 
@@ -130,16 +130,18 @@ def read_texts(path: Path, column: str = "text") -> list[str]:
     return kept
 
 
-def _found(
+def _labelled(
     train: Path, columns: tuple[Columns, Columns], parts: tuple[list[Row], list[Row] | None], notes: list[str]
-) -> Reading:
+) -> LabelledItems:
     rows, test_rows = parts
-    held = test_rows or []
-    labels = integers([cells[columns[0].label] for _, cells in rows] + [cells[columns[1].label] for _, cells in held])
-    items = [_items(train, part, column) for part, column in zip((rows, held), columns, strict=True)]
+    test_part = test_rows or []
+    labels = integers(
+        [cells[columns[0].label] for _, cells in rows] + [cells[columns[1].label] for _, cells in test_part]
+    )
+    items = [_items(train, part, column) for part, column in zip((rows, test_part), columns, strict=True)]
     if columns[0].images:
         _check_unique(train, [item for item in items if isinstance(item, ImageFiles)])
-    return Reading(
+    return LabelledItems(
         "table",
         items[0],
         labels[: len(rows)],

@@ -19,8 +19,8 @@ from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError, 
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind, Texts, concat_items
 from evergrow.datasets import FeatureSet, RawSet, load_data
 from evergrow.datasets.folders import Walk, is_image
+from evergrow.datasets.labelled import LabelledItems
 from evergrow.datasets.load import read_path
-from evergrow.datasets.reading import Reading
 from evergrow.datasets.tables import TABLE_SUFFIXES, read_texts
 
 Part = Literal["train", "test", "all"]
@@ -143,7 +143,7 @@ def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
         return data
     if isinstance(data, (str, os.PathLike)):
         data = _open(data)
-    if isinstance(data, Reading):
+    if isinstance(data, LabelledItems):
         return _of_reading(data, part)
     if isinstance(data, RawSet):
         return _of_raw(data, part)
@@ -159,12 +159,12 @@ def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
     )
 
 
-def _open(source: str | os.PathLike[str]) -> RawSet | FeatureSet | Reading:
+def _open(source: str | os.PathLike[str]) -> RawSet | FeatureSet | LabelledItems:
     """Read a source; no test set is drawn, and that of a folder may have classes of its own, to be told apart."""
     return read_path(source) if os.path.exists(source) else load_data(source, split="none")
 
 
-def _of_reading(reading: Reading, part: Part) -> Samples:
+def _of_reading(reading: LabelledItems, part: Part) -> Samples:
     parts = [(reading.train, reading.train_labels)]
     if reading.test is not None:
         parts = {"train": parts, "test": [(reading.test, reading.test_labels)]}.get(

@@ -219,11 +219,11 @@ def _read_all(
             problems.append(RecordProblem(given, f"{given} must exist, but there is no such file or folder"))
             continue
         for path in sorted(given.rglob("*.json")) if given.is_dir() else [given]:
-            found = _record_or_problem(path, read)
-            if not isinstance(found, RecordProblem):
-                records.append(found)
-            elif path == given or not found.other_kind:
-                problems.append(found)
+            outcome = _record_or_problem(path, read)
+            if not isinstance(outcome, RecordProblem):
+                records.append(outcome)
+            elif path == given or not outcome.other_kind:
+                problems.append(outcome)
     return records, problems
 
 

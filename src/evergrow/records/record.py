@@ -110,7 +110,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class AnalysisRecord:
-    """What one analysis of a mechanism measured on one layer, data set, protocol and seed.
+    """The measurements of one analysis of a mechanism on one layer, data set, protocol and seed.
 
     Not a :class:`RunRecord`, because most analyses have no accuracy matrix to show; fields of the same name mean
     the same.

@@ -1,4 +1,4 @@
-"""What a record says of when, where and with what a run took place, and what went wrong; never whose machine it was."""
+"""Stamps of a record: time, versions, device and error, but never whose machine it was."""
 
 from __future__ import annotations
 

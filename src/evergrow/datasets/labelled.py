@@ -1,4 +1,4 @@
-"""From what a reader found to a :class:`RawSet`: the split where there is none, and integer labels."""
+"""Labelled items as readers return them, and the way to a :class:`RawSet`: a test set, and integer labels."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Label = str | int
 
 
 @dataclass
-class Reading:
-    """What a reader found.
+class LabelledItems:
+    """Items and labels as a reader returns them: labels as they are written, a test set only where there is one.
 
     Parameters
     ----------
@@ -51,24 +51,24 @@ class Reading:
     cautions: list[str] = field(default_factory=list)
 
 
-def as_rawset(reading: Reading, *, name: str, source: str, options: DataOptions) -> RawSet:
-    """Return the data set of what was reading, numbered, and split where the options want that."""
-    notes, cautions = list(reading.notes), list(reading.cautions)
-    classes, y_train, y_test = number_labels(reading.train_labels, reading.test_labels)
-    train, test, whole = reading.train, reading.test, False
+def as_rawset(labelled: LabelledItems, *, name: str, source: str, options: DataOptions) -> RawSet:
+    """Return the data set of labelled items: classes numbered, a test set drawn where the options want that."""
+    notes, cautions = list(labelled.notes), list(labelled.cautions)
+    classes, y_train, y_test = number_labels(labelled.train_labels, labelled.test_labels)
+    train, test, whole = labelled.train, labelled.test, False
     if test is None and options.split == "none":
-        test, whole = reading.train.take(np.empty(0, dtype=np.int64)), True
+        test, whole = labelled.train.take(np.empty(0, dtype=np.int64)), True
         notes.append("no test set: all samples are in the training set")
     elif test is None:
         keep, hold, single = stratified_split(y_train, [str(label) for label in classes], options)
-        train, test = reading.train.take(keep), reading.train.take(hold)
+        train, test = labelled.train.take(keep), labelled.train.take(hold)
         y_train, y_test = y_train[keep], y_train[hold]
         notes.append(f"test set drawn here: {options.test_size:g} of each class, seed {options.seed}")
         if single:
             cautions.append(f"classes with one sample are in the training set only: {listed(single)}")
-    class_names = tuple(reading.names.get(label, str(label)) if isinstance(label, int) else label for label in classes)
+    class_names = tuple(labelled.names.get(label, str(label)) if isinstance(label, int) else label for label in classes)
     untested = np.setdiff1d(np.arange(len(class_names)), y_test)
-    if len(untested) and reading.test is not None:
+    if len(untested) and labelled.test is not None:
         cautions.append(f"classes without a test sample: {listed(class_names[int(row)] for row in untested)}")
     cautions += _alike(class_names)
     return RawSet(
@@ -79,7 +79,7 @@ def as_rawset(reading: Reading, *, name: str, source: str, options: DataOptions)
         y_test=y_test,
         class_names=class_names,
         source=source,
-        layout=reading.layout,
+        layout=labelled.layout,
         whole=whole,
         notes=tuple(notes),
         cautions=tuple(cautions),
@@ -98,7 +98,7 @@ def number_labels(
 
     Examples
     --------
-    >>> from evergrow.datasets.reading import number_labels
+    >>> from evergrow.datasets.labelled import number_labels
     >>> number_labels(["dog", "cat", "dog"], ["cat"])
     (['cat', 'dog'], array([1, 0, 1]), array([0]))
     """
@@ -148,12 +148,12 @@ def stratified_split(
     --------
     >>> import numpy as np
     >>> from evergrow.datasets import DataOptions
-    >>> from evergrow.datasets.reading import stratified_split
+    >>> from evergrow.datasets.labelled import stratified_split
     >>> train, test, single = stratified_split(np.array([0, 0, 0, 0, 0, 1]), ["a", "b"], DataOptions())
     >>> len(train), len(test), single
     (5, 1, ['b'])
     """
-    held = np.zeros(len(codes), dtype=bool)
+    in_test = np.zeros(len(codes), dtype=bool)
     order = np.argsort(codes, kind="stable")
     ends = np.cumsum(np.bincount(codes, minlength=len(names)))
     single = []
@@ -163,13 +163,13 @@ def stratified_split(
         if len(rows) >= 2:
             share = min(max(round(options.test_size * len(rows)), 1), len(rows) - 1)
             rng = np.random.default_rng(derive_seed(options.seed, "data", "split", ascii(name)))
-            held[rng.permutation(rows)[:share]] = True
-    if not held.any():
+            in_test[rng.permutation(rows)[:share]] = True
+    if not in_test.any():
         raise LabelError(
             "at least one class must have two samples for a test set to be drawn, got one of each; "
             "add samples or bring a test set"
         )
-    return np.flatnonzero(~held), np.flatnonzero(held), single
+    return np.flatnonzero(~in_test), np.flatnonzero(in_test), single
 
 
 def integers(labels: Sequence[str]) -> Sequence[Label]:
@@ -177,7 +177,7 @@ def integers(labels: Sequence[str]) -> Sequence[Label]:
 
     Examples
     --------
-    >>> from evergrow.datasets.reading import integers
+    >>> from evergrow.datasets.labelled import integers
     >>> integers(["10", "9"]), integers(["10", "nine"]), integers(["007"])
     ([10, 9], ['10', 'nine'], ['007'])
     """
@@ -197,7 +197,7 @@ def listed(names: Iterable[str], most: int = 5) -> str:
 
     Examples
     --------
-    >>> from evergrow.datasets.reading import listed
+    >>> from evergrow.datasets.labelled import listed
     >>> listed(["a", "b", "c"], most=2)
     "'a', 'b' and 1 more"
     """

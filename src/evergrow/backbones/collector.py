@@ -1,4 +1,4 @@
-"""Where features go while they are made: to disk as long as it takes them, to memory otherwise."""
+"""A collector of features: on disk as long as there is room, in memory otherwise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from evergrow.backbones.loader import Failure
 from evergrow.backbones.precision import Precision
-from evergrow.backbones.shards import ShardWriter
+from evergrow.backbones.shard_writer import ShardWriter
 from evergrow.core.errors import CacheWarning
 from evergrow.core.items import Kind
 
@@ -47,7 +47,7 @@ class Collector:
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.backbones.collecting import Collector
+    >>> from evergrow.backbones.collector import Collector
     >>> collector = Collector(2, 3)
     >>> collector.add(2, np.ones((2, 3), dtype=np.float32), [], "float32")
     >>> collector.finish().shape
@@ -69,7 +69,7 @@ class Collector:
         self.done, self.failures, self.precision = writer.done, list(writer.failures), writer.precision
 
     def add(self, stop: int, features: NDArray[np.float32], failures: list[Failure], precision: Precision) -> None:
-        """Take the next shard; see :meth:`evergrow.backbones.shards.ShardWriter.append`."""
+        """Take the next shard; see :meth:`evergrow.backbones.shard_writer.ShardWriter.append`."""
         self.failures.extend(failures)
         self.done, self.precision = stop, precision
         if self._writer is not None:
