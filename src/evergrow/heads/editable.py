@@ -38,7 +38,7 @@ class EditableRidge(IncrementalClassifier):
         """Make a new model the current one."""
 
     def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor) -> None:
-        """Make a model the current one that lacks rows Z of classes that all remain; some kinds follow such a change."""
+        """Make a model the current one that lacks rows Z of classes that remain; some kinds follow such a change."""
         self._commit(model)
 
     def _choose_anew(self) -> None:

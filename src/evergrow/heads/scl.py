@@ -529,7 +529,6 @@ class SCLClassifier(EditableRidge):
             derived.novelty = NoveltyScorer.of(model.state, model.counts)
         return derived.novelty
 
-from dataclasses import dataclass, replace
     # -- looking inside ---------------------------------------------------------------------------------
 
     @property
