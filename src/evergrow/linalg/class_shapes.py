@@ -28,6 +28,9 @@ FLOOR = 20.0
 """Least log-likelihood ratio that counts. Without it a row far from everything is refused by every class that has a
 shape and falls to one of a few rows, which has none. On training rows 10 to 40 do alike."""
 
+_FEW_ROWS = 16
+"""Rows whose terms are computed all at once, which takes k k numbers for each row and class."""
+
 _COMMON_RIDGE = 0.1
 """Share of the mean variance that is added to the pooled covariance's diagonal."""
 
@@ -79,6 +82,8 @@ class ClassShapes:
 
     def select(self, columns: Sequence[int]) -> ClassShapes:
         """Return the sums with classes reordered; -1 is a new one without rows."""
+        if list(columns) == list(range(len(self.sums))):
+            return self
         chosen = torch.as_tensor(list(columns), dtype=torch.long, device=self.sums.device)
         old = chosen >= 0
         sums = self.sums.new_zeros(len(chosen), self.sums.shape[1])
@@ -213,13 +218,11 @@ class ShapeScores:
         if self._common is None or not scores.numel():
             return scores
         likeliest = scores.topk(min(LIKELIEST, scores.shape[1]), dim=1).indices
-        classes = torch.unique(likeliest).tolist()
-        self._factor(classes)
-        terms = torch.full_like(scores, math.inf)
         chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, likeliest, True)
-        for code in classes:
-            rows = torch.nonzero(chosen[:, code]).ravel()
-            terms[rows, code] = self._terms(code, P[rows])
+        if len(P) <= _FEW_ROWS:
+            terms = torch.full_like(scores, math.inf).scatter_(1, likeliest, self._terms_of_few(P, likeliest))
+        else:
+            terms = self._terms_of_many(P, chosen)
         lowest = terms.min(dim=1, keepdim=True).values.clamp_max(0.0)
         return scores + torch.where(chosen, terms, lowest)
 
@@ -232,11 +235,31 @@ class ShapeScores:
         """Return the class means in these directions, (C, k)."""
         return self.shapes.sums / self.counts.to(self.shapes.sums).clamp_min(1.0)[:, None]
 
-    def _terms(self, code: int, P: Tensor) -> Tensor:
-        matrix, constant = self._own[code]
-        centred = P - self.shapes.sums[code] / max(float(self.counts[code]), 1.0)
-        term = ((centred @ matrix) * centred).sum(dim=1) + constant
-        return term.clamp_min(float(self.floors()[code]))
+    def _terms_of_few(self, P: Tensor, likeliest: Tensor) -> Tensor:
+        """Return the terms (n, m) of the likeliest classes of a few rows, all at once."""
+        codes = likeliest.flatten().tolist()
+        self._factor(sorted(set(codes)))
+        matrices = torch.stack([self._own[code][0] for code in codes]).view(
+            *likeliest.shape, *self._own[codes[0]][0].shape
+        )
+        constants = P.new_tensor([self._own[code][1] for code in codes]).view(likeliest.shape)
+        centred = P[:, None, :] - self.means()[likeliest]
+        terms = torch.einsum("nci,ncij,ncj->nc", centred, matrices, centred) + constants
+        return torch.maximum(terms, self.floors()[likeliest])
+
+    def _terms_of_many(self, P: Tensor, chosen: Tensor) -> Tensor:
+        """Return the terms (n, C) where a class is among the likeliest of a row, and infinity elsewhere."""
+        classes = torch.nonzero(chosen.any(dim=0)).ravel().tolist()
+        self._factor(classes)
+        means, floors = self.means(), self.floors()
+        terms = torch.full(chosen.shape, math.inf, dtype=P.dtype, device=P.device)
+        for code in classes:
+            matrix, constant = self._own[code]
+            rows = torch.nonzero(chosen[:, code]).ravel()
+            centred = P[rows] - means[code]
+            term = ((centred @ matrix) * centred).sum(dim=1) + constant
+            terms[rows, code] = torch.maximum(term, floors[code])
+        return terms
 
     def _factor(self, classes: Sequence[int]) -> None:
         missing = [code for code in classes if code not in self._own]
@@ -252,8 +275,8 @@ class ShapeScores:
         precision = torch.cholesky_inverse(lower)
         matrices = credibility[:, None, None] * (precision - torch.cholesky_inverse(lowers))
         constants = credibility * (volume - volumes)
-        for index, code in enumerate(missing):
-            self._own[code] = (matrices[index], float(constants[index]))
+        for index, (code, constant) in enumerate(zip(missing, constants.tolist(), strict=True)):
+            self._own[code] = (matrices[index], constant)
 
 
 def _pooled_covariance(shapes: ClassShapes, counts: Tensor) -> Tensor | None:

@@ -105,21 +105,17 @@ class DenseState(RidgeState):
         return self.gram.nbytes + self.cross.nbytes
 
     def _accumulate(self, batches: Iterable[Batch], sign: int) -> Self:
-        # The increment becomes the new statistics: one more matrix than is kept, no more than a solve needs anyway.
-        gram = torch.zeros_like(self.gram)
-        cross = torch.zeros_like(self.cross)
-        count, sq_targets = 0, 0.0
+        # The first batch makes the new matrices, in one pass over the old; those after it are added in place.
+        gram, cross, count, sq_targets = self.gram, self.cross, 0, 0.0
         for H, Y in batches:
-            gram.addmm_(H.T, H)
-            cross.addmm_(H.T, Y)
+            if gram is self.gram:
+                gram, cross = torch.addmm(gram, H.T, H, alpha=sign), torch.addmm(cross, H.T, Y, alpha=sign)
+            else:
+                gram.addmm_(H.T, H, alpha=sign)
+                cross.addmm_(H.T, Y, alpha=sign)
             count += H.shape[0]
             sq_targets += float(Y.square().sum())
-        return dataclasses.replace(
-            self,
-            gram=gram.mul_(sign).add_(self.gram),
-            cross=cross.mul_(sign).add_(self.cross),
-            seen=self.seen.plus(count, sq_targets, sign),
-        )
+        return dataclasses.replace(self, gram=gram, cross=cross, seen=self.seen.plus(count, sq_targets, sign))
 
     def _merge(self, other: ReducedStatistics) -> Self:
         gram = other.gram if other.basis is None else other.basis @ other.gram @ other.basis.T

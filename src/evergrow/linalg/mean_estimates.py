@@ -37,6 +37,9 @@ training rows 0.9 is a little better than 1 everywhere (0.1 to 0.25 points), 0.8
 
 _ROUNDS = 20
 
+_SMALL = 512
+"""Classes up to which the decomposition is done on the CPU."""
+
 
 @dataclass(frozen=True)
 class MeanEstimates:
@@ -94,28 +97,67 @@ class MeanEstimates:
         spread = _spread(gram.energies(even), noise)
         precision = 1.0 / (spread + noise)
         centre = precision / precision.sum()  # few rows do not move the centre
-        spread = _spread(gram.energies(centre), noise)
-        return cls._scores(gram, centre, _mixing(gram, centre, noise, spread), noise, spread)
+        energies = gram.energies(centre)
+        spread = _spread(energies, noise)
+        if classes > MAX_SHARED_CLASSES:
+            return cls._scores(gram, centre, _Shrinkage.alone(energies, noise, spread), noise, spread)
+        return cls._scores(gram, centre, _Shrinkage.shared(gram.matrix(centre), noise, spread), noise, spread)
 
     @classmethod
     def _scores(
-        cls, gram: _CentredGram, centre: Tensor, mixing: Tensor | None, noise: Tensor, spread: float
+        cls, gram: _CentredGram, centre: Tensor, shrinkage: _Shrinkage | None, noise: Tensor, spread: float
     ) -> MeanEstimates:
         directions = gram.freedom * (gram.solved - (gram.solved @ centre)[:, None])
-        if mixing is None:
-            weights, energies, taken = directions, gram.energies(centre), noise
-        elif mixing.dim() == 1:
-            weights = directions * mixing
-            energies, taken = mixing.square() * gram.energies(centre), mixing.square() * noise
-        else:
-            weights = directions @ mixing.T
-            energies = torch.einsum("ij,jk,ik->i", mixing, gram.matrix(centre), mixing)
-            taken = mixing.square() @ noise
-        if mixing is not None:
-            kept = (spread / (spread + noise)).square()
-            taken = taken + (1.0 - ETA) * kept * (gram.energies(centre) - noise - spread)
-        offset = -((gram.means @ centre) @ weights) - 0.5 * (energies - taken)
-        return cls(weights, offset, noise, spread)
+        weights = directions if shrinkage is None else shrinkage.apply(directions)
+        energies = gram.energies(centre) if shrinkage is None else shrinkage.energies
+        return cls(weights, -((gram.means @ centre) @ weights) - 0.5 * energies, noise, spread)
+
+
+@dataclass(frozen=True)
+class _Shrinkage:
+    """How true means follow from observed ones, and the energies o_c that enter the offsets.
+
+    Parameters
+    ----------
+    mixing : Tensor of shape (C, C) or (C,)
+        F, as its diagonal where each mean is shrunk by itself.
+    energies : Tensor of shape (C,)
+        The o_c.
+    """
+
+    mixing: Tensor
+    energies: Tensor
+
+    def apply(self, directions: Tensor) -> Tensor:
+        """Return directions (k, C) mixed."""
+        return directions * self.mixing if self.mixing.dim() == 1 else directions @ self.mixing.T
+
+    @classmethod
+    def alone(cls, observed: Tensor, noise: Tensor, spread: float) -> _Shrinkage:
+        """Shrink each mean by itself."""
+        kept = spread / (spread + noise)
+        energies = kept.square() * (observed - noise - (1.0 - ETA) * (observed - noise - spread))
+        return cls(kept, energies)
+
+    @classmethod
+    def shared(cls, gram: Tensor, noise: Tensor, spread: float) -> _Shrinkage:
+        """Let what a mean shares with the others count as signal."""
+        device = gram.device
+        if len(noise) <= _SMALL:
+            gram, noise = gram.cpu(), noise.cpu()  # a GPU decomposes small matrices more slowly
+        root, observed = noise.sqrt(), gram.diagonal()
+        values, vectors = symmetric_eigh(gram / root[:, None] / root[None, :])
+        seen = root[:, None] * vectors
+        prior = SHARED * (seen * (values - 1.0).clamp_min(0.0)) @ seen.T
+        prior.diagonal().add_((1.0 - SHARED) * spread)
+        total = prior.clone()
+        total.diagonal().add_(noise)
+        # F = Gamma (Gamma + V)^-1, both symmetric.
+        mixing: Tensor = torch.linalg.solve(total, prior).T
+        kept = (spread / (spread + noise)).square()
+        energies = ((mixing @ gram) * mixing).sum(dim=1) - mixing.square() @ noise
+        energies = energies - (1.0 - ETA) * kept * (observed - noise - spread)
+        return cls(mixing.to(device), energies.to(device))
 
 
 @dataclass(frozen=True)
@@ -144,25 +186,9 @@ class _CentredGram:
         return across, across @ centre
 
 
-def _mixing(gram: _CentredGram, centre: Tensor, noise: Tensor, spread: float) -> Tensor:
-    """Return F, as its diagonal where each mean is shrunk by itself."""
-    alone = spread / (spread + noise)
-    if len(noise) > MAX_SHARED_CLASSES:
-        return alone
-    root = noise.sqrt()
-    values, vectors = symmetric_eigh(gram.matrix(centre) / root[:, None] / root[None, :])
-    shared = root[:, None] * vectors
-    prior = SHARED * (shared * (values - 1.0).clamp_min(0.0)) @ shared.T
-    prior.diagonal().add_((1.0 - SHARED) * spread)
-    observed = prior.clone()
-    observed.diagonal().add_(noise)
-    # F = Gamma (Gamma + V)^-1, both symmetric.
-    mixing: Tensor = torch.linalg.solve(observed, prior).T
-    return mixing
-
-
 def _spread(energies: Tensor, noise: Tensor) -> float:
     """Return t, the energy of a true mean: a mean of ``q - v`` in which noisy classes count less."""
+    energies, noise = energies.cpu(), noise.cpu()  # a few numbers in many rounds: no work for a GPU
     floor = 1e-6 * float(energies.mean()) + 1e-300
     spread = max(float((energies - noise).clamp_min(0.0).mean()), floor)
     for _ in range(_ROUNDS):

@@ -110,10 +110,10 @@ class SolvedScatter:
     def learned(self, H: Tensor, codes: Tensor, columns: Sequence[int]) -> SolvedScatter:
         """Return the solution after rows H (n, k) of classes ``codes``; ``columns`` places old classes, -1 is new."""
         moved = self.select(columns)
-        means, counts = moved.means.clone(), moved.counts.clone()
+        means, counts = moved.means.clone(), moved.counts.tolist()
         added, steps, first = [], [], []
         for row, code in zip(H, codes.tolist(), strict=True):
-            n = float(counts[code])
+            n = counts[code]
             if n == 0.0:
                 means[:, code] = row
                 first.append(code)
@@ -127,10 +127,10 @@ class SolvedScatter:
 
     def unlearned(self, H: Tensor, codes: Tensor) -> SolvedScatter:
         """Return the solution with rows taken out again; every class must keep a row."""
-        means, counts = self.means.clone(), self.counts.clone()
+        means, counts = self.means.clone(), self.counts.tolist()
         removed, steps = [], []
         for row, code in zip(H, codes.tolist(), strict=True):
-            n = float(counts[code])
+            n = counts[code]
             if n < 2.0:
                 raise UnlearnError("the last row of a class cannot be followed: drop the class instead")
             away = row - means[:, code]
@@ -160,7 +160,7 @@ class SolvedScatter:
         H: Tensor,
         codes: Tensor,
         means: Tensor,
-        counts: Tensor,
+        counts: list[float],
     ) -> SolvedScatter:
         """Return the record with one more column per row, means moved along them, and first rows of new classes."""
         born = [_first_row(H, codes, code) for code in first]
@@ -178,7 +178,7 @@ class SolvedScatter:
             solved_means[:, touched] += added @ shift[:, touched]
         return replace(
             self,
-            counts=counts,
+            counts=self.counts.new_tensor(counts),
             means=means,
             solved_means=solved_means,
             columns=torch.cat([self.columns, block[:, : len(rows)]], dim=1),

@@ -321,6 +321,8 @@ def without_shape(old: Archive) -> Archive:
 
 def take_columns(matrix: Tensor, index: Sequence[int]) -> Tensor:
     """Return columns ``index`` of ``matrix``, with zeros where the index is -1."""
+    if list(index) == list(range(matrix.shape[1])):
+        return matrix  # nobody changes a tensor in place
     chosen = torch.as_tensor(list(index), dtype=torch.long, device=matrix.device)
     out = torch.zeros(matrix.shape[0], len(index), dtype=matrix.dtype, device=matrix.device)
     old = chosen >= 0
