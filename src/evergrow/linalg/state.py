@@ -330,7 +330,8 @@ def take_columns(matrix: Tensor, index: Sequence[int]) -> Tensor:
 
 def check_size(name: str, rows: Tensor) -> None:
     """Raise :class:`InputError` for rows so large, or all so small, that sums of their squares say nothing."""
-    largest = float(rows.abs().amax()) if rows.numel() else 0.0
+    lowest, highest = torch.aminmax(rows) if rows.numel() else (rows.new_zeros(()), rows.new_zeros(()))
+    largest = max(-float(lowest), float(highest))
     if largest > LARGEST or 0.0 < largest < 1.0 / LARGEST:
         raise InputError(
             f"{name} must have numbers between {1 / LARGEST:g} and {LARGEST:g}, so that their squares can be added up, "
