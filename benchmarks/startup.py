@@ -21,15 +21,15 @@ BAR = 1.5
 
 
 def predict_against_torch(quick: bool) -> Iterator[Row]:
-    """Time ``evergrow predict`` on an image whose features are cached, in turns with ``python -c "import torch"``."""
+    """Time ``evergrow predict`` on images whose features are cached, in turns with ``python -c "import torch"``."""
     repeat = 5 if quick else 9
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {**os.environ, "EVERGROW_CACHE": str(folder / "cache")}
         backbone = _write_images(folder)
-        model, image = folder / "model.evg", folder / "images" / "lying" / "0.png"
+        model, asked = folder / "model.evg", folder / "images" / "lying"  # a handful would not be kept
         fit = [*COMMAND, "fit", str(folder / "images"), "-m", str(model), *backbone]
-        ask = [*COMMAND, "predict", str(model), str(image), "--device", "cpu"]
+        ask = [*COMMAND, "predict", str(model), str(asked), "--device", "cpu"]
         for command in (fit, ask):  # the second fills the cache
             subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
         commands = {"torch": [sys.executable, "-c", "import torch"], "predict": ask}

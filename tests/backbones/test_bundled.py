@@ -18,7 +18,7 @@ from evergrow.backbones import (
     load_weights,
     read_weights,
 )
-from evergrow.backbones.sources import find_bundle
+from evergrow.backbones.bundles import find_bundle
 from evergrow.backbones.vision import timm_module
 
 # Numbers of ImageNet-1k classes.

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,13 @@ import pytest
 from tests.backbones.extraction_toys import LetterCounter, Toy, expected_features, write_images
 
 from evergrow.backbones import cache as cache_module
+from evergrow.backbones import extraction, shard_writer
 from evergrow.backbones import images as decoding
-from evergrow.backbones import shards
 from evergrow.backbones.cache import FeatureCache, default_root, feature_key
+from evergrow.backbones.cache_entry import CacheEntry, npy_header
 from evergrow.backbones.extraction import Extraction, extract
-from evergrow.backbones.shards import CacheEntry, ShardWriter
-from evergrow.core.errors import BusyError, CacheWarning, DataWarning, ParameterError, UnknownNameError
+from evergrow.backbones.shard_writer import ShardWriter
+from evergrow.core.errors import BusyError, CacheWarning, DataWarning, ImageError, ParameterError, UnknownNameError
 from evergrow.core.items import ImageFiles, Texts
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +86,7 @@ def test_a_second_run_touches_no_image(images: ImageFiles, root: Path) -> None:
 @pytest.mark.usefixtures("no_decoding")
 def test_texts_are_kept_too_and_their_words_are_not(root: Path) -> None:
     texts = Texts(("secret", "longer secret", "s"))
-    first = extract(LetterCounter(), texts, cache=root)
+    first = extract(LetterCounter(), texts, cache=root, keep_from=1)
     assert extract(LetterCounter(), texts, cache=root).from_cache
     assert first.features[:, 0].tolist() == [6, 13, 1]
     assert "secret" not in (the_folder(root) / "meta.json").read_text()
@@ -195,6 +198,30 @@ def other_header(folder: Path) -> None:
         file.write(head.replace(b"(15, 6)", b"(6, 15)"))
 
 
+def change_meta(folder: Path, **changes: Any) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, **changes}))
+
+
+def rewrite(folder: Path, rows: np.ndarray) -> None:
+    """Put other rows into the entry, with a checksum that is right."""
+    head = (folder / "features.npy").read_bytes()[:128]
+    (folder / "features.npy").write_bytes(head + rows.tobytes())
+    change_meta(folder, crc32=zlib.crc32(rows.tobytes()))
+
+
+def replace_head(folder: Path, head: bytes) -> None:
+    body = (folder / "features.npy").read_bytes()
+    (folder / "features.npy").write_bytes(head + body[len(head) :])
+
+
+def link(folder: Path, name: str) -> None:
+    """Put a link to a file outside in place of a file of the entry."""
+    outside = folder.parent.parent / f"outside-{name}"
+    (folder / name).rename(outside)
+    (folder / name).symlink_to(outside)
+
+
 DAMAGE = {
     "cut": cut,
     "flip": flip,
@@ -203,7 +230,22 @@ DAMAGE = {
     "no json": lambda folder: (folder / "meta.json").write_text('{"finished": tr'),
     "a list": lambda folder: (folder / "meta.json").write_text("[]"),
     "lines missing": lambda folder: (folder / "meta.json").write_text('{"finished": true}'),
+    "nested": lambda folder: (folder / "meta.json").write_text('{"a":' * 100_000),
+    "endless": lambda folder: change_meta(folder, n_read=10**30),
+    "no number": lambda folder: change_meta(folder, n_features="six"),
+    "NaN": lambda folder: change_meta(folder, crc32=float("nan")),
+    "other kind": lambda folder: change_meta(folder, schema="learner"),
+    "no version": lambda folder: change_meta(folder, schema_version="two"),
+    "strange precision": lambda folder: change_meta(folder, precision="float8"),
+    "failures": lambda folder: change_meta(folder, failures=[[99, "a", "b", False]] * 2),
+    "garbled failures": lambda folder: change_meta(folder, failures=[["a"]]),
+    "no failures": lambda folder: change_meta(folder, failures=7),
+    "not finite": lambda folder: rewrite(folder, np.full((15, 6), np.nan, dtype="<f4")),
+    "a zip": lambda folder: replace_head(folder, b"PK\x03\x04"),
+    "a link": lambda folder: link(folder, "features.npy"),
+    "a linked meta": lambda folder: link(folder, "meta.json"),
 }
+"""Ways to spoil a finished entry, by accident or on purpose."""
 
 
 @pytest.mark.parametrize("kind", sorted(DAMAGE))
@@ -217,9 +259,135 @@ def test_a_damaged_entry_is_noticed_and_made_again(images: ImageFiles, root: Pat
     assert extract(Toy(), images, cache=root, **SMALL).from_cache
 
 
+def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(images: ImageFiles, root: Path) -> None:
+    extract(Toy(), images, cache=root, **SMALL)
+    folder = the_folder(root)
+    link(folder, "features.npy")
+    outside = root.parent / "outside-features.npy"
+    kept = outside.read_bytes()
+    with pytest.warns(CacheWarning, match="extracted again"):
+        extract(Toy(), images, cache=root, **SMALL)
+    assert outside.read_bytes() == kept
+    assert not (folder / "features.npy").is_symlink()
+
+
+def test_a_linked_entry_is_neither_listed_nor_cleared(images: ImageFiles, root: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    root.mkdir(exist_ok=True)
+    key = "ab" * 16
+    (root / key).symlink_to(mine)
+    cache = FeatureCache(root)
+    assert cache.list() == []
+    cache.remove(key)
+    with pytest.raises(OSError, match="got a link"):
+        cache.entry(key).clear()
+    assert (mine / "thesis.txt").exists()
+
+
+def test_features_of_other_items_do_not_pass(images: ImageFiles, root: Path) -> None:
+    extract(Toy(), images, cache=root, **SMALL)
+    folder = the_folder(root)
+    rows = np.frombuffer((folder / "features.npy").read_bytes()[128:], dtype="<f4").reshape(15, 6)
+    (folder / "features.npy").write_bytes(npy_header(10, 9) + rows.tobytes())
+    change_meta(folder, n_read=10, n_features=9)
+    with pytest.warns(CacheWarning, match="of other items"):
+        check(extract(Toy(), images, cache=root, **SMALL), images)
+
+
+def test_an_entry_of_a_newer_evergrow_is_left_alone(images: ImageFiles, root: Path) -> None:
+    extract(Toy(), images, cache=root, **SMALL)
+    change_meta(the_folder(root), schema_version=99, evergrow="7.0")
+    kept = (the_folder(root) / "meta.json").read_bytes()
+    with pytest.warns(CacheWarning, match=r"newer evergrow \(7\.0\)"):
+        check(extract(Toy(), images, cache=root, **SMALL), images)
+    assert (the_folder(root) / "meta.json").read_bytes() == kept
+    assert [info.state for info in FeatureCache(root).list()] == ["newer"]
+
+
+def test_unknown_fields_of_an_unfinished_entry_are_written_again(
+    images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = interrupted(images, root, monkeypatch)
+    change_meta(folder, licence="CC0")
+    assert extract(Toy(), images, cache=root, **SMALL).resumed == 8
+    assert json.loads((folder / "meta.json").read_text())["licence"] == "CC0"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"stop": 10**30},
+        {"n_read": -4},
+        {"n_read": -1, "failures": [[row, "a", "b", True] for row in range(5)]},
+        {"n_read": 3, "failures": [[99, "a", "b", True]]},
+        {"crc32": "x"},
+        {"precision": "float8"},
+        {"failures": 3},
+    ],
+)
+def test_hostile_lines_of_shards_count_for_nothing(
+    images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch, line: dict[str, Any]
+) -> None:
+    folder = interrupted(images, root, monkeypatch)
+    lines = (folder / "shards.jsonl").read_text().splitlines()
+    lines[0] = json.dumps({**json.loads(lines[0]), **line})
+    (folder / "shards.jsonl").write_text("\n".join([*lines, "[" * 50_000]) + "\n")
+    result = extract(Toy(), images, cache=root, **SMALL)
+    assert result.resumed == 0
+    check(result, images)
+
+
+# -- a handful ------------------------------------------------------------------------------------------
+
+
+def test_a_handful_leaves_nothing_behind(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = extract(Toy(), images, cache=False).features
+    for count in (1, 4):
+        few = extract(Toy(), images.take(range(count)), cache=root)
+        np.testing.assert_array_equal(few.features, whole[:count])
+        assert (few.from_cache, few.resumed, few.rows.tolist()) == (False, 0, list(range(count)))
+    assert not root.exists()
+    monkeypatch.setattr(os, "fsync", lambda handle: pytest.fail("a handful went to disk"))
+    extract(LetterCounter(), Texts(("a", "bcd")), cache=root)
+
+
+def test_a_handful_uses_what_is_there_and_goes_on_with_what_was_begun(images: ImageFiles, root: Path) -> None:
+    few = images.take(range(3))
+    kept = extract(Toy(), few, cache=root, keep_from=1)
+    assert not kept.from_cache
+    again = extract(Toy(), few, cache=root)
+    assert again.from_cache
+    np.testing.assert_array_equal(again.features, kept.features)
+    DAMAGE["flip"](the_folder(root))
+    with pytest.warns(CacheWarning, match="extracted again"):
+        extract(Toy(), few, cache=root)
+    assert extract(Toy(), few, cache=root).from_cache
+
+
+def test_a_handful_is_judged_like_many(images: ImageFiles, root: Path) -> None:
+    broken = images.root / images.names[1]
+    broken.write_bytes(b"no image")
+    few = images.take(range(3))
+    with pytest.raises(ImageError, match="on_error='skip'"):
+        extract(Toy(), few, cache=root)
+    with pytest.warns(DataWarning, match="1 of 3"):
+        result = extract(Toy(), few, cache=root, on_error="skip")
+    assert result.rows.tolist() == [0, 2]
+    with pytest.raises(ImageError, match="at least one image must be readable"):
+        extract(Toy(), images.take([1]), cache=root, on_error="skip")
+
+
+def test_a_handful_of_several_batches_is_batched_as_asked(images: ImageFiles, root: Path) -> None:
+    toy = Toy()
+    extract(toy, images.take(range(4)), cache=False, batch_size=3)
+    assert toy.batches == [3, 1]
+
+
 def interrupted(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Leave an unfinished entry of two shards."""
-    decode = images.decode_image
+    decode = decoding.decode_image
 
     def stop(source: Any, **options: Any) -> Any:
         if source.name == "011.png":
@@ -227,7 +395,7 @@ def interrupted(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch)
         return decode(source, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(images, "decode_image", stop)
+        patch.setattr(decoding, "decode_image", stop)
         with pytest.raises(KeyboardInterrupt):
             extract(Toy(), images, cache=root, **SMALL)
     return the_folder(root)
@@ -267,10 +435,9 @@ def test_an_unfinished_entry_is_taken_up_as_far_as_it_is_whole(
 
 
 def test_an_unfinished_entry_of_another_precision_is_begun_anew(images: ImageFiles, root: Path) -> None:
-    probe = extract(Toy(), images.take(range(4)), cache=root)  # learn the layout from a real entry
+    probe = extract(Toy(), images.take(range(4)), cache=root, keep_from=1)  # learn the layout from a real entry
     entry = CacheEntry(the_folder(root))
-    meta = entry.meta()
-    assert meta is not None
+    meta = json.loads((entry.folder / "meta.json").read_text())
     with entry.hold():
         entry.empty()
         writer = ShardWriter(entry, meta, n_items=4, n_features=6)
@@ -331,7 +498,7 @@ def test_a_read_only_disk(images: ImageFiles, tiny_disk: Path) -> None:
 def test_a_write_that_fails_at_any_point_loses_nothing(
     images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
-    write, count = shards._write, 0
+    write, count = shard_writer._write, 0
 
     def fail(file: Any, data: Any) -> None:
         nonlocal count
@@ -341,7 +508,7 @@ def test_a_write_that_fails_at_any_point_loses_nothing(
             raise OSError(errno.ENOSPC, "No space left on device")
         write(file, data)
 
-    monkeypatch.setattr(shards, "_write", fail)
+    monkeypatch.setattr(shard_writer, "_write", fail)
     if allowed < 10:  # a header, four shards of rows and a line each, and a header
         with pytest.warns(CacheWarning, match="No space left"):
             result = extract(Toy(), images, cache=root, **SMALL)
@@ -407,6 +574,33 @@ def wait_for_entry(root: Path) -> str:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
+def test_two_threads_decode_every_image_once(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks are on open files, so that threads wait for each other as processes do."""
+    decode, seen = decoding.decode_image, []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(source: Any, **options: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        seen.append(Path(source).name)
+        return decode(source, **options)
+
+    monkeypatch.setattr(decoding, "decode_image", slowly)
+    monkeypatch.setattr(extraction, "_tell_waiting", lambda entry: go_on.set())
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(extract, Toy(), images, cache=root, **SMALL)
+        assert begun.wait(60)
+        with pytest.raises(BusyError, match="another process"):  # what is in use is not removed
+            FeatureCache(root).remove(the_folder(root).name)
+        second = pool.submit(extract, Toy(), images, cache=root, **SMALL)
+        results = [first.result(60), second.result(60)]
+    assert [result.from_cache for result in results] == [False, True]
+    np.testing.assert_array_equal(results[0].features, results[1].features)
+    assert sorted(seen) == sorted(Path(name).name for name in images.names)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
 def test_two_processes_decode_every_image_once(images: ImageFiles, root: Path, tmp_path: Path) -> None:
     processes = [start(images, root, tmp_path / "log", pause=0.25) for _ in range(2)]
     key = wait_for_entry(root)
@@ -466,7 +660,7 @@ def test_entries_are_listed_found_and_removed(images: ImageFiles, root: Path) ->
     cache = FeatureCache(root)
     assert cache.list() == []
     extract(Toy(), images, cache=root)
-    extract(LetterCounter(), Texts(("a", "b")), cache=root)
+    extract(LetterCounter(), Texts(("a", "b")), cache=root, keep_from=1)
     (root / "something else").mkdir()
     (root / ("0" * 32)).write_text("a file, not an entry")
     infos = {info.backbone: info for info in cache.list()}

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from evergrow.backbones import create_backbone
 from evergrow.backbones import images as decoding
 from evergrow.backbones.cache import FeatureCache
 from evergrow.backbones.extraction import extract
-from evergrow.backbones.loader import Failure, Layout, choose_workers, load_image
+from evergrow.backbones.loader import BatchPlan, Failure, choose_workers, load_image
 from evergrow.backbones.precision import distance
 from evergrow.backbones.settings import ExtractConfig
 from evergrow.core.errors import (
@@ -84,7 +85,7 @@ def test_a_real_network_gives_what_it_gives_by_hand(images: ImageFiles) -> None:
     backbone = create_backbone("test_resnet", weights="random", device="cpu")
     assert backbone.transform is not None
     by_hand = torch.cat(
-        [backbone.encode(backbone.transform(images.decode_image(images.raw(i)))[None]) for i in range(5)]
+        [backbone.encode(backbone.transform(decoding.decode_image(images.raw(i)))[None]) for i in range(5)]
     )
     result = extract(backbone, images.take(range(5)), cache=False, batch_size=2, workers=0)
     np.testing.assert_allclose(result.features, by_hand.numpy(), rtol=1e-4, atol=1e-5)
@@ -139,7 +140,7 @@ def test_progress_tells_the_rate_and_the_time_left(images: ImageFiles, capfd: py
 
 
 def test_batches_and_shards_cover_every_row_once() -> None:
-    layout = Layout(start=8, stop=21, batch_size=4, shard_size=8)
+    layout = BatchPlan(start=8, stop=21, batch_size=4, shard_size=8)
     assert [row for number in range(len(layout)) for row in layout.rows(number)] == list(range(8, 21))
     assert [layout.ends_shard(number) for number in range(len(layout))] == [False, True, False, True]
 
@@ -217,10 +218,10 @@ def test_a_missing_image(images: ImageFiles, tmp_path: Path) -> None:
     assert len(result.features) == 22
 
 
-def test_a_image_that_the_system_refused_is_tried_again(
+def test_an_image_that_the_system_refused_is_tried_again(
     images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = images.decode_image
+    decode = decoding.decode_image
 
     def refuse(source: Any, **options: Any) -> Any:
         if source.name == "006.png":
@@ -333,6 +334,7 @@ def test_half_precision_only_where_it_is_safe(scale: float, precision: str) -> N
 # -- interruption and size ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_run_goes_on_at_its_last_whole_shard(images: ImageFiles, tmp_path: Path, workers: int) -> None:
@@ -371,7 +373,7 @@ def test_a_killed_run_goes_on_at_its_last_whole_shard(images: ImageFiles, tmp_pa
 def test_a_resumed_run_looks_at_nothing_that_is_done(
     images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode, seen = images.decode_image, []
+    decode, seen = decoding.decode_image, []
 
     def stop_at_ten(source: Any, **options: Any) -> Any:
         seen.append(source.name)
@@ -421,8 +423,24 @@ def peaks_of(sizes: list[int], cache: Path) -> list[int]:
     return json.loads(out)
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
+    toy = Toy(n_features=4096)
+    toy.encode = lambda batch: batch.flatten(1)[:, :1].repeat(1, 4096)  # type: ignore[method-assign]
+    peaks = []
+    for n in (300, 1500):
+        tracemalloc.start()
+        try:
+            result = extract(toy, Synthetic(n), cache=tmp_path, workers=0, shard_size=256)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert result.features.shape == (n, 4096)
+    assert peaks[1] - peaks[0] < 5e6  # the 1,200 more rows alone are 20 MB
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_the_memory_of_a_process_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
     few, many = peaks_of([2_000, 22_000], tmp_path)
     assert many - few < 15e6  # the 20,000 more rows alone are 41 MB
 

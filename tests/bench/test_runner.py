@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from evergrow.bench import BusyError, load_spec, run_bench
-from evergrow.bench.runner import locked, plan_bench
+from evergrow.bench.runner import plan_bench
+from evergrow.core.files import locked
 from evergrow.datasets import load_features
 from evergrow.records import RunRecord, read_record, read_records
 
@@ -238,6 +239,7 @@ run_bench(load_spec("spec.toml"), output="out")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX")
 def test_a_killed_bench_restarts_cleanly(folder: Path) -> None:
     child = subprocess.Popen(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evergrow.bench import SpecError, expand, load_spec, select
+from evergrow.bench import SpecError, expand, load_spec, plan_bench, select
 from evergrow.bench.toml_lines import KeyLines
 from evergrow.core.errors import MissingExtraError, ParameterError
 from evergrow.datasets import DatasetNotFoundError
@@ -99,7 +99,7 @@ def test_same_method_twice_is_an_error(write_spec: WriteSpec) -> None:
 def test_same_run_twice_is_an_error(write_spec: WriteSpec) -> None:
     for add in ('[[datasets]]\npath = "blobs.npz"\n', "[[protocols]]\nincrement = 3\ndisjoint = true\n"):
         with pytest.raises(ParameterError, match="same settings twice"):
-            expand(load_spec(write_spec(add=add)))
+            plan_bench(load_spec(write_spec(add=add)))
 
 
 def test_missing_parts_and_files(tmp_path: Path, write_spec: WriteSpec) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from tests.commands import evergrow
 
 from evergrow.backbones import create_backbone
 from evergrow.bench import compare, load_spec, run_bench
-from evergrow.cli.bench import bench_app
 from evergrow.core.items import ImageArrays
 from evergrow.datasets import load_data, load_features
 from evergrow.methods import create_method
@@ -217,7 +216,7 @@ def test_scores_that_fail_cost_a_warning_and_not_the_run(
 
 
 def show(*args: object) -> Any:
-    result = CliRunner().invoke(bench_app, ["show", *(str(arg) for arg in args)])
+    result = evergrow("bench", "show", *args)
     assert result.exit_code == 0, result.output
     return result
 

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from click.testing import Result
-from typer.testing import CliRunner
-
-from evergrow.cli.commands import register
+from tests.commands import evergrow
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox")
 
@@ -24,11 +21,7 @@ class Shell:
     folder: Path
 
     def run(self, *arguments: object, code: int = 0, stdin: str | None = None) -> Result:
-        app = typer.Typer(rich_markup_mode="rich")
-        register(app)
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
+        result = evergrow(*arguments, stdin=stdin)
         assert result.exit_code == code, result.output
         return result
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.learner.toys import timeless
+from tests.learner.toys import all_tensors, timeless
 
 from evergrow.core.archive import read_archive
 from evergrow.learner.modelfile import ModelWriteError, open_model
@@ -23,8 +23,8 @@ RUN = (*FIT, "--epochs", 4)
 
 def file_content(path):
     """Return what a model file holds, without the times that things took and were done at."""
-    archive = read_archive(path, "Learner")
-    return timeless(archive), {name: tensor.numpy() for name, tensor in archive.tensors.items()}
+    archive = read_archive(path, "learner")
+    return timeless(archive), {name: tensor.numpy() for name, tensor in all_tensors(archive).items()}
 
 
 def assert_same_model(path, other):

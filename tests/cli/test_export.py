@@ -7,24 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from click.testing import Result
 from tests.cli.conftest import Shell, clouds
-from typer.testing import CliRunner
+from tests.commands import evergrow
 
 pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
-from evergrow.cli.export import export_command  # noqa: E402
 from evergrow.learner.modelfile import open_model  # noqa: E402
 
 
 def export(*arguments: object, code: int = 0) -> Result:
-    app = typer.Typer()
-    app.command("export")(export_command)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = evergrow("export", *arguments)
     assert result.exit_code == code, result.output
     return result
 

@@ -8,14 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
+from tests.commands import evergrow
 
 from evergrow.backbones import create_backbone
 from evergrow.backbones.extraction import extract
-from evergrow.cli.main import app
 from evergrow.datasets import RawSet, load_data, load_features
-
-runner = CliRunner()
 
 
 @pytest.fixture
@@ -49,7 +46,7 @@ def command(folder: Path, out: Path, *more: str) -> list[str]:
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 def test_the_file_holds_what_extraction_gives(folder: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"out{suffix}"
-    result = runner.invoke(app, command(folder, out, "--json"))
+    result = evergrow(*command(folder, out, "--json"))
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["n_train"] == 10
     written = load_features(out)
@@ -64,22 +61,22 @@ def test_the_file_holds_what_extraction_gives(folder: Path, tmp_path: Path, suff
 def test_an_existing_file_is_kept_unless_forced(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.npz"
     out.write_text("precious")
-    result = runner.invoke(app, command(folder, out))
+    result = evergrow(*command(folder, out))
     assert result.exit_code == 2
     assert "--force" in result.output
     assert out.read_text() == "precious"
-    assert runner.invoke(app, command(folder, out, "--force")).exit_code == 0
+    assert evergrow(*command(folder, out, "--force")).exit_code == 0
     assert load_features(out).n_classes == 2
 
 
 def test_an_unreadable_image_is_named_and_can_be_left_out(folder: Path, tmp_path: Path) -> None:
     (folder / "train" / "rot" / "1.png").write_text("no image")
     out = tmp_path / "out.npz"
-    result = runner.invoke(app, command(folder, out))
+    result = evergrow(*command(folder, out))
     assert result.exit_code == 2
     assert "1.png" in result.output
     assert not out.exists()
-    result = runner.invoke(app, command(folder, out, "--skip-unreadable", "--no-cache"))
+    result = evergrow(*command(folder, out, "--skip-unreadable", "--no-cache"))
     assert result.exit_code == 1, result.output
     assert "1 items could not be read" in " ".join(result.output.split())
     assert len(load_features(out).y_train) == 9
@@ -94,7 +91,7 @@ def test_an_unreadable_image_is_named_and_can_be_left_out(folder: Path, tmp_path
     ],
 )
 def test_mistakes_leave_nothing(folder: Path, tmp_path: Path, more: list[str], message: str) -> None:
-    result = runner.invoke(app, command(folder, tmp_path / "out.npz", *more))
+    result = evergrow(*command(folder, tmp_path / "out.npz", *more))
     assert result.exit_code == 2
     assert message in result.output
     assert not (tmp_path / "out.npz").exists()

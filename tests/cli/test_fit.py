@@ -121,7 +121,7 @@ def test_adapted_model_goes_on_and_back(shell, images):
     [
         (["first.npz", "--adapt", "ssf"], "data must be images for a backbone to be adapted to them, got feature"),
         (["texts.csv", "--adapt", "ssf"], "data must be images for a backbone to be adapted to them, got texts"),
-        (["images", *TUNED, "--adapt", "ssh"], "adapt must be one of 'adapter', 'ssf'"),
+        (["images", *TUNED, "--adapt", "ssh"], "adapt must be one of 'adapter', 'lora', 'ssf'"),
         (["images", *TUNED, "--epochs", 3], "--epochs must go with --adapt, got 3 epochs"),
         (
             ["images", "--backbone", "test_resnet", "--weights", "random", "--adapt", "vpt-deep"],

@@ -1,27 +1,7 @@
-import subprocess
-import sys
-
 import pytest
-import typer
 from tests.cli.conftest import NAMES
-from typer.testing import CliRunner
 
-from evergrow.cli.commands import register
 from evergrow.learner.modelfile import open_model
-
-COMMANDS = (
-    "fit",
-    "update",
-    "predict",
-    "evaluate",
-    "inspect",
-    "forget",
-    "unlearn",
-    "rollback",
-    "spawn",
-    "merge",
-    "export",
-)
 
 
 def test_everything_is_told(shell, model, later):
@@ -69,39 +49,3 @@ def test_long_lists_are_cut_unless_asked_for(shell, first, monkeypatch):
     output = shell.run("inspect", "m.evg", "--full").stdout
     assert "--full" not in output
     assert all(name in output for name in NAMES[:3])
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_examples_and_exit_codes(shell, command):
-    output = shell.run(command, "--help").stdout
-    assert f"evergrow {command}" in output
-    assert "Exit codes: 0" in output
-    assert "--json" in output
-
-
-def test_all_commands_are_registered_once():
-    app = typer.Typer()
-    register(app)
-    assert sorted(command.name for command in app.registered_commands) == sorted(COMMANDS)
-
-
-def test_shell_completion_offers_the_commands():
-    app = typer.Typer(name="evergrow")
-    register(app)
-    environment = {
-        "_EVERGROW_COMPLETE": "complete_bash",
-        "COMP_WORDS": "evergrow ev",
-        "COMP_CWORD": "1",
-        "_TYPER_COMPLETE_TESTING": "True",
-    }
-    result = CliRunner().invoke(app, [], env=environment, prog_name="evergrow")
-    assert result.stdout.split() == ["evaluate"]
-
-
-def test_commands_import_nothing_heavy_before_they_run():
-    code = (
-        "import sys, typer; before = set(sys.modules); from evergrow.cli.commands import register; "
-        "register(typer.Typer()); heavy = {'torch', 'timm', 'torchvision', 'PIL', 'pandas', 'matplotlib'}; "
-        "print(sorted(heavy & (set(sys.modules) - before)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

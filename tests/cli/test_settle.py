@@ -9,13 +9,12 @@ from tests.cli.conftest import NAMES, clouds
 
 from evergrow.core.errors import NumericalError
 from evergrow.learner.modelfile import open_model
-from evergrow.learner.solutions import export_solution
 
 
 @pytest.fixture
 def wide(monkeypatch):
     """Make every layer one that an update does not solve for by itself, as those of thousands of units are."""
-    monkeypatch.setattr("evergrow.learner.solutions.EASY_ORDER", 0)
+    monkeypatch.setattr("evergrow.heads.abilities.EASY_ORDER", 0)
 
 
 @pytest.fixture
@@ -40,9 +39,9 @@ def test_answers_are_those_of_a_file_that_was_not_settled(both):
     # that products with them are summed in another order.
     for verb in ("decision_function", "predict_proba", "novelty_score"):
         np.testing.assert_allclose(getattr(plain, verb)(asked), getattr(settled, verb)(asked), rtol=1e-9, err_msg=verb)
-    (mine, found), (theirs, others) = (export_solution(learner.head_) for learner in (plain, settled))
-    assert found == others
-    assert all(np.array_equal(tensor, theirs[name]) for name, tensor in mine.items())
+    mine, theirs = (learner.head_.solution() for learner in (plain, settled))
+    assert mine.meta == theirs.meta
+    assert all(np.array_equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())
     assert plain.threshold() == settled.threshold()
 
 
@@ -75,11 +74,11 @@ def test_next_update_is_the_same(shell, both, first, monkeypatch):
 def test_update_says_what_it_settled(shell, model, later, first, wide):
     values = shell.json("update", model, later, "--settle")
     assert values["settled"]["solved"] is True
-    assert values["settled"]["ridge"] == export_solution(open_model(model).head_)[1]["alpha"] > 0
+    assert values["settled"]["ridge"] == open_model(model).head_.solution().meta["alpha"] > 0
     assert 0 <= values["settled"]["seconds"] <= values["seconds"]
     output = shell.run("update", model, first, "--settle", code=1).stdout
     assert "settled in " in output
-    assert f"ridge ({export_solution(open_model(model).head_)[1]['alpha']:.4g}) are in the file" in output
+    assert f"ridge ({open_model(model).head_.solution().meta['alpha']:.4g}) are in the file" in output
     shutil.copy(model, "n.evg")
     assert shell.json("update", "n.evg", first, code=1)["settled"] is None
 

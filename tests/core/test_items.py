@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from evergrow.core.errors import DatasetNotFoundError, InputError
-from evergrow.core.items import ImageArrays, ImageFiles, Texts
+from evergrow.core.items import ImageArrays, ImageFiles, Texts, concat_items
 
 
 def test_the_stamp_of_files_sees_names_sizes_and_times_but_not_the_folder(tmp_path: Path) -> None:
@@ -56,3 +57,28 @@ def test_other_arrays_are_refused(pixels: np.ndarray) -> None:
 def test_parts_come_in_the_order_asked_for() -> None:
     assert Texts(("a", "b", "c")).take([2, 0]).texts == ("c", "a")
     assert ImageFiles(Path("x"), ("a", "b", "c")).take(np.array([1, 1])).names == ("b", "b")
+
+
+def test_files_of_several_folders_go_together(tmp_path: Path) -> None:
+    parts = []
+    for number, folder in enumerate(("a", "b")):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(np.full((4, 4, 3), number, dtype=np.uint8)).save(tmp_path / folder / "x.png")
+        parts.append(ImageFiles(tmp_path / folder, ("x.png",)))
+    whole = concat_items(parts)
+    assert isinstance(whole, ImageFiles)
+    assert [Image.open(whole.raw(row)).getpixel((0, 0))[0] for row in range(2)] == [0, 1]
+    assert concat_items(parts[:1]) is parts[0]
+    arrays = concat_items([ImageArrays(np.zeros((2, 4, 4, 3), np.uint8)), ImageArrays(np.ones((1, 4, 4, 3), np.uint8))])
+    assert len(arrays) == 3
+
+
+def test_texts_go_together_and_other_mixtures_do_not() -> None:
+    assert concat_items([Texts(("a",)), Texts(("b", "c"))]) == Texts(("a", "b", "c"))
+    small, large = (ImageArrays(np.zeros((1, side, side), np.uint8)) for side in (4, 5))
+    with pytest.raises(InputError, match="one size"):
+        concat_items([small, large])
+    with pytest.raises(InputError, match="one kind"):
+        concat_items([small, Texts(("a",))])
+    with pytest.raises(InputError, match="at least one"):
+        concat_items([])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +14,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from evergrow.core.errors import FileFormatError, ParameterError
-from evergrow.datasets import DatasetNotFoundError, FeatureSet, available_features, load_features, save_features
+from evergrow.core.errors import FileFormatError, NewerSchemaError, ParameterError
+from evergrow.datasets import (
+    DatasetNotFoundError,
+    FeatureSet,
+    array_files,
+    available_features,
+    load_features,
+    save_features,
+)
 from evergrow.streams import Protocol
 
 X = np.arange(24, dtype=np.float16).reshape(6, 4)
@@ -179,3 +189,104 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="must end in"):
         save_features(tmp_path / "set.csv", data)
     assert list(tmp_path.glob("*set*")) == []
+
+
+# -- the file contract ------------------------------------------------------------------------------------
+
+
+def _entry(shape: str, dtype: str, body: bytes = b"") -> bytes:
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + body
+
+
+def _npz(path: Path, compression: int = zipfile.ZIP_STORED, **entries: bytes) -> None:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, value in ARRAYS.items():
+            buffer = io.BytesIO()
+            np.save(buffer, value)
+            archive.writestr(f"{name}.npy", entries.pop(name, buffer.getvalue()))
+        for name, body in entries.items():
+            archive.writestr(f"{name}.npy", body)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"X_train": _entry("(1000000000000, 4)", "<f8")},
+        {"X_train": _entry("(6, 4)", "|O", b"x" * 400)},
+        {"X_train": _entry("(-6, 4)", "<f8")},
+        {"X_train": _entry("(6, 4)", "<f8", b"x" * 191)},
+        {"X_train": _entry("6, 4", "<f8")},
+        {"X_train": _entry("(" * 5000 + ")" * 5000, "<f8")},
+        {"X_train": _entry("(6, 4)", "<nothing")},
+        {"X_train": b"\x93NUMPY\x03\x00" + b"\0" * 200},
+        {"X_train": b""},
+        {"classes": _entry("(1000000000000,)", "<U0")},
+        {"classes": _entry("(1,)", "<U1000000000")},
+        {"backbone": _entry("()", "<U1", "[".encode("utf-32-le"))},
+        {"evergrow": _entry("()", "<U3", "NaN".encode("utf-32-le"))},
+    ],
+)
+def test_hostile_arrays_end_in_a_file_error(entries: dict[str, bytes], tmp_path: Path) -> None:
+    _npz(tmp_path / "toy.npz", **entries)
+    with pytest.raises(FileFormatError):
+        load_features(tmp_path / "toy.npz")
+
+
+def test_an_archive_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_files, "_ROOM", 2**16)
+    zeros = _entry("(262144, 4)", "<f8", bytes(2**23))
+    _npz(tmp_path / "bomb.npz", zipfile.ZIP_DEFLATED, X_train=zeros)
+    with pytest.raises(FileFormatError, match="must unpack to at most"):
+        load_features(tmp_path / "bomb.npz")
+    _npz(tmp_path / "odd.npz", zipfile.ZIP_BZIP2)
+    with pytest.raises(FileFormatError, match="stored or deflated"):
+        load_features(tmp_path / "odd.npz")
+
+
+def test_flipped_bytes_end_in_a_file_error_or_in_sound_features(tmp_path: Path) -> None:
+    path = tmp_path / "toy.npz"
+    np.savez_compressed(path, classes=np.array(["a", "b", "c"]), **ARRAYS)
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    for place in rng.integers(0, len(whole), size=300):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(bytes(changed))
+        with contextlib.suppress(FileFormatError):
+            assert np.isfinite(load_features(path).X_train).all()
+
+
+@pytest.mark.parametrize("metadata", [{"classes": "5"}, {"classes": "[[1]]"}, {"backbone": "[" * 50_000}])
+def test_hostile_metadata_ends_in_a_file_error(metadata: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "toy.safetensors"
+    save_file({key: torch.from_numpy(value) for key, value in ARRAYS.items()}, path, metadata)
+    with pytest.raises(FileFormatError):
+        load_features(path)
+    save_file({key: torch.from_numpy(value).to(torch.float8_e4m3fn) for key, value in ARRAYS.items()}, path)
+    with pytest.raises(FileFormatError, match="plain numbers"):
+        load_features(path)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_kind_version_and_unknown_fields(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"set{suffix}"
+    data = FeatureSet("set", *ARRAYS.values(), unknown={"licence": "CC0"})
+    save_features(path, data)
+    again = load_features(path)
+    assert again.unknown == {"licence": "CC0"}
+    assert again.fingerprint == FeatureSet("set", *ARRAYS.values()).fingerprint
+    for stamp, error in (
+        ({"kind": "feature-set", "version": 99, "writer": "7.0"}, NewerSchemaError),
+        ({"kind": "learner", "version": 1}, FileFormatError),
+        ({"version": "two"}, FileFormatError),
+    ):
+        _stamp(path, json.dumps(stamp))
+        with pytest.raises(error):
+            load_features(path)
+
+
+def _stamp(path: Path, text: str) -> None:
+    if path.suffix == ".npz":
+        np.savez(path, evergrow=np.array(text), **ARRAYS)
+    else:
+        save_file({key: torch.from_numpy(value) for key, value in ARRAYS.items()}, path, {"evergrow": text})

@@ -13,8 +13,8 @@ from tests.datasets.conftest import PNG, Tree
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError, LabelError
 from evergrow.core.items import ImageFiles
 from evergrow.datasets import DataOptions, RawSet, load_data
+from evergrow.datasets.labelled import LabelledItems
 from evergrow.datasets.load import read_path
-from evergrow.datasets.reading import Reading
 from evergrow.streams import Protocol
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -152,7 +152,7 @@ def test_read_path_gives_what_is_there(tree: Tree) -> None:
     with pytest.warns(DataWarning, match="'pets' can be used but: .*left out: 'void'") as said:
         found = read_path(root, DataOptions(allow_empty=True))
     assert len(said) == 1
-    assert isinstance(found, Reading)
+    assert isinstance(found, LabelledItems)
     assert (list(found.train_labels), found.test) == (["a", "a", "b"], None)
 
 

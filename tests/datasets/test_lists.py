@@ -98,7 +98,7 @@ def test_one_list_is_split(tree: Tree) -> None:
         ("n01/000.png 0\nn01/006.png 0\n", r"'n01/006.png' twice in train.txt and test.txt"),
     ],
 )
-def test_a_image_named_twice(lines: str, match: str, tree: Tree) -> None:
+def test_an_image_named_twice(lines: str, match: str, tree: Tree) -> None:
     root = tree(COUNTS)
     (root / "train.txt").write_text(lines)
     _text(root / "test.txt", _rows(5, 7))

@@ -36,8 +36,7 @@ from evergrow.learner.learner import Learner  # noqa: E402
 from evergrow.methods import create_method  # noqa: E402
 from evergrow.projections.activations import ACTIVATIONS  # noqa: E402
 from evergrow.training import FsaConfig  # noqa: E402
-from evergrow.training.fsa import TUNER_KINDS  # noqa: E402
-from evergrow.tuners import tuners_of  # noqa: E402
+from evergrow.tuners import adapting_tuners, tuners_of  # noqa: E402
 
 PAPER = {"max_units": 400}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -314,7 +313,7 @@ def test_a_learner_of_images_after_a_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
-@pytest.mark.parametrize("tuner", TUNER_KINDS)
+@pytest.mark.parametrize("tuner", adapting_tuners())
 def test_an_adapted_learner_after_a_round_trip(
     tuner: str, exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,9 +379,7 @@ def test_a_learner_of_texts_gives_its_head_alone(blobs: tuple[np.ndarray, np.nda
         """A learner of texts whose backbone must not be asked for."""
 
         head_ = SimpleCILClassifier().fit(X, y)
-
-        def info(self) -> dict[str, Any]:
-            return {"backbone": {**spec.to_dict(), "reason": ""}}
+        spec_ = spec
 
     with pytest.raises(ExportError, match="one of texts"):
         export_learner(Texts(), tmp_path / "m.onnx")  # type: ignore[arg-type]

@@ -132,7 +132,7 @@ PARAMETERS = [
     ({"criterion": "exakt"}, "nearest: 'exact'"),
     ({"readout": "lda"}, "readout"),
     ({"max_units": 0}, "max_units"),
-    ({"n_units": 50_000}, "n_units must be an integer >= 1 and <= 20000"),
+    ({"n_units": 50_000}, "n_units must be an integer >= 0 and <= 20000"),
     ({"projection": "mgms"}, "nearest: 'mgsm'"),
     ({"solver": "densee"}, "nearest: 'dense'"),
     ({"normalize": "l3"}, "normalize"),

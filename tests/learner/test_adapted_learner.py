@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.training.tiny import stripes, tiny_vit
 from evergrow.backbones import create_backbone
 from evergrow.backbones.extraction import extract
 from evergrow.backbones.lazy import LazyBackbone
-from evergrow.core.archive import Archive, write_archive
+from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import (
     DataWarning,
     FileFormatError,
@@ -35,11 +36,11 @@ from evergrow.heads import SCLClassifier
 from evergrow.learner.learner import Learner
 from evergrow.methods import FsaClassifier
 from evergrow.training import FsaConfig, adapt
-from evergrow.training.fsa import TUNER_KINDS
-from evergrow.tuners import UnsupportedModelError
+from evergrow.tuners import UnsupportedModelError, adapting_tuners
 
 NAMES = np.array(["ant", "bee", "cat", "dog"])
 Part = tuple[ImageArrays, np.ndarray]
+V0_1 = Path(__file__).parents[1] / "data" / "v0_1" / "learners"
 
 
 def quick(tuner: str = "ssf", **changes: Any) -> FsaConfig:
@@ -97,7 +98,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- learning -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tuner", TUNER_KINDS)
+@pytest.mark.parametrize("tuner", adapting_tuners())
 def test_it_is_the_adapted_classifier_made_by_hand(tuner: str, first: Part, later: Part) -> None:
     learner = learner_of(tuner).fit(first).partial_fit(later)
     hand = FsaClassifier("scl-mgsm", tiny_vit(), fsa=quick(tuner), n_units=20).fit(*first)
@@ -249,7 +250,7 @@ def test_what_is_no_network_cannot_be_adapted(first: Part, no_training: None) ->
 # -- files --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tuner", TUNER_KINDS)
+@pytest.mark.parametrize("tuner", adapting_tuners())
 def test_saved_and_loaded_is_the_same(tuner: str, first: Part, later: Part, tmp_path: Path) -> None:
     learner, path = learner_of(tuner).fit(first), tmp_path / "m.evg"
     learner.save(path)
@@ -276,7 +277,7 @@ def test_loading_imports_nothing_that_trains(fitted: Learner, tmp_path: Path) ->
     code = (
         "import sys; from evergrow.learner.learner import Learner; import numpy as np;"
         f"Learner.load({str(tmp_path / 'm.evg')!r}).predict(np.zeros((1, 24)));"
-        "print([name for name in sys.modules if name.startswith(('evergrow.training', 'timm', 'torchvision'))])"
+        "print([name for name in sys.modules if name.startswith(('evergrow.training.loop', 'timm', 'torchvision'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -300,28 +301,32 @@ def test_a_loaded_learner_that_starts_again_adapts_again(fitted: Learner, later:
 
 def test_a_tuner_that_was_changed_is_refused(fitted: Learner, first: Part, tmp_path: Path) -> None:
     archive, path = fitted.to_archive(), tmp_path / "m.evg"
-    names = [name for name in archive.tensors if name.startswith("tuner.")]
+    adaptation = archive.parts["adaptation"]
+    tuner = adaptation.parts["tuner"]
+    names = sorted(tuner.tensors)
     assert len(names) > 2
-    changed = {**archive.tensors, names[0]: archive.tensors[names[0]] + 1}
-    write_archive(path, Archive(archive.kind, archive.meta, changed))
+
+    def write(changed: Archive) -> None:
+        parts = {**archive.parts, "adaptation": replace(adaptation, parts={"tuner": changed})}
+        write_archive(path, replace(archive, parts=parts))
+
+    write(replace(tuner, tensors={**tuner.tensors, names[0]: tuner.tensors[names[0]] + 1}))
     with pytest.raises(WeightsError, match=r"tuner of vit_tiny_patch16_224\+ssf must be the one"):
         Learner.load(path, cache=False).predict(first[0])
-    fewer = {name: tensor for name, tensor in archive.tensors.items() if not name.startswith("tuner.")}
-    write_archive(path, Archive(archive.kind, archive.meta, fewer))
-    with pytest.raises(FileFormatError, match="lacks its tensors"):
+    write(replace(tuner, tensors={}))
+    with pytest.raises(FileFormatError, match="the tuner lacks its tensors"):
         Learner.load(path)
-    garbled = {**archive.meta, "tuning": {**archive.meta["tuning"], "entry": {}}}
-    write_archive(path, Archive(archive.kind, garbled, archive.tensors))
-    with pytest.raises(FileFormatError, match="lacks tuner"):
+    write(replace(tuner, meta={}))
+    with pytest.raises(FileFormatError, match="adaptation: tuner must have"):
         Learner.load(path)
 
 
 def test_files_of_versions_that_did_not_adapt_load(first: Part, tmp_path: Path) -> None:
-    learner = learner_of(None).fit(first)
-    archive = learner.to_archive()
-    old = {name: value for name, value in archive.meta.items() if name != "tuning"}
-    write_archive(tmp_path / "m.evg", Archive(archive.kind, old, archive.tensors))
-    assert_same(Learner.load(tmp_path / "m.evg"), learner)
+    old = read_archive(V0_1 / "images.evg")
+    del old.meta["tuning"]
+    learner = Learner.from_archive(old)
+    assert learner.info()["adaptation"] is None
+    assert "adaptation" not in learner.to_archive().parts
 
 
 def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(first: Part, later: Part, tmp_path: Path) -> None:

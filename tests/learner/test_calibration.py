@@ -9,8 +9,15 @@ from sklearn.datasets import load_digits
 
 from evergrow import Learner
 from evergrow.core.errors import FileFormatError, NotFittedError
-from evergrow.learner.calibration import ENOUGH, FOLD_ROWS, Calibration, Scores, assign_folds, fold_out_scores
-from evergrow.learner.solutions import model_of, novelty_scorer
+from evergrow.learner.calibration import (
+    ENOUGH,
+    FOLD_ROWS,
+    KIND,
+    Calibration,
+    Scores,
+    assign_folds,
+    fold_out_scores,
+)
 
 
 def test_folds_leave_something_of_every_class() -> None:
@@ -48,8 +55,7 @@ def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned()
     learner = Learner(None, options={"n_units": 100}, device="cpu").fit((X[:300], y[:300]))
     head = learner.head_
     assert learner.info()["novelty"]["calibrated_on"] == 300
-    codes = np.searchsorted(head.classes_, y[:300].astype(str))
-    scores = fold_out_scores(model_of(head), novelty_scorer(head), X[:300], codes, seed=0)  # type: ignore[arg-type]
+    scores = fold_out_scores(head, X[:300], y[:300].astype(str), seed=0)
     points = np.asarray(learner._state().calibration.parts[0].points)
     assert len(points) == 200
     assert np.isin(points, scores).all()
@@ -86,25 +92,30 @@ def test_thresholds_are_quantiles() -> None:
     assert Calibration().with_scores(np.empty(0), 10) == Calibration()
 
 
-def test_both_sides_are_joined_and_common_parts_count_once() -> None:
+def test_both_sides_are_merged_and_common_parts_count_once() -> None:
     base = few(np.arange(5.0), 10)
     mine, theirs = base.with_scores(np.arange(3.0), 20), base.with_scores(np.arange(4.0), 30)
-    assert mine.joined(theirs, base).n == 12
-    assert few(np.arange(3.0), 20).joined(few(np.arange(4.0), 30)).n == 7
+    assert mine.merged(theirs, base).n == 12
+    assert few(np.arange(3.0), 20).merged(few(np.arange(4.0), 30)).n == 7
 
 
 def test_files_hold_it() -> None:
     calibration = few(np.arange(5.0), 10).with_scores(np.arange(300.0), 20)
-    assert Calibration.from_list(calibration.to_list()) == calibration
+    assert Calibration.from_archive(calibration.to_archive()) == calibration
     for wrong in (
         [{"n": 1, "points": [1.0]}],
         [{"n": 1, "size": 0, "points": [1.0]}],
         [{"n": 1, "size": 5, "points": []}],
         [{"n": 1, "size": 5, "points": [float("nan")]}],
+        [{"n": 1, "size": 5, "points": [1.0, 2.0]}],
+        [{"n": 2, "size": 5, "points": [2.0, 1.0]}],
+        [{"n": -1, "size": 5, "points": [1.0]}],
+        [{"n": True, "size": 5, "points": [1.0]}],
         [3],
+        3,
     ):
         with pytest.raises(FileFormatError, match="calibration"):
-            Calibration.from_list(wrong)  # type: ignore[arg-type]
+            Calibration.from_archive(KIND.archive({"batches": wrong}))
     assert Scores.of(np.array([2.0, 1.0]), 7) == Scores(2, 7, (1.0, 2.0))
 
 

@@ -11,7 +11,7 @@ from tests.learner.toys import image, write_folder
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError, LabelError
 from evergrow.core.items import ImageArrays, ImageFiles, Texts
 from evergrow.datasets import DataOptions, FeatureSet, RawSet, load, load_data
-from evergrow.datasets.reading import Reading
+from evergrow.datasets.labelled import LabelledItems
 from evergrow.learner.intake import as_names, read_items, read_labelled, read_unknown
 
 PIXELS = np.zeros((3, 8, 8, 3), dtype=np.uint8)
@@ -62,7 +62,7 @@ def test_what_is_odd_about_a_folder_is_said_once(tmp_path: Path, monkeypatch: py
     write_folder(tmp_path / "all", {"red": 0}, n=2)
     read = load.read_folder
 
-    def odd(folder: Path, options: DataOptions) -> Reading:
+    def odd(folder: Path, options: DataOptions) -> LabelledItems:
         found = read(folder, options)
         found.cautions.append("it is blue")
         return found
@@ -169,7 +169,8 @@ def test_files_of_texts(tmp_path: Path, name: str, body: str) -> None:
     [
         ("t.csv", "words\none\n", "column 'text'"),
         ("t.jsonl", "{", "line 1 must be"),
-        ("t.jsonl", '{"text": 5}', "must have a text"),
+        ("t.jsonl", '{"text": [5]}', "column 'text'"),
+        ("t.jsonl", '{"text": "one"}\n{"text": null}', "line 2 must have a text"),
         ("t.txt", "\n", "at least one text"),
     ],
 )

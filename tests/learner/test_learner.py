@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -587,10 +588,13 @@ def test_damaged_foreign_and_newer_files_are_refused(fitted: Learner, blobs: Dat
     with pytest.raises(FileFormatError):
         Learner.load(path)
     fitted.head_.save(path)
-    with pytest.raises(FileFormatError, match="must hold a Learner"):
+    with pytest.raises(FileFormatError, match=r"must (hold 'learner'|be of a known kind)"):
         Learner.load(path)
     archive = state(fitted)
-    write_archive(path, Archive("Learner", {**archive.meta, "head": {}}, archive.tensors))
+    write_archive(path, replace(archive, parts={}))
+    with pytest.raises(FileFormatError, match="must have 'head' as an archive, got nothing"):
+        Learner.load(path)
+    write_archive(path, Archive("Learner", archive.meta, archive.tensors))
     with pytest.raises(FileFormatError, match="lacks or garbles"):
         Learner.load(path)
 
@@ -657,7 +661,53 @@ def test_birds_learned_in_two_steps_equal_birds_learned_at_once(shared: Path, bi
     assert result.accuracy >= 0.85
     assert result.confusion.sum() == 60
     learner.save(tmp_path / "m.evg")
-    assert read_archive(tmp_path / "m.evg", "Learner").meta["backbone"]["name"] == "tf_efficientnet_lite0"
+    assert read_archive(tmp_path / "m.evg", "learner").meta["backbone"]["name"] == "tf_efficientnet_lite0"
+
+
+# -- a few items --------------------------------------------------------------------------------------------
+
+
+def test_a_few_images_go_through_at_once_and_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(tmp_path / "images", {"red": 0, "blue": 1}, n=4)
+    learner = Learner(create_backbone("test_resnet", "random", device="cpu"), options={"n_units": 20}, cache=False)
+    learner.fit(folder)
+    files = sorted(folder.glob("*/*.png"))
+    together = learner.features(files)  # more than a few
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("batches")
+
+    monkeypatch.setattr("evergrow.backbones.extraction.extract", never)
+    few = learner.features(files[:3])
+    assert few.rows.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(few.X, together.X[:3], rtol=1e-5, atol=1e-6)
+    assert learner.ask(files[0]).values.shape == (1, 2)
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"broken\.png.*on_error='skip' leaves such images out"):
+        learner.features(tmp_path / "broken.png")
+    with pytest.raises(AssertionError, match="batches"):
+        learner.features(files)
+
+
+def test_all_answers_at_once(fitted: Learner, blobs: Data) -> None:
+    X = blobs[0][:20]
+    found = fitted.ask(X, false_alarm=0.05)
+    assert found.measure == "probability"
+    assert found.classes.tolist() == fitted.classes_.tolist()
+    np.testing.assert_array_equal(found.values, fitted.predict_proba(X))
+    np.testing.assert_array_equal(found.novelty, fitted.novelty_score(X))
+    np.testing.assert_array_equal(found.unknown, fitted.is_unknown(X))
+    assert fitted.ask(X).unknown is None
+    features = fitted.features(X)
+    np.testing.assert_array_equal(fitted.predict(features), fitted.predict(X))
+    scores = Learner(None, method="simplecil").fit(part(blobs, 0, 1)).ask(X)
+    assert (scores.measure, scores.values.shape) == ("score", (20, 2))
+
+
+def test_what_is_no_number_is_unknown(fitted: Learner, blobs: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SCLClassifier, "novelty_score", lambda self, X: np.full(len(X), np.nan))
+    assert fitted.is_unknown(blobs[0][:3]).all()
+    assert fitted.ask(blobs[0][:3], false_alarm=0.05).unknown.all()
 
 
 # -- the page about it --------------------------------------------------------------------------------------

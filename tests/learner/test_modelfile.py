@@ -226,7 +226,7 @@ def test_a_full_disk_leaves_model_and_learner_as_they_were(
     learner = open_model(path).partial_fit(part(blobs, 5))
     revision = learner.revision_
 
-    def full(target: Path, archive: object) -> None:
+    def full(target: Path, archive: object, **_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(modelfile, "write_archive", full)

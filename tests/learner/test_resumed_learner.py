@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.learner.toys import timeless, write_folder
+from tests.learner.toys import all_tensors, timeless, write_folder
 from tests.training.tiny import stripes, tiny_vit
 
 from evergrow.core.archive import read_archive
@@ -53,7 +53,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Any:
 def content(learner: Learner) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return what a file would hold, without the times that things took and were done at."""
     archive = learner.to_archive()
-    return timeless(archive), archive.tensors
+    return timeless(archive), all_tensors(archive)
 
 
 def assert_same(one: Learner, other: Learner, items: Any) -> None:
@@ -103,7 +103,7 @@ def test_a_finished_checkpoint_stays_and_is_taken_as_it_is(
     monkeypatch.setattr(_Run, "_step", None)  # any step would be one too many
     assert_same(learner_of().fit(data, checkpoint=path), whole, data[0])
     assert path.read_bytes() == kept
-    assert read_archive(path, "Training").meta["progress"]["epoch"] == 4
+    assert read_archive(path, "checkpoint").meta["progress"]["epoch"] == 4
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_file_that_is_no_checkpoint_stays(data: Any, tmp_path: Path) -> None:
     path = tmp_path / "m.evg"
     learner_of(adapt=None).fit(data).save(path)
     kept = path.read_bytes()
-    with pytest.raises(FileFormatError, match="must hold a Training, got 'Learner'"):
+    with pytest.raises(FileFormatError, match="must hold 'checkpoint', got 'learner'"):
         learner_of().fit(data, checkpoint=path)
     assert path.read_bytes() == kept
 

@@ -56,12 +56,33 @@ def write_folder(root: Path, classes: dict[str, int], n: int = 5, seed: int = 0)
     return root
 
 
-def timeless(archive: Archive) -> dict[str, Any]:
+def timeless(archive: Archive) -> Any:
     """Return the description of an adapted learner without the times that things took and were done at."""
-    meta: dict[str, Any] = json.loads(json.dumps(archive.meta))
-    meta["tuning"]["training"]["seconds"] = None
-    for entry in meta["history"]:
-        entry["when"] = None
-    for block in meta["head"]["meta"]["state"]["model"]["projection"]["inner"]["log"]:
-        block.pop()  # the time that growing the units took
-    return meta
+    return json.loads(json.dumps(_without_times(archive)))
+
+
+def _without_times(archive: Archive) -> dict[str, Any]:
+    return {
+        "kind": archive.kind,
+        "meta": _stripped(archive.meta),
+        "parts": {name: _without_times(part) for name, part in archive.parts.items()},
+    }
+
+
+def _stripped(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_stripped(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _stripped(item) for key, item in value.items() if key not in ("seconds", "when")}
+    if "log" in kept:
+        kept["log"] = [block[:-1] for block in kept["log"]]  # without the time that growing the units took
+    return kept
+
+
+def all_tensors(archive: Archive) -> dict[str, Tensor]:
+    """Return the tensors of an archive and of everything inside it."""
+    inside = {
+        f"{name}/{key}": tensor for name, part in archive.parts.items() for key, tensor in all_tensors(part).items()
+    }
+    return {**archive.tensors, **inside}

@@ -5,14 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from tests.training.tiny import stripes, tiny_vit
 
 from evergrow.backbones import hash_weights
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.items import ImageArrays, ImageFiles
+from evergrow.core.items import ImageFiles
 from evergrow.methods import IMAGE_METHODS, JointFineTuning
-from evergrow.methods.joint import joined
 
 QUICK = {"epochs": 2, "batch_size": 16}
 
@@ -111,18 +109,4 @@ def test_wrong_settings_and_images_are_refused() -> None:
         model.partial_fit(other, z + 2)
     assert model.classes_.tolist() == [0, 1]
     with pytest.raises(InputError, match="one kind"):
-        joined([items, ImageFiles(Path("a"), ("1.jpg",))])
-
-
-def test_files_of_several_folders_go_together(tmp_path: Path) -> None:
-    parts = []
-    for number, folder in enumerate(("a", "b")):
-        (tmp_path / folder).mkdir()
-        Image.fromarray(np.full((4, 4, 3), number, dtype=np.uint8)).save(tmp_path / folder / "x.png")
-        parts.append(ImageFiles(tmp_path / folder, ("x.png",)))
-    whole = joined(parts)
-    assert isinstance(whole, ImageFiles)
-    assert [Image.open(whole.raw(row)).getpixel((0, 0))[0] for row in range(2)] == [0, 1]
-    assert joined(parts[:1]) is parts[0]
-    arrays = joined([ImageArrays(np.zeros((2, 4, 4, 3), np.uint8)), ImageArrays(np.ones((1, 4, 4, 3), np.uint8))])
-    assert len(arrays) == 3
+        model.partial_fit(ImageFiles(Path("a"), ("1.jpg",)), z[:1] + 2)

@@ -11,7 +11,7 @@ from tests.report.toys import EXPERIMENTS, Write, analysis, run
 
 from evergrow.core.errors import InputError
 from evergrow.report.catalogue import holes
-from evergrow.report.collect import Collection, collect, spec_command
+from evergrow.report.collect import RunFolder, collect, spec_command
 
 
 def test_bad_files_are_named_with_what_is_wrong(write: Write) -> None:
@@ -88,7 +88,7 @@ def test_folders_are_collections_and_analyses_stand_apart(write: Write) -> None:
     write([run()], "first")
     folder = write([run(seed=1), analysis("xi", {"a_last": 0.5})], "second")
     collected = collect([folder.parent])
-    assert [(item.name, len(item.runs)) for item in collected.collections] == [("first", 1), ("second", 1)]
+    assert [(item.name, len(item.runs)) for item in collected.folders] == [("first", 1), ("second", 1)]
     assert [record.analysis for record in collected.analyses] == ["xi"]
 
 
@@ -116,9 +116,9 @@ def test_a_folder_without_a_spec_says_so(tmp_path: Path) -> None:
 def test_holes_in_a_grid_are_named_with_the_command() -> None:
     runs = [run(method, seed) for method in ("ri", "scsm", "klda") for seed in (1, 2, 3)]
     missing = [r for r in runs if (r.method, r.seed) not in {("ri", 2), ("scsm", 1), ("scsm", 3)}]
-    (hole,) = holes(Collection("mine", missing, "evergrow bench run me.toml"))
+    (hole,) = holes(RunFolder("mine", missing, "evergrow bench run me.toml"))
     assert hole.title == "3 of 9 runs of mine"
     assert "RI (seed 2)" in hole.why
     assert "SCSM (seeds 1, 3)" in hole.why
     assert hole.command == "evergrow bench run me.toml"
-    assert holes(Collection("mine", runs, "")) == []
+    assert holes(RunFolder("mine", runs, "")) == []

@@ -12,12 +12,12 @@ from tests.report.toys import analysis, run
 from evergrow.report import mechanism_figures as mechanism
 from evergrow.report import run_figures as runs
 from evergrow.report.catalogue import build_sections
-from evergrow.report.collect import Collection, RecordCollections
+from evergrow.report.collect import RecordSet, RunFolder
 from evergrow.report.contents import Figure
 
 
-def collected(records: list[Any], analyses: list[Any] | None = None) -> RecordCollections:
-    return RecordCollections([Collection("mine", records, "command")] if records else [], analyses or [])
+def collected(records: list[Any], analyses: list[Any] | None = None) -> RecordSet:
+    return RecordSet([RunFolder("mine", records, "command")] if records else [], analyses or [])
 
 
 def words(figure: Figure) -> list[str]:
@@ -209,5 +209,5 @@ def test_an_archive_of_analyses_alone_names_the_runs_as_not_run() -> None:
     assert "Norm of Pₜ" not in missing
 
 
-def _missing_of(found: RecordCollections) -> list[Any]:
+def _missing_of(found: RecordSet) -> list[Any]:
     return [entry for section in build_sections(found) for entry in section.missing]

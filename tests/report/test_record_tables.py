@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.report.toys import Write, analysis, run
 
-from evergrow.report.collect import Collection, RecordCollections
+from evergrow.report.collect import RecordSet, RunFolder
 from evergrow.report.contents import Table
 from evergrow.report.record_tables import (
     conditioning_tables,
@@ -24,8 +24,8 @@ from evergrow.tables import number
 VIT = {"name": "imagenet-r", "label": "ImageNet-R", "backbone": {"name": "vit_base_patch16_224.augreg_in21k"}}
 
 
-def collected(runs: list[Any], analyses: list[Any] | None = None) -> RecordCollections:
-    return RecordCollections([Collection("mine", runs, "command")] if runs else [], analyses or [])
+def collected(runs: list[Any], analyses: list[Any] | None = None) -> RecordSet:
+    return RecordSet([RunFolder("mine", runs, "command")] if runs else [], analyses or [])
 
 
 def texts(table: Table) -> dict[str, list[str]]:

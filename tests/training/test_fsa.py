@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy, linear, normalize
 from evergrow.backbones import ImageBackbone, create_backbone, hash_weights
 from evergrow.backbones.base import Backbone
 from evergrow.backbones.extraction import extract
+from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import (
     FileFormatError,
     LabelError,
@@ -25,11 +26,10 @@ from evergrow.core.items import Texts
 from evergrow.core.seeding import derive_seed
 from evergrow.heads import HEADS
 from evergrow.methods.fsa_classifier import FsaClassifier, create_fsa, fsa_methods, fsa_options
-from evergrow.training import CheckpointError, FsaConfig, TrainConfig, adapt, adapted_from
+from evergrow.training import Adaptation, CheckpointError, FsaConfig, TrainConfig, adapt, adapted_from
 from evergrow.training.classifiers import CosineHead, Lift, LinearHead
 from evergrow.training.data import TrainingSeed, training_images
-from evergrow.training.fsa import TUNER_KINDS
-from evergrow.tuners import UnsupportedModelError, create_tuner, tuners_of
+from evergrow.tuners import UnsupportedModelError, adapting_tuners, create_tuner, tuners_of
 
 QUICK = FsaConfig.recipe(epochs=2, batch_size=16)
 
@@ -41,7 +41,7 @@ def state(module: nn.Module) -> torch.Tensor:
 # -- adaptation -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", TUNER_KINDS)
+@pytest.mark.parametrize("kind", adapting_tuners())
 def test_adaptation_leaves_the_backbone_as_it_was(kind: str) -> None:
     backbone, (items, y) = tiny_vit(), stripes(3, 8)
     flags = [parameter.requires_grad for parameter in backbone.module.parameters()]
@@ -171,12 +171,17 @@ def test_what_cannot_be_adapted_is_refused_before_training() -> None:
             adapt(resnet, items, y, QUICK.changed(tuner=kind))
     with pytest.raises(LabelError, match="at least 2"):
         adapt(tiny_vit(), items, np.zeros(12, dtype=np.int64), QUICK)
-    with pytest.raises(LabelError, match="numbers from 0"):
-        adapt(tiny_vit(), items, y + 1, QUICK)
     tuned = tiny_vit()
     create_tuner("ssf", tuned.module)
     with pytest.raises(ParameterError, match="no tuner"):
         adapt(tuned, items, y, QUICK)
+
+
+def test_labels_of_any_kind_train_what_their_numbers_do() -> None:
+    items, y = stripes(3, 4)
+    named = adapt(tiny_vit(), items, np.array(["ant", "bee", "cat"])[y], QUICK)
+    for labels in (y, y * 7 + 3):
+        assert adapt(tiny_vit(), items, labels, QUICK).spec == named.spec
 
 
 def test_ssf_serves_a_resnet_and_leaves_its_statistics() -> None:
@@ -201,15 +206,16 @@ def test_an_adapted_backbone_can_be_made_again(tmp_path: Path) -> None:
     backbone, (items, y) = tiny_vit(), stripes(3, 6)
     adapted = adapt(backbone, items, y, QUICK)
     assert adapted.spec.weights_hash != backbone.spec.weights_hash
-    tensors, meta = adapted.export()
-    again = adapted_from(tiny_vit(), tensors, meta)
+    write_archive(tmp_path / "adaptation", adapted.adaptation().to_archive())
+    adaptation = Adaptation.from_archive(read_archive(tmp_path / "adaptation"), "adaptation")
+    again = adapted_from(tiny_vit(), adaptation)
     assert again.spec == adapted.spec
+    assert again.adaptation().describe() == adapted.adaptation().describe()
+    assert FsaConfig.from_dict(adaptation.config or {}) == QUICK
     a, b = (extract(model, items, cache=False).features for model in (adapted, again))
     np.testing.assert_array_equal(a, b)
     with pytest.raises(WeightsError, match="trained on"):
-        adapted_from(tiny_vit(seed=3), tensors, meta)
-    with pytest.raises(FileFormatError, match="whole"):
-        adapted_from(backbone, tensors, {"tuner": "adapter"})
+        adapted_from(tiny_vit(seed=3), adaptation)
 
 
 def test_caches_tell_adapted_backbones_apart(tmp_path: Path) -> None:
@@ -252,8 +258,8 @@ def test_more_epochs_do_not_change_the_random_projection() -> None:
     layers = []
     for epochs in (1, 3):
         model = FsaClassifier("ranpac", tiny_vit(), fsa=QUICK, epochs=epochs, n_units=50).fit(items, y)
-        tensors = model.head_.to_archive().tensors
-        layers.append(next(value for name, value in tensors.items() if name.endswith("weights")))
+        tensors = [item for part in model.head_.to_archive().walk() for item in part.tensors.items()]
+        layers.append(next(value for name, value in tensors if name.endswith("weights")))
     assert layers[0].shape == (24, 50)
     assert torch.equal(*layers)
 

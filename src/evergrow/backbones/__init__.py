@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from evergrow.backbones import bundles, hub  # noqa: F401 - sources of weights, which register themselves
 from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.core.lazy import lazy_names
 
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from evergrow.backbones.create import backbone_from_spec, create_backbone
     from evergrow.backbones.extraction import Extraction, extract
     from evergrow.backbones.images import decode_image
-    from evergrow.backbones.preprocess import PRESETS, Preprocessing
+    from evergrow.backbones.preprocess import PRESETS, Preprocessing, register_preset
     from evergrow.backbones.settings import ExtractConfig
+    from evergrow.backbones.sources import WeightSource, register_weight_source
     from evergrow.backbones.text import TextBackbone
     from evergrow.backbones.vision import ImageBackbone
     from evergrow.backbones.weights import hash_weights, load_weights, read_weights
@@ -33,6 +35,7 @@ __all__ = [
     "Preprocessing",
     "TextBackbone",
     "TrainTransform",
+    "WeightSource",
     "backbone_from_spec",
     "best_backbone",
     "create_backbone",
@@ -42,6 +45,8 @@ __all__ = [
     "list_backbones",
     "load_weights",
     "read_weights",
+    "register_preset",
+    "register_weight_source",
     "train_transform",
 ]
 
@@ -58,6 +63,7 @@ __getattr__, __dir__ = lazy_names(
         "Preprocessing": "evergrow.backbones.preprocess",
         "TextBackbone": "evergrow.backbones.text",
         "TrainTransform": "evergrow.backbones.augment",
+        "WeightSource": "evergrow.backbones.sources",
         "backbone_from_spec": "evergrow.backbones.create",
         "best_backbone": "evergrow.backbones.catalog",
         "create_backbone": "evergrow.backbones.create",
@@ -67,6 +73,8 @@ __getattr__, __dir__ = lazy_names(
         "list_backbones": "evergrow.backbones.catalog",
         "load_weights": "evergrow.backbones.weights",
         "read_weights": "evergrow.backbones.weights",
+        "register_preset": "evergrow.backbones.preprocess",
+        "register_weight_source": "evergrow.backbones.sources",
         "train_transform": "evergrow.backbones.augment",
     },
 )

@@ -1,18 +1,22 @@
-"""What a backbone is: a frozen map from images or texts to feature vectors, with its preprocessing."""
+"""The interface of backbones: frozen maps from images or texts to feature vectors, with their preprocessing."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.errors import FileFormatError
-from evergrow.core.items import Kind
+from evergrow.core.errors import FileFormatError, ImageError, InputError, NumericalError
+from evergrow.core.fields import Fields
+from evergrow.core.items import Items, Kind
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class BackboneSpec:
         Its settings in full; empty for texts.
     options : dict
         What else the backbone was created with (a random seed, arguments of the architecture).
+    unknown : dict
+        Optional fields that a later evergrow wrote, kept to be written again; they decide nothing.
     """
 
     name: str
@@ -48,18 +54,40 @@ class BackboneSpec:
     preset: str
     preprocessing: dict[str, Any]
     options: dict[str, Any]
+    unknown: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def decisive(self) -> dict[str, Any]:
+        """Return what decides the features, as plain values: all but where the weights came from."""
+        return {name: value for name, value in asdict(self).items() if name not in ("weights", "unknown")}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "unknown"} | self.unknown
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings that :meth:`to_dict` gave."""
-        names = {item.name for item in fields(cls)}
-        if set(values) != names:
-            raise FileFormatError(f"a backbone must be described by {sorted(names)}, got {sorted(values)}")
-        return cls(**values)
+        """Return the settings that :meth:`to_dict` gave.
+
+        Raises
+        ------
+        FileFormatError
+            If one is missing or is not what it should be.
+        """
+        if not isinstance(values, Mapping):
+            raise FileFormatError(f"a backbone must be described by an object, got {type(values).__name__}")
+        given = Fields(values, {}, {}, "the description of a backbone")
+        kind: Kind = "text" if given.text("kind", choices=get_args(Kind)) == "text" else "image"
+        return cls(
+            name=given.text("name"),
+            kind=kind,
+            n_features=given.integer("n_features", low=1),
+            weights=given.text("weights"),
+            weights_hash=given.text("weights_hash"),
+            preset=given.text("preset"),
+            preprocessing=given.mapping("preprocessing"),
+            options=given.mapping("options"),
+            unknown=given.unknown(),
+        )
 
 
 class Backbone(ABC):
@@ -93,6 +121,49 @@ class Backbone(ABC):
     @abstractmethod
     def to(self, device: str | torch.device) -> Self:
         """Move to another device and return self."""
+
+    def encode_now(self, items: Items) -> NDArray[np.float32]:
+        """Return the features of a few items at once: no batches, no other processes, nothing kept.
+
+        Parameters
+        ----------
+        items : Items
+            Of the kind that the backbone takes.
+
+        Raises
+        ------
+        ImageError
+            If an image cannot be read.
+        NumericalError
+            If features are not finite.
+        """
+        with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
+            features = self.encode(self._batch(items)).float().cpu().numpy()
+        if features.shape != (len(items), self.n_features):
+            raise InputError(
+                f"backbone must return features of shape {(len(items), self.n_features)}, got {features.shape} from "
+                f"{self.spec.name}"
+            )
+        if not np.isfinite(features).all():
+            raise NumericalError(f"features must be finite, got NaN or infinity from {self.spec.name}")
+        return np.asarray(features, dtype=np.float32)
+
+    def _batch(self, items: Items) -> Tensor | list[str]:
+        """Return items as :meth:`encode` takes them."""
+        if self.transform is None:
+            return [items.raw(row) for row in range(len(items))]
+        from evergrow.backbones.images import decode_image
+
+        pixels = []
+        for row in range(len(items)):
+            source = items.raw(row)
+            try:
+                pixels.append(self.transform(decode_image(source, name=items.name(row))))
+            except (ImageError, OSError) as error:
+                where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
+                raise ImageError(f"{error}{where}; on_error='skip' leaves such images out") from error
+        layout = torch.channels_last if pixels[0].ndim == 3 else torch.contiguous_format  # as in batches
+        return torch.stack(pixels).contiguous(memory_format=layout)
 
     @property
     def kind(self) -> Kind:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from evergrow.backbones.base import BackboneSpec
+from evergrow.backbones.cache_entry import CacheEntry, written_by
 from evergrow.backbones.precision import Policy
-from evergrow.backbones.shards import CacheEntry
-from evergrow.core.errors import FileFormatError, ParameterError, UnknownNameError
+from evergrow.core.errors import FileFormatError, NewerSchemaError, ParameterError, UnknownNameError
+from evergrow.core.fields import Fields
 from evergrow.core.items import Items
-from evergrow.core.version import __version__
 
 VARIABLE = "EVERGROW_CACHE"
 """Environment variable that names the folder of the cache."""
@@ -75,8 +75,7 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: Policy) -> str:
     >>> feature_key("00", spec, "auto") == feature_key("01", spec, "auto")
     False
     """
-    decisive = {name: value for name, value in spec.to_dict().items() if name != "weights"}
-    text = json.dumps([_FORMAT, stamp, decisive, policy], sort_keys=True)
+    text = json.dumps([_FORMAT, stamp, spec.decisive(), policy], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -84,7 +83,7 @@ def describe(items: Items, stamp: str, spec: BackboneSpec, policy: Policy) -> di
     """Return what ``meta.json`` tells people about an entry; no path of this machine, and nothing of any text."""
     return {
         "format": _FORMAT,
-        "evergrow": __version__,
+        **written_by(),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "kind": items.kind,
         "n_items": len(items),
@@ -103,14 +102,14 @@ def _without_folders(name: str) -> str:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """What is known of an entry.
+    """Description of an entry, for people.
 
     Parameters
     ----------
     key : str
         Its name.
-    state : {"finished", "unfinished", "damaged"}
-        Whether it can be used, taken up, or neither.
+    state : {"finished", "unfinished", "damaged", "newer"}
+        Whether it can be used, taken up, neither, or only by a newer evergrow.
     kind : str
         ``"image"`` or ``"text"``.
     first : str
@@ -177,9 +176,9 @@ class FeatureCache:
         return CacheEntry(self.root / key)
 
     def list(self) -> list[CacheInfo]:
-        """Return what is known of every entry, the newest first; other folders in the root are not touched."""
+        """Return the descriptions of all entries, the newest first; other folders in the root are not touched."""
         try:
-            names = [item.name for item in os.scandir(self.root) if _KEY.fullmatch(item.name) and item.is_dir()]
+            names = [item.name for item in os.scandir(self.root) if _KEY.fullmatch(item.name) and _is_folder(item)]
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -188,40 +187,39 @@ class FeatureCache:
         return sorted(infos, key=lambda info: (info.created, info.key), reverse=True)
 
     def info(self, key: str) -> CacheInfo | None:
-        """Return what is known of one entry, None if it was removed meanwhile."""
+        """Return the description of one entry, None if it was removed meanwhile."""
         entry = self.entry(key)
         try:
             changed = entry.folder.stat().st_mtime
-            size = sum(item.stat().st_size for item in os.scandir(entry.folder))
+            size = sum(item.stat(follow_symlinks=False).st_size for item in os.scandir(entry.folder))
         except FileNotFoundError:
             return None
         try:
-            meta, state = entry.meta() or {}, "unfinished"
+            meta, state = entry.meta(), "unfinished"
+            meta = meta or Fields({}, {}, {}, key)
+            backbone = Fields(meta.mapping("backbone", default={}), {}, {}, key)
+            finished = meta.flag("finished", default=False)
+            shards = [] if finished else entry.shards()
+            n_items = meta.integer("n_items", default=0)
+            return CacheInfo(
+                key=key,
+                state="finished" if finished else state,
+                kind=meta.text("kind", default=""),
+                first=meta.text("first", default=""),
+                n_items=n_items,
+                done=n_items if finished else (shards[-1].stop if shards else 0),
+                failures=len(meta.values("failures")) if finished else sum(len(shard.failures) for shard in shards),
+                bytes=size,
+                created=_moment(meta.text("created", default=""), changed),
+                backbone=backbone.text("name", default=""),
+                preset=backbone.text("preset", default=""),
+                precision=meta.text("precision", default="") or (shards[-1].precision if shards else ""),
+            )
+        except NewerSchemaError:
+            state = "newer"
         except FileFormatError:
-            meta, state = {}, "damaged"
-        shards = entry.shards()
-        n_items = _integer(meta.get("n_items"))
-        if meta.get("finished"):
-            state, done, failures = "finished", n_items, len(meta.get("failures") or ())
-        else:
-            done = shards[-1].stop if shards else 0
-            failures = sum(len(shard.failures) for shard in shards)
-        backbone = meta.get("backbone")
-        backbone = backbone if isinstance(backbone, dict) else {}
-        return CacheInfo(
-            key=key,
-            state=state,
-            kind=str(meta.get("kind", "")),
-            first=str(meta.get("first", "")),
-            n_items=n_items,
-            done=done,
-            failures=failures,
-            bytes=size,
-            created=_moment(meta.get("created"), changed),
-            backbone=str(backbone.get("name", "")),
-            preset=str(backbone.get("preset", "")),
-            precision=str(meta.get("precision") or (shards[-1].precision if shards else "")),
-        )
+            state = "damaged"
+        return CacheInfo(key, state, "", "", 0, 0, 0, size, _moment("", changed), "", "", "")
 
     def find(self, name: str) -> CacheInfo:
         """Return the entry whose key begins with ``name``.
@@ -235,13 +233,13 @@ class FeatureCache:
         """
         if len(name) < _SHORTEST:
             raise ParameterError(f"key must have at least {_SHORTEST} characters, got {name!r}")
-        found = [info for info in self.list() if info.key.startswith(name)]
-        if not found:
+        matching = [info for info in self.list() if info.key.startswith(name)]
+        if not matching:
             raise UnknownNameError(f"key must be that of an entry in {self.root}, got {name!r}")
-        if len(found) > 1:
-            listed = ", ".join(info.key[:12] for info in found)
+        if len(matching) > 1:
+            listed = ", ".join(info.key[:12] for info in matching)
             raise ParameterError(f"key must stand for one entry, got {name!r} which fits {listed}")
-        return found[0]
+        return matching[0]
 
     def remove(self, key: str) -> None:
         """Remove an entry; one that is gone already is no error.
@@ -252,20 +250,21 @@ class FeatureCache:
             If another process is writing it.
         """
         entry = self.entry(key)
-        if not entry.folder.is_dir():
+        if entry.folder.is_symlink() or not entry.folder.is_dir():
             return
         with entry.hold():
             entry.clear()
 
 
-def _integer(value: Any) -> int:
-    return value if isinstance(value, int) else 0
+def _is_folder(item: os.DirEntry[str]) -> bool:
+    """Return whether this is a folder of the cache's own: what a link leads to is not the cache's to list or clear."""
+    return item.is_dir(follow_symlinks=False)
 
 
-def _moment(value: Any, otherwise: float) -> str:
+def _moment(value: str, otherwise: float) -> str:
     """Return an ISO date with its time zone: the one given if it is one, else that of a time stamp."""
     try:
         moment = datetime.fromisoformat(value)
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).isoformat()
-    except (TypeError, ValueError):
+    except ValueError:
         return datetime.fromtimestamp(otherwise, timezone.utc).isoformat(timespec="seconds")

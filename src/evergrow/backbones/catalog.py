@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evergrow.backbones.sources import HubFile, find_bundle
+from evergrow.backbones.hub import HubFile
+from evergrow.backbones.sources import WEIGHT_SOURCES, WantedWeights, searched_sources
 from evergrow.backbones.text import SHORT_NAMES, text_available
 from evergrow.core.errors import WeightsError
 from evergrow.core.items import Kind
@@ -26,7 +27,7 @@ class BackboneInfo:
     about : str
         What it was trained on.
     origin : str
-        Where its weights are on this machine: ``"bundled"``, ``"hub"`` (its cache), or empty if nowhere.
+        The source that has its weights on this machine, ``"bundled"`` or ``"hub"`` (its cache); empty if none has.
     advice : str
         How to get the weights where they are not here.
     """
@@ -68,17 +69,13 @@ def list_backbones() -> list[BackboneInfo]:
 
 
 def _look_up(name: str, kind: Kind, n_features: int, about: str, repository: str) -> BackboneInfo:
-    hub = HubFile(f"timm/{name}" if repository == "timm/" else repository)
-    bundle = find_bundle(name)
-    ways = [f"pip install {bundle.pip}"] if bundle else []
-    ways.append(f"download from {hub.where}")
     if kind == "text" and not text_available():
         return BackboneInfo(name, kind, n_features, about, "", "pip install 'evergrow[text]'")
-    if bundle and bundle.find():
-        origin = "bundled"
-    else:
-        origin = "hub" if hub.cached() else ""
-    return BackboneInfo(name, kind, n_features, about, origin, " or ".join(ways))
+    wanted = WantedWeights(name, kind, HubFile(f"timm/{name}" if repository == "timm/" else repository))
+    sources = {source: WEIGHT_SOURCES[source] for source in searched_sources()}
+    origin = next((source for source, place in sources.items() if place.find(wanted)), "")
+    ways = " or ".join(way for place in sources.values() if (way := place.offer(wanted)))
+    return BackboneInfo(name, kind, n_features, about, origin, ways)
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ class BackboneChoice:
     name : str
         For :func:`create_backbone`.
     weights : str
-        For :func:`create_backbone`: ``"bundled"`` or ``"hub"``.
+        For :func:`create_backbone`: the source that has them.
     reason : str
         A sentence for people.
     """
@@ -127,7 +124,7 @@ def best_backbone(kind: Kind) -> BackboneChoice:
     if chosen is None:
         ways = "; ".join(f"{item.name}: {item.advice}" for item in listed)
         raise WeightsError(f"weights of a backbone for {kind}s must be on this machine, but there are none. Get {ways}")
-    place = "an installed package" if chosen.origin == "bundled" else "the hub's cache"
+    place = WEIGHT_SOURCES[chosen.origin].place
     stronger = [item.name for item in listed[: listed.index(chosen)]]
     missing = f"; without weights here: {', '.join(stronger)}" if stronger else ""
     reason = f"{chosen.name} ({chosen.about}) has its weights in {place} and is the strongest that does{missing}"

@@ -11,15 +11,13 @@ from torch import nn
 
 from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.backbones.preprocess import Preprocessing
+from evergrow.backbones.sources import WEIGHT_SOURCES
 from evergrow.backbones.text import check_text_preset, is_text_name, text_backbone
 from evergrow.backbones.vision import module_backbone, timm_backbone
 from evergrow.backbones.weights import SUFFIXES
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.registry import nearest
-
-WEIGHTS = ("bundled", "hub", "random")
-"""Names of places that weights come from; anything else is a path."""
 
 
 def create_backbone(
@@ -40,11 +38,11 @@ def create_backbone(
         ``"vit_base_patch14_dinov2.lvd142m"``, ``"resnet101"`` or ``"tf_efficientnet_lite0"``; ``"all-MiniLM-L6-v2"`` or
         ``"sentence:NAME_OR_FOLDER"`` for texts; or a module of yours from images (n, 3, height, width) to features
         (n, d).
-    weights : {None, "bundled", "hub", "random"} or path-like
+    weights : {None, "bundled", "hub", "random"}, another registered source, or path-like
         ``"bundled"`` takes them from an installed package, ``"hub"`` from the model hub or its cache, ``"random"``
         draws them. A path is a ``.safetensors``, ``.pth``, ``.pt`` or ``.bin`` file (a folder for texts). None takes
         the bundled ones where they are installed, otherwise the hub's.
-    preset : {"timm", "pilot", "pilot-cifar"} or Preprocessing
+    preset : {"timm", "pilot", "pilot-cifar"}, another registered name, or Preprocessing
         What is done to images: the model's own, or what published continual-learning numbers used (pixels in [0, 1]
         without normalisation).
     device : str or torch.device
@@ -135,17 +133,18 @@ def backbone_from_spec(
             f"weights of {spec.name} must be those that the model was made with (hash {spec.weights_hash}, from "
             f"{spec.weights}), got others (hash {backbone.spec.weights_hash}, from {backbone.spec.weights})"
         )
+    if backbone.spec.n_features != spec.n_features:
+        raise WeightsError(f"features of {spec.name} must be {backbone.spec.n_features} wide, got {spec.n_features}")
     backbone.spec = spec
     return backbone
 
 
 def _check_weights(weights: Any) -> None:
     """Tell a misspelled word from a path."""
-    if weights is None or weights in WEIGHTS or isinstance(weights, os.PathLike):
+    if weights is None or weights in WEIGHT_SOURCES or isinstance(weights, os.PathLike):
         return
     looks_like_path = isinstance(weights, str) and (os.sep in weights or weights.endswith(SUFFIXES))
     if not isinstance(weights, str) or not (looks_like_path or Path(weights).exists()):
-        hint = f"; nearest: {nearest(weights, WEIGHTS, n=1)}" if isinstance(weights, str) else ""
-        raise ParameterError(
-            f"weights must be None, 'bundled', 'hub', 'random' or the path of a file, got {weights!r}{hint}"
-        )
+        hint = f"; nearest: {nearest(weights, WEIGHT_SOURCES, n=1)}" if isinstance(weights, str) else ""
+        known = ", ".join(map(repr, WEIGHT_SOURCES.names()))
+        raise ParameterError(f"weights must be None, {known} or the path of a file, got {weights!r}{hint}")

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from evergrow.backbones.base import Backbone
 from evergrow.backbones.cache import FeatureCache, describe, feature_key
-from evergrow.backbones.collecting import Collector, item_meter, warn_unused
+from evergrow.backbones.cache_entry import CacheEntry, StoredFeatures
+from evergrow.backbones.collector import Collector, item_meter, warn_unused
 from evergrow.backbones.loader import (
+    BatchPlan,
     Failure,
-    Layout,
-    Loaded,
+    LoadedBatch,
     choose_workers,
     image_batches,
     load_image,
@@ -29,7 +30,7 @@ from evergrow.backbones.loader import (
 )
 from evergrow.backbones.precision import Precision, PrecisionEncoder
 from evergrow.backbones.settings import ExtractConfig, configured
-from evergrow.backbones.shards import CacheEntry, ShardWriter, Stored
+from evergrow.backbones.shard_writer import ShardWriter
 from evergrow.core.errors import (
     CacheWarning,
     DatasetNotFoundError,
@@ -37,6 +38,7 @@ from evergrow.core.errors import (
     FileFormatError,
     ImageError,
     InputError,
+    NewerSchemaError,
 )
 from evergrow.core.items import Items
 
@@ -81,6 +83,8 @@ class Extraction:
 def extract(backbone: Backbone, items: Items, *, config: ExtractConfig | None = None, **settings: Any) -> Extraction:
     """Run a backbone over all items, or fetch what an earlier run made of them.
 
+    A handful of items (fewer than ``keep_from``) goes straight through the backbone and leaves nothing behind.
+
     Parameters
     ----------
     backbone : Backbone
@@ -124,26 +128,19 @@ def extract(backbone: Backbone, items: Items, *, config: ExtractConfig | None = 
     _check(backbone, items)
     work = _Work(backbone, items, config, time.perf_counter())
     encoder = PrecisionEncoder(backbone, config.precision)  # refuses a precision that the device does not have
-    found = _address(work)
-    if found is None:
-        return _run(work, encoder, Collector(len(items), backbone.n_features))
-    entry, about = found
-    stored = _load(work, entry, mend=False)
+    entry, stamp = _find_entry(work)
+    if work.few and (entry is None or not entry.folder.exists()):
+        return _run_few(work, encoder)
+    try:
+        stored = None if entry is None else _load(work, entry, mend=False)
+    except NewerSchemaError as error:  # left to whoever wrote it
+        warn_unused(error)
+        entry = stored = None
     if stored is not None:
         return _fetched(work, stored)
-    with ExitStack() as stack:
-        collector = Collector(len(items), backbone.n_features)
-        try:
-            stack.enter_context(entry.hold(wait=lambda: _tell_waiting(entry)))
-            stored = _load(work, entry, mend=True)  # another process may have finished it meanwhile
-            if stored is None:
-                collector.write_to(_writer(work, entry, about))
-        except OSError as error:
-            warn_unused(error)
-        if stored is not None:
-            return _fetched(work, stored)
-        stack.callback(collector.close)
-        return _run(work, encoder, collector)
+    if entry is None:
+        return _run(work, encoder, Collector(len(items), backbone.n_features))
+    return _run_into(entry, stamp, work, encoder)
 
 
 @dataclass(frozen=True)
@@ -156,6 +153,11 @@ class _Work:
     @property
     def batch_size(self) -> int:
         return self.config.batch_size or (32 if self.backbone.device.type == "cpu" else 128)
+
+    @property
+    def few(self) -> bool:
+        """Whether the items are one batch, and too few for their features to be kept."""
+        return len(self.items) < self.config.keep_from and len(self.items) <= self.batch_size
 
 
 def _check(backbone: Backbone, items: Items) -> None:
@@ -170,33 +172,51 @@ def _check(backbone: Backbone, items: Items) -> None:
 # -- cache ----------------------------------------------------------------------------------------------
 
 
-def _address(work: _Work) -> tuple[CacheEntry, dict[str, Any]] | None:
-    """Return the entry of this work and what it says of itself; None where nothing is to be kept."""
-    config, spec = work.config, work.backbone.spec
+def _find_entry(work: _Work) -> tuple[CacheEntry | None, str]:
+    """Return the entry of this work, whether or not it exists, and the stamp of its items; None without a cache."""
+    config = work.config
     if config.cache is False:
-        return None
+        return None, ""
     try:
         stamp = work.items.stamp()
     except DatasetNotFoundError as error:
         if config.on_error == "raise":
             raise
         warn_unused(error)  # a missing image is one more that is left out, but has no stamp
-        return None
-    cache = FeatureCache(config.cache)
-    entry = cache.entry(feature_key(stamp, spec, config.precision))
-    return entry, describe(work.items, stamp, spec, config.precision)
+        return None, ""
+    key = feature_key(stamp, work.backbone.spec, config.precision)
+    return FeatureCache(config.cache).entry(key), stamp
 
 
-def _load(work: _Work, entry: CacheEntry, *, mend: bool) -> Stored | None:
+def _run_into(entry: CacheEntry, stamp: str, work: _Work, encoder: PrecisionEncoder) -> Extraction:
+    """Take all items that are not done yet through the backbone, and put their features into the cache."""
+    with ExitStack() as stack:
+        collector, stored = Collector(len(work.items), work.backbone.n_features), None
+        try:
+            stack.enter_context(entry.hold(wait=lambda: _tell_waiting(entry)))
+            stored = _load(work, entry, mend=True)  # another process may have finished it meanwhile
+            if stored is None:
+                collector.write_to(_writer(work, entry, stamp))
+        except OSError as error:
+            warn_unused(error)
+        if stored is not None:
+            return _fetched(work, stored)
+        stack.callback(collector.close)
+        return _run(work, encoder, collector)
+
+
+def _load(work: _Work, entry: CacheEntry, *, mend: bool) -> StoredFeatures | None:
     """Return the stored features if they are there and still right.
 
     With ``mend``, while the entry is held, what is damaged or was cut short by the system is removed.
     """
     try:
         stored = entry.load()
-        if stored is None or not _readable_now(work, stored.failures):
+        if stored is None or (_fits(work, stored) and not _readable_now(work, stored.failures)):
             return stored
-        reason = "images that could not be read can be read now"
+        reason = "images that could not be read can be read now" if _fits(work, stored) else "they are of other items"
+    except NewerSchemaError:
+        raise
     except FileFormatError as error:
         reason = f"damaged: {error}"
     if mend:
@@ -205,6 +225,13 @@ def _load(work: _Work, entry: CacheEntry, *, mend: bool) -> Stored | None:
         )
         entry.empty()
     return None
+
+
+def _fits(work: _Work, stored: StoredFeatures) -> bool:
+    """Return whether stored features have the width and the number that this work would give."""
+    last = stored.failures[-1].row if stored.failures else 0
+    count = len(stored.features) + len(stored.failures)
+    return last < len(work.items) == count and stored.features.shape[1] == work.backbone.n_features
 
 
 def _readable_now(work: _Work, failures: Sequence[Failure]) -> bool:
@@ -216,8 +243,9 @@ def _readable_now(work: _Work, failures: Sequence[Failure]) -> bool:
     )
 
 
-def _writer(work: _Work, entry: CacheEntry, about: dict[str, Any]) -> ShardWriter:
+def _writer(work: _Work, entry: CacheEntry, stamp: str) -> ShardWriter:
     """Return a writer that goes on with an unfinished entry, or begins a new one where that does not fit."""
+    about = describe(work.items, stamp, work.backbone.spec, work.config.precision)
     sizes = {"n_items": len(work.items), "n_features": work.backbone.n_features}
     writer = ShardWriter(entry, about, **sizes)
     halves_here = work.backbone.device.type == "cuda"
@@ -230,12 +258,24 @@ def _tell_waiting(entry: CacheEntry) -> None:
     _LOG.warning("waiting for another process that extracts the same features (%s)", entry.folder.name[:12])
 
 
-def _fetched(work: _Work, stored: Stored) -> Extraction:
+def _fetched(work: _Work, stored: StoredFeatures) -> Extraction:
     _judge(work, stored.failures)
-    return _result(work, stored.features, stored.failures, stored.precision, done_here=0, resumed=0, from_cache=True)
+    return _result(work, stored.features, stored.failures, stored.precision, from_cache=True)
 
 
 # -- work -----------------------------------------------------------------------------------------------
+
+
+def _run_few(work: _Work, encoder: PrecisionEncoder) -> Extraction:
+    """Take a handful of items straight through the backbone, in one batch."""
+    n_items = len(work.items)
+    plan = BatchPlan(0, n_items, n_items, n_items)
+    with torch.inference_mode(), _batches(work, plan) as batches:
+        ((loaded, features),) = _encoded(encoder, batches)
+    _judge(work, loaded.failures)
+    block = np.empty((0, work.backbone.n_features), np.float32) if features is None else features
+    ordered = _in_order(work, [loaded.rows], [_shaped(work, block, len(loaded.rows))])
+    return _result(work, ordered, loaded.failures, encoder.precision or "float32", done_here=n_items)
 
 
 def _run(work: _Work, encoder: PrecisionEncoder, collector: Collector) -> Extraction:
@@ -245,14 +285,14 @@ def _run(work: _Work, encoder: PrecisionEncoder, collector: Collector) -> Extrac
         encoder = PrecisionEncoder(work.backbone, work.config.precision, collector.precision)
     resumed, n_items = collector.done, len(work.items)
     shard_size = -(-work.config.shard_size // work.batch_size) * work.batch_size
-    layout = Layout(resumed, n_items, work.batch_size, shard_size)
+    plan = BatchPlan(resumed, n_items, work.batch_size, shard_size)
     rows: list[NDArray[np.int64]] = []
     blocks: list[NDArray[np.float32]] = []
     failures: list[Failure] = []
     with (
         torch.inference_mode(),
         item_meter(work.items.kind, len(work.items), resumed, enabled=work.config.progress) as tick,
-        _batches(work, layout) as batches,
+        _batches(work, plan) as batches,
     ):
         for loaded, features in _encoded(encoder, batches):
             _raise_if_fatal(work, loaded.failures)
@@ -266,32 +306,30 @@ def _run(work: _Work, encoder: PrecisionEncoder, collector: Collector) -> Extrac
                 collector.add(stop, _in_order(work, rows, blocks), failures, encoder.precision or "float32")
                 rows, blocks, failures = [], [], []
     _judge(work, collector.failures)
-    features_ = collector.finish()
     return _result(
         work,
-        features_,
+        collector.finish(),
         collector.failures,
         collector.precision or "float32",
         done_here=n_items - resumed,
         resumed=resumed,
-        from_cache=False,
     )
 
 
 @contextmanager
-def _batches(work: _Work, layout: Layout) -> Iterator[Iterator[Loaded]]:
+def _batches(work: _Work, plan: BatchPlan) -> Iterator[Iterator[LoadedBatch]]:
     transform = work.backbone.transform
     if transform is None and work.items.kind == "image":
         raise InputError(f"backbone must have a transform to take images, got None from {work.backbone.spec.name}")
     if transform is None:
-        yield text_batches(work.items, layout)
+        yield text_batches(work.items, plan)
         return
     device, wanted = work.backbone.device, work.config.workers
     if wanted == "auto":
-        workers = choose_workers(len(layout), device, work.batch_size * _image_bytes(work))
+        workers = choose_workers(len(plan), device, work.batch_size * _image_bytes(work))
     else:
-        workers = min(wanted, len(layout))
-    with image_batches(work.items, transform, layout, workers=workers, pin=device.type == "cuda") as batches:
+        workers = min(wanted, len(plan))
+    with image_batches(work.items, transform, plan, workers=workers, pin=device.type == "cuda") as batches:
         yield batches
 
 
@@ -302,10 +340,10 @@ def _image_bytes(work: _Work) -> int:
 
 
 def _encoded(
-    encoder: PrecisionEncoder, batches: Iterator[Loaded]
-) -> Iterator[tuple[Loaded, NDArray[np.float32] | None]]:
+    encoder: PrecisionEncoder, batches: Iterator[LoadedBatch]
+) -> Iterator[tuple[LoadedBatch, NDArray[np.float32] | None]]:
     """Yield every batch with its features, one batch late: a GPU has the next one before it is asked for the last."""
-    waiting: tuple[Loaded, torch.Tensor | None] | None = None
+    waiting: tuple[LoadedBatch, torch.Tensor | None] | None = None
     for loaded in batches:
         now = (loaded, None if loaded.batch is None else encoder.run(loaded.batch))
         if waiting is not None:
@@ -316,8 +354,8 @@ def _encoded(
 
 
 def _finished(
-    encoder: PrecisionEncoder, loaded: Loaded, features: torch.Tensor | None
-) -> tuple[Loaded, NDArray[np.float32] | None]:
+    encoder: PrecisionEncoder, loaded: LoadedBatch, features: torch.Tensor | None
+) -> tuple[LoadedBatch, NDArray[np.float32] | None]:
     if features is None or loaded.batch is None:
         return loaded, None
     return loaded, encoder.fetch(features, loaded.batch)
@@ -370,9 +408,9 @@ def _result(
     failures: Sequence[Failure],
     precision: Precision,
     *,
-    done_here: int,
-    resumed: int,
-    from_cache: bool,
+    done_here: int = 0,
+    resumed: int = 0,
+    from_cache: bool = False,
 ) -> Extraction:
     rows = np.delete(np.arange(len(work.items)), [failure.row for failure in failures])
     seconds = time.perf_counter() - work.started

@@ -49,7 +49,7 @@ class Failure(NamedTuple):
     passing: bool
 
 
-class Loaded(NamedTuple):
+class LoadedBatch(NamedTuple):
     """A batch that is ready for a backbone; what could not be read is missing from it.
 
     Parameters
@@ -71,7 +71,7 @@ class Loaded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class BatchPlan:
     """Which rows go into which batch; shards hold a whole number of batches, so a resumed run forms the same ones.
 
     Parameters
@@ -148,19 +148,18 @@ def _refused(error: BaseException) -> bool:
     return False
 
 
-class _Batches(Dataset[Loaded]):
+class _Batches(Dataset[LoadedBatch]):
     """Whole batches by number: one message from a worker per batch, collated where it was decoded."""
 
-    def __init__(self, items: Items, transform: Transform, layout: Layout) -> None:
-        self._items, self._transform, self._layout = items, transform, layout
+    def __init__(self, items: Items, transform: Transform, plan: BatchPlan) -> None:
+        self._items, self._transform, self._plan = items, transform, plan
 
     def __len__(self) -> int:
-        return len(self._layout)
+        return len(self._plan)
 
-    def __getitem__(self, number: int) -> Loaded:
-        layout = self._layout
-        read, pixels, failures = load_images(self._items, self._transform, layout.rows(number))
-        return Loaded(np.array(read, dtype=np.int64), pixels, failures, layout.ends_shard(number))
+    def __getitem__(self, number: int) -> LoadedBatch:
+        read, pixels, failures = load_images(self._items, self._transform, self._plan.rows(number))
+        return LoadedBatch(np.array(read, dtype=np.int64), pixels, failures, self._plan.ends_shard(number))
 
 
 def _as_it_is(loaded: Any) -> Any:
@@ -169,8 +168,8 @@ def _as_it_is(loaded: Any) -> Any:
 
 @contextmanager
 def image_batches(
-    items: Items, transform: Transform, layout: Layout, *, workers: int, pin: bool
-) -> Iterator[Iterator[Loaded]]:
+    items: Items, transform: Transform, plan: BatchPlan, *, workers: int, pin: bool
+) -> Iterator[Iterator[LoadedBatch]]:
     """Yield an iterator over the batches of images, in order.
 
     Parameters
@@ -179,14 +178,14 @@ def image_batches(
         The images.
     transform : callable
         From a decoded image to a tensor.
-    layout : Layout
+    plan : BatchPlan
         Which rows.
     workers : int
         Processes that decode; 0 decodes in this one.
     pin : bool
         Whether to place batches where a GPU can fetch them by itself.
     """
-    batches = _Batches(items, transform, layout)
+    batches = _Batches(items, transform, plan)
     if workers == 0:
         yield (batches[number] for number in range(len(batches)))
         return
@@ -211,17 +210,17 @@ def image_batches(
             stop()
 
 
-def text_batches(items: Items, layout: Layout) -> Iterator[Loaded]:
+def text_batches(items: Items, plan: BatchPlan) -> Iterator[LoadedBatch]:
     """Yield batches of texts, sorted by length within a shard: texts of one length need the least padding."""
-    for start in range(layout.start, layout.stop, layout.shard_size):
-        rows = range(start, min(start + layout.shard_size, layout.stop))
+    for start in range(plan.start, plan.stop, plan.shard_size):
+        rows = range(start, min(start + plan.shard_size, plan.stop))
         texts = [str(items.raw(row)) for row in rows]
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]), reverse=True)
-        for first in range(0, len(order), layout.batch_size):
-            places = order[first : first + layout.batch_size]
+        for first in range(0, len(order), plan.batch_size):
+            places = order[first : first + plan.batch_size]
             chosen = np.array([start + place for place in places], dtype=np.int64)
-            last = first + layout.batch_size >= len(order)
-            yield Loaded(chosen, [texts[place] for place in places], [], last)
+            last = first + plan.batch_size >= len(order)
+            yield LoadedBatch(chosen, [texts[place] for place in places], [], last)
 
 
 def choose_workers(n_batches: int, device: torch.device, batch_bytes: int) -> int:

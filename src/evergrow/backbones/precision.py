@@ -1,4 +1,4 @@
-"""How precisely a backbone is run: half precision where a first batch shows that it is safe."""
+"""Precision of a backbone's computations: half precision where a first batch shows that it is safe."""
 
 from __future__ import annotations
 

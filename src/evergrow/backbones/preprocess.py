@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.core.registry import Registry
 from evergrow.core.validation import check_choice, check_number
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 CropMode = Literal["center", "squash", "border"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"]
 
-PRESETS = ("timm", "pilot", "pilot-cifar")
-"""Named preprocessings: the model's own, and the two that published continual-learning numbers used."""
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_LARGEST_STORED = 4096
+"""Sides of images that a file may ask for: three times what any backbone takes, and 200 MB."""
 
 _RESIZED_LIMIT = 2**26
 """Beyond so many resized pixels (a strip 1 pixel wide) only the part that the crop keeps is computed."""
@@ -111,11 +112,25 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings that :meth:`to_dict` gave."""
-        names = {item.name for item in fields(cls)}
-        if set(values) != names:
-            raise FileFormatError(f"preprocessing must be described by {sorted(names)}, got {sorted(values)}")
-        return cls(**values)
+        """Return the settings that :meth:`to_dict` gave; optional ones of a later evergrow decide nothing.
+
+        Raises
+        ------
+        FileFormatError
+            If one is missing or out of range; sizes from files are bounded, since images of that size are made.
+        """
+        names = [item.name for item in fields(cls)]
+        if not isinstance(values, Mapping) or not set(names) <= set(values):
+            raise FileFormatError(f"preprocessing must be described by {sorted(names)}, got {_keys(values)}")
+        try:
+            made = cls(**{name: values[name] for name in names})
+        except (ParameterError, OverflowError) as error:
+            raise FileFormatError(f"preprocessing must be described by sound values, but {error}") from error
+        if max(made.size) > _LARGEST_STORED:
+            raise FileFormatError(
+                f"preprocessing must give images of at most {_LARGEST_STORED} pixels, got {made.size}"
+            )
+        return made
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values that JSON keeps as they are."""
@@ -162,16 +177,73 @@ class Preprocessing:
         return max(round(height / ratio), 1), max(round(width / ratio), 1)
 
     def _padded(self, image: Image) -> Image:
-        """Lay the image on the middle of a canvas where it is too small, and cut where it is too large."""
+        """Lay the image on the middle of a background where it is too small, and cut where it is too large."""
         from PIL import Image as PILImage
 
         border = self.crop_mode == "border"
         fill = tuple(round(255 * value) for value in self.mean) if border else (0, 0, 0)
         height, width = max(self.size[0], image.height), max(self.size[1], image.width)
-        canvas = PILImage.new("RGB", (width, height), fill)
-        canvas.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
+        background = PILImage.new("RGB", (width, height), fill)
+        background.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
         top, left = _offset(height, self.size[0]), _offset(width, self.size[1])
-        return canvas.crop((left, top, left + self.size[1], top + self.size[0]))
+        return background.crop((left, top, left + self.size[1], top + self.size[0]))
+
+
+def _keys(values: Any) -> str:
+    return str(sorted(map(str, values))[:10]) if isinstance(values, Mapping) else type(values).__name__
+
+
+Preset = Callable[[Preprocessing], Preprocessing]
+"""From the preprocessing that a model was trained with to the one that it is to be run with."""
+
+PRESETS: Registry[Preset] = Registry("preset")
+"""Named preprocessings: the model's own, and the two that published continual-learning numbers used."""
+
+
+def register_preset(name: str) -> Callable[[Preset], Preset]:
+    """Return a decorator that makes a preprocessing known by a name.
+
+    Parameters
+    ----------
+    name : str
+        What ``create_backbone(preset=...)`` and ``--preset`` call it.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> from evergrow.backbones.preprocess import PRESETS, Preprocessing, register_preset
+    >>> @register_preset("whole")
+    ... def whole(own):
+    ...     return replace(own, resize=own.size, crop_mode="squash")
+    >>> PRESETS["whole"](Preprocessing()).crop_mode
+    'squash'
+    >>> PRESETS.remove("whole")
+    """
+    return PRESETS.register(name)
+
+
+@register_preset("timm")
+def _own_preset(own: Preprocessing) -> Preprocessing:
+    """Return what the model itself asks for."""
+    return own
+
+
+@register_preset("pilot")
+def _pilot_preset(own: Preprocessing) -> Preprocessing:
+    """Return the preprocessing of published continual-learning numbers."""
+    return Preprocessing.pilot(_square(own, "pilot"))
+
+
+@register_preset("pilot-cifar")
+def _pilot_cifar_preset(own: Preprocessing) -> Preprocessing:
+    """Return the preprocessing of published numbers on CIFAR-100."""
+    return Preprocessing.pilot_cifar(_square(own, "pilot-cifar"))
+
+
+def _square(own: Preprocessing, preset: str) -> int:
+    if own.size[0] != own.size[1]:
+        raise ParameterError(f"preset must be 'timm' for a model whose images are not square, got {preset!r}")
+    return own.size[0]
 
 
 def _offset(length: int, wanted: int) -> int:

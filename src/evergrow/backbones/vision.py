@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.backbones.hub import HubFile
 from evergrow.backbones.preprocess import PRESETS, Preprocessing
-from evergrow.backbones.sources import HubFile, locate
+from evergrow.backbones.sources import WantedWeights, locate
 from evergrow.backbones.weights import hash_weights, load_weights, read_weights
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError, UnknownNameError
@@ -132,15 +134,15 @@ def timm_backbone(
     """Return a backbone of timm's collection; see :func:`create_backbone`."""
     current, config = timm_entry(name)
     kept = plain_options(options)
-    located = None if weights == "random" else locate(current, weights, hub_file(config))
+    located = locate(WantedWeights(current, "image", hub_file(config)), weights)
     module = timm_module(current, seed=seed, options=options)
-    if located is not None:
-        load_weights(module, read_weights(located.path), source=str(located.path))
-    else:
+    if located.place is None:
         kept["seed"] = seed
+    else:
+        load_weights(module, read_weights(located.place), source=str(located.place))
     preprocessing, preset_name = choose_preprocessing(preset, module, options.get("img_size"))
     spec = describe(module, preprocessing, name=name, preset=preset_name)
-    spec = _replaced(spec, weights=located.label if located else "random", options=kept)
+    spec = replace(spec, weights=located.label, options=kept)
     return ImageBackbone(module.requires_grad_(False), spec, device)
 
 
@@ -169,10 +171,6 @@ def describe(module: nn.Module, preprocessing: Preprocessing, *, name: str, pres
     return BackboneSpec(
         name, "image", width, "module", hash_weights(module), preset, preprocessing.to_dict(), options={}
     )
-
-
-def _replaced(spec: BackboneSpec, **changes: Any) -> BackboneSpec:
-    return BackboneSpec.from_dict(spec.to_dict() | changes)
 
 
 def timm_entry(name: str) -> tuple[str, Any]:
@@ -259,13 +257,7 @@ def choose_preprocessing(
     if isinstance(preset, Preprocessing):
         return preset, "custom"
     check_choice("preset", preset, PRESETS)
-    own = _own_preprocessing(module, img_size)
-    if preset == "timm":
-        return own, preset
-    if own.size[0] != own.size[1]:
-        raise ParameterError(f"preset must be 'timm' for a model whose images are not square, got {preset!r}")
-    make = Preprocessing.pilot if preset == "pilot" else Preprocessing.pilot_cifar
-    return make(own.size[0]), preset
+    return PRESETS[preset](_own_preprocessing(module, img_size)), preset
 
 
 def _own_preprocessing(module: nn.Module, img_size: int | None) -> Preprocessing:

@@ -138,13 +138,13 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], *, source: st
         for name, value in wanted.items():  # a counter that old files lack and that evaluation never reads
             if name.endswith("num_batches_tracked"):
                 chosen.setdefault(name, value)
-        found = _differences(wanted, chosen)
-        if not found:
+        differences = _differences(wanted, chosen)
+        if not differences:
             _check_finite(chosen, source)
             module.load_state_dict(chosen, strict=True)
             return
-        if best is None or len(found) < len(best):
-            best = found
+        if best is None or len(differences) < len(best):
+            best = differences
     shown = "; ".join((best or [])[:_SHOWN])
     raise WeightsError(
         f"weights must fit {type(module).__name__}, but {source} differs in {len(best or [])} of {len(wanted)} names: "
@@ -212,13 +212,13 @@ def _without_classifier(module: nn.Module, wanted: Mapping[str, Tensor], tensors
 
 
 def _differences(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
-    found = []
+    differences = []
     for name, value in wanted.items():
         if name not in tensors:
-            found.append(f"{name} is missing")
+            differences.append(f"{name} is missing")
         elif tensors[name].shape != value.shape:
-            found.append(f"{name} is {tuple(tensors[name].shape)} instead of {tuple(value.shape)}")
-    return found + [f"{name} is not part of it" for name in tensors if name not in wanted]
+            differences.append(f"{name} is {tuple(tensors[name].shape)} instead of {tuple(value.shape)}")
+    return differences + [f"{name} is not part of it" for name in tensors if name not in wanted]
 
 
 def _check_finite(tensors: Mapping[str, Tensor], source: str) -> None:

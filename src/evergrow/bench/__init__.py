@@ -2,7 +2,8 @@
 
 from evergrow.bench.grid import Run, expand, select
 from evergrow.bench.mechanism import load_mechanism, plan_mechanism, run_mechanism
-from evergrow.bench.runner import Outcome, plan_bench, run_bench
+from evergrow.bench.resumable import Outcome, Reporter, Step
+from evergrow.bench.runner import plan_bench, run_bench
 from evergrow.bench.spec import Spec, SpecError, load_spec
 from evergrow.core.errors import BusyError
 from evergrow.tables.compare import Comparison, compare
@@ -14,9 +15,11 @@ __all__ = [
     "BusyError",
     "Comparison",
     "Outcome",
+    "Reporter",
     "Run",
     "Spec",
     "SpecError",
+    "Step",
     "compare",
     "expand",
     "load_mechanism",

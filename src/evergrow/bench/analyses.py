@@ -1,4 +1,4 @@
-"""What the paper's mechanism analyses measure, one function per analysis.
+"""The paper's mechanism analyses, one function each.
 
 An analysis looks at one layer (a method with its options) on one stream and returns plain numbers: key figures at the
 top level of the dictionary, details below. Numbers are kept to six significant digits, so records stay small.
@@ -41,7 +41,7 @@ XI_UNITS = ("absolute", "rms")
 
 @dataclass(frozen=True)
 class AnalysisInput:
-    """What an analysis looks at.
+    """A run and its data, as an analysis gets them.
 
     Parameters
     ----------
@@ -306,15 +306,17 @@ def xi(given: AnalysisInput, settings: XiSettings) -> dict[str, Any]:
 def _learned(run: Run, data: FeatureSet) -> dict[str, Any]:
     log = PlayLog()
     head = play(run, data, log)
-    found = play_results(log, complete=True)
-    accuracies = {name: found[name] for name in ("a_last", "a_avg", "f_avg")}
+    if not isinstance(head, IncrementalClassifier):
+        raise ParameterError(f"method must be a head on features to be analysed, got {run.method.name!r}")
+    results = play_results(log, complete=True)
+    accuracies = {name: results[name] for name in ("a_last", "a_avg", "f_avg")}
     times = {"fit_s": log.learn[0], "update_s": sum(log.learn[1:]), "predict_s": sum(log.predict)}
     return {
         **_figures(accuracies),
         **construction(head),
         **_figures(times),
         "trajectory": trajectory(_construction_log(head)),
-        "by_samples": [figure(value) for value in found["by_samples"]],
+        "by_samples": [figure(value) for value in results["by_samples"]],
     }
 
 

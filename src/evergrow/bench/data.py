@@ -1,4 +1,4 @@
-"""Where runs get their data: features as they are on disk, or computed on demand from images and texts."""
+"""Data for runs: features as they are on disk, or computed on demand from images and texts."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class DataSource:
             )
         if self._backbone is None:
             named = entry.backbone
-            preset = Preprocessing.from_dict(named.preset) if isinstance(named.preset, dict) else named.preset
+            preset = Preprocessing(**named.preset) if isinstance(named.preset, dict) else named.preset
             self._backbone = create_backbone(named.name, named.weights, preset, device=self._device, **named.options)
         return self._backbone
 

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -15,24 +15,28 @@ from numpy.typing import NDArray
 from evergrow.bench.data import ImageData
 from evergrow.bench.grid import Run
 from evergrow.bench.memory import PeakMemory
-from evergrow.bench.within import within_results
+from evergrow.bench.resumable import Tick
 from evergrow.core.devices import resolve_device, synchronize
-from evergrow.core.errors import InputError
+from evergrow.core.errors import EvergrowWarning, InputError
 from evergrow.datasets import FeatureSet
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.methods import FsaClassifier, ImageClassifier, create_method
-from evergrow.metrics import accuracy_matrix, session_accuracies, summarize, task_accuracies
+from evergrow.metrics import (
+    accuracy_matrix,
+    first_tasks,
+    session_accuracies,
+    summarize,
+    task_accuracies,
+    within_tasks,
+)
 from evergrow.records import RunRecord, environment, error_entry, plain, scrub, utc_now, versions
 from evergrow.streams import Stream, Task
 from evergrow.training import Cost
 
-Tick = Callable[[int, int, float], None]
-"""Called after every session with (sessions done, sessions in all, accuracy over seen classes)."""
-
 
 @dataclass
 class PlayLog:
-    """What has been measured so far; survives a failure half-way."""
+    """Measurements of a run so far; they survive a failure half-way."""
 
     rows: list[NDArray[np.float64]] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -45,7 +49,7 @@ class PlayLog:
     class_names: tuple[str, ...] = ()
     """Names of labels 0, 1, ..., where the data have them."""
     last: tuple[Any, Any, NDArray[Any], Stream] | None = None
-    """What answered after the last session, the test samples it was asked about, their labels, and the tasks."""
+    """The learner after the last session, the test samples it was asked about, their labels, and the tasks."""
     within: dict[str, Any] = field(default_factory=dict)
     """Accuracy within tasks after the last session, where it was asked for."""
 
@@ -141,7 +145,7 @@ def watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
 
 
 def cost_entry(method: IncrementalClassifier | ImageClassifier, log: PlayLog, gflops: float) -> dict[str, Any]:
-    """Return what a record says about the cost of a method on images.
+    """Return the entry of a record about the cost of a method on images.
 
     Parameters
     ----------
@@ -173,9 +177,7 @@ def play(
 ) -> IncrementalClassifier | ImageClassifier:
     """Learn task by task, filling the log, and return the learner."""
     device = resolve_device(run.device)
-    if data.fingerprint != run.dataset["fingerprint"]:
-        raise InputError(f"data set {data.name!r} must stay as it is while a grid runs, but its contents changed")
-    stream = data.stream(run.protocol, seed=run.seed, earlier_seeds=run.earlier_seeds)
+    stream = unchanged(data, run).stream(run.protocol, seed=run.seed, earlier_seeds=run.earlier_seeds)
     method: Any = create_method(run.method.name, **run.options)
     learner: Any = method
     log.only_last = getattr(method, "joint", False)
@@ -208,6 +210,16 @@ def play(
         if tick:
             tick(task.index + 1, len(stream), float(np.mean(predictions == y)))
     return cast("IncrementalClassifier | ImageClassifier", method)
+
+
+DataT = TypeVar("DataT", bound=FeatureSet | ImageData)
+
+
+def unchanged(data: DataT, run: Run) -> DataT:
+    """Return the data of a run, unless it is no longer what the plan was made for."""
+    if data.fingerprint != run.dataset["fingerprint"]:
+        raise InputError(f"data set {data.name!r} must stay as it is while a grid runs, but its contents changed")
+    return data
 
 
 def _learn(learner: Any, stream: Stream, task: Task, data: FeatureSet | ImageData, device: torch.device) -> float:
@@ -261,3 +273,57 @@ def play_results(log: PlayLog, *, complete: bool) -> dict[str, Any]:
         "by_samples": session_accuracies(matrix, counts),
         "by_tasks": session_accuracies(matrix, convention="tasks"),
     }
+
+
+def within_results(learner: Any, X: Any, y: NDArray[Any], stream: Stream) -> dict[str, Any]:
+    """Return the accuracy within tasks after the last session, as entries of a record's results.
+
+    A method whose classifier is trained task by task can tell the classes of every task apart and still confuse the
+    tasks; the accuracy over all classes alone does not show which. The scores are asked for on their own: ``predict``
+    need not be their argmax, and the answers on record are its. Whatever goes wrong here is a warning, since the run
+    itself has succeeded by now.
+
+    Parameters
+    ----------
+    learner : object
+        What answers after the last session.
+    X, y : array-like, ndarray of shape (n,)
+        Test samples of all tasks and their labels.
+    stream : Stream
+        The tasks; a class that comes in several belongs to the first.
+
+    Returns
+    -------
+    dict
+        ``a_last_within`` and ``within_tasks``, or nothing where the learner gives no scores.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.bench.execute import within_results
+    >>> from evergrow.methods import create_method
+    >>> from evergrow.streams import Protocol, make_stream
+    >>> X, y = np.array([[3.0, 0.0], [0.0, 3.0], [3.0, 0.1], [0.1, 3.0]]), np.array([0, 1, 2, 3])
+    >>> stream = make_stream(y, y, Protocol(increment=2, shuffle=False))
+    >>> head = create_method("simplecil").fit(X, y)
+    >>> Z = X[[2, 3, 0, 1]]  # each looks most like a class of the other task
+    >>> (head.predict(Z) == y).mean().item(), within_results(head, Z, y, stream)["a_last_within"]
+    (0.0, 1.0)
+    """
+    if not callable(getattr(learner, "decision_function", None)):
+        return {}
+    class_tasks = first_tasks(task.classes for task in stream)
+    try:
+        within = within_tasks(_scores(learner, X), learner.classes_, y, class_tasks, len(stream))
+    except Exception as error:  # a diagnostic must not cost a run that has ended well
+        warnings.warn(
+            f"accuracy within tasks is not on record: {type(error).__name__}: {error}", EvergrowWarning, stacklevel=2
+        )
+        return {}
+    return {"a_last_within": within.accuracy, "within_tasks": within.by_task}
+
+
+def _scores(learner: Any, X: Any) -> NDArray[Any]:
+    """Return one column of scores per class, also of two classes, for which scikit-learn has a single signed one."""
+    scores = np.asarray(learner.decision_function(X))
+    return np.stack([np.zeros_like(scores), scores], axis=1) if scores.ndim == 1 else scores

@@ -6,7 +6,6 @@ import fnmatch
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +64,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the outcome; labels, paths and threads do not."""
+        """All that decides the outcome; labels, paths and threads do not."""
         return {
             "method": self.method.name,
             "options": plain(self.options),
@@ -76,7 +75,7 @@ class Run:
 
     @property
     def protocol_entry(self) -> dict[str, Any]:
-        """What the record says about the protocol."""
+        """The protocol's entry in the record."""
         settings = self.protocol.to_dict()
         return {"name": self.protocol.name, **settings, "earlier_seeds": list(self.earlier_seeds)}
 
@@ -151,10 +150,6 @@ def expand(spec: Spec, datasets: DataSource | None = None) -> list[Run]:
                     )
                     for method in spec.methods
                 ]
-    counts = Counter(run.run_id for run in runs)
-    twice = [run.title for run in runs if counts[run.run_id] > 1]
-    if twice:
-        raise ParameterError(f"the runs of a spec must all differ, got the same settings twice: {twice[0]}")
     return runs
 
 

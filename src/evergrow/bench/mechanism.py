@@ -1,4 +1,4 @@
-"""The paper's mechanism analyses as records: plan, run what is not finished, one record per analysis and layer.
+"""``bench mechanism``: the paper's mechanism analyses, one record per analysis and layer.
 
 Records are of their own kind (:class:`evergrow.records.AnalysisRecord`, schema ``"evergrow-analysis"``), since most
 have no accuracy matrix; readers of run records pass them over. What is measured stands in
@@ -8,23 +8,19 @@ have no accuracy matrix; readers of run records pass them over. What is measured
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from evergrow.bench.analyses import ANALYSES, AnalysisInput
 from evergrow.bench.data import DataSource
-from evergrow.bench.execute import watched
+from evergrow.bench.execute import unchanged, watched
 from evergrow.bench.grid import Run, expand, record_name, settings_id
 from evergrow.bench.mechanism_spec import AnalysisEntry, MechanismSpec, load_mechanism
 from evergrow.bench.memory import PeakMemory
-from evergrow.bench.runner import Outcome, Step, clean_up, compute_threads, decide
+from evergrow.bench.resumable import Grid, Outcome, Reporter, Step, Tick, plan_grid, run_grid
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.files import locked
-from evergrow.datasets import FeatureSet
-from evergrow.records import AnalysisRecord, plain, read_analysis, remove_partial, write_record
+from evergrow.records import AnalysisRecord, plain, read_analysis
 
 __all__ = [
     "AnalysisRun",
@@ -52,7 +48,7 @@ class AnalysisRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the outcome."""
+        """All that decides the outcome."""
         return {"analysis": self.analysis.name, "settings": plain(asdict(self.analysis.settings)), **self.run.settings}
 
     @property
@@ -72,15 +68,39 @@ class AnalysisRun:
         return f"{self.analysis.name} | {self.run.title}"
 
 
-@dataclass
-class AnalysisStep(Step[AnalysisRun, AnalysisRecord]):
-    """An analysis, what is to be done about it, and its record once there is one."""
+AnalysisStep: TypeAlias = Step[AnalysisRun, AnalysisRecord]
+AnalysisOutcome: TypeAlias = Outcome[AnalysisRun, AnalysisRecord]
 
-    @property
-    def figures(self) -> dict[str, Any]:
-        """The key figures of a finished analysis: what is single at the top level of its results."""
-        results = self.record.results if self.record else {}
-        return {name: value for name, value in results.items() if isinstance(value, (int, float, str))}
+
+class MechanismGrid(Grid[AnalysisRun, AnalysisRecord]):
+    """The analyses of a spec.
+
+    Parameters
+    ----------
+    spec : MechanismSpec
+        What to analyse.
+    output : path-like, optional
+        Folder of the records; the spec's by default.
+    """
+
+    def __init__(self, spec: MechanismSpec, output: str | os.PathLike[str] | None = None) -> None:
+        common = spec.common
+        super().__init__(Path(output) if output is not None else common.output, common.device, common.threads)
+        self._spec = spec
+
+    def runs(self, datasets: DataSource) -> list[AnalysisRun]:
+        """Return all analyses of all layers, data set by data set."""
+        runs = [AnalysisRun(entry, run) for entry in self._spec.analyses for run in expand(entry.grid, datasets)]
+        order = [data.source for data in self._spec.common.datasets]
+        return sorted(runs, key=lambda run: order.index(run.run.data.source))
+
+    def read(self, path: Path) -> AnalysisRecord:
+        """Read the record of an analysis."""
+        return read_analysis(path)
+
+    def execute(self, run: AnalysisRun, datasets: DataSource, tick: Tick | None) -> AnalysisRecord:
+        """Measure; an analysis has no sessions to tell of."""
+        return execute_analysis(run, datasets)
 
 
 def plan_mechanism(
@@ -89,7 +109,7 @@ def plan_mechanism(
     output: str | os.PathLike[str] | None = None,
     retry_failed: bool = False,
     datasets: DataSource | None = None,
-) -> Outcome[AnalysisStep]:
+) -> AnalysisOutcome:
     """Return what :func:`run_mechanism` would do, without doing any of it.
 
     Parameters
@@ -103,19 +123,7 @@ def plan_mechanism(
     datasets : DataSource, optional
         Where data sets are kept between calls.
     """
-    folder = Path(output) if output is not None else spec.common.output
-    datasets = datasets or DataSource(spec.common.device)
-    runs = [AnalysisRun(entry, run) for entry in spec.analyses for run in expand(entry.grid, datasets)]
-    seen: dict[str, AnalysisRun] = {}
-    for run in runs:
-        if seen.setdefault(run.run_id, run) is not run:
-            raise ParameterError(f"the analyses of a spec must all differ, got the same twice: {run.title}")
-    places = [data.source for data in spec.common.datasets]
-    runs.sort(key=lambda run: places.index(run.run.data.source))  # every data set is loaded once
-    steps = [
-        AnalysisStep(run, *decide(folder / run.file_name, run.run_id, read_analysis, retry_failed)) for run in runs
-    ]
-    return Outcome(folder, steps)
+    return plan_grid(MechanismGrid(spec, output), retry_failed=retry_failed, datasets=datasets)
 
 
 def run_mechanism(
@@ -123,49 +131,23 @@ def run_mechanism(
     *,
     output: str | os.PathLike[str] | None = None,
     retry_failed: bool = False,
-    report: Callable[[AnalysisStep, int, int], None] | None = None,
-) -> Outcome[AnalysisStep]:
-    """Run every analysis of a spec that has no finished record yet.
-
-    Records are written in one step, failures are recorded and the rest goes on, and Ctrl-C is safe, as in
-    :func:`evergrow.bench.runner.run_bench`.
+    reporter: Reporter | None = None,
+) -> AnalysisOutcome:
+    """Run every analysis of a spec that has no finished record yet; see :func:`evergrow.bench.resumable.run_grid`.
 
     Parameters
     ----------
     spec, output, retry_failed
         As for :func:`plan_mechanism`.
-    report : callable, optional
-        Told every step that has run, how many have, and how many there are to run.
-
-    Returns
-    -------
-    Outcome[AnalysisStep]
+    reporter : Reporter, optional
+        Told about everything.
 
     Raises
     ------
     BusyError
         If another process works on the same folder.
     """
-    datasets = DataSource(spec.common.device)
-    folder = Path(output) if output is not None else spec.common.output
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder), compute_threads(spec.common.threads):
-        remove_partial(folder)
-        outcome = plan_mechanism(spec, output=folder, retry_failed=retry_failed, datasets=datasets)
-        pending = [step for step in outcome.steps if step.action == "run"]
-        try:
-            for number, step in enumerate(pending, start=1):
-                step.record = execute_analysis(step.run, datasets)
-                write_record(folder / step.run.file_name, step.record)
-                clean_up()
-                if report:
-                    report(step, number, len(pending))
-                if step.status == "cancelled":
-                    outcome.cancelled = True
-                    break
-        except KeyboardInterrupt:  # between two analyses there is nothing to mark
-            outcome.cancelled = True
-    return outcome
+    return run_grid(MechanismGrid(spec, output), retry_failed=retry_failed, reporter=reporter)
 
 
 def execute_analysis(analysis: AnalysisRun, datasets: DataSource) -> AnalysisRecord:
@@ -183,7 +165,7 @@ def execute_analysis(analysis: AnalysisRun, datasets: DataSource) -> AnalysisRec
     start = PeakMemory(device).read()["peak_rss_bytes"]
 
     def work() -> None:
-        data = _same(datasets.get(run.data), run)
+        data = unchanged(datasets.get(run.data), run)
         results.update(plain(ANALYSES[entry.name].measure(AnalysisInput(run, data), entry.settings)))
 
     account = watched(device, work)
@@ -201,10 +183,3 @@ def execute_analysis(analysis: AnalysisRun, datasets: DataSource) -> AnalysisRec
         results=results,
         **account,
     )
-
-
-def _same(data: FeatureSet, run: Run) -> FeatureSet:
-    """Return the data, unless it is no longer what the plan was made for."""
-    if data.fingerprint != run.dataset["fingerprint"]:
-        raise InputError(f"data set {data.name!r} must stay as it is while a grid runs, but its contents changed")
-    return data

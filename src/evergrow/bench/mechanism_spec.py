@@ -1,4 +1,4 @@
-"""What to analyse: a TOML file of analyses, each with its methods, over data sets x protocols x seeds.
+"""Specs of analyses: TOML files of analyses, each with its methods, over data sets x protocols x seeds.
 
 The file is like that of ``bench run`` (see :mod:`evergrow.bench.spec`), with analyses in place of methods::
 
@@ -25,13 +25,12 @@ The file is like that of ``bench run`` (see :mod:`evergrow.bench.spec`), with an
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evergrow.bench.analyses import ANALYSES
 from evergrow.bench.spec import COMMON_KEYS, Spec, SpecReader, open_spec
 from evergrow.bench.toml_lines import KeyPath
-from evergrow.core.errors import ParameterError
 from evergrow.core.registry import nearest
 from evergrow.heads.base import HEADS
 from evergrow.methods import method_options
@@ -95,7 +94,8 @@ def _entry(reader: SpecReader, table: dict[str, Any], index: int, common: Spec) 
     if name not in ANALYSES:
         message = f"analysis must be a registered name, got {name!r}; nearest: {nearest(name, ANALYSES.names())}"
         reader.fail((*path, "name"), message)
-    settings = _settings(reader, name, table.get("options", {}), (*path, "options"))
+    kind, options = ANALYSES[name].settings, table.get("options", {})
+    settings = reader.settings(kind, options, (*path, "options"), f"the options of analysis {name!r}")
     methods = reader.methods(table, path)
     for method in methods:
         known = method_options(method.name)
@@ -105,15 +105,3 @@ def _entry(reader: SpecReader, table: dict[str, Any], index: int, common: Spec) 
             reader.fail((*path, "methods"), message)
     seeds = reader.seeds(table, path) if "seeds" in table else common.seeds
     return AnalysisEntry(name, settings, replace(common, methods=methods, seeds=seeds))
-
-
-def _settings(reader: SpecReader, name: str, options: Any, path: KeyPath) -> Any:
-    if not isinstance(options, dict):
-        reader.fail(path, f"options must be a table, got {options!r}")
-    kind = ANALYSES[name].settings
-    reader.check_keys(options, tuple(item.name for item in fields(kind)), path, f"the options of analysis {name!r}")
-    try:
-        return kind(**options)
-    except ParameterError as error:
-        key = next((key for key in options if str(error).startswith(key)), "")
-        reader.fail((*path, key) if key else path, str(error))

@@ -1,4 +1,4 @@
-"""How much memory a run needs at its peak."""
+"""Peak memory of a run."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def _reset_rss_peak() -> bool:
 def _rss_peak() -> int | None:
     """Return the high-water mark of resident memory in bytes, None where the system does not tell."""
     try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        if found:
-            return int(found.group(1)) * 1024
+        mark = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if mark:
+            return int(mark.group(1)) * 1024
     except OSError:
         pass
     try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from evergrow.bench.runner import Reporter, RunStep
+from evergrow.bench.resumable import Reporter, Step
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -22,37 +22,41 @@ class LineReporter:
     ----------
     console : rich.console.Console
         Where to write.
+    noun : str
+        What runs are called, in the plural.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, noun: str = "runs") -> None:
         self._console = console
+        self._noun = noun
         self._total = self._done = 0
         self._start = 0.0
 
-    def plan(self, steps: list[RunStep]) -> None:
+    def plan(self, steps: Sequence[Step[Any, Any]]) -> None:
         """Say how much there is to do."""
         actions = Counter(step.action for step in steps)
         self._total, self._done = actions["run"], 0
         self._line(
-            f"{len(steps)} runs: {actions['run']} to do, {actions['skip']} finished, {actions['failed']} failed earlier"
+            f"{len(steps)} {self._noun}: {actions['run']} to do, {actions['skip']} finished, "
+            f"{actions['failed']} failed earlier"
         )
         for step in steps:
             if step.note:
                 self._line(f"{step.run.title}: {step.note}")
 
-    def begin(self, step: RunStep) -> None:
+    def begin(self, step: Step[Any, Any]) -> None:
         """Start the clock."""
         self._start = time.perf_counter()
 
-    def tick(self, step: RunStep, done: int, total: int, accuracy: float) -> None:
+    def tick(self, step: Step[Any, Any], done: int, total: int, accuracy: float) -> None:
         """Say nothing: a log has one line per run."""
 
-    def end(self, step: RunStep) -> None:
+    def end(self, step: Step[Any, Any]) -> None:
         """Say how the run ended."""
         self._done += 1
         seconds = time.perf_counter() - self._start
         count = f"[{self._done}/{self._total}]"
-        self._line(f"{count} {step.status} | {step.run.title} | {outcome_text(step)} | {seconds:.1f} s")
+        self._line(f"{count} {step.status} | {step.run.title} | {step.summary} | {seconds:.1f} s")
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -69,11 +73,11 @@ class LiveReporter:
 
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._steps: list[RunStep] = []
+        self._steps: Sequence[Step[Any, Any]] = []
         self._now = ""
-        self._current: RunStep | None = None
+        self._current: Step[Any, Any] | None = None
 
-    def plan(self, steps: list[RunStep]) -> None:
+    def plan(self, steps: Sequence[Step[Any, Any]]) -> None:
         """Show the empty table."""
         self._steps = steps
         for step in steps:
@@ -81,21 +85,21 @@ class LiveReporter:
                 self._live.console.print(f"{step.run.title}: {step.note}", markup=False, highlight=False)
         self._show()
 
-    def begin(self, step: RunStep) -> None:
+    def begin(self, step: Step[Any, Any]) -> None:
         """Show which run is on."""
         self._current, self._now = step, f"{step.run.title} | starting"
         self._show()
 
-    def tick(self, step: RunStep, done: int, total: int, accuracy: float) -> None:
+    def tick(self, step: Step[Any, Any], done: int, total: int, accuracy: float) -> None:
         """Show how far it is."""
         self._now = f"{step.run.title} | task {done}/{total} | {accuracy:.2%} so far"
         self._show()
 
-    def end(self, step: RunStep) -> None:
+    def end(self, step: Step[Any, Any]) -> None:
         """Fill in the run's cell; a failure also gets a line of its own."""
         self._current, self._now = None, ""
         if step.status == "failed":
-            self._live.console.print(f"failed: {step.run.title}: {outcome_text(step)}", markup=False)
+            self._live.console.print(f"failed: {step.run.title}: {step.summary}", markup=False)
         self._show()
 
     def _show(self) -> None:
@@ -106,7 +110,7 @@ class LiveReporter:
         from rich.text import Text
 
         columns = list(dict.fromkeys((step.run.data.label, step.run.protocol.name) for step in self._steps))
-        cells: dict[tuple[str, str, str], list[RunStep]] = {}
+        cells: dict[tuple[str, str, str], list[Step[Any, Any]]] = {}
         for step in self._steps:
             run = step.run
             cells.setdefault((run.method.label, run.data.label, run.protocol.name), []).append(step)
@@ -120,27 +124,13 @@ class LiveReporter:
             table.add_row(Text(method), *row)
         return table
 
-    def _cell(self, steps: list[RunStep]) -> str:
+    def _cell(self, steps: Sequence[Step[Any, Any]]) -> str:
         good = [step.record.results["a_last"] for step in steps if step.record and step.status == "ok"]
         values = [value for value in good if value is not None]
         mean = f"{100 * sum(values) / len(values):.2f} " if values else ""
         failed = sum(step.status == "failed" for step in steps)
         running = " ..." if any(step is self._current for step in steps) else ""
         return f"{mean}[dim]{len(good)}/{len(steps)}[/]" + (f" [red]{failed} failed[/]" if failed else "") + running
-
-
-def outcome_text(step: RunStep) -> str:
-    """Return the result of a step in a few words."""
-    record = step.record
-    if record is None:
-        return "no record"
-    if record.status == "ok":
-        names = {"A_last": record.results["a_last"], "A_avg": record.results["a_avg"]}
-        return " ".join(f"{name} {100 * value:.2f}" for name, value in names.items() if value is not None)
-    if record.error:
-        message = record.error.get("message", "").partition("\n")[0]
-        return f"{record.error.get('type', 'error')}: {message}"
-    return record.status
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What to run: a TOML file of methods x data sets x protocols x seeds, checked before anything runs.
+"""Specs: TOML files of methods x data sets x protocols x seeds, checked before anything runs.
 
 A spec looks like this; paths in it are relative to its own folder::
 
@@ -39,26 +39,29 @@ import importlib
 import itertools
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from evergrow.backbones import Preprocessing
+from evergrow.backbones.sources import WEIGHT_SOURCES
 from evergrow.bench.data import BackboneEntry, DataEntry
 from evergrow.bench.toml_lines import KeyLines, KeyPath
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import DeviceError, EvergrowError, MissingExtraError, ParameterError
+from evergrow.core.errors import DeviceError, MissingExtraError, ParameterError, UnknownNameError
 from evergrow.core.registry import nearest
+from evergrow.core.settings import check_keys, field_names
 from evergrow.datasets import DataOptions, search_path
 from evergrow.methods import create_method, list_methods, method_options
 from evergrow.streams import DEFAULT_SEED, Protocol
 
+SettingsT = TypeVar("SettingsT")
+
 COMMON_KEYS = ("name", "seeds", "device", "threads", "output", "confusion", "datasets", "protocols")
 _METHOD = ("name", "label", "options", "sweep")
 _DATASET = ("name", "path", "label", "options", "backbone", "weights", "preset", "backbone_options")
-_PROTOCOL = tuple(item.name for item in fields(Protocol))
 
 
 class SpecError(ParameterError):
@@ -147,6 +150,11 @@ def _distinct_labels(methods: list[MethodEntry]) -> list[MethodEntry]:
     return distinct
 
 
+def _blamed(error: ParameterError, keys: Iterable[str]) -> str:
+    """Return the key that an error is about, which its message begins with; empty if that is none of these."""
+    return next((key for key in keys if str(error).startswith(key)), "")
+
+
 class SpecReader:
     """Turns parsed TOML into a :class:`Spec`; keeps the lines for messages.
 
@@ -232,7 +240,7 @@ class SpecReader:
         try:
             create_method(name, **options)._check_params()
         except ParameterError as error:
-            option = next((key for key in options if str(error).startswith(key)), "")
+            option = _blamed(error, options)
             part = "sweep" if option in sweep else "options"
             self.fail((*path, part, option) if option else (*path, "name"), str(error))
 
@@ -259,12 +267,7 @@ class SpecReader:
 
     def _data_options(self, table: dict[str, Any], path: KeyPath) -> dict[str, Any]:
         options = self._table(table, (*path, "options"))
-        self.check_keys(options, tuple(item.name for item in fields(DataOptions)), (*path, "options"), "a data set")
-        try:
-            DataOptions.from_dict(options)
-        except ParameterError as error:
-            key = next((key for key in options if str(error).startswith(key)), "")
-            self.fail((*path, "options", key) if key else (*path, "options"), str(error))
+        self.settings(DataOptions, options, (*path, "options"), "a data set")
         return options
 
     def _backbone(self, table: dict[str, Any], path: KeyPath) -> BackboneEntry | None:
@@ -285,25 +288,22 @@ class SpecReader:
         if "weights" not in table:
             return None
         weights = self.text(table, path)
-        if weights in ("bundled", "hub", "random"):
+        if weights in WEIGHT_SOURCES:
             return weights
         places = [self._path.parent, *search_path()]
-        found = next((place / weights for place in places if (place / weights).exists()), None)
-        if found is None:
+        file = next((place / weights for place in places if (place / weights).exists()), None)
+        if file is None:
             looked = ", ".join(str(place) for place in places)
-            message = f"weights must be 'bundled', 'hub', 'random' or a file, got {weights!r}; looked in {looked}"
-            self.fail(path, message)
-        return str(found)
+            known = ", ".join(map(repr, WEIGHT_SOURCES.names()))
+            self.fail(path, f"weights must be {known} or a file, got {weights!r}; looked in {looked}")
+        return str(file)
 
     def _preset(self, table: dict[str, Any], path: KeyPath) -> str | dict[str, Any]:
         """Return the name of a preprocessing, or its settings."""
         if not isinstance(table.get("preset"), dict):
             return self.text(table, path, "timm")
+        self.settings(Preprocessing, table["preset"], path, "a preset")
         settings: dict[str, Any] = table["preset"]
-        try:
-            Preprocessing.from_dict(settings)
-        except EvergrowError as error:
-            self.fail(path, str(error))
         return settings
 
     def _table(self, table: dict[str, Any], path: KeyPath) -> dict[str, Any]:
@@ -313,12 +313,7 @@ class SpecReader:
         return value
 
     def _protocol(self, table: dict[str, Any], path: KeyPath) -> Protocol:
-        self.check_keys(table, _PROTOCOL, path, "[[protocols]]")
-        try:
-            return Protocol.from_dict(table)
-        except ParameterError as error:
-            key = next((key for key in table if str(error).startswith(key)), "")
-            self.fail((*path, key) if key else path, str(error))
+        return self.settings(Protocol, table, path, "[[protocols]]")
 
     def _device(self, table: dict[str, Any]) -> str:
         device = self.text(table, ("device",), "auto")
@@ -356,12 +351,36 @@ class SpecReader:
             self.fail(path, f"{path[-1]} must be a non-empty string, got {value!r}")
         return value
 
-    def check_keys(self, table: Mapping[str, Any], known: tuple[str, ...], path: KeyPath, where: str) -> None:
+    def check_keys(self, table: Mapping[str, Any], known: Collection[str], path: KeyPath, where: str) -> None:
         """Fail for a key that is not known, with its line and the nearest that is."""
         for key in table:
-            if key not in known:
-                hint = nearest(key, known) if known else "none, there are no options"
-                self.fail((*path, key), f"key of {where} must be a known one, got {key!r}; nearest: {hint}")
+            try:
+                check_keys([key], known, f"key of {where}")
+            except UnknownNameError as error:  # noqa: PERF203 - the line is that of this key
+                self.fail((*path, key), str(error))
+
+    def settings(self, kind: type[SettingsT], table: Any, path: KeyPath, where: str) -> SettingsT:
+        """Return settings from a table; what is wrong with one is said with its line.
+
+        Parameters
+        ----------
+        kind : type
+            Frozen dataclass of the settings, which checks them.
+        table : object
+            Its values, which must be a table.
+        path : KeyPath
+            Where the table stands.
+        where : str
+            What messages call the table.
+        """
+        if not isinstance(table, dict):
+            self.fail(path, f"{path[-1]} must be a table, got {table!r}")
+        self.check_keys(table, field_names(kind), path, where)
+        try:
+            return kind(**table)
+        except ParameterError as error:
+            key = _blamed(error, table)
+            self.fail((*path, key) if key else path, str(error))
 
     def fail(self, path: KeyPath, message: str) -> NoReturn:
         """Raise with the file and the line of a key."""

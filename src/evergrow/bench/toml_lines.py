@@ -1,4 +1,4 @@
-"""Where a key stands in a TOML text, which the standard parser does not tell."""
+"""Line numbers of the keys of a TOML text, which the standard parser does not tell."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def _statements(text: str) -> Iterator[tuple[int, str, str, list[tuple[int, str]
 def _bare(row: str, quote: str | None) -> tuple[str, int, str | None]:
     """Return a row without strings and comments, its net bracket depth, and an open multi-line quote."""
     if quote:
-        _, found, row = row.partition(quote)
-        if not found:
+        _, closed, row = row.partition(quote)
+        if not closed:
             return "", 0, quote
     for mark in ('"""', "'''"):
         while row.count(mark) >= 2:

@@ -1,1 +1,24 @@
-"""The command line: parse, call one function, print."""
+"""The command line: parse, call one function, print.
+
+A command is a function under :func:`evergrow.cli.registry.command` in a module of this room; :data:`MODULES` lists the
+modules in the order in which people meet their commands.
+"""
+
+MODULES = (
+    "fit",
+    "predict",
+    "evaluate",
+    "inspect",
+    "change",
+    "share",
+    "export",
+    "demo",
+    "data",
+    "features",
+    "methods",
+    "bench",
+    "report",
+    "cache",
+    "version",
+)
+"""Modules that hold commands."""

@@ -1,53 +1,43 @@
-"""``evergrow bench``: run a grid of experiments and show what came of it."""
+"""``evergrow bench``: run grids of experiments and compare their records."""
 
 from __future__ import annotations
 
-import functools
-import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.core.errors import EvergrowError
+from evergrow.cli.console import Answer, Styled, note_line
+from evergrow.cli.exits import ExitCode
+from evergrow.cli.options import Json
+from evergrow.cli.registry import command, command_group
+from evergrow.core.errors import InputError
 
-P = ParamSpec("P")
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from evergrow.tables import Comparison, Record
 
-bench_app = typer.Typer(help="Run grids of experiments and compare their records.", no_args_is_help=True)
+command_group("bench", "Run grids of experiments and compare their records.")
 
-
-def _errors_to_exit(command: Callable[P, R]) -> Callable[P, R]:
-    """Print evergrow's own errors as one line and leave with 2; any other error is a bug and shows itself."""
-
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except EvergrowError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(2) from error
-        except KeyboardInterrupt:  # outside a run; inside one it is recorded first
-            raise typer.Exit(130) from None
-
-    return wrapped
+Folder = Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the records.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would run.")]
 
 
-@bench_app.command("run")
-@_errors_to_exit
+@command("bench run")
 def run_command(
     spec: Annotated[Path, typer.Argument(help="TOML file: methods x data sets x protocols x seeds.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the records.")] = None,
+    output: Folder = None,
     only: Annotated[list[str] | None, typer.Option(help="Filter such as method=ranpac,klda or dataset='cub*'.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed runs again.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would run.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
-) -> None:
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> Answer:
     """Run everything in SPEC that has no finished record yet.
 
-    Exit codes: 0 all fine, 1 some runs failed, 2 the spec or the data is wrong, 130 after Ctrl-C.
+    Exit codes: 0 all fine, 1 some runs failed, 2 the spec or the data is wrong, 3 another process runs in the same
+    folder, 130 interrupted: the same command goes on where this one stopped.
     """
     from rich.console import Console
 
@@ -57,16 +47,15 @@ def run_command(
 
     loaded = load_spec(spec)
     if dry_run:
-        _print_steps(plan_bench(loaded, output=output, only=only or (), retry_failed=retry_failed), as_json, True)
-        return
+        planned = plan_bench(loaded, output=output, only=only or (), retry_failed=retry_failed)
+        return Answer({"runs": [_run_values(step) for step in planned.steps]}, _planned_lines(planned, "runs"))
     with reporting(Console(stderr=True)) as reporter:
         outcome = run_bench(loaded, output=output, only=only or (), retry_failed=retry_failed, reporter=reporter)
-    _print_steps(outcome, as_json, False)
-    raise typer.Exit(outcome.exit_code)
+    values = {"runs": [_run_values(step) for step in outcome.steps]}
+    return Answer(values, _run_lines(outcome), code=ExitCode(outcome.exit_code), done=_records_note(outcome))
 
 
-@bench_app.command("show")
-@_errors_to_exit
+@command("bench show")
 def show_command(
     runs: Annotated[list[Path], typer.Argument(help="Record files, or folders of them.")],
     format: Annotated[str, typer.Option("--format", "-f", help="table, markdown, latex or csv.")] = "table",
@@ -78,157 +67,163 @@ def show_command(
         bool,
         typer.Option("--within", help="Also show accuracy among the classes of each sample's own task."),
     ] = False,
-) -> None:
-    """Print mean and standard error over seeds: methods as rows, data set x protocol x metric as columns."""
+    as_json: Json = False,
+) -> Answer:
+    """Print mean and standard error over seeds: methods as rows, data set x protocol x metric as columns.
+
+    Exit codes: 0 shown, 2 no record could be used.
+    """
     from evergrow.records import read_records
-    from evergrow.tables.compare import compare
-    from evergrow.tables.render import render
+    from evergrow.tables import compare, render
 
     records, problems = read_records(runs)
     for problem in problems:
-        typer.echo(f"left out: {problem.reason}", err=True)
+        note_line(f"left out: {problem.reason}")
     if not records:
-        typer.echo(
-            f"error: RUNS must hold at least one run record, got none in {', '.join(map(str, runs))}",
-            err=True,
-        )
-        raise typer.Exit(2)
+        raise InputError(f"RUNS must hold at least one run record, got none in {', '.join(map(str, runs))}")
     comparison = compare(records, _shown_metrics(metric, within, records))
-    text = render(comparison, format)
-    if format != "table" or not _print_rich(comparison):
-        typer.echo(text, nl=False)
+    lines = _terminal_lines(comparison) if format == "table" else render(comparison, format).splitlines()
+    return Answer(_comparison_values(comparison), lines)
 
 
-def _shown_metrics(metric: list[str] | None, within: bool, records: list[Any]) -> list[str]:
+@command("bench mechanism")
+def mechanism_command(
+    spec: Annotated[Path, typer.Argument(help="TOML file: analyses x data sets x protocols x seeds.")],
+    output: Folder = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed analyses again.")] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> Answer:
+    """Run the mechanism analyses in SPEC that have no finished record yet.
+
+    Exit codes: 0 all fine, 1 some analyses failed, 2 the spec or the data is wrong, 3 another process runs in the same
+    folder, 130 interrupted: the same command goes on where this one stopped.
+    """
+    from rich.console import Console
+
+    from evergrow.bench.mechanism import load_mechanism, plan_mechanism, run_mechanism
+    from evergrow.bench.progress import LineReporter
+
+    loaded = load_mechanism(spec)
+    if dry_run:
+        planned = plan_mechanism(loaded, output=output, retry_failed=retry_failed)
+        values = {"analyses": [_analysis_values(step) for step in planned.steps]}
+        return Answer(values, _planned_lines(planned, "analyses"))
+    reporter = LineReporter(Console(stderr=True), "analyses")
+    outcome = run_mechanism(loaded, output=output, retry_failed=retry_failed, reporter=reporter)
+    values = {"analyses": [_analysis_values(step) for step in outcome.steps]}
+    return Answer(values, _analysis_lines(outcome), code=ExitCode(outcome.exit_code), done=_records_note(outcome))
+
+
+# -- plans and outcomes --------------------------------------------------------------------
+
+
+def _run_values(step: Any) -> dict[str, Any]:
+    """Return a run of a grid as plain values."""
+    results = {key: step.record.results.get(key) for key in ("a_last", "a_avg", "f_avg")} if step.record else {}
+    return {
+        "run_id": step.run.run_id,
+        "file": step.run.file_name,
+        "method": step.run.method.name,
+        "dataset": step.run.dataset["name"],
+        "protocol": step.run.protocol.name,
+        "seed": step.run.seed,
+        "action": step.action,
+        "status": step.status,
+        **results,
+    }
+
+
+def _analysis_values(step: Any) -> dict[str, Any]:
+    """Return an analysis as plain values."""
+    return {
+        "run_id": step.run.run_id,
+        "file": step.run.file_name,
+        "title": step.run.title,
+        "action": step.action,
+        "status": step.status,
+        "figures": step.figures,
+    }
+
+
+def _planned_lines(outcome: Any, noun: str) -> list[str]:
+    """Return which steps would run, and how many."""
+    lines = [f"{step.action:6}  {step.run.run_id}  {step.run.title}" for step in outcome.steps]
+    return [*lines, f"{len(outcome.steps)} {noun}: {_counted(step.action for step in outcome.steps)}"]
+
+
+def _run_lines(outcome: Any) -> list[str]:
+    """Return the table of a grid that ran, and how many of its runs ended how."""
+    from evergrow.tables import compare
+
+    lines = _terminal_lines(compare(outcome.records)) if outcome.records else []
+    lines.append(f"{_counted(step.status for step in outcome.steps)}; records in {outcome.folder}")
+    if any(step.action == "failed" for step in outcome.steps):
+        lines.append("some runs failed earlier: --retry-failed runs them again")
+    if outcome.cancelled:
+        lines.append("cancelled: the same command goes on where this one stopped")
+    return lines
+
+
+def _analysis_lines(outcome: Any) -> list[str]:
+    """Return the figures of analyses that were on record, since those that ran have had their line."""
+    from evergrow.records import figures_text
+
+    steps = outcome.steps
+    lines = [
+        f"{step.action:6}  {step.run.run_id}  {step.run.title}  {figures_text(step.figures)}".rstrip()
+        for step in steps
+        if step.action != "run"
+    ]
+    counted = _counted(step.status for step in steps)
+    lines.append(f"{len(steps)} analyses: {counted}; records in {outcome.folder}")
+    if any(step.action == "failed" for step in steps):
+        lines.append("some analyses failed earlier: --retry-failed runs them again")
+    return lines
+
+
+def _counted(words: Iterable[str]) -> str:
+    """Return how often each word comes, such as ``2 ok, 1 failed``."""
+    return ", ".join(f"{n} {word}" for word, n in sorted(Counter(words).items()))
+
+
+def _records_note(outcome: Any) -> str:
+    return f"the records are in {outcome.folder}"
+
+
+# -- tables -------------------------------------------------------------------------------------------------
+
+
+def _shown_metrics(metric: list[str] | None, within: bool, records: Sequence[Record]) -> list[str]:
     """Return the metrics to show; says so where one was asked for that no record has."""
     shown = metric or ["a_last", "a_avg"]
     if within:
         shown = list(dict.fromkeys([*shown, "a_last_within"]))
     if "a_last_within" in shown and all(record.results.get("a_last_within") is None for record in records):
-        typer.echo("note: no record here holds accuracy within tasks; a run that is made again does", err=True)
+        note_line("note: no record here holds accuracy within tasks; a run that is made again does")
     return shown
 
 
-@bench_app.command("mechanism")
-@_errors_to_exit
-def mechanism_command(
-    spec: Annotated[Path, typer.Argument(help="TOML file: analyses x data sets x protocols x seeds.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the records.")] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed analyses again.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would run.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
-) -> None:
-    """Run the mechanism analyses in SPEC that have no finished record yet.
-
-    Exit codes: 0 all fine, 1 some analyses failed, 2 the spec or the data is wrong, 130 after Ctrl-C.
-    """
-    from evergrow.bench.mechanism import load_mechanism, plan_mechanism, run_mechanism
-
-    loaded = load_mechanism(spec)
-    if dry_run:
-        _print_analyses(plan_mechanism(loaded, output=output, retry_failed=retry_failed), as_json, True)
-        return
-    outcome = run_mechanism(loaded, output=output, retry_failed=retry_failed, report=_report_analysis)
-    _print_analyses(outcome, as_json, False)
-    raise typer.Exit(outcome.exit_code)
+def _comparison_values(comparison: Comparison) -> dict[str, Any]:
+    """Return a table as plain values."""
+    columns = [
+        {"dataset": column.dataset, "protocol": column.protocol, "metric": column.metric.title}
+        for column in comparison.columns
+    ]
+    cells = [[None if cell is None else asdict(cell) for cell in row] for row in comparison.cells]
+    return {"rows": comparison.rows, "columns": columns, "cells": cells, "notes": comparison.notes}
 
 
-def _report_analysis(step: Any, number: int, total: int) -> None:
-    """Print one line about an analysis that has run."""
-    error = step.record.error
-    said = f"{error['type']}: {error['message']}".partition("\n")[0] if error else _figures_text(step.figures)
-    typer.echo(f"[{number}/{total}] {step.status} | {step.run.title} | {said}", err=True)
-
-
-def _figures_text(figures: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {value:.4g}" if type(value) is float else f"{name} {value}" for name, value in figures.items()
-    )
-
-
-def _print_analyses(outcome: Any, as_json: bool, planned: bool) -> None:
-    """Print what the analyses found, or which would run."""
-    steps = outcome.steps
-    if as_json:
-        entries = [
-            {
-                "run_id": step.run.run_id,
-                "file": step.run.file_name,
-                "title": step.run.title,
-                "action": step.action,
-                "status": step.status,
-                "figures": step.figures,
-            }
-            for step in steps
-        ]
-        typer.echo(json.dumps({"exit_code": 0 if planned else outcome.exit_code, "analyses": entries}, indent=1))
-        return
-    for step in steps:
-        if planned or step.action != "run":  # the others have had their line
-            said = f"  {_figures_text(step.figures)}" if step.figures else ""
-            typer.echo(f"{step.action:6}  {step.run.run_id}  {step.run.title}{said}")
-    counts = Counter(step.action if planned else step.status for step in steps)
-    listed = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
-    typer.echo(f"{len(steps)} analyses: {listed}; records in {outcome.folder}")
-    if any(step.action == "failed" for step in steps):
-        typer.echo("some analyses failed earlier: --retry-failed runs them again")
-
-
-def _print_rich(comparison: Any) -> bool:
-    """Print a styled table if standard output is a terminal; say whether it was."""
+def _terminal_lines(comparison: Comparison) -> list[str]:
+    """Return a table for standard output: with styles in a terminal, as plain text elsewhere."""
     from rich.console import Console
 
+    from evergrow.tables import render
     from evergrow.tables.render import rich_table
 
     console = Console()
     if not console.is_terminal:
-        return False
-    console.print(rich_table(comparison))
-    for note in comparison.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
-    return True
-
-
-def _print_steps(outcome: Any, as_json: bool, planned: bool) -> None:
-    """Print what a grid did, or would do."""
-    steps = outcome.steps
-    if as_json:
-        entries = [
-            {
-                "run_id": step.run.run_id,
-                "file": step.run.file_name,
-                "method": step.run.method.name,
-                "dataset": step.run.dataset["name"],
-                "protocol": step.run.protocol.name,
-                "seed": step.run.seed,
-                "action": step.action,
-                "status": step.status,
-                **({key: step.record.results.get(key) for key in ("a_last", "a_avg", "f_avg")} if step.record else {}),
-            }
-            for step in steps
-        ]
-        typer.echo(json.dumps({"exit_code": 0 if planned else outcome.exit_code, "runs": entries}, indent=1))
-        return
-    if planned:
-        for step in steps:
-            typer.echo(f"{step.action:6}  {step.run.run_id}  {step.run.title}")
-        counts = Counter(step.action for step in steps)
-        typer.echo(f"{len(steps)} runs: {', '.join(f'{n} {action}' for action, n in sorted(counts.items()))}")
-        return
-    _print_outcome(outcome)
-
-
-def _print_outcome(outcome: Any) -> None:
-    from evergrow.tables.compare import compare
-    from evergrow.tables.render import render
-
-    if outcome.records:
-        comparison = compare(outcome.records)
-        if not _print_rich(comparison):
-            typer.echo(render(comparison, "table"), nl=False)
-    counts = Counter(step.status for step in outcome.steps)
-    typer.echo(f"{', '.join(f'{n} {status}' for status, n in sorted(counts.items()))}; records in {outcome.folder}")
-    if any(step.action == "failed" for step in outcome.steps):
-        typer.echo("some runs failed earlier: --retry-failed runs them again")
-    if outcome.cancelled:
-        typer.echo("cancelled: the same command goes on where this one stopped")
+        return render(comparison, "table").splitlines()
+    with console.capture() as captured:
+        console.print(rich_table(comparison))
+    return [Styled(captured.get().rstrip("\n")), *(f"note: {note}" for note in comparison.notes)]

@@ -1,19 +1,23 @@
-"""``evergrow cache``: what features are kept, and how to be rid of them."""
+"""``evergrow cache``: list and clear the features that were extracted earlier."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evergrow.cli.console import Answer, plural, table, warn_line
+from evergrow.cli.exits import ExitCode
+from evergrow.cli.options import Json
+from evergrow.cli.registry import command, command_group
 from evergrow.core.errors import BusyError, ParameterError
+from evergrow.core.escaping import printable
 
 if TYPE_CHECKING:
     from evergrow.backbones.cache import CacheInfo, FeatureCache
 
-cache_app = typer.Typer(help="List and clear the features that were extracted earlier.", no_args_is_help=True)
+command_group("cache", "List and clear the features that were extracted earlier.")
 
 Folder = Annotated[
     Path | None, typer.Option("--folder", help="Folder of the cache; EVERGROW_CACHE or the user's cache by default.")
@@ -22,27 +26,22 @@ Folder = Annotated[
 _COLUMNS = ("key", "what", "items", "size", "age", "backbone", "preset", "state")
 
 
-@cache_app.command("list")
-def list_command(
-    folder: Folder = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the entries as JSON.")] = False,
-) -> None:
-    """List what is kept, the newest first."""
+@command("cache list")
+def list_command(folder: Folder = None, as_json: Json = False) -> Answer:
+    """List the features that are kept, the newest first.
+
+    Exit codes: 0 listed.
+    """
     from evergrow.backbones.cache import FeatureCache
 
     cache = FeatureCache(folder)
     infos = cache.list()
-    if as_json:
-        entries = [info.to_dict() for info in infos]
-        typer.echo(json.dumps({"folder": str(cache.root), "entries": entries}, indent=1))
-        return
-    if infos:
-        _print_table(infos)
-    total = sum(info.bytes for info in infos)
-    typer.echo(f"{len(infos)} {'entry' if len(infos) == 1 else 'entries'}, {_size(total)} in {cache.root}")
+    total = _size(sum(info.bytes for info in infos))
+    lines = [*_table(infos), f"{plural(len(infos), 'entry', 'entries')}, {total} in {cache.root}"]
+    return Answer({"folder": str(cache.root), "entries": [info.to_dict() for info in infos]}, lines)
 
 
-@cache_app.command("clear")
+@command("cache clear")
 def clear_command(
     keys: Annotated[list[str] | None, typer.Argument(help="Keys, or their first characters.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Clear every entry.")] = False,
@@ -52,10 +51,11 @@ def clear_command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     folder: Folder = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON; needs --yes.")] = False,
-) -> None:
-    """Remove entries; what another process is writing stays.
+) -> Answer:
+    """Remove entries; those that another process is writing stay.
 
-    Exit codes: 0 all removed, 1 some are in use or the question was answered with no, 2 the request makes no sense.
+    Exit codes: 0 all removed, 1 the question was answered with no, 2 the request makes no sense, 3 some are in use by
+    another process and stay, the others are removed.
     """
     from evergrow.backbones.cache import FeatureCache
 
@@ -64,19 +64,21 @@ def clear_command(
     cache = FeatureCache(folder)
     chosen = _chosen(cache, keys or [], everything, older_than)
     if chosen and not yes:
-        _print_table(chosen)
-        typer.confirm(f"remove {len(chosen)} from {cache.root}?", abort=True)
+        _ask(cache, chosen)
     removed, busy = _remove(cache, chosen)
+    for key, error in busy.items():
+        warn_line(f"{key[:12]} is in use: {error}")
     freed = sum(info.bytes for info in removed)
-    if as_json:
-        outcome = {"removed": [info.key for info in removed], "in_use": list(busy), "bytes": freed}
-        typer.echo(json.dumps(outcome, indent=1))
-    else:
-        typer.echo(f"removed {len(removed)}, {_size(freed)}")
-        for key, error in busy.items():
-            typer.echo(f"error: {key[:12]} is in use: {error}", err=True)
-    if busy:
-        raise typer.Exit(1)
+    done = f"removed {len(removed)}, {_size(freed)}"
+    values = {"removed": [info.key for info in removed], "in_use": list(busy), "bytes": freed}
+    return Answer(values, [done], code=ExitCode.BUSY if busy else ExitCode.OK, done=done)
+
+
+def _ask(cache: FeatureCache, chosen: list[CacheInfo]) -> None:
+    """Show the entries and ask whether they may go; anything but yes ends the command."""
+    for line in _table(chosen):
+        typer.echo(line)
+    typer.confirm(f"remove {len(chosen)} from {printable(str(cache.root))}?", abort=True)
 
 
 def _chosen(cache: FeatureCache, keys: list[str], everything: bool, older_than: float | None) -> list[CacheInfo]:
@@ -103,20 +105,8 @@ def _remove(cache: FeatureCache, chosen: list[CacheInfo]) -> tuple[list[CacheInf
     return removed, busy
 
 
-def _print_table(infos: list[CacheInfo]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for column in _COLUMNS:
-        table.add_column(column, justify="right" if column in ("items", "size", "age") else "left", no_wrap=True)
-    for info in infos:
-        table.add_row(*(Text(cell) for cell in _cells(info)))
-    console = Console()
-    if not console.is_terminal:  # a pipe has no width that cells would have to be cut for
-        console = Console(width=240)
-    console.print(table)
+def _table(infos: list[CacheInfo]) -> list[str]:
+    return table(_COLUMNS, map(_cells, infos), right=("items", "size", "age")) if infos else []
 
 
 def _cells(info: CacheInfo) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from evergrow.cli.console import Answer, answering, plural
+from evergrow.cli.console import Answer, plural
 from evergrow.cli.models import (
     Running,
     change_values,
@@ -17,11 +17,13 @@ from evergrow.cli.models import (
     model_line,
     settle_model,
     skipped_caution,
+    written_note,
 )
 from evergrow.cli.options import Cache, Data, Device, Json, ModelFile, OnError, OnErrorOption, Settle, Wait, Weights
+from evergrow.cli.registry import command
 
 
-@answering
+@command("update", panel="Learn")
 def update_command(
     model: ModelFile,
     data: Data,
@@ -56,7 +58,7 @@ def update_command(
     running = Running(on_error, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
         started = time.perf_counter()
-        samples = read_labelled(data, "train", learner.info()["kind"])
+        samples = read_labelled(data, "train", learner.kind_)
         before = learned_data(learner.history_)
         learner.partial_fit(samples)
         twice = before & set(learner.history_[-1].data)
@@ -69,10 +71,11 @@ def update_command(
         cautions.append(f"the same data were learned before and now count twice: 'evergrow rollback {model}' undoes it")
     news = classes_note(change.classes, "new")
     lines = [f"learned {plural(change.samples, 'sample')}{news} in {seconds:.1f} s", *notes, model_line(model, learner)]
-    return Answer(change_values(model, learner, change, seconds=seconds, settled=settled), lines, cautions)
+    values = change_values(model, learner, change, seconds=seconds, settled=settled)
+    return Answer(values, lines, cautions, done=written_note(model, learner))
 
 
-@answering
+@command("forget", panel="Edit")
 def forget_command(
     model: ModelFile,
     classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to forget.", show_default=False)],
@@ -106,10 +109,11 @@ def forget_command(
         *notes,
         model_line(model, learner),
     ]
-    return Answer(change_values(model, learner, change, settled=settled), lines)
+    values = change_values(model, learner, change, settled=settled)
+    return Answer(values, lines, done=written_note(model, learner))
 
 
-@answering
+@command("unlearn", panel="Edit")
 def unlearn_command(
     model: ModelFile,
     data: Data,
@@ -143,10 +147,11 @@ def unlearn_command(
     change = learner.history_[-1]
     news = classes_note(change.classes, "whole")
     lines = [f"unlearned {plural(change.samples, 'sample')}{news}", *notes, model_line(model, learner)]
-    return Answer(change_values(model, learner, change, settled=settled), lines)
+    values = change_values(model, learner, change, settled=settled)
+    return Answer(values, lines, done=written_note(model, learner))
 
 
-@answering
+@command("rollback", panel="Edit")
 def rollback_command(
     model: ModelFile,
     n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many changes to undo.")] = 1,
@@ -170,4 +175,5 @@ def rollback_command(
     change = rollback(model, n, wait=wait)
     learner = load_model(model)
     values = change_values(model, learner, change, note=change.note)
-    return Answer(values, [change.note or "undone", model_line(model, learner)])
+    done = f"{model} is revision {learner.revision_} again"
+    return Answer(values, [change.note or "undone", model_line(model, learner)], done=done)

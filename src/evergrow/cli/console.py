@@ -1,4 +1,4 @@
-"""What all commands share: one way to print, one way to fail, and exit codes that scripts can use."""
+"""One way to print: the answer of a command for people and for programs, and the words and tables it is made of."""
 
 from __future__ import annotations
 
@@ -9,29 +9,22 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any, ParamSpec
+from typing import Any
 
 import typer
 
-from evergrow.core.errors import BusyError, EvergrowError, EvergrowWarning
+from evergrow.cli.exits import ExitCode, PrintError, complain
+from evergrow.core.errors import EvergrowWarning
+from evergrow.core.escaping import one_line, printable
 
-P = ParamSpec("P")
 
-
-class ExitCode(IntEnum):
-    """What a command tells the shell."""
-
-    OK = 0
-    LOOK = 1
-    BAD = 2
-    BUSY = 3
-    INTERRUPTED = 130
+class Styled(str):
+    """A line with terminal codes of our own in it, which is printed as it is; all other lines are escaped."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command has to say, for people and for programs.
+    """The outcome of a command, for people and for programs.
 
     Parameters
     ----------
@@ -40,7 +33,11 @@ class Answer:
     lines : list of str
         For people.
     cautions : list of str
-        What was done but deserves a look; any of them makes the exit code 1.
+        Remarks on work that is done but deserves a look; any of them makes the exit code 1.
+    code : ExitCode, optional
+        Another exit code than that.
+    done : str
+        The file that has been written for good, in a few words: said where the answer itself cannot be printed.
 
     Examples
     --------
@@ -52,43 +49,51 @@ class Answer:
     values: dict[str, Any]
     lines: list[str] = field(default_factory=list)
     cautions: list[str] = field(default_factory=list)
+    code: ExitCode | None = None
+    done: str = ""
 
     @property
     def exit_code(self) -> ExitCode:
-        """0, or 1 if there is something to look at."""
+        """0, or 1 if there is something to look at, unless the command has chosen."""
+        if self.code is not None:
+            return self.code
         return ExitCode.LOOK if self.cautions else ExitCode.OK
 
 
-def answering(command: Callable[P, Answer | None]) -> Callable[P, None]:
-    """Turn a function that returns an :class:`Answer` into a command.
+def answer_with(name: str, command: Callable[[], Answer], *, as_json: bool) -> ExitCode:
+    """Run a command and print its answer: as lines, or as one JSON object with all warnings in it.
 
-    Its answer is printed as lines or, with ``as_json``, as one JSON object; evergrow's errors become one line and an
-    exit code, its warnings one line each. Any other error is a bug and shows itself. A command that has printed
-    everything itself returns None.
+    Parameters
+    ----------
+    name : str
+        Of the command.
+    command : callable
+        Does the work.
+    as_json : bool
+        Which of the two.
+
+    Raises
+    ------
+    PrintError
+        If standard output does not take the answer.
     """
-
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        as_json = bool(kwargs.get("as_json"))
-        name = command.__name__.removesuffix("_command")
-        said: list[str] = []
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("always", EvergrowWarning)
-                warnings.showwarning = functools.partial(_show_warning, said, warnings.showwarning)
-                answer = command(*args, **kwargs)
-        except (EvergrowError, OSError) as error:
-            if isinstance(error, BrokenPipeError):
-                raise  # the reader has had enough, which is no error of ours
-            code = ExitCode.BUSY if isinstance(error, BusyError) else ExitCode.BAD
-            _fail(name, code, type(error).__name__, one_line(str(error)), as_json)
-        except KeyboardInterrupt:
-            _fail(name, ExitCode.INTERRUPTED, "KeyboardInterrupt", "interrupted", as_json)
+    said: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", EvergrowWarning)
+        warnings.showwarning = functools.partial(_show_warning, said, warnings.showwarning)
+        answer = command()
+    for caution in answer.cautions:
+        warn_line(caution)
+    try:
+        if as_json:
+            notes = [*said, *(one_line(caution) for caution in answer.cautions)]
+            print_json({"command": name, "exit_code": int(answer.exit_code), **answer.values, "warnings": notes})
         else:
-            if answer is not None:
-                _print(name, answer, said, as_json)
-
-    return wrapped
+            for line in answer.lines:
+                typer.echo(line if isinstance(line, Styled) else printable(line))
+    except OSError as error:
+        raise PrintError(answer.done, error) from error
+    return answer.exit_code
 
 
 def _show_warning(
@@ -104,30 +109,14 @@ def _show_warning(
         warn_line(text)
 
 
-def _print(name: str, answer: Answer, said: list[str], as_json: bool) -> None:
-    for caution in answer.cautions:
-        warn_line(caution)
-    if as_json:
-        notes = [*said, *answer.cautions]
-        print_json({"command": name, "exit_code": int(answer.exit_code), **answer.values, "warnings": notes})
-    else:
-        for line in answer.lines:
-            typer.echo(line)
-    if answer.exit_code:
-        raise typer.Exit(int(answer.exit_code))
-
-
-def _fail(name: str, code: ExitCode, kind: str, message: str, as_json: bool) -> None:
-    """Print an error and leave; nothing that a command changes is half changed at that point."""
-    if as_json:
-        print_json({"command": name, "exit_code": int(code), "error": {"type": kind, "message": message}})
-    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
-    raise typer.Exit(int(code))
-
-
 def warn_line(text: str) -> None:
     """Print a warning on standard error."""
-    typer.secho(f"warning: {text}", fg=typer.colors.YELLOW, err=True)
+    complain(f"warning: {one_line(text)}", typer.colors.YELLOW)
+
+
+def note_line(text: str) -> None:
+    """Print something worth knowing on standard error."""
+    complain(one_line(text), None)
 
 
 def print_json(values: Any) -> None:
@@ -140,32 +129,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return str(value)
-
-
-def one_line(text: str) -> str:
-    r"""Return a message on one line that a terminal shows as it is.
-
-    Examples
-    --------
-    >>> from evergrow.cli.console import one_line
-    >>> one_line("first\n  second \x1b[2J")
-    'first second \\x1b[2J'
-    """
-    return printable(" ".join(text.split()))
-
-
-def printable(text: str) -> str:
-    r"""Return a text with control characters written out: class and file names come from strangers' folders.
-
-    Examples
-    --------
-    >>> from evergrow.cli.console import printable
-    >>> printable("cat\x07")
-    'cat\\x07'
-    """
-    if text.isprintable():
-        return text
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
@@ -227,7 +190,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable
             parts.append(gap + cell if name in aligned else cell + gap)
         lines.append("  ".join(parts).rstrip())
     if sys.stdout.isatty():
-        lines[0] = typer.style(lines[0], bold=True)
+        lines[0] = Styled(typer.style(lines[0], bold=True))
     return lines
 
 

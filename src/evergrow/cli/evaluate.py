@@ -1,4 +1,4 @@
-"""``evergrow evaluate``: how good a model is on labelled data, and how well it spots what it never learned."""
+"""``evergrow evaluate``: accuracy of a model on labelled data, and how well it spots classes it never learned."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergrow.cli.console import Answer, answering, facts, listed, percent, plural, table
+from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.models import Running, check_target, load_model
 from evergrow.cli.options import Cache, Data, Device, FalseAlarm, Json, ModelFile, OnError, OnErrorOption, Weights
 from evergrow.cli.pages import evaluation_page, share, worst_first
+from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _WORST = 10
 
 
-@answering
+@command("evaluate", panel="Ask")
 def evaluate_command(
     model: ModelFile,
     data: Data,
@@ -37,7 +38,7 @@ def evaluate_command(
     weights: Weights = None,
     as_json: Json = False,
 ) -> Answer:
-    """Compare a model's answers with labels: accuracy, every class, and what is taken for what.
+    """Compare a model's answers with labels: accuracy, every class, and which classes are confused.
 
     Of data with a training and a test part the test part is used, else all of it. Classes in DATA that the model never
     learned count neither as right nor as wrong; they are used, as those of --unknown are, to see whether it notices.
@@ -65,7 +66,8 @@ def evaluate_command(
     lines = evaluation_lines(result)
     if report is not None:
         lines += ["", f"report in {report}"]
-    return Answer(values, lines, _cautions(result, min_accuracy))
+    done = "" if report is None else f"{report} was written"
+    return Answer(values, lines, _cautions(result, min_accuracy), done=done)
 
 
 def _cautions(result: Evaluation, min_accuracy: float | None) -> list[str]:
@@ -79,7 +81,7 @@ def _cautions(result: Evaluation, min_accuracy: float | None) -> list[str]:
 
 
 def evaluation_lines(result: Evaluation) -> list[str]:
-    """Return an evaluation for people: the figures, the worst classes and what is taken for what."""
+    """Return an evaluation for people: the figures, the worst classes and the commonest mistakes."""
     lines = facts(
         [
             ("accuracy", f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}"),

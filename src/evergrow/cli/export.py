@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergrow.cli.console import Answer, answering, plural
-from evergrow.cli.models import Running, load_model
+from evergrow.cli.console import Answer, plural
+from evergrow.cli.models import Running, check_target, load_model
 from evergrow.cli.options import Json, ModelFile, Weights
-from evergrow.core.errors import ParameterError
+from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
     from evergrow.export.onnx_export import ExportReport
 
 
-@answering
+@command("export", panel="Share")
 def export_command(
     model: ModelFile,
     onnx: Annotated[Path, typer.Option("--onnx", help="File to write, by custom ending in .onnx.")],
@@ -59,14 +59,13 @@ def export_command(
     """
     from evergrow.export.onnx_export import ExportConfig, export_learner
 
-    if onnx.exists() and not force:
-        raise ParameterError(f"--onnx must not exist yet, got {onnx}; add --force to replace it")
+    check_target("--onnx", onnx, force=force)
     config = ExportConfig(fold=fold, fold_radius=fold_radius, opset=opset, check=check)
     if fold_tolerance is not None:
         config = replace(config, fold_tolerance=fold_tolerance)
     learner = load_model(model, Running(device="cpu", weights=weights, quiet=True))
     report = export_learner(learner, onnx, config=config, head_only=head_only)
-    return Answer({"model": str(model), **report.to_dict()}, _lines(report))
+    return Answer({"model": str(model), **report.to_dict()}, _lines(report), done=f"{onnx} was written")
 
 
 def _lines(report: ExportReport) -> list[str]:

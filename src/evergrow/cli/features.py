@@ -7,36 +7,45 @@ from typing import Annotated
 
 import typer
 
-from evergrow.cli.console import Answer, answering
+from evergrow.cli.choices import registered_names
+from evergrow.cli.console import Answer
+from evergrow.cli.models import check_target
+from evergrow.cli.options import WEIGHT_SOURCES, Json
+from evergrow.cli.registry import command
+
+PRESETS = registered_names("evergrow.backbones.preprocess:PRESETS")
 
 
-@answering
-def features(
+@command("features")
+def features_command(
     data: Annotated[str, typer.Argument(help="Folder, table, array file or name of a data set; see the docs on data.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .npz or .safetensors.")],
     backbone: Annotated[str, typer.Option("--backbone", "-b", help="Name, or 'auto' for the best at hand.")] = "auto",
     weights: Annotated[
-        str | None, typer.Option(help="'bundled', 'hub', 'random' or a file; the best at hand by default.")
+        str | None, typer.Option(help=f"A file, or {WEIGHT_SOURCES}; the best at hand by default.")
     ] = None,
-    preset: Annotated[str, typer.Option(help="Preprocessing: 'timm', 'pilot' or 'pilot-cifar'.")] = "timm",
+    preset: Annotated[str, typer.Option(help=f"Preprocessing of images: {PRESETS}.")] = "timm",
     device: Annotated[str, typer.Option(help="'auto', 'cpu', 'cuda', ...")] = "auto",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Items per batch.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode images.")] = None,
     skip: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor fill the feature cache.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    as_json: Json = False,
 ) -> Answer:
     """Run a backbone over a data set and write the features.
 
-    Examples
-    --------
+    For example:
+
       evergrow features data/birds --out birds.npz
 
       evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.safetensors
 
     The file works wherever a data set is named: in specs of [bold]evergrow bench[/bold] and for
     [bold]evergrow fit[/bold]. A second run on the same data looks at no image.
+
+    Exit codes: 0 written, 1 written but items were left out (--skip-unreadable), 2 bad input or the file exists, and
+    nothing written, 130 interrupted.
     """
     import time
 
@@ -44,15 +53,12 @@ def features(
     from evergrow.backbones.settings import ExtractConfig
     from evergrow.core.errors import InputError, ParameterError
     from evergrow.datasets import FeatureSet, load_data, save_features
-    from evergrow.datasets.features import SUFFIXES
+    from evergrow.datasets.array_files import SUFFIXES
     from evergrow.training.features import featurize
 
     if out.suffix not in SUFFIXES:
         raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
-    if out.exists() and not force:
-        raise ParameterError(f"--out must not exist yet, got {out}; add --force to overwrite it")
-    if not out.parent.is_dir():
-        raise ParameterError(f"--out must lie in an existing folder, got {out}")
+    check_target("--out", out, force=force)
     loaded = load_data(data)
     if isinstance(loaded, FeatureSet):
         raise InputError(f"data must be images or texts, got features already: {data}")
@@ -75,4 +81,5 @@ def features(
         f"{out}: {len(result.y_train):,} training and {len(result.y_test):,} test features of width "
         f"{result.X_train.shape[1]} from {name}, {result.n_classes} classes, in {seconds:.1f} s"
     )
-    return Answer(values, [line], [f"{left_out} items could not be read and were left out"] if left_out else [])
+    cautions = [f"{left_out} items could not be read and were left out"] if left_out else []
+    return Answer(values, [line], cautions, done=f"{out} was written")

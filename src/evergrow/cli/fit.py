@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.console import Answer, answering, percent, plural, warn_line
+from evergrow.cli.choices import registered_names
+from evergrow.cli.console import Answer, percent, plural, warn_line
 from evergrow.cli.models import (
+    REPLACING,
     Running,
     adapted_note,
     change_values,
@@ -20,17 +22,22 @@ from evergrow.cli.models import (
     classes_note,
     model_line,
     skipped_caution,
+    written_note,
 )
 from evergrow.cli.options import Cache, Data, Device, Json, OnError, OnErrorOption, Weights
+from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.learner.intake import Samples
     from evergrow.learner.learner import Learner
-    from evergrow.training.fsa import FsaConfig
+    from evergrow.training.settings import FsaConfig
 
 
-@answering
+TUNERS = registered_names("evergrow.tuners:adapting_tuners")
+
+
+@command("fit", panel="Learn")
 def fit_command(
     data: Data,
     model: Annotated[Path, typer.Option("--model", "-m", help="File to write, by custom ending in .evg.")],
@@ -40,7 +47,7 @@ def fit_command(
     method: Annotated[str, typer.Option(help="One of those that evergrow methods lists.")] = "scl-mgsm",
     adapt: Annotated[
         str | None,
-        typer.Option(help="Train a tuner on the images first: ssf, adapter, lora, vpt-deep or vpt-shallow."),
+        typer.Option(help=f"Train a tuner on the images first: {TUNERS}."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the images for --adapt; 20.")] = None,
     checkpoint: Annotated[
@@ -78,7 +85,7 @@ def fit_command(
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
 
-    check_target("--model", model, force=force)
+    check_target("--model", model, force=force, existing=REPLACING)
     if not 0 <= holdout < 1:
         raise ParameterError(f"--holdout must be a share from 0 to below 1, got {holdout:g}")
     config = _adaptation(adapt, epochs)
@@ -107,15 +114,15 @@ def fit_command(
 
 
 def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
-    """Return how the backbone is to be adapted; what is wrong with it is said before anything is read."""
-    from evergrow.learner.tuning import adaptation
+    """Return the settings of the adaptation; wrong ones are refused before anything is read."""
+    if adapt is None:
+        if epochs is not None:
+            raise ParameterError(f"--epochs must go with --adapt, got {epochs} epochs and nothing to train")
+        return None
+    from evergrow.training.adaptation import adaptation_config
 
-    config = adaptation(adapt)
-    if epochs is None:
-        return config
-    if config is None:
-        raise ParameterError(f"--epochs must go with --adapt, got {epochs} epochs and nothing to train")
-    return config.changed(epochs=epochs)
+    config = adaptation_config(adapt)
+    return config if config is None or epochs is None else config.changed(epochs=epochs)
 
 
 def _check_checkpoint(checkpoint: Path | None, model: Path, config: FsaConfig | None) -> None:
@@ -154,11 +161,11 @@ def _remove(checkpoint: Path | None) -> list[str]:
 
 
 def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None]:
-    """Return what to learn and what to test with."""
+    """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
+    from evergrow.datasets.labelled import stratified_split
     from evergrow.datasets.options import DataOptions
-    from evergrow.datasets.reading import stratified_split
     from evergrow.learner.intake import read_labelled
 
     samples = read_labelled(data, "train")
@@ -196,4 +203,5 @@ def _answer(path: Path, learner: Learner, samples: Samples, held: Samples | None
         lines.append(f"adapted: {adapted_note(info['adaptation'])}{earlier}")
     if tested is not None:
         lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
-    return Answer(values, [*lines, model_line(path, learner)], skipped_caution(len(samples), change.samples))
+    cautions = skipped_caution(len(samples), change.samples)
+    return Answer(values, [*lines, model_line(path, learner)], cautions, done=written_note(path, learner))

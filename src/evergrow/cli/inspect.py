@@ -1,4 +1,4 @@
-"""``evergrow inspect``: what a model knows, what it is made of, and what happened to it."""
+"""``evergrow inspect``: classes, layer, backbone and history of a model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from evergrow.cli.console import Answer, answering, facts, listed, plural, table
+from evergrow.cli.console import Answer, facts, listed, plural, table
 from evergrow.cli.models import adapted_note, load_model
 from evergrow.cli.options import Json, ModelFile
+from evergrow.cli.registry import command
 
 _CLASSES, _CHANGES = 20, 10
 
 
-@answering
+@command("inspect", panel="Ask")
 def inspect_command(
     model: ModelFile,
     numerics: Annotated[

@@ -1,4 +1,4 @@
-"""Opening models and telling what became of them, the same way in every command."""
+"""Opening models and reporting their changes, the same way in every command."""
 
 from __future__ import annotations
 
@@ -69,14 +69,18 @@ def load_model(path: Path, running: Running | None = None) -> Learner:
 
 @contextmanager
 def changing_model(path: Path, running: Running | None = None, *, wait: bool = False) -> Iterator[Learner]:
-    """Yield a model that nobody else changes meanwhile; what is not committed is lost."""
+    """Yield a model that nobody else changes meanwhile; changes that are not committed are lost."""
     from evergrow.learner.modelfile import locked_model
 
     with locked_model(path, wait=wait, **(running or Running()).loading) as learner:
         yield learner
 
 
-def check_target(name: str, path: Path, *, force: bool = True) -> None:
+REPLACING = "'evergrow update' teaches it more, --force replaces it and keeps what it was for rollback"
+"""Advice to who names an existing model as the file to write."""
+
+
+def check_target(name: str, path: Path, *, force: bool = True, existing: str = "--force replaces it") -> None:
     """Refuse a file that could not be written, before any work is done for it.
 
     Parameters
@@ -87,16 +91,15 @@ def check_target(name: str, path: Path, *, force: bool = True) -> None:
         The file.
     force : bool
         Whether an existing file may be replaced.
+    existing : str
+        Advice where it may not.
     """
     if path.is_dir():
         raise ParameterError(f"{name} must be a file, got the folder {path}")
     if not path.absolute().parent.is_dir():
         raise ParameterError(f"{name} must be in an existing folder, got {path}")
     if path.exists() and not force:
-        raise ParameterError(
-            f"{name} must be a new file, got {path}, which exists: 'evergrow update' teaches it more, --force "
-            "replaces it and keeps what it was for rollback"
-        )
+        raise ParameterError(f"{name} must be a new file, got {path}, which exists: {existing}")
 
 
 def change_values(path: Path, learner: Learner, change: Change, **more: Any) -> dict[str, Any]:
@@ -113,29 +116,36 @@ def change_values(path: Path, learner: Learner, change: Change, **more: Any) -> 
 
 
 def model_line(path: Path, learner: Learner) -> str:
-    """Return one line on what a model knows now."""
+    """Return one line on the classes and samples that a model knows."""
     known = plural(len(learner.classes_), "class", "classes")
     samples = plural(sum(learner.n_samples_.values()), "sample")
     return f"{path} knows {known} from {samples} (revision {learner.revision_})"
 
 
+def written_note(path: Path, learner: Learner) -> str:
+    """Return which revision is in the file now, for where nothing else can be said."""
+    return f"revision {learner.revision_} of {path} was written"
+
+
 def settle_model(learner: Learner, wanted: bool) -> tuple[dict[str, Any] | None, list[str]]:
-    """Work out what answers need, if that is wanted, and return what came of it for programs and for people."""
+    """Solve for the class weights, if that is wanted, and return the outcome for programs and for people."""
     if not wanted:
         return None, []
-    from evergrow.learner.solutions import export_solution
-
-    before, _ = export_solution(learner.head_)  # narrow layers are solved by the update itself
+    before = _ridge(learner)  # narrow layers are solved by the update itself
     started = time.perf_counter()
     learner.settle()
-    seconds = time.perf_counter() - started
-    tensors, found = export_solution(learner.head_)
-    values = {"solved": bool(tensors), "seconds": seconds, "ridge": found.get("alpha")}
-    if not tensors:
+    seconds, ridge = time.perf_counter() - started, _ridge(learner)
+    values = {"solved": ridge is not None, "seconds": seconds, "ridge": ridge}
+    if ridge is None:
         return values, [f"nothing to settle: models of method {learner.method} have no solution to keep"]
-    took = "already" if before else f"in {seconds:.1f} s"
-    line = f"settled {took}: class weights and ridge ({found['alpha']:.4g}) are in the file, no answer solves for them"
-    return values, [line]
+    took = "already" if before is not None else f"in {seconds:.1f} s"
+    return values, [f"settled {took}: class weights and ridge ({ridge:.4g}) are in the file, no answer solves for them"]
+
+
+def _ridge(learner: Learner) -> float | None:
+    """Return the ridge of a solution that is there to be kept; None where there is none."""
+    solution = learner.head_.solution()
+    return None if solution is None else solution.meta.get("alpha")
 
 
 def classes_note(classes: tuple[str, ...], what: str) -> str:
@@ -146,7 +156,7 @@ def classes_note(classes: tuple[str, ...], what: str) -> str:
 
 
 def adapted_note(found: dict[str, Any]) -> str:
-    """Return on one line what a backbone was adapted with, and how the training went.
+    """Return the tuner of an adapted backbone and the course of its training, on one line.
 
     Examples
     --------

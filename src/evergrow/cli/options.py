@@ -8,6 +8,10 @@ from typing import Annotated
 
 import typer
 
+from evergrow.cli.choices import registered_names
+
+WEIGHT_SOURCES = registered_names("evergrow.backbones.sources:WEIGHT_SOURCES")
+
 
 class OnError(str, Enum):
     """What to do about an image that cannot be read."""
@@ -32,7 +36,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSO
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...: where to compute.")]
 
 Weights = Annotated[
-    str | None, typer.Option(help="The backbone's weights, if not where they were: a file, bundled or hub.")
+    str | None, typer.Option(help=f"The backbone's weights, if not where they were: a file, or {WEIGHT_SOURCES}.")
 ]
 
 Cache = Annotated[bool, typer.Option("--cache/--no-cache", help="Keep features, so that images are looked at once.")]

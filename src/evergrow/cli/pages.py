@@ -9,9 +9,8 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from evergrow.cli.console import percent, printable
+from evergrow.cli.console import percent
+from evergrow.core.escaping import printable
 
 if TYPE_CHECKING:
     from evergrow.learner.evaluation import ClassScore, Confusion, Evaluation, OpenWorld
@@ -140,6 +139,8 @@ def _bar(value: float) -> str:
 
 def _heat_map(evaluation: Evaluation) -> str:
     """Return the matrix as SVG with one rectangle per cell that is not zero."""
+    import numpy as np
+
     names, confusion = [printable(name) for name in evaluation.classes], evaluation.confusion
     n, named = len(names), len(names) <= _NAMED
     cell = 28 if n <= 20 else 18 if named else max(2, 900 // n)

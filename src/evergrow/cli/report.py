@@ -2,61 +2,63 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergrow.core.errors import EvergrowError
+from evergrow.cli.console import Answer, note_line
+from evergrow.cli.exits import ExitCode
+from evergrow.cli.options import Json
+from evergrow.cli.registry import command
+
+if TYPE_CHECKING:
+    from evergrow.report import Report
 
 _SHOWN = 5
 
 
-def report(
+@command("report")
+def report_command(
     runs: Annotated[list[Path], typer.Argument(help="Record files, or folders of them, searched at any depth.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the page, the figures and the tables.")],
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Evergrow benchmark report",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
-) -> None:
+    as_json: Json = False,
+) -> Answer:
     """Draw every table and figure that the records in RUNS allow, beside the paper's published values.
 
     Writes index.html, which needs no other file, figures/*.svg and *.pdf, and tables/*.md, *.tex and *.csv.
 
-    Exit codes: 0 written, 1 written, but some files could not be used (they are named), 2 nothing written, 130 after
-    Ctrl-C.
+    For example:
 
-    Example: [bold]evergrow report experiments/records -o report/[/bold]
+      evergrow report experiments/records -o report/
+
+    Exit codes: 0 written, 1 written, but some files could not be used (they are named), 2 nothing written, 130
+    interrupted.
     """
     from evergrow.report import build_report
 
-    try:
-        outcome = build_report(runs, output, title=title)
-    except EvergrowError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    if as_json:
-        typer.echo(json.dumps(_as_dict(outcome), indent=1, ensure_ascii=False))
-    else:
-        _print(outcome)
-    raise typer.Exit(outcome.exit_code)
+    outcome = build_report(runs, output, title=title)
+    _name_left_out(outcome)
+    values = {**asdict(outcome), "page": str(outcome.page)}
+    return Answer(values, _lines(outcome), code=ExitCode(outcome.exit_code), done=f"{outcome.page} was written")
 
 
-def _as_dict(outcome: Any) -> dict[str, Any]:
-    return {"exit_code": outcome.exit_code, **asdict(outcome), "page": str(outcome.page)}
-
-
-def _print(outcome: Any) -> None:
-    """Print what was written, what was not run and what was left out."""
-    typer.echo(f"{outcome.page}: {len(outcome.figures)} panels of figures, {len(outcome.tables)} tables")
-    for entry in outcome.not_run:
-        typer.echo(f"not run: {entry.title}" + (f"  ->  {entry.command}" if entry.command else ""))
+def _name_left_out(outcome: Report) -> None:
+    """Say on standard error which files could not be used."""
     for left in outcome.left_out[:_SHOWN]:
-        typer.echo(f"left out: {left.file}: {left.reason}", err=True)
+        note_line(f"left out: {left.file}: {left.reason}")
     if len(outcome.left_out) > _SHOWN:
-        typer.echo(f"left out: {len(outcome.left_out) - _SHOWN} further files, named on the page", err=True)
+        note_line(f"left out: {len(outcome.left_out) - _SHOWN} further files, named on the page")
+
+
+def _lines(outcome: Report) -> list[str]:
+    """Return the page, its size and the results that were not run as lines."""
+    lines = [f"{outcome.page}: {len(outcome.figures)} panels of figures, {len(outcome.tables)} tables"]
+    lines += [
+        f"not run: {entry.title}" + (f"  ->  {entry.command}" if entry.command else "") for entry in outcome.not_run
+    ]
     if outcome.notes:
-        typer.echo(f"{len(outcome.notes)} notes on the data stand under 'What was left out' on the page")
+        lines.append(f"{len(outcome.notes)} notes on the data stand under 'What was left out' on the page")
+    return lines

@@ -7,16 +7,26 @@ from typing import Annotated
 
 import typer
 
-from evergrow.cli.console import Answer, answering, plural
-from evergrow.cli.models import change_values, check_target, classes_note, load_model, model_line, settle_model
+from evergrow.cli.console import Answer, plural
+from evergrow.cli.models import (
+    REPLACING,
+    change_values,
+    check_target,
+    classes_note,
+    load_model,
+    model_line,
+    settle_model,
+    written_note,
+)
 from evergrow.cli.options import Json, ModelFile, Settle
+from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="File to write.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file, keeping what it was for rollback.")]
 
 
-@answering
+@command("spawn", panel="Share")
 def spawn_command(model: ModelFile, output: Output, as_json: Json = False) -> Answer:
     """Write an empty model with the same backbone and layer, to be taught elsewhere and merged back.
 
@@ -30,13 +40,14 @@ def spawn_command(model: ModelFile, output: Output, as_json: Json = False) -> An
 
     Exit codes: 0 written, 2 bad input or the file exists.
     """
-    check_target("--output", output, force=False)
+    check_target("--output", output, force=False, existing="choose another name")
     load_model(model).spawn().save(output)  # a beginning, not a change: its history starts with what it is taught
     values = {"model": str(output), "parent": str(model), "n_classes": 0}
-    return Answer(values, [f"{output} has the layer of {model} and knows nothing yet: teach it with evergrow update"])
+    line = f"{output} has the layer of {model} and knows nothing yet: teach it with evergrow update"
+    return Answer(values, [line], done=f"{output} was written")
 
 
-@answering
+@command("merge", panel="Share")
 def merge_command(
     models: Annotated[
         list[Path], typer.Argument(metavar="MODEL MODEL...", help="Models to add up.", show_default=False)
@@ -67,7 +78,7 @@ def merge_command(
 
     if len(models) < 2:
         raise ParameterError(f"MODEL must be given at least twice, got {len(models)}")
-    check_target("--output", output, force=force)
+    check_target("--output", output, force=force, existing=REPLACING)
     learner, origin = load_model(models[0]), None if base is None else load_model(base)
     known = set(learner.classes_.tolist())
     samples = sum(learner.n_samples_.values())
@@ -84,4 +95,5 @@ def merge_command(
     ]
     merged = [str(path) for path in models]
     values = change_values(output, learner, learner.history_[-1], merged=merged, settled=settled)
-    return Answer({**values, "samples": added, "classes": list(news)}, lines)
+    values |= {"samples": added, "classes": list(news)}
+    return Answer(values, lines, done=written_note(output, learner))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -61,6 +62,8 @@ class Archive:
         What is inside, by name.
     version : int
         Version of the kind's layout.
+    digest : str
+        Checksum of the file that it was read from; empty for one that was made or is inside another.
 
     Examples
     --------
@@ -76,6 +79,7 @@ class Archive:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     parts: dict[str, Archive] = field(default_factory=dict)
     version: int = 1
+    digest: str = field(default="", compare=False)
 
     def open(self, *kinds: str, name: str = "the archive") -> Fields:
         """Migrate to the present version and return checked access to the contents.
@@ -209,8 +213,11 @@ def upgrade(archive: Archive, name: str = "the archive") -> Archive:
     NewerSchemaError
         If the version is newer than this evergrow knows.
     """
-    archive = replace(archive, kind=_FORMER_NAMES.get(archive.kind, archive.kind))
     for _ in range(100):  # more steps than there will be versions: a migration that leads nowhere must end
+        if not isinstance(archive.kind, str) or not isinstance(archive.meta, dict):
+            # What is inside an old archive comes from its plain values, and may be anything.
+            raise FileFormatError(f"{name} must be described by a kind and an object of plain values, got another form")
+        archive = replace(archive, kind=_FORMER_NAMES.get(archive.kind, archive.kind))
         kind = KINDS.get(archive.kind)
         if kind is None:
             raise FileFormatError(
@@ -245,7 +252,7 @@ def _migrated(archive: Archive, kind: Kind, name: str) -> Archive:
 # -- files ----------------------------------------------------------------------------------------------------
 
 
-def write_archive(path: str | os.PathLike[str], archive: Archive) -> str:
+def write_archive(path: str | os.PathLike[str], archive: Archive, *, like: str | os.PathLike[str] | None = None) -> str:
     """Write an archive so that a crash leaves the old file or the new one, never half, and return its checksum.
 
     The same archive gives the same bytes.
@@ -256,6 +263,8 @@ def write_archive(path: str | os.PathLike[str], archive: Archive) -> str:
         Target; its folder must exist. It is replaced in one step once everything is on disk.
     archive : Archive
         What to write.
+    like : path-like, optional
+        A file whose mode and owner a new file gets.
 
     Raises
     ------
@@ -269,7 +278,7 @@ def write_archive(path: str | os.PathLike[str], archive: Archive) -> str:
     head = {"schema": SCHEMA_VERSION, "needs": needs, "digest": digest, "archive": text}
     # One key only: safetensors writes several in no fixed order, and the same model must give the same file.
     metadata = {_KEY: json.dumps(head, sort_keys=True)}
-    with atomic_path(path) as temporary:
+    with atomic_path(path, like=like) as temporary:
         try:
             _save_tensors(tensors, temporary, metadata=metadata)
         except safetensors.SafetensorError as error:  # what it makes of a full disk
@@ -312,22 +321,21 @@ def read_archive(path: str | os.PathLike[str], kind: str | None = None) -> Archi
     return archive
 
 
-def _whole(path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Archive:
-    """Return what a file holds, after comparing it with the checksum."""
-    first = head["schema"] == 1
-    text = head["meta"] if first else head["archive"]
-    if _digest(head["kind" if first else "needs"] + text, tensors) != head.get("digest"):
-        raise FileFormatError(f"{path} must match its checksum, but its contents were altered or damaged")
-    described = _parsed(path, text)
-    if first:
-        if not isinstance(described, dict):
-            raise FileFormatError(f"{path} must describe its contents by an object, got {type(described).__name__}")
-        return Archive(head["kind"], described, tensors)
-    return _nested(path, described, tensors, "", 0)
+def read_header(path: str | os.PathLike[str]) -> Archive:
+    """Read everything but the tensors of an archive; the checksum is what the file states, and is not checked.
 
+    Parameters
+    ----------
+    path : path-like
+        The file.
 
-def read_digest(path: str | os.PathLike[str]) -> str:
-    """Return the checksum that a file states, without reading its tensors or checking it."""
+    Raises
+    ------
+    FileFormatError
+        If the file is not an evergrow file, or its header is truncated.
+    NewerSchemaError
+        If a newer evergrow wrote it.
+    """
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
         size = os.fstat(file.fileno()).st_size
@@ -335,7 +343,28 @@ def read_digest(path: str | os.PathLike[str]) -> str:
             raise FileFormatError(f"{path} must be an evergrow file, got {size} bytes that are none or are truncated")
         file.seek(0)
         head, _ = _read_head(path, file.read(8 + length))
-    return str(head.get("digest"))
+    _require_schema(path, head)
+    return _described_by(path, head, {})
+
+
+def _whole(path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Archive:
+    """Return what a file holds, after comparing it with the checksum."""
+    first = head["schema"] == 1
+    text = head["meta"] if first else head["archive"]
+    if _digest(head["kind" if first else "needs"] + text, tensors) != head["digest"]:
+        raise FileFormatError(f"{path} must match its checksum, but its contents were altered or damaged")
+    return _described_by(path, head, tensors)
+
+
+def _described_by(path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Archive:
+    """Return the archive that a header and tensors make up."""
+    if head["schema"] == 1:
+        described = _parsed(path, head["meta"])
+        if not isinstance(described, dict):
+            raise FileFormatError(f"{path} must describe its contents by an object, got {type(described).__name__}")
+        return Archive(head["kind"], described, tensors, digest=head["digest"])
+    archive = _nested(path, _parsed(path, head["archive"]), tensors, "", 0)
+    return replace(archive, digest=head["digest"])
 
 
 def _flat_tensors(archive: Archive, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -361,7 +390,7 @@ def _needs(archive: Archive) -> str:
 
 
 def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
@@ -403,14 +432,14 @@ def _require_schema(path: str | os.PathLike[str], head: dict[str, Any]) -> None:
             f"{path} must have schema {SCHEMA_VERSION} or older, got {schema}: it was written by a newer evergrow"
             f"{' and needs' + version if version else ''}; upgrade with 'pip install -U evergrow'"
         )
-    wanted = ("kind", "meta") if schema == 1 else ("needs", "archive")
+    wanted = ("kind", "meta", "digest") if schema == 1 else ("needs", "archive", "digest")
     if any(not isinstance(head.get(key), str) for key in wanted):
         raise FileFormatError(f"{path} must have {' and '.join(wanted)} in its header, got a damaged one")
 
 
 def _parsed(path: str | os.PathLike[str], text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
     except (ValueError, RecursionError) as error:
         raise FileFormatError(
             f"{path} must describe its contents in plain JSON, got a damaged text: {error}"
@@ -419,6 +448,11 @@ def _parsed(path: str | os.PathLike[str], text: str) -> Any:
 
 def _refuse_constant(word: str) -> Any:
     raise ValueError(f"numbers must be finite, got {word}")
+
+
+def _finite_float(word: str) -> float:
+    value = float(word)
+    return value if math.isfinite(value) else _refuse_constant(word)
 
 
 def _read_head(path: str | os.PathLike[str], data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:

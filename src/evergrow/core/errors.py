@@ -74,6 +74,10 @@ class BusyError(EvergrowError, RuntimeError):
     """Another process is writing in the same place."""
 
 
+class PathError(EvergrowError, OSError):
+    """A file that cannot be written where it was asked for: it is read-only, no ordinary file, or a link to nothing."""
+
+
 class DatasetNotFoundError(EvergrowError, FileNotFoundError):
     """A data set is not on disk; the message says what was looked for, where, and how to get it."""
 

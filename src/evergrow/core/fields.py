@@ -135,7 +135,18 @@ class Fields:
 
     def fields(self, key: str) -> Fields:
         """Return checked access to an object of plain values."""
-        return Fields(self.mapping(key), {}, {}, f"{self.name}: {key}")
+        return Fields(self.mapping(key), {}, {}, self.inside(key))
+
+    def records(self, key: str) -> list[Fields]:
+        """Return checked access to every object of a list."""
+        rows = self.values(key)
+        if not all(isinstance(row, dict) for row in rows):
+            self._refuse(key, "a list of objects", rows)
+        return [Fields(row, {}, {}, f"{self.inside(key)} {place}") for place, row in enumerate(rows)]
+
+    def names(self) -> list[str]:
+        """Return the names of all plain values, sorted."""
+        return sorted(self._meta)
 
     def has(self, key: str) -> bool:
         """Return whether there is a plain value other than null, a tensor or a part of this name."""
@@ -203,6 +214,10 @@ class Fields:
     def unknown(self) -> dict[str, Any]:
         """Return the plain values that nobody asked for: optional fields of a later evergrow, to be written again."""
         return {key: value for key, value in self._meta.items() if key not in self._asked}
+
+    def unknown_parts(self) -> dict[str, Archive]:
+        """Return the archives inside that nobody asked for, to be written again."""
+        return {key: part for key, part in self._parts.items() if key not in self._asked}
 
     def require(self, condition: bool, message: str) -> None:
         """Raise :class:`FileFormatError` unless what the file says of itself fits together."""

@@ -1,30 +1,87 @@
-"""Files that are whole or not there: writing in one step, and locks that die with their process."""
+"""Files that are whole or not there: writing in one step, locks that die with their process, and links followed first.
+
+A file is replaced where it really lies: a link that leads to it stays a link. It keeps its mode and, as far as the
+system allows, its owner; one that nobody may write is left alone, whoever asks.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from evergrow.core.errors import BusyError
+from evergrow.core.errors import BusyError, PathError
 
 PARTIAL = ".part"
 """Ending of files that are being written; what a killed process leaves behind has it too."""
 
 
-@contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside ``path`` and move it there in one step if the block succeeds.
-
-    A crash or an error leaves the old file or the new one, never half; the new file is on disk before it takes
-    the old one's place, and has its mode.
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """Return where a file lies, or will lie, with all links followed.
 
     Parameters
     ----------
     path : path-like
-        Target; its folder must exist.
+        The file, or a link (or a chain of them) to it.
+
+    Raises
+    ------
+    PathError
+        If it is a link that leads nowhere.
+
+    Examples
+    --------
+    >>> import os, pathlib, tempfile
+    >>> from evergrow.core.files import real_path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model = pathlib.Path(folder, "v3.evg")
+    ...     model.touch()
+    ...     os.symlink("v3.evg", pathlib.Path(folder, "latest.evg"))
+    ...     real_path(pathlib.Path(folder, "latest.evg")).name
+    'v3.evg'
+    """
+    if os.path.islink(path) and not os.path.exists(path):
+        raise PathError(f"{os.fspath(path)} must lead to a file, but it is a link to nothing")
+    return Path(os.path.realpath(path))
+
+
+def check_replaceable(path: str | os.PathLike[str]) -> None:
+    """Raise :class:`PathError` if there is something that must not be replaced: a read-only file, or no file at all.
+
+    The mode decides, not what the system would let this user do: read-only is read-only for an administrator too.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise PathError(f"{os.fspath(path)} must be an ordinary file to be replaced, got a folder or a device")
+    if not mode & 0o222:
+        raise PathError(f"{os.fspath(path)} must be writable, but it is read-only (mode {stat.S_IMODE(mode):04o})")
+
+
+@contextmanager
+def atomic_path(path: str | os.PathLike[str], *, like: str | os.PathLike[str] | None = None) -> Iterator[Path]:
+    """Yield a temporary path beside a file and move it there in one step if the block succeeds.
+
+    A crash or an error leaves the old file or the new one, never half; the new file is on disk before it takes
+    the old one's place, and has its mode and owner.
+
+    Parameters
+    ----------
+    path : path-like
+        Target; its folder must exist. Where it is a link, the file that it leads to is replaced.
+    like : path-like, optional
+        A file whose mode and owner a new file gets; by default the umask decides.
+
+    Raises
+    ------
+    PathError
+        If the target is read-only, is no ordinary file, or is a link to nothing.
 
     Examples
     --------
@@ -37,7 +94,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     ...     target.read_text()
     'whole'
     """
-    target = Path(path)
+    target = real_path(path)
+    check_replaceable(target)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=PARTIAL)
     os.close(handle)
     temporary = Path(name)
@@ -45,7 +103,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        _copy_mode(target, temporary)
+        _take_access(temporary, target if like is None or target.exists() else Path(like))
         os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -53,15 +111,60 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     _sync_folder(target.parent)
 
 
-def _copy_mode(target: Path, temporary: Path) -> None:
-    """Give the new file the mode of the one it replaces, or the one the umask gives new files."""
-    if target.exists():
-        mode = target.stat().st_mode & 0o777
-    else:
+def link_or_copy(source: Path, target: Path) -> None:
+    """Put a file in the place of a temporary one: a hard link where there are such, else a copy only its owner reads.
+
+    Parameters
+    ----------
+    source : Path
+        An ordinary file.
+    target : Path
+        A path that :func:`atomic_path` gave.
+    """
+    target.unlink()
+    try:
+        os.link(source, target)
+    except OSError:  # no hard links here
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(source, "rb") as original, open(handle, "wb") as copy:
+            shutil.copyfileobj(original, copy, 1 << 20)
+
+
+def restrict(path: Path, mode: int) -> None:
+    """Take away from a file, or a folder, what a file of this mode does not allow; its owner keeps the use of it."""
+    is_folder = path.is_dir()
+    allowed = (mode | (mode & 0o444) >> 2 | 0o700) if is_folder else (mode | 0o600)
+    now = stat.S_IMODE(path.stat().st_mode)
+    if now & ~allowed & 0o777:
+        os.chmod(path, now & allowed)
+
+
+def take_owner(path: Path, like: Path) -> bool:
+    """Give a file or folder the owner and group of another as far as allowed; return whether the group is the same."""
+    if not hasattr(os, "chown"):
+        return True
+    now, wanted = os.stat(path), os.stat(like)
+    if now.st_uid != wanted.st_uid:
+        with suppress(PermissionError):  # only an administrator may give a file away
+            os.chown(path, wanted.st_uid, -1)
+    if now.st_gid != wanted.st_gid:
+        try:
+            os.chown(path, -1, wanted.st_gid)
+        except PermissionError:
+            return False
+    return True
+
+
+def _take_access(path: Path, like: Path) -> None:
+    """Give a file the owner and the mode of another; where that does not exist, what the umask gives new files."""
+    if not like.exists():
         mask = os.umask(0)
         os.umask(mask)
-        mode = 0o666 & ~mask
-    os.chmod(temporary, mode)
+        os.chmod(path, 0o666 & ~mask)
+        return
+    mode = stat.S_IMODE(like.stat().st_mode) & 0o777
+    same_group = take_owner(path, like)
+    os.chmod(path, mode if same_group else mode & ~0o070)  # what was for one group is not for another
 
 
 def _sync_folder(folder: Path) -> None:

@@ -216,3 +216,58 @@ class Texts(Items):
             body = text.encode("utf-8", "surrogatepass")
             digest.update(len(body).to_bytes(8, "little") + body)
         return digest.hexdigest()
+
+
+def concat_items(parts: Sequence[Items]) -> Items:
+    """Return items of one kind one after another, as one sequence of that kind.
+
+    Parameters
+    ----------
+    parts : sequence of Items
+        At least one: all texts, all images in memory of one size, or all images in files.
+
+    Raises
+    ------
+    InputError
+        If they do not go together.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from evergrow.core.items import ImageFiles, concat_items
+    >>> concat_items([ImageFiles(Path("a"), ("1.jpg",)), ImageFiles(Path("a/b"), ("2.jpg",))]).names
+    ('1.jpg', 'b/2.jpg')
+    """
+    if not parts:
+        raise InputError("parts must be at least one sequence of items, got none")
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, Texts) for part in parts):
+        return Texts(tuple(part.raw(row) for part in parts for row in range(len(part))))
+    arrays = [part.pixels for part in parts if isinstance(part, ImageArrays)]
+    if len(arrays) == len(parts):
+        shapes = sorted({array.shape[1:] for array in arrays})
+        if len(shapes) > 1:
+            raise InputError(f"items must be images of one size to go together, got {shapes}")
+        return ImageArrays(np.concatenate(arrays))
+    files = [part for part in parts if isinstance(part, ImageFiles)]
+    if len(files) != len(parts):
+        kinds = sorted({type(part).__name__ for part in parts})
+        raise InputError(f"items must be of one kind to go together, got {', '.join(kinds)}")
+    return _concat_files(files)
+
+
+def _concat_files(parts: Sequence[ImageFiles]) -> ImageFiles:
+    """Return all files with names relative to their common folder."""
+    root = parts[0].root
+    if any(part.root != root for part in parts):
+        try:
+            root = Path(os.path.commonpath([part.root.absolute() for part in parts]))
+        except ValueError as error:
+            raise InputError(f"items must lie on one drive to go together: {error}") from error
+    names = [
+        name if part.root == root else (part.root.absolute() / name).relative_to(root).as_posix()
+        for part in parts
+        for name in part.names
+    ]
+    return ImageFiles(root, tuple(names))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from evergrow.core.errors import UnknownNameError
@@ -62,9 +62,19 @@ class Registry(Generic[T]):
 
         return decorate
 
+    def remove(self, name: str) -> None:
+        """Take a name out, so that a test or a notebook can register it again; one that is not there is no error."""
+        self._items.pop(name, None)
+
     def names(self) -> list[str]:
         """Return all registered names, sorted."""
         return sorted(self._items)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
 
     def __contains__(self, name: object) -> bool:
         return name in self._items

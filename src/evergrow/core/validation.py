@@ -41,13 +41,20 @@ def check_number(
     if high is not None:
         bounds.append(f"{'<' if high_open else '<='} {high:g}")
     expected = f"{'an integer' if integer else 'a number'} {' and '.join(bounds)}".strip()
-    ok = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(float(value))
+    ok = isinstance(value, kind) and not isinstance(value, bool) and _is_finite(value)
     if ok and low is not None:
         ok = value > low if low_open else value >= low
     if ok and high is not None:
         ok = value < high if high_open else value <= high
     if not ok:
         raise ParameterError(f"{name} must be {expected}, got {value!r}")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:  # an integer beyond the range of floats
+        return False
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

@@ -1,6 +1,10 @@
-"""Readers of data as it lies on disk: folders, lists, tables, archives, the layouts of the benchmarks."""
+"""Readers of data as it lies on disk: folders, lists, tables, archives, the layouts of the benchmarks.
+
+Every reader registers itself (see :mod:`evergrow.datasets.readers`); importing it here makes it known.
+"""
 
 from evergrow.core.errors import DatasetNotFoundError
+from evergrow.datasets import arrays, cifar, folders, hub, lists, official, tables, vision  # noqa: F401
 from evergrow.datasets.benchmarks import list_benchmarks
 from evergrow.datasets.features import (
     FeatureSet,
@@ -14,6 +18,7 @@ from evergrow.datasets.inspection import DataReport, check_data, inspect_data
 from evergrow.datasets.load import load_data
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.rawset import RawSet
+from evergrow.datasets.readers import list_layouts, register_file_format, register_layout, register_scheme
 
 __all__ = [
     "DataOptions",
@@ -26,8 +31,12 @@ __all__ = [
     "find_features",
     "inspect_data",
     "list_benchmarks",
+    "list_layouts",
     "load_data",
     "load_features",
+    "register_file_format",
+    "register_layout",
+    "register_scheme",
     "save_features",
     "search_path",
 ]

@@ -11,17 +11,23 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import FileFormatError, InputError, LabelError
 from evergrow.core.items import ImageArrays
-from evergrow.datasets.features import FeatureSet, features_of, read_arrays
-from evergrow.datasets.reading import Label, Reading
+from evergrow.datasets.array_files import SUFFIXES, read_arrays
+from evergrow.datasets.features import FeatureSet, features_of
+from evergrow.datasets.labelled import Label, LabelledItems
+from evergrow.datasets.options import DataOptions
+from evergrow.datasets.readers import register_file_format
 
 
-def read_array_file(path: Path) -> FeatureSet | Reading:
+@register_file_format("arrays", SUFFIXES, by_name="first")
+def read_array_file(path: Path, options: DataOptions | None = None) -> FeatureSet | LabelledItems:
     """Read an NPZ or safetensors file: unsigned bytes of three or four dimensions are images, floats are features.
 
     Parameters
     ----------
     path : Path
         A file with ``X_train, y_train, X_test, y_test`` and perhaps ``classes``, the names of labels 0, 1, ...
+    options : DataOptions, optional
+        Nothing in it concerns arrays.
 
     Raises
     ------
@@ -34,13 +40,13 @@ def read_array_file(path: Path) -> FeatureSet | Reading:
     return features_of(path, file)
 
 
-def _images(path: Path, arrays: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> Reading:
+def _images(path: Path, arrays: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> LabelledItems:
     try:
         train, test = ImageArrays(arrays["X_train"]), ImageArrays(arrays["X_test"])
         labels = [_labels(part, arrays, class_names) for part in ("train", "test")]
     except InputError as error:
         raise FileFormatError(f"{path} must hold labelled images: {error}") from error
-    return Reading("arrays", train, labels[0], test, labels[1], names=dict(enumerate(class_names)))
+    return LabelledItems("arrays", train, labels[0], test, labels[1], names=dict(enumerate(class_names)))
 
 
 def _labels(part: str, arrays: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Label]:

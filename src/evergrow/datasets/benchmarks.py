@@ -1,4 +1,4 @@
-"""The benchmarks of the field: what they are called, where they lie, and how many images they should have."""
+"""The benchmarks of the field: their names, their folders, and the numbers of their images."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 from evergrow.core.errors import DatasetNotFoundError
 from evergrow.datasets.features import search_path
 from evergrow.datasets.folders import unwrapped
-from evergrow.datasets.lists import LIST_SUFFIXES, partner
+from evergrow.datasets.lists import LIST_SUFFIXES
+from evergrow.datasets.pairs import partner
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many there should be.
+    """Numbers of classes and images in a split.
 
     Parameters
     ----------
@@ -196,7 +197,7 @@ def expected_names() -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class BenchmarkLocation:
-    """Where a benchmark lies: a folder of its own, or a pair of lists.
+    """Location of a benchmark: a folder of its own, or a pair of lists.
 
     Parameters
     ----------

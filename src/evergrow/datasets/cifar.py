@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
 from evergrow.core.items import ImageArrays
+from evergrow.datasets.labelled import LabelledItems
 from evergrow.datasets.options import DataOptions
-from evergrow.datasets.reading import Reading
+from evergrow.datasets.readers import register_layout
 
 FOLDER = "cifar-100-python"
 _MD5 = {
@@ -63,7 +64,8 @@ def is_cifar(folder: Path) -> bool:
     return _own_folder(folder) is not None
 
 
-def read_cifar(folder: Path, options: DataOptions) -> Reading:
+@register_layout("cifar", fits=is_cifar, rank=20)
+def read_cifar(folder: Path, options: DataOptions) -> LabelledItems:
     """Read CIFAR-100 from ``cifar-100-python/train``, ``test`` and ``meta``.
 
     Raises
@@ -85,7 +87,7 @@ def read_cifar(folder: Path, options: DataOptions) -> Reading:
         _part(own / part, contents[part], len(names)) for part in ("train", "test")
     )
     cautions = [f"contents differ from the official files: {', '.join(odd)}"] if odd else []
-    return Reading(
+    return LabelledItems(
         "cifar",
         ImageArrays(train),
         train_labels,

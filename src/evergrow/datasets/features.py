@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,19 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError, ParameterError
-from evergrow.core.files import atomic_path
 from evergrow.core.registry import nearest
+from evergrow.datasets.array_files import REQUIRED, SUFFIXES, ArrayFile, read_arrays, write_arrays
 from evergrow.streams.orders import DEFAULT_SEED
 from evergrow.streams.protocol import Protocol
 from evergrow.streams.tasks import Indices, Stream, make_stream
-
-SUFFIXES = (".npz", ".safetensors")
-_REQUIRED = ("X_train", "y_train", "X_test", "y_test")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +41,8 @@ class FeatureSet:
     origin : str
         Fingerprint of the raw data that the features were computed from, if they were just now. Two machines compute
         features that differ in their last digits, so these are told apart by origin and backbone.
+    unknown : mapping
+        Optional fields that a later evergrow wrote into the file, kept to be written again.
 
     Examples
     --------
@@ -68,6 +64,7 @@ class FeatureSet:
     class_names: tuple[str, ...] = ()
     backbone: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
@@ -109,7 +106,7 @@ class FeatureSet:
         if self.origin:
             return origin_fingerprint(self.origin, self.backbone)
         digest = hashlib.blake2b(digest_size=8)
-        for name in _REQUIRED:
+        for name in REQUIRED:
             array = np.ascontiguousarray(getattr(self, name))
             digest.update(f"{name}:{array.dtype.str}:{array.shape}".encode())
             digest.update(array.reshape(-1).view(np.uint8).data)
@@ -217,42 +214,19 @@ def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
     target = Path(path)
     if target.suffix not in SUFFIXES:
         raise ParameterError(f"feature file must end in {' or '.join(SUFFIXES)}, got {target.name!r}")
-    arrays = {name: getattr(data, name) for name in _REQUIRED}
-    about = json.dumps(dict(data.backbone))
-    if target.suffix == ".npz":
-        with atomic_path(target) as temporary, open(temporary, "wb") as file:
-            np.savez(file, classes=np.array(data.class_names, dtype=np.str_), backbone=np.array(about), **arrays)
-        return
-    if data.y_train.dtype.kind == "U" or data.y_test.dtype.kind == "U":
+    if target.suffix != ".npz" and "U" in (data.y_train.dtype.kind, data.y_test.dtype.kind):
         raise ParameterError("labels must be integers in a .safetensors file, got strings: write .npz instead")
-    metadata = {"classes": json.dumps(list(data.class_names)), "backbone": about}
-    with atomic_path(target) as temporary:
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
-
-
-@dataclass(frozen=True)
-class ArrayFile:
-    """What a file of arrays holds: the four arrays, the names of labels 0, 1, ..., and what computed the features."""
-
-    arrays: dict[str, NDArray[Any]]
-    class_names: tuple[str, ...]
-    backbone: dict[str, Any]
-
-
-def read_arrays(path: Path) -> ArrayFile:
-    """Return what a file holds, whatever the arrays are."""
-    file = _read_npz(path) if path.suffix.lower() == ".npz" else _read_safetensors(path)
-    missing = [key for key in _REQUIRED if key not in file.arrays]
-    if missing:
-        raise FileFormatError(f"{path} must hold {', '.join(_REQUIRED)}, but it lacks {', '.join(missing)}")
-    return file
+    arrays = {name: getattr(data, name) for name in REQUIRED}
+    write_arrays(target, ArrayFile(arrays, data.class_names, dict(data.backbone), dict(data.unknown)))
 
 
 def features_of(path: Path, file: ArrayFile) -> FeatureSet:
     """Return the feature set that a file's arrays are, or say why they are none."""
     try:
-        X_train, y_train, X_test, y_test = (file.arrays[key] for key in _REQUIRED)
-        return FeatureSet(path.stem, X_train, y_train, X_test, y_test, file.class_names, file.backbone)
+        X_train, y_train, X_test, y_test = (file.arrays[key] for key in REQUIRED)
+        return FeatureSet(
+            path.stem, X_train, y_train, X_test, y_test, file.class_names, file.backbone, unknown=file.unknown
+        )
     except (InputError, LabelError) as error:
         hint = "; images are read by load_data" if file.arrays["X_train"].dtype == np.uint8 else ""
         raise FileFormatError(f"{path} must be a labelled feature set: {error}{hint}") from error
@@ -297,8 +271,8 @@ def find_features(name: str | os.PathLike[str]) -> Path:
         if candidate.is_file():
             return candidate
     looked = ", ".join(str(folder) for folder in search_path())
-    found = available_features()
-    hint = f"nearest there: {nearest(text, found)}" if found else "none of these folders holds a data set"
+    known = available_features()
+    hint = f"nearest there: {nearest(text, known)}" if known else "none of these folders holds a data set"
     raise DatasetNotFoundError(
         f"data set {text!r} must be on disk: looked for {text}.npz and {text}.safetensors in {looked}; "
         f"{hint}. {_how_to_get()}"
@@ -315,38 +289,3 @@ def _how_to_get() -> str:
         "to make one from your own features: "
         "numpy.savez('data/NAME.npz', X_train=..., y_train=..., X_test=..., y_test=...)"
     )
-
-
-def _read_npz(path: Path) -> ArrayFile:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in (*_REQUIRED, "classes", "backbone") if key in file}
-        backbone = _about(str(arrays.pop("backbone", "{}")))
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise FileFormatError(f"{path} must be a whole NPZ file of plain arrays: {error}") from error
-    names = arrays.pop("classes", np.empty(0, dtype=np.str_))
-    return ArrayFile(arrays, tuple(str(item) for item in names.reshape(-1)), backbone)
-
-
-def _read_safetensors(path: Path) -> ArrayFile:
-    arrays: dict[str, NDArray[Any]] = {}
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            for key in set(file.keys()) & set(_REQUIRED):
-                tensor = file.get_tensor(key)
-                # numpy has no bfloat16; float32 holds every one of its values.
-                wide = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
-                arrays[key] = wide.numpy()
-        names = json.loads(metadata.get("classes", "[]"))
-        backbone = _about(metadata.get("backbone", "{}"))
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise FileFormatError(f"{path} must be a whole safetensors file: {error}") from error
-    return ArrayFile(arrays, tuple(str(item) for item in names), backbone)
-
-
-def _about(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"its backbone must be a JSON object, got {text:.40}")
-    return value

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from evergrow.core.errors import DatasetNotFoundError, InputError
 from evergrow.core.items import ImageFiles
+from evergrow.datasets.labelled import LabelledItems, check_test_classes, listed, shown
 from evergrow.datasets.options import DataOptions
-from evergrow.datasets.reading import Reading, check_test_classes, listed, shown
+from evergrow.datasets.pairs import training_file
+from evergrow.datasets.readers import file_suffixes, register_layout
 
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
@@ -148,16 +150,16 @@ def split_folders(root: Path) -> tuple[str, str, list[str]] | None:
     validation folder.
     """
     walk = Walk(root)
-    found: dict[str, str] = {}
+    spelled: dict[str, str] = {}
     for name in walk.subfolders():
         if name.lower() in (*TRAIN_FOLDERS, *TEST_FOLDERS):
-            if name.lower() in found:
+            if name.lower() in spelled:
                 raise InputError(
-                    f"{root} must hold one folder called {name.lower()!r}, got {found[name.lower()]!r} and {name!r}"
+                    f"{root} must hold one folder called {name.lower()!r}, got {spelled[name.lower()]!r} and {name!r}"
                 )
-            found[name.lower()] = name
-    train = [found[name] for name in TRAIN_FOLDERS if name in found]
-    tests = [found[name] for name in TEST_FOLDERS if name in found]
+            spelled[name.lower()] = name
+    train = [spelled[name] for name in TRAIN_FOLDERS if name in spelled]
+    tests = [spelled[name] for name in TEST_FOLDERS if name in spelled]
     if not train or not tests:
         return None
     labelled = [name for name in tests if walk.subfolders(name)] or tests
@@ -176,7 +178,17 @@ def unwrapped(root: Path) -> Path:
     return root
 
 
-def read_train_test(root: Path, options: DataOptions) -> Reading:
+def _has_train_test(folder: Path) -> bool:
+    """Return whether there are training and test folders; flat ones belong to a list or table beside them."""
+    names = split_folders(folder)
+    if names is None:
+        return False
+    beside = training_file(folder, file_suffixes(paired=True))
+    return beside is None or bool(Walk(folder).subfolders(names[0]))
+
+
+@register_layout("train-test", fits=_has_train_test, rank=50)
+def read_train_test(root: Path, options: DataOptions) -> LabelledItems:
     """Read ``train/<class>/*`` and ``test/<class>/*``; the test folder may be called val, valid or validation.
 
     Raises
@@ -201,7 +213,7 @@ def read_train_test(root: Path, options: DataOptions) -> Reading:
     check_test_classes(parts[train_folder][1], set(parts[test_folder][1]))
     notes = walk.note() + [f"folder {name} left out: {test_folder} is the test set" for name in others]
     (train, train_labels), (test, test_labels) = parts[train_folder], parts[test_folder]
-    return Reading(
+    return LabelledItems(
         "train-test",
         ImageFiles(root, tuple(train)),
         train_labels,
@@ -212,7 +224,8 @@ def read_train_test(root: Path, options: DataOptions) -> Reading:
     )
 
 
-def read_class_folders(root: Path, options: DataOptions) -> Reading:
+@register_layout("class-folders", fits=lambda folder: True, rank=100)
+def read_class_folders(root: Path, options: DataOptions) -> LabelledItems:
     """Read one folder per class; the test set is drawn later.
 
     Raises
@@ -238,7 +251,7 @@ def read_class_folders(root: Path, options: DataOptions) -> Reading:
         )
     cautions: list[str] = []
     names, labels = _read_classes(walk, base, folders, options, cautions)
-    return Reading("class-folders", ImageFiles(root, tuple(names)), labels, notes=walk.note(), cautions=cautions)
+    return LabelledItems("class-folders", ImageFiles(root, tuple(names)), labels, notes=walk.note(), cautions=cautions)
 
 
 def _read_classes(

@@ -14,8 +14,9 @@ from evergrow.core.errors import DatasetNotFoundError, EvergrowError, FileFormat
 from evergrow.core.items import Items, Texts
 from evergrow.core.optional import require
 from evergrow.datasets.fetched import FetchedImages
+from evergrow.datasets.labelled import Label, LabelledItems, listed
 from evergrow.datasets.options import DataOptions
-from evergrow.datasets.reading import Label, Reading, listed
+from evergrow.datasets.readers import register_layout, register_scheme
 from evergrow.datasets.tables import IMAGE_COLUMNS
 
 _LABELS = ("label", "fine_label", "labels", "class", "target")
@@ -29,7 +30,8 @@ def is_saved(folder: Path) -> bool:
     )
 
 
-def read_saved(folder: Path, options: DataOptions) -> Reading:
+@register_layout("hub-disk", fits=is_saved, rank=10)
+def read_saved(folder: Path, options: DataOptions) -> LabelledItems:
     """Read a data set that was saved with ``save_to_disk``."""
     datasets = require("datasets", extra="datasets", purpose=f"reading {folder}")
     try:
@@ -37,10 +39,11 @@ def read_saved(folder: Path, options: DataOptions) -> Reading:
     # Damaged files surface as errors of arrow, json or the library itself.
     except Exception as error:
         raise FileFormatError(f"{folder} must be a whole saved Hugging Face data set: {error}") from error
-    return _found(content, folder.name, options)
+    return _labelled_items(content, folder.name, options)
 
 
-def read_hub(name: str, options: DataOptions) -> Reading:
+@register_scheme("hf")
+def read_hub(name: str, options: DataOptions) -> LabelledItems:
     """Read ``OWNER/NAME`` or ``OWNER/NAME#CONFIG`` from the hub or its cache, or a local folder of parquet files.
 
     Raises
@@ -64,7 +67,7 @@ def read_hub(name: str, options: DataOptions) -> Reading:
             f"a network, run datasets.load_dataset({path!r}).save_to_disk('FOLDER'), bring FOLDER here and load it by "
             "its path"
         ) from error
-    return _found(content, local.name, options)
+    return _labelled_items(content, local.name, options)
 
 
 def _load(datasets: Any, path: str, config: str | None, options: DataOptions) -> Any:
@@ -89,7 +92,7 @@ def _offline(datasets: Any) -> Iterator[None]:
             part.HF_HUB_OFFLINE = value
 
 
-def _found(content: Any, title: str, options: DataOptions) -> Reading:
+def _labelled_items(content: Any, title: str, options: DataOptions) -> LabelledItems:
     splits = dict(content) if isinstance(content, Mapping) else {"train": content}
     if "train" not in splits:
         raise InputError(f"data set must have a split train, got {listed(splits)}")
@@ -102,7 +105,7 @@ def _found(content: Any, title: str, options: DataOptions) -> Reading:
     parts = [_items(part, column, image, f"{title} {name}") for part, name in ((splits["train"], "train"),)]
     if test is not None:
         parts.append(_items(test, column, image, f"{title} {tests[0]}"))
-    return Reading(
+    return LabelledItems(
         "hub",
         parts[0],
         _labels(splits["train"], label),

@@ -1,4 +1,4 @@
-"""What a data set is, and how it differs from what it should be."""
+"""Reports on data sets: kind, classes, counts, and differences from the benchmark they are named after."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from evergrow.datasets.benchmarks import BENCHMARKS, Benchmark, expected_names
 from evergrow.datasets.features import FeatureSet
+from evergrow.datasets.labelled import listed
 from evergrow.datasets.rawset import RawSet
-from evergrow.datasets.reading import listed
 
 FEW = 5
 """Classes with fewer training samples than this are worth a word."""
@@ -19,7 +19,7 @@ FEW = 5
 
 @dataclass(frozen=True)
 class DataReport:
-    """What was found, in plain values.
+    """A report on a data set, in plain values.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class DataReport:
 
 
 def inspect_data(data: RawSet | FeatureSet, *, most: int = 3) -> DataReport:
-    """Return what a data set is and how it differs from what it should be.
+    """Return a report on a data set: its kind and counts, and how it differs from its benchmark.
 
     Parameters
     ----------
@@ -148,8 +148,8 @@ def _check_names(data: RawSet, benchmark: Benchmark) -> list[str]:
     if not expected or len(missing) == len(expected):
         return []
     unknown = [name for name in data.class_names if name not in set(expected)]
-    lines = [f"class names missing: {len(missing)} ({listed(missing)})"] if missing else []
-    return lines + ([f"class names not expected: {len(unknown)} ({listed(unknown)})"] if unknown else [])
+    differences = [f"class names missing: {len(missing)} ({listed(missing)})"] if missing else []
+    return differences + ([f"class names not expected: {len(unknown)} ({listed(unknown)})"] if unknown else [])
 
 
 def _few(data: RawSet | FeatureSet, names: list[str], train: NDArray[np.int64]) -> list[str]:

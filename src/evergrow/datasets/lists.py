@@ -12,11 +12,12 @@ from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputErr
 from evergrow.core.items import ImageFiles
 from evergrow.core.optional import require
 from evergrow.datasets.folders import is_image
+from evergrow.datasets.labelled import Label, LabelledItems, integers, listed, shown
 from evergrow.datasets.options import DataOptions
-from evergrow.datasets.reading import Label, Reading, integers, listed, shown
+from evergrow.datasets.pairs import pair_reader, partner
+from evergrow.datasets.readers import register_file_format, register_layout
 
 LIST_SUFFIXES = (".txt", ".yaml", ".yml")
-_PARTNERS = ("test", "testing", "val", "valid", "validation", "dev")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class ImageList:
     labels: Sequence[Label]
 
 
-def read_lists(train: Path, test: Path | None, options: DataOptions) -> Reading:
+def read_lists(train: Path, test: Path | None, options: DataOptions) -> LabelledItems:
     """Read a training list and, if there is one, a test list.
 
     Raises
@@ -55,7 +56,7 @@ def read_lists(train: Path, test: Path | None, options: DataOptions) -> Reading:
     root, drop = _find_root(lists[0], options)
     names = [_located(part, root, drop) for part in lists]
     labels = [part.labels for part in lists]
-    return Reading(
+    return LabelledItems(
         "lists",
         ImageFiles(root, tuple(names[0])),
         labels[0],
@@ -66,10 +67,20 @@ def read_lists(train: Path, test: Path | None, options: DataOptions) -> Reading:
     )
 
 
+@register_file_format("list", LIST_SUFFIXES, paired=True)
+def read_list_file(path: Path, options: DataOptions) -> LabelledItems:
+    """Read a list and, if there is one, the test list that goes with it."""
+    return read_lists(path, partner(path), options)
+
+
+_FITS, _READ_FOLDER = pair_reader(LIST_SUFFIXES, read_lists)
+register_layout("lists", fits=_FITS, rank=60)(_READ_FOLDER)
+
+
 def read_list(path: Path) -> ImageList:
     r"""Read one list of either form.
 
-    In a text file, each line is a path and a label parted by blanks or a tab; a line that ends with the name of a
+    In a text file, each line is a path and a label parted by blanks or a tab; a line that ends with the name of an
     image has no label and takes that of its folder. Lines that begin with ``# `` are comments.
 
     Examples
@@ -86,27 +97,6 @@ def read_list(path: Path) -> ImageList:
     if not names:
         raise FileFormatError(f"{path} must name at least one image, got none")
     return ImageList(path, [posixpath.normpath(name.replace("\\", "/")) for name in names], labels)
-
-
-def partner(train: Path) -> Path | None:
-    """Return the test list or table that goes with a training one: ``x_train.yaml`` and ``x_test.yaml``.
-
-    Examples
-    --------
-    >>> import pathlib
-    >>> from evergrow.datasets.lists import partner
-    >>> partner(pathlib.Path("nowhere/train.csv")) is None
-    True
-    """
-    at = train.stem.lower().rfind("train")
-    if at < 0:
-        return None
-    end = at + (8 if train.stem.lower().startswith("training", at) else 5)
-    for word in _PARTNERS:
-        candidate = train.with_name(f"{train.stem[:at]}{word}{train.stem[end:]}{train.suffix}")
-        if candidate.is_file():
-            return candidate
-    return None
 
 
 # -- reading ------------------------------------------------------------------------------------------------

@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError
 from evergrow.core.registry import nearest
-from evergrow.datasets import cifar, hub, official, vision
-from evergrow.datasets.arrays import read_array_file
+from evergrow.core.settings import with_changes
 from evergrow.datasets.benchmarks import (
     BENCHMARKS,
     Benchmark,
@@ -22,16 +19,15 @@ from evergrow.datasets.benchmarks import (
     list_benchmarks,
     locate,
 )
-from evergrow.datasets.features import SUFFIXES, FeatureSet, available_features, search_path
-from evergrow.datasets.folders import Walk, read_class_folders, read_train_test, split_folders, unwrapped
+from evergrow.datasets.features import FeatureSet, available_features, search_path
+from evergrow.datasets.folders import unwrapped
 from evergrow.datasets.inspection import inspect_data
-from evergrow.datasets.lists import LIST_SUFFIXES, partner, read_lists
+from evergrow.datasets.labelled import LabelledItems, as_rawset
+from evergrow.datasets.lists import read_lists
 from evergrow.datasets.options import DataOptions
+from evergrow.datasets.pairs import partner
 from evergrow.datasets.rawset import RawSet
-from evergrow.datasets.reading import Reading, as_rawset
-from evergrow.datasets.tables import TABLE_SUFFIXES, read_tables
-
-_FILES = (*SUFFIXES, *TABLE_SUFFIXES, *LIST_SUFFIXES)
+from evergrow.datasets.readers import LAYOUTS, SCHEMES, file_format, file_suffixes, fitting_layout
 
 
 def load_data(
@@ -89,10 +85,7 @@ def load_data(
     >>> len(data.train), len(data.test), data.whole
     (20, 0, True)
     """
-    chosen = options or DataOptions()
-    if settings:
-        known = {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
-        chosen = DataOptions.from_dict({**known, **settings})
+    chosen = with_changes(options or DataOptions(), settings, "data setting")
     text = os.fspath(source)
     if not text:
         raise DatasetNotFoundError("source must be a path or a name, got an empty string")
@@ -104,26 +97,25 @@ def load_data(
 
 def _load(text: str, options: DataOptions) -> RawSet | FeatureSet:
     scheme, _, rest = text.partition(":")
-    if scheme.lower() in ("torchvision", "hf") and rest:
-        read = vision.read_torchvision if scheme.lower() == "torchvision" else hub.read_hub
-        return _finish(read(rest, options), text, rest.partition("#")[0], options)
+    if scheme.lower() in SCHEMES and rest:
+        return _finish(SCHEMES[scheme.lower()](rest, options), text, rest.partition("#")[0], options)
     path = Path(text)
     if os.path.exists(text):  # unlike Path.exists, no error for what is too long for a name
         return _load_path(path, options)
-    if path.parent != Path(".") or text.lower().endswith(_FILES):
+    if path.parent != Path(".") or text.lower().endswith(file_suffixes()):
         raise DatasetNotFoundError(f"data set must be an existing folder or file, got {text!r}")
     return _load_name(text, options)
 
 
 def _load_path(path: Path, options: DataOptions) -> RawSet | FeatureSet:
-    found = _read_path(path, options)
-    if isinstance(found, FeatureSet):
-        return dataclasses.replace(found, name=options.name) if options.name else found
-    return _finish(found, str(path), _name_of(path), options)
+    data = _read_path(path, options)
+    if isinstance(data, FeatureSet):
+        return dataclasses.replace(data, name=options.name) if options.name else data
+    return _finish(data, str(path), _name_of(path), options)
 
 
-def read_path(source: str | os.PathLike[str], options: DataOptions | None = None) -> Reading | FeatureSet:
-    r"""Read a folder or file as :func:`load_data` does, and return what is there as it was found.
+def read_path(source: str | os.PathLike[str], options: DataOptions | None = None) -> LabelledItems | FeatureSet:
+    r"""Read a folder or file as :func:`load_data` does, but return the labelled items as they are.
 
     No test set is drawn, labels are not numbered, and a test set may have classes of its own.
 
@@ -146,144 +138,81 @@ def read_path(source: str | os.PathLike[str], options: DataOptions | None = None
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     table = pathlib.Path(folder, "mail.csv")
     ...     _ = table.write_text("text,label\nbuy now,spam\n")
-    ...     found = read_path(table)
-    >>> found.train_labels, found.test is None
+    ...     mail = read_path(table)
+    >>> mail.train_labels, mail.test is None
     (['spam'], True)
     """
     path = Path(source)
-    found = _read_path(path, options or DataOptions())
-    if isinstance(found, Reading):
-        _warn_of(_name_of(path), found.cautions)
-    return found
+    data = _read_path(path, options or DataOptions())
+    if isinstance(data, LabelledItems):
+        _warn_of(_name_of(path), data.cautions)
+    return data
 
 
-def _read_path(path: Path, options: DataOptions) -> Reading | FeatureSet:
+def _read_path(path: Path, options: DataOptions) -> LabelledItems | FeatureSet:
     if path.is_dir():
         return read_folder(path, options)
-    suffix = path.suffix.lower()
-    if suffix in SUFFIXES:
-        return read_array_file(path)
-    if suffix in TABLE_SUFFIXES:
-        return read_tables(path, partner(path), options)
-    if suffix in LIST_SUFFIXES:
-        return read_lists(path, partner(path), options)
-    raise InputError(f"data file must end in one of {', '.join(_FILES)}, got {str(path)!r}")
+    form = file_format(path)
+    if form is None:
+        raise InputError(f"data file must end in one of {', '.join(file_suffixes())}, got {str(path)!r}")
+    return form.read(path, options)
 
 
 def _load_name(name: str, options: DataOptions) -> RawSet | FeatureSet:
     """Load by name: a file of arrays of just that name, a benchmark, then a folder or any file of that name."""
     roots = [options.root_path] if options.root_path is not None else search_path()
-    for suffixes in (SUFFIXES, None, ("", *TABLE_SUFFIXES)):
-        if suffixes is None:
-            benchmark = find_benchmark(name)
-            if benchmark is not None:
-                return _load_benchmark(benchmark, options)
-            continue
-        for root in roots:
-            for suffix in suffixes:
-                if (root / f"{name}{suffix}").exists():
-                    return _load_path(root / f"{name}{suffix}", options)
+    named = _find_named(name, roots, file_suffixes("first"))
+    benchmark = find_benchmark(name) if named is None else None
+    if benchmark is not None:
+        return _load_benchmark(benchmark, options)
+    named = named or _find_named(name, roots, ("", *file_suffixes("last")))
+    if named is not None:
+        return _load_path(named, options)
     known = [*list_benchmarks(), *available_features()]
+    suffixes = ", ".join(file_suffixes("first", "last"))
     raise DatasetNotFoundError(
         f"data set {name!r} must be on disk: looked for a folder or file {name} "
-        f"({', '.join((*SUFFIXES, *TABLE_SUFFIXES))}) in {', '.join(str(root) for root in roots)}; "
+        f"({suffixes}) in {', '.join(str(root) for root in roots)}; "
         f"nearest: {nearest(name, known)}. Give the path of a folder with train/<class>/* and test/<class>/*, "
         "or name the folder above it in the environment variable EVERGROW_DATA"
     )
+
+
+def _find_named(name: str, roots: list[Path], suffixes: tuple[str, ...]) -> Path | None:
+    """Return the first folder or file of a name and one of these endings below the roots."""
+    candidates = (root / f"{name}{suffix}" for root in roots for suffix in suffixes)
+    return next((path for path in candidates if path.exists()), None)
 
 
 def _load_benchmark(benchmark: Benchmark, options: DataOptions) -> RawSet:
     place = locate(benchmark, options.root_path)
     if place.train_list is not None:
         around = dataclasses.replace(options, root=place.folder)
-        found = read_lists(place.train_list, place.test_list, around)
-        found.notes.append("lists may split the images otherwise than the folders of PILOT do")
+        labelled = read_lists(place.train_list, place.test_list, around)
+        labelled.notes.append("lists may split the images otherwise than the folders of PILOT do")
     else:
-        found = read_folder(place.folder, options)
+        labelled = read_folder(place.folder, options)
     wanted = options if options.expect != "auto" else dataclasses.replace(options, expect=benchmark.key)
-    return _finish(found, str(place.folder), benchmark.key, wanted)
+    return _finish(labelled, str(place.folder), benchmark.key, wanted)
 
 
-# -- folders ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """A way to lay out a folder: how to tell, and how to read it."""
-
-    here: Callable[[Path], bool]
-    read: Callable[[Path, DataOptions], Reading]
-
-
-def read_folder(folder: Path, options: DataOptions) -> Reading:
+def read_folder(folder: Path, options: DataOptions) -> LabelledItems:
     """Read a folder in the layout that the options name, or in the first one that fits."""
     folder = unwrapped(folder)
-    if options.layout != "auto":
-        return _LAYOUTS[options.layout].read(folder, options)
-    layout = next(item for item in _LAYOUTS.values() if item.here(folder))
+    layout = fitting_layout(folder) if options.layout == "auto" else LAYOUTS[options.layout]
     return layout.read(folder, options)
-
-
-def _training_file(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
-    """Return the training list or table in a folder or its ``splits`` that has a partner, if there is one."""
-    for place in (folder, folder / "splits"):
-        if place.is_dir():
-            for file in sorted(place.iterdir()):
-                right = file.suffix.lower() in suffixes and file.stem.lower().endswith(("train", "training"))
-                if right and partner(file) is not None:
-                    return file
-    return None
-
-
-def _is_train_test(folder: Path) -> bool:
-    """Return whether there are training and test folders; flat ones belong to a list or table beside them."""
-    names = split_folders(folder)
-    if names is None:
-        return False
-    beside = _training_file(folder, (*LIST_SUFFIXES, *TABLE_SUFFIXES))
-    return beside is None or bool(Walk(folder).subfolders(names[0]))
-
-
-def _read_pair(
-    suffixes: tuple[str, ...], read: Callable[[Path, Path | None, DataOptions], Reading]
-) -> Callable[[Path, DataOptions], Reading]:
-    def reader(folder: Path, options: DataOptions) -> Reading:
-        train = _training_file(folder, suffixes)
-        if train is None:
-            raise DatasetNotFoundError(
-                f"{folder} must hold a training file and its partner, such as train{suffixes[0]} and test{suffixes[0]}"
-            )
-        return read(train, partner(train), options)
-
-    return reader
-
-
-_LAYOUTS: dict[str, _Layout] = {
-    "hub-disk": _Layout(hub.is_saved, hub.read_saved),
-    "cifar": _Layout(cifar.is_cifar, cifar.read_cifar),
-    "cub": _Layout(official.is_cub, official.read_cub),
-    "cars": _Layout(official.is_cars, official.read_cars),
-    "train-test": _Layout(_is_train_test, read_train_test),
-    "lists": _Layout(
-        lambda folder: _training_file(folder, LIST_SUFFIXES) is not None, _read_pair(LIST_SUFFIXES, read_lists)
-    ),
-    "tables": _Layout(
-        lambda folder: _training_file(folder, TABLE_SUFFIXES) is not None, _read_pair(TABLE_SUFFIXES, read_tables)
-    ),
-    "class-folders": _Layout(lambda folder: True, read_class_folders),
-}
 
 
 # -- finishing ----------------------------------------------------------------------------------------------
 
 
-def _finish(reading: Reading, source: str, name: str, options: DataOptions) -> RawSet:
-    data = as_rawset(reading, name=options.name or Path(name).name, source=source, options=options)
+def _finish(labelled: LabelledItems, source: str, name: str, options: DataOptions) -> RawSet:
+    data = as_rawset(labelled, name=options.name or Path(name).name, source=source, options=options)
     benchmark = _expected(data, name, options)
     if benchmark is None:
         return data
     cautions, notes = list(data.cautions), list(data.notes)
-    if reading.test is None:
+    if labelled.test is None:
         cautions.append("no published split was found, so that results compare with no other")
     if benchmark.fixed_order:
         notes.append("classes arrive in natural order: use a protocol with shuffle = false")
@@ -322,10 +251,14 @@ def _name_of(path: Path) -> str:
 
 def _warn(data: RawSet) -> None:
     report = inspect_data(data)
-    _warn_of(data.name, [*(f"{report.benchmark}: {line}" for line in report.differences), *report.cautions], level=4)
+    _warn_of(
+        data.name,
+        [*(f"{report.benchmark}: {difference}" for difference in report.differences), *report.cautions],
+        level=4,
+    )
 
 
-def _warn_of(name: str, lines: list[str], level: int = 3) -> None:
-    if lines:
+def _warn_of(name: str, cautions: list[str], level: int = 3) -> None:
+    if cautions:
         # The level is that of whoever called load_data or read_path.
-        warnings.warn(f"data set {name!r} can be used but: {'; '.join(lines)}", DataWarning, stacklevel=level)
+        warnings.warn(f"data set {name!r} can be used but: {'; '.join(cautions)}", DataWarning, stacklevel=level)

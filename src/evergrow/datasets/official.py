@@ -7,9 +7,10 @@ from typing import Any
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
 from evergrow.core.items import ImageFiles
+from evergrow.datasets.labelled import LabelledItems, listed
 from evergrow.datasets.lists import read_text
 from evergrow.datasets.options import DataOptions
-from evergrow.datasets.reading import Reading, listed
+from evergrow.datasets.readers import register_layout
 
 _CUB_FILES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
 _CARS_TRAIN = ("devkit/cars_train_annos.mat", "cars_train_annos.mat")
@@ -22,7 +23,8 @@ def is_cub(folder: Path) -> bool:
     return _cub_folder(folder) is not None
 
 
-def read_cub(folder: Path, options: DataOptions) -> Reading:
+@register_layout("cub", fits=is_cub, rank=30)
+def read_cub(folder: Path, options: DataOptions) -> LabelledItems:
     """Read ``images.txt``, ``image_class_labels.txt``, ``train_test_split.txt``, ``classes.txt`` and ``images/``.
 
     Raises
@@ -50,7 +52,7 @@ def read_cub(folder: Path, options: DataOptions) -> Reading:
         files[split[number]].append(f"images/{name}")
         codes[split[number]].append(int(labels[number]))
     parts = [_existing(own, files[part]) for part in ("1", "0")]
-    return Reading("cub", parts[0], codes["1"], parts[1], codes["0"], names=classes)
+    return LabelledItems("cub", parts[0], codes["1"], parts[1], codes["0"], names=classes)
 
 
 def is_cars(folder: Path) -> bool:
@@ -58,7 +60,8 @@ def is_cars(folder: Path) -> bool:
     return _first(folder, _CARS_TRAIN) is not None
 
 
-def read_cars(folder: Path, options: DataOptions) -> Reading:
+@register_layout("cars", fits=is_cars, rank=40)
+def read_cars(folder: Path, options: DataOptions) -> LabelledItems:
     """Read ``devkit/*.mat``, ``cars_train/`` and ``cars_test/``.
 
     Raises
@@ -80,7 +83,7 @@ def read_cars(folder: Path, options: DataOptions) -> Reading:
         rows = _annotations(path, table)
         parts.append((_existing(folder, [f"{part}/{name}" for name, _ in rows]), [label for _, label in rows]))
     (train, train_labels), (test, test_labels) = parts
-    return Reading("cars", train, train_labels, test, test_labels, names=names)
+    return LabelledItems("cars", train, train_labels, test, test_labels, names=names)
 
 
 def _cub_folder(folder: Path) -> Path | None:

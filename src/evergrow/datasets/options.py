@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import Self
 
-from evergrow.core.errors import ParameterError, UnknownNameError
-from evergrow.core.registry import nearest
+from evergrow.core.errors import ParameterError
+from evergrow.core.settings import from_mapping
 from evergrow.core.validation import check_choice, check_number
+from evergrow.datasets.readers import list_layouts
 from evergrow.streams.orders import DEFAULT_SEED
-
-LAYOUTS = ("auto", "train-test", "class-folders", "lists", "tables", "cub", "cars", "cifar", "hub-disk")
-"""How a folder can be laid out; ``auto`` looks."""
 
 SPLITS = ("auto", "none")
 """Whether a test set is drawn where there is none."""
@@ -24,12 +22,12 @@ SPLITS = ("auto", "none")
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How a data set is to be read.
+    """Settings of reading a data set.
 
     Parameters
     ----------
     layout : str
-        How a folder is laid out, one of ``evergrow.datasets.options.LAYOUTS``; ``"auto"`` finds out.
+        How a folder is laid out, one of :func:`evergrow.datasets.list_layouts`; ``"auto"`` finds out.
     name : str
         Name for people and records; empty takes the name of the source.
     root : path-like, optional
@@ -79,7 +77,7 @@ class DataOptions:
     download: bool = True
 
     def __post_init__(self) -> None:
-        check_choice("layout", self.layout, LAYOUTS)
+        check_choice("layout", self.layout, ("auto", *list_layouts()))
         check_choice("split", self.split, SPLITS)
         check_number("test_size", self.test_size, low=0, high=1, low_open=True, high_open=True)
         check_number("seed", self.seed, low=0, high=2**32 - 1, integer=True)
@@ -95,11 +93,7 @@ class DataOptions:
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
         """Build the settings from plain values, rejecting unknown keys."""
-        known = [field.name for field in fields(cls)]
-        for key in settings:
-            if key not in known:
-                raise UnknownNameError(f"data setting must be known, got {key!r}; nearest: {nearest(key, known)}")
-        return cls(**settings)
+        return from_mapping(cls, settings, "data setting")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values."""

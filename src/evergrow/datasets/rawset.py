@@ -1,4 +1,4 @@
-"""Labelled images or texts, not yet features: what was found on disk, with integer labels."""
+"""Labelled images or texts, not yet features, with integer labels."""
 
 from __future__ import annotations
 

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.items import ImageFiles, Items, Texts
+from evergrow.datasets.labelled import LabelledItems, integers, listed
 from evergrow.datasets.lists import read_text
 from evergrow.datasets.options import DataOptions
-from evergrow.datasets.reading import Reading, integers, listed
+from evergrow.datasets.pairs import pair_reader, partner
+from evergrow.datasets.readers import register_file_format, register_layout
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 IMAGE_COLUMNS = ("path", "image", "file", "filename")
@@ -50,7 +52,7 @@ class Columns:
     images: bool
 
 
-def read_tables(train: Path, test: Path | None, options: DataOptions) -> Reading:
+def read_tables(train: Path, test: Path | None, options: DataOptions) -> LabelledItems:
     """Read a table and, if there is one, a table of test samples.
 
     Raises
@@ -73,20 +75,73 @@ def read_tables(train: Path, test: Path | None, options: DataOptions) -> Reading
             notes.append(f"column {columns.split} of {train.name} not used: {test.name} is the test set")
         parts = (rows, test_rows)
         notes.append(f"tables: {train.name}, {test.name}")
-        return _found(train, (columns, test_columns), parts, notes)
-    return _found(train, (columns, columns), parts, notes)
+        return _labelled(train, (columns, test_columns), parts, notes)
+    return _labelled(train, (columns, columns), parts, notes)
 
 
-def _found(
+@register_file_format("table", TABLE_SUFFIXES, by_name="last", paired=True)
+def read_table_file(path: Path, options: DataOptions) -> LabelledItems:
+    """Read a table and, if there is one, the table of test samples that goes with it."""
+    return read_tables(path, partner(path), options)
+
+
+_FITS, _READ_FOLDER = pair_reader(TABLE_SUFFIXES, read_tables)
+register_layout("tables", fits=_FITS, rank=70)(_READ_FOLDER)
+
+
+def read_texts(path: Path, column: str = "text") -> list[str]:
+    r"""Return the texts of a file without labels: the lines of a ``.txt``, one column of a table.
+
+    Parameters
+    ----------
+    path : Path
+        A ``.txt``, ``.csv``, ``.tsv`` or ``.jsonl`` file.
+    column : str
+        The column, or the key, that holds the texts; empty ones are left out.
+
+    Raises
+    ------
+    FileFormatError
+        If there is no such column, no text, or a line cannot be understood.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from evergrow.datasets.tables import read_texts
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "mail.csv")
+    ...     _ = file.write_text("id,text\n1,buy now\n2,see you\n")
+    ...     read_texts(file)
+    ['buy now', 'see you']
+    """
+    if path.suffix.lower() == ".txt":
+        texts = [line.strip() for line in read_text(path).split("\n")]
+    else:
+        header, rows = _read_rows(path)
+        if column not in header:
+            raise FileFormatError(f"{path} must have a column {column!r}, got {listed(header, most=8)}")
+        lacking = [line for line, cells in rows if column not in cells]
+        if lacking:
+            raise FileFormatError(f"{path} line {lacking[0]} must have a text under {column!r}")
+        texts = [cells[column] for _, cells in rows]
+    kept = [text for text in texts if text.strip()]
+    if not kept:
+        raise FileFormatError(f"{path} must hold at least one text, got none")
+    return kept
+
+
+def _labelled(
     train: Path, columns: tuple[Columns, Columns], parts: tuple[list[Row], list[Row] | None], notes: list[str]
-) -> Reading:
+) -> LabelledItems:
     rows, test_rows = parts
-    held = test_rows or []
-    labels = integers([cells[columns[0].label] for _, cells in rows] + [cells[columns[1].label] for _, cells in held])
-    items = [_items(train, part, column) for part, column in zip((rows, held), columns, strict=True)]
+    test_part = test_rows or []
+    labels = integers(
+        [cells[columns[0].label] for _, cells in rows] + [cells[columns[1].label] for _, cells in test_part]
+    )
+    items = [_items(train, part, column) for part, column in zip((rows, test_part), columns, strict=True)]
     if columns[0].images:
         _check_unique(train, [item for item in items if isinstance(item, ImageFiles)])
-    return Reading(
+    return LabelledItems(
         "table",
         items[0],
         labels[: len(rows)],
@@ -143,8 +198,7 @@ def _split_rows(path: Path, rows: list[Row], columns: Columns, notes: list[str])
 
 
 def _read(path: Path, options: DataOptions) -> tuple[Columns, list[Row]]:
-    json_lines = path.suffix.lower() in (".jsonl", ".ndjson")
-    header, rows = _read_json_lines(path) if json_lines else _read_csv(path)
+    header, rows = _read_rows(path)
     if not rows:
         raise FileFormatError(f"{path} must hold at least one row, got none")
     columns = _columns(path, header, options)
@@ -163,6 +217,10 @@ def _read(path: Path, options: DataOptions) -> tuple[Columns, list[Row]]:
                 raise InputError(f"{path} line {line}: {column} must not be empty")
         checked.append((line, values))
     return columns, checked
+
+
+def _read_rows(path: Path) -> tuple[list[str], list[Row]]:
+    return _read_json_lines(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(path)
 
 
 def _columns(path: Path, header: Sequence[str], options: DataOptions) -> Columns:

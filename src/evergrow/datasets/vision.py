@@ -20,8 +20,9 @@ from evergrow.core.optional import require
 from evergrow.core.registry import nearest
 from evergrow.datasets.features import search_path
 from evergrow.datasets.fetched import FetchedImages
+from evergrow.datasets.labelled import Label, LabelledItems
 from evergrow.datasets.options import DataOptions
-from evergrow.datasets.reading import Label, Reading
+from evergrow.datasets.readers import register_scheme
 
 _SPLITS: dict[str, tuple[str, str]] = {
     "CIFAR10": ("", ""),
@@ -64,7 +65,8 @@ def list_torchvision() -> list[str]:
     return sorted(_SPLITS)
 
 
-def read_torchvision(name: str, options: DataOptions) -> Reading:
+@register_scheme("torchvision")
+def read_torchvision(name: str, options: DataOptions) -> LabelledItems:
     """Read a data set of torchvision's by name, downloading it where that is allowed and possible.
 
     Raises
@@ -95,7 +97,7 @@ def read_torchvision(name: str, options: DataOptions) -> Reading:
     labels = [_labels(part) for part in parts]
     items = [_items(part, f"{name} {kind}", code) for part, kind, code in zip(parts, ("train", "test"), labels)]
     names = getattr(parts[0], "classes", None) or getattr(parts[0], "categories", None) or ()
-    return Reading(
+    return LabelledItems(
         "torchvision",
         items[0],
         labels[0],

@@ -221,8 +221,7 @@ def export_learner(
     head_only : bool
         Whether to leave the backbone out, so that the input is its features; for learners of texts the only way.
     """
-    spec = learner.info()["backbone"]
-    known = None if spec is None else BackboneSpec.from_dict({key: spec[key] for key in spec if key != "reason"})
+    known = learner.spec_
     if known is not None and known.kind != "image" and not head_only:
         raise ExportError(
             f"a model must be one of images or features to be exported whole, got one of {known.kind}s, whose "

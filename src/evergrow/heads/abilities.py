@@ -127,8 +127,8 @@ class Abilities:
         def novelty_score(self, X: Any) -> NDArray[np.float64]:
             """Return how unlike anything learned each row is."""
 
-        def novelty_without(self, X: Any, y: Any) -> NDArray[np.float64]:
-            """Return the novelty of learned rows as if none of them had been learned."""
+        def novelty_without(self, X: Any, y: Any, folds: Any = None) -> NDArray[np.float64]:
+            """Return the novelty of learned rows as if none of them, or of their fold, had been learned."""
 
         def diagnostics(self) -> dict[str, Any]:
             """Return rank, conditioning, form and size of the statistics."""

@@ -257,9 +257,8 @@ class IncrementalClassifier(Abilities, Classifier):
 
     def _read_model(self, fields: Fields, key: str) -> RidgeModel:
         """Return a ridge model inside a file that fits the head's features and classes."""
-        model = RidgeModel.from_archive(fields.part(key), self.device_, fields.inside(key))
-        fields.require(
-            model.projection.n_features_in == self.n_features_in_, f"{key!r} is for features of another width"
+        model = RidgeModel.from_archive(
+            fields.part(key), self.device_, fields.inside(key), n_features=self.n_features_in_
         )
         fields.require(len(model.counts) == len(self.classes_), f"{key!r} has another number of classes")
         return model

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.errors import LabelError, MergeError, UnlearnError
@@ -35,6 +36,13 @@ class EditableRidge(IncrementalClassifier):
     @abstractmethod
     def _commit(self, model: RidgeModel) -> None:
         """Make a new model the current one."""
+
+    def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor) -> None:
+        """Make a model the current one that lacks rows Z of classes that remain; some kinds follow such a change."""
+        self._commit(model)
+
+    def _choose_anew(self) -> None:
+        """Forget what was chosen from the statistics with another ridge in mind."""
 
     @abstractmethod
     def _current(self) -> RidgeModel:
@@ -164,7 +172,10 @@ class EditableRidge(IncrementalClassifier):
         if len(kept) < len(self.classes_):
             model = model.keep(kept)
         model.require_sound(self._model, self._fixed_alpha())
-        self._commit(model)
+        if len(kept) < len(self.classes_):
+            self._commit(model)
+        else:
+            self._commit_without(model, Z, codes)
         self.classes_ = self.classes_[kept]
         return self
 
@@ -210,6 +221,7 @@ class EditableRidge(IncrementalClassifier):
             check_number("alpha", alpha, low=0, low_open=True)
             self.alpha = float(alpha)
         self._commit(self._current())
+        self._choose_anew()
         return self
 
     def _check_alpha(self) -> float:

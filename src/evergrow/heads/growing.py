@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from evergrow.core.errors import InputError
+from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.seeding import generator
 from evergrow.heads.moments import ClassMoments
 from evergrow.heads.ridge_model import RidgeModel
+from evergrow.heads.shapes import ShapeModel
 from evergrow.linalg import PAPER_ALPHAS, Spectrum, choose_by_holdout, create_state
-from evergrow.projections import PROJECTIONS, LinkedProjection, Projection
+from evergrow.projections import PROJECTIONS, FourierProjection, LinkedProjection, Projection
 from evergrow.projections.contrast import check_contrast
+from evergrow.projections.identity import IdentityProjection
 from evergrow.projections.normalize import normalize, resolve_normalization
 from evergrow.projections.scales import Scales
 from evergrow.projections.settings import LayerSettings
+
+UNITS = ("activation", "fourier", "orthogonal-fourier")
 
 CONSTRUCTION_ALPHA = 0.01
 """The paper's ridge, used to grow the layer where alpha is chosen afterwards."""
@@ -47,6 +52,8 @@ class LayerSpec:
         Scales of the weights.
     activation : str
         Activation of the units.
+    units : {"activation", "fourier", "orthogonal-fourier"}
+        Family of the units; the last two are cosines of one bandwidth.
     direct_link : bool
         Put the features beside the units.
     guidance : dict
@@ -58,6 +65,7 @@ class LayerSpec:
     max_units: int
     scales: Scales
     activation: str
+    units: str
     direct_link: bool
     guidance: dict[str, Any]
 
@@ -69,15 +77,28 @@ class LayerSpec:
 
     def create(self, alpha: float, seed: int, verbose: bool) -> Projection:
         """Return the layer, not yet built unless one was given that is."""
-        if isinstance(self.projection, Projection):
-            layer = copy.deepcopy(self.projection)
-        else:
-            wanted = LayerSettings(
-                self.n_units, self.max_units, self.scales, self.activation, alpha, seed, verbose, self.guidance
-            )
-            layer = PROJECTIONS[self.projection].from_settings(wanted)
+        if self.n_units == 0:
+            return IdentityProjection(intercept=True)
+        layer = self._units(alpha, seed, verbose)
         linked = isinstance(layer, LinkedProjection)
         return LinkedProjection(layer) if self.direct_link and not linked else layer
+
+    def _units(self, alpha: float, seed: int, verbose: bool) -> Projection:
+        if isinstance(self.projection, Projection):
+            return copy.deepcopy(self.projection)
+        wanted = LayerSettings(
+            self.n_units, self.max_units, self.scales, self.activation, alpha, seed, verbose, self.guidance
+        )
+        if self.units == "activation":
+            return PROJECTIONS[self.projection].from_settings(wanted)
+        orthogonal = self.units == "orthogonal-fourier"
+        if self.projection == "gaussian":
+            return FourierProjection(wanted.width, "spread", seed, orthogonal=orthogonal)
+        if self.projection == "mgsm":
+            cosines = {**self.guidance, "bias": "phases", "orthogonal": orthogonal}
+            wanted = dataclasses.replace(wanted, scales="spread", activation="cos", guidance=cosines)
+            return PROJECTIONS[self.projection].from_settings(wanted)
+        raise ParameterError(f"units must be 'activation' for projection={self.projection!r}, got {self.units!r}")
 
 
 @dataclass(frozen=True)
@@ -96,6 +117,8 @@ class Grower:
         Form of the statistics.
     class_moments : bool
         Keep second moments per class.
+    shape_directions : int
+        Directions in which the shapes of classes are kept; 0 keeps none.
     seed : int
         Seed of the layer.
     verbose : bool
@@ -107,6 +130,7 @@ class Grower:
     normalization: str
     solver: str
     class_moments: bool
+    shape_directions: int
     seed: int
     verbose: bool
 
@@ -123,7 +147,8 @@ class Grower:
         state = create_state(self.solver, layer.n_outputs, 0, alpha=fixed, floor=floor, device=Z.device)
         counts = torch.zeros(0, dtype=torch.int64, device=Z.device)
         moments = ClassMoments() if self.class_moments else None
-        return RidgeModel(layer, rule, state, counts, moments, frozenset()), chosen
+        shapes = ShapeModel.first(Z, self.shape_directions) if self.shape_directions else None
+        return RidgeModel(layer, rule, state, counts, moments, frozenset(), shapes), chosen
 
     def build(self, Z: Tensor, Y: Tensor, alpha: float) -> Projection:
         """Build the layer, or take the one that was given."""

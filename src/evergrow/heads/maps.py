@@ -12,16 +12,83 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from evergrow.linalg import ShapeScores
+from evergrow.linalg.class_shapes import LIKELIEST
 from evergrow.projections.layers import Units
 from evergrow.projections.normalize import normalize
 
 if TYPE_CHECKING:
     from evergrow.heads.ridge_model import RidgeModel
+    from evergrow.heads.shapes import ShapeModel
+
+
+@dataclass(frozen=True)
+class ShapeMap:
+    """What the shapes of classes add to linear scores: a quadratic in a few directions.
+
+    With ``p = z R + r`` the term of class c is ``max(vec(p p^T) . Q_c + p . L_c + k_c, f_c)``. It is added to the
+    scores of the likeliest classes of a row; the others get the smallest term among these, or 0 if that is larger.
+
+    Parameters
+    ----------
+    directions : Tensor of shape (d, k)
+        R.
+    shift : Tensor of shape (k,)
+        r.
+    quadratic : Tensor of shape (k k, C)
+        Q.
+    linear : Tensor of shape (k, C)
+        L.
+    constant : Tensor of shape (C,)
+        The k_c.
+    floor : Tensor of shape (C,)
+        The f_c.
+    likeliest : int
+        How many classes of a row are looked at.
+    """
+
+    directions: Tensor
+    shift: Tensor
+    quadratic: Tensor
+    linear: Tensor
+    constant: Tensor
+    floor: Tensor
+    likeliest: int
+
+    @classmethod
+    def of(cls, shapes: ShapeModel, scores: ShapeScores) -> ShapeMap:
+        """Return the map of class shapes, on the CPU."""
+        classes = len(scores.counts)
+        pairs = [scores.quadratic(code) for code in range(classes)]
+        matrices = torch.stack([matrix for matrix, _ in pairs])
+        means = scores.means()
+        inner = torch.einsum("cij,cj->ci", matrices, means)
+        constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor([value for _, value in pairs])
+        return cls(
+            shapes.basis.cpu(),
+            -(shapes.centre @ shapes.basis).cpu(),
+            matrices.reshape(classes, -1).T.contiguous().cpu(),
+            (-2.0 * inner).T.contiguous().cpu(),
+            constant.cpu(),
+            scores.floors().cpu(),
+            min(LIKELIEST, classes),
+        )
+
+    def add(self, Z: Tensor, scores: Tensor) -> Tensor:
+        """Return scores (n, C) with the terms of normalised features Z (n, d) added."""
+        P = Z @ self.directions.to(Z) + self.shift.to(Z)
+        outer = (P[:, :, None] * P[:, None, :]).flatten(1)
+        terms = outer @ self.quadratic.to(Z) + P @ self.linear.to(Z) + self.constant.to(Z)
+        terms = torch.maximum(terms, self.floor.to(Z))
+        bar = scores.topk(self.likeliest, dim=1).values[:, -1:]
+        chosen = scores >= bar
+        lowest = torch.where(chosen, terms, torch.inf).min(dim=1, keepdim=True).values.clamp_max(0.0)
+        return scores + torch.where(chosen, terms, lowest)
 
 
 @dataclass(frozen=True)
 class LayerMap:
-    """Scores ``gain g(z W + b) A + z B + c`` of normalised features z.
+    """Scores ``gain g(z W + b) A + z B + c`` of normalised features z, with the terms of class shapes if there are any.
 
     Every head with one hidden layer is of this form: a direct link is part of B, and a head without units has only B.
 
@@ -41,6 +108,8 @@ class LayerMap:
         In which the head computes.
     model : RidgeModel or None
         The statistics that it was solved from.
+    shape : ShapeMap or None
+        What the shapes of classes add.
 
     Examples
     --------
@@ -58,6 +127,7 @@ class LayerMap:
     constant: Tensor
     dtype: torch.dtype = torch.float64
     model: RidgeModel | None = None
+    shape: ShapeMap | None = None
 
     def scores(self, Z: Tensor) -> Tensor:
         """Return scores (n, C) of features Z (n, d)."""
@@ -67,7 +137,7 @@ class LayerMap:
             total = total + self.units.apply(Z) @ self.readout
         if self.linear is not None:
             total = total + Z @ self.linear
-        return total
+        return total if self.shape is None else self.shape.add(Z, total)
 
 
 @dataclass(frozen=True)

@@ -234,19 +234,31 @@ class NoveltyScorer:
             raise NumericalError("novelty must be finite, but the statistics are not those of samples")
         return torch.where(finite, scores, torch.finfo(scores.dtype).max)
 
-    def without(self, H: Tensor, codes: Tensor) -> Tensor:
-        """Return the novelty (n,) of learned rows H (n, L) as if none of them had been learned.
+    def without(self, H: Tensor, codes: Tensor, folds: Tensor | None = None) -> Tensor:
+        """Return the novelty (n,) of learned rows H (n, L) as if none of them, or of their fold, had been learned.
 
         The ridge stays; means, scatter and degrees of freedom are those of the rest, exactly.
 
         Parameters
         ----------
         H : Tensor of shape (n, L)
-            Rows that were learned; of each class at least one learned row must not be among them.
+            Rows that were learned; of each class at least one learned row must not be among those taken out.
         codes : Tensor of shape (n,)
             Their classes.
+        folds : Tensor of shape (n,), optional
+            The fold of each; by default all are in one.
         """
-        rows = self.whitening.factor.half_solve(self._reduced(H))
+        rows, outside = self.whitening.factor.half_solve(self._reduced(H)), self._outside(H)
+        if folds is None:
+            return self._rest(rows, codes)._score(rows, outside)
+        scores = rows.new_empty(H.shape[0])
+        for fold in sorted(set(folds.tolist())):
+            mine = torch.nonzero(folds == fold).ravel()
+            scores[mine] = self._rest(rows[:, mine], codes[mine])._score(rows[:, mine], outside[mine])
+        return scores
+
+    def _rest(self, rows: Tensor, codes: Tensor) -> NoveltyScorer:
+        """Return the scorer of what remains without whitened rows (k, n) of these classes."""
         classes = len(self.counts)
         targets = torch.nn.functional.one_hot(codes, classes).to(rows.dtype)
         taken, sums = targets.sum(dim=0), rows @ targets
@@ -256,10 +268,8 @@ class NoveltyScorer:
         # sum (h - b)(h - b)^T + k n / (n - k) (b - m)(b - m)^T.
         shifts = (taken * self.counts / left).sqrt() * (means - self.half)
         vectors = torch.cat([rows - means[:, codes], shifts[:, taken > 0]], dim=1)
-        rest = NoveltyScorer._with(
-            self.whitening.without(vectors, H.shape[0]), (self.counts * self.half - sums) / left, self.counts - taken
-        )
-        return rest._score(rows, self._outside(H))
+        whitening = self.whitening.without(vectors, rows.shape[1])
+        return NoveltyScorer._with(whitening, (self.counts * self.half - sums) / left, self.counts - taken)
 
     def _reduced(self, H: Tensor) -> Tensor:
         return self.whitening.stats.project(H).T

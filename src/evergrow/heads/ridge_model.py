@@ -20,6 +20,7 @@ from evergrow.core.fields import Fields
 from evergrow.core.progress import Meter
 from evergrow.heads.moments import MOMENTS, ClassMoments
 from evergrow.heads.readout import row_energy
+from evergrow.heads.shapes import SHAPES, ShapeModel
 from evergrow.linalg import (
     ClassGeometry,
     RidgeState,
@@ -71,6 +72,8 @@ class RidgeModel:
         Second moments per class, where they are kept.
     lineage : frozenset of str
         Fingerprints of the first batches that went in, to notice what would be counted twice.
+    shapes : ShapeModel or None
+        Second moments per class in a few directions, where they are kept.
     """
 
     projection: Projection
@@ -79,10 +82,11 @@ class RidgeModel:
     counts: Tensor
     moments: ClassMoments | None
     lineage: frozenset[str]
+    shapes: ShapeModel | None = None
 
     def activations(self, Z: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the rows' activations in chunks of bounded size."""
-        yield from self.projection.iter_transform(normalize(Z, self.normalization))
+        """Return the rows' activations, one chunk of bounded size after the other."""
+        return self.projection.iter_transform(normalize(Z, self.normalization))
 
     def _batches(
         self, Z: Tensor, codes: Tensor, n_classes: int, tick: Meter | None = None
@@ -104,7 +108,10 @@ class RidgeModel:
         state = self.state.select_targets(columns).accumulate(self._batches(Z, codes, n_classes, tick))
         counts = select_counts(self.counts, columns) + torch.bincount(codes, minlength=n_classes)
         lineage = self.lineage or frozenset([_fingerprint(Z, codes)])
-        return dataclasses.replace(self, state=state, counts=counts, moments=moments, lineage=lineage)
+        shapes = self.shapes
+        if shapes is not None:
+            shapes = shapes.learn(normalize(Z, self.normalization), codes, columns)
+        return dataclasses.replace(self, state=state, counts=counts, moments=moments, lineage=lineage, shapes=shapes)
 
     def after_solve(self) -> RidgeModel:
         """Return the model that knows that weights were asked for."""
@@ -128,7 +135,10 @@ class RidgeModel:
             state = self.state.accumulate(self._batches(Z, codes, len(self.counts)), sign=-1)
         except NumericalError as error:
             raise UnlearnError(f"samples to unlearn must have been learned before: {error}") from error
-        return dataclasses.replace(self, state=state, counts=self.counts - removed, moments=moments)
+        shapes = self.shapes
+        if shapes is not None:
+            shapes = shapes.unlearn(normalize(Z, self.normalization), codes, self.counts)
+        return dataclasses.replace(self, state=state, counts=self.counts - removed, moments=moments, shapes=shapes)
 
     def _check_inside(self, Z: Tensor, alpha: float) -> None:
         """Rows that were learned satisfy ``H (G + alpha I)^-1 H^T < I``; others usually do not."""
@@ -181,7 +191,8 @@ class RidgeModel:
         state = self.state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)
         state = state.select_targets(columns).with_totals(Totals(self.state.count - count, float(counts.sum())))
         moments = None if self.moments is None else self.moments.select(columns, rows.shape[1], rows)
-        return dataclasses.replace(self, state=state, counts=counts, moments=moments)
+        shapes = None if self.shapes is None else self.shapes.select(columns)
+        return dataclasses.replace(self, state=state, counts=counts, moments=moments, shapes=shapes)
 
     def _forgotten_rows(self, dropped: Sequence[int]) -> tuple[Tensor, int]:
         """Return rows whose second moments are to be subtracted, and how many samples they stand for."""
@@ -201,6 +212,7 @@ class RidgeModel:
             )
         if (self.moments is None) != (other.moments is None):
             raise MergeError("learners to merge must agree on class_moments, got one with and one without")
+        self._check_shapes(other)
         shared = self.lineage & other.lineage
         if shared:
             raise MergeError(
@@ -216,7 +228,16 @@ class RidgeModel:
                 moments = moments.add(factor, torch.full((factor.shape[0],), code, device=factor.device))
         counts = select_counts(self.counts, mine) + select_counts(other.counts, theirs).to(self.counts.device)
         lineage = self.lineage | other.lineage
-        return dataclasses.replace(self, state=state, counts=counts, moments=moments, lineage=lineage)
+        shapes = self.shapes
+        if shapes is not None and other.shapes is not None:
+            shapes = shapes.select(mine).merge(other.shapes.select(theirs))
+        return dataclasses.replace(self, state=state, counts=counts, moments=moments, lineage=lineage, shapes=shapes)
+
+    def _check_shapes(self, other: RidgeModel) -> None:
+        if (self.shapes is None) != (other.shapes is None):
+            raise MergeError("learners to merge must agree on shape_directions, got one with and one without")
+        if self.shapes is not None and other.shapes is not None and not self.shapes.same_directions(other.shapes):
+            raise MergeError("learners to merge must know shapes in the same directions, got two different ones")
 
     def join(
         self, other: RidgeModel, base: RidgeModel, places: tuple[Sequence[int], Sequence[int], Sequence[int]]
@@ -241,8 +262,12 @@ class RidgeModel:
         if bool((counts[2] > torch.minimum(counts[0], counts[1])).any()):
             raise MergeError("base must be part of both learners, but it has more samples of a class than one of them")
         states = [model.state.select_targets(index) for model, index in zip(models, places, strict=True)]
+        shapes = [
+            model.shapes.select(index) for model, index in zip(models, places, strict=True) if model.shapes is not None
+        ]
         return dataclasses.replace(
             self,
+            shapes=shapes[0].merge(shapes[1]).merge(shapes[2], sign=-1.0) if shapes else None,
             state=join_states(*states),
             counts=(counts[0] + counts[1] - counts[2]).to(self.counts.device),
             lineage=self.lineage | other.lineage,
@@ -252,6 +277,7 @@ class RidgeModel:
         for model in (other, base):
             if self.normalization != model.normalization or not self.projection.same_map(model.projection):
                 raise MergeError("learners to merge must share one frozen layer with their base, got different ones")
+            self._check_shapes(model)
         if any(model.moments is not None for model in (self, other, base)):
             raise MergeError("learners with class_moments cannot be merged by a base: let one start from spawn()")
         common = self.lineage & other.lineage
@@ -267,7 +293,10 @@ class RidgeModel:
         """Return a model with the same layer that has learned nothing."""
         state = self.state.empty_like().select_targets([])
         moments = None if self.moments is None else ClassMoments()
-        return dataclasses.replace(self, state=state, counts=self.counts[:0], moments=moments, lineage=frozenset())
+        shapes = None if self.shapes is None else self.shapes.select([])
+        return dataclasses.replace(
+            self, state=state, counts=self.counts[:0], moments=moments, lineage=frozenset(), shapes=shapes
+        )
 
     # -- files ----------------------------------------------------------------------------------------------
 
@@ -276,28 +305,51 @@ class RidgeModel:
         parts = {"layer": self.projection.to_archive(), "state": self.state.to_archive()}
         if self.moments is not None:
             parts["moments"] = self.moments.to_archive()
+        if self.shapes is not None:
+            parts["shapes"] = self.shapes.to_archive()
         meta = {"normalization": self.normalization, "lineage": sorted(self.lineage)}
         return MODEL.archive(meta, {"counts": self.counts}, parts)
 
     @classmethod
-    def from_archive(cls, archive: Archive, device: torch.device, name: str = "the model") -> RidgeModel:
-        """Return the model that :meth:`to_archive` gave, or raise :class:`FileFormatError` where parts do not fit."""
+    def from_archive(
+        cls, archive: Archive, device: torch.device, name: str = "the model", *, n_features: int | None = None
+    ) -> RidgeModel:
+        """Return the model that :meth:`to_archive` gave, or raise :class:`FileFormatError` where parts do not fit.
+
+        Parameters
+        ----------
+        archive : Archive
+            What a file holds.
+        device : torch.device
+            Where it will compute.
+        name : str
+            What messages call it.
+        n_features : int, optional
+            Width that features must have.
+        """
         fields = archive.open(MODEL.name, name=name)
         layer = read_projection(fields.part("layer"), device, fields.inside("layer"))
+        width = layer.n_outputs
+        fits = n_features is None or layer.n_features_in == n_features
+        fields.require(fits, "its layer is for features of another width")
         state = read_state(fields.part("state"), device, fields.inside("state"))
-        fields.require(state.n_features == layer.n_outputs, "its statistics are of another width than its layer")
-        counts = read_counts(fields, "counts", state.n_targets).to(device)
+        fields.require(state.n_features == width, "its statistics are of another width than its layer")
+        n_targets, learned, squares = state.n_targets, state.count, state.sq_targets
+        counts = read_counts(fields, "counts", n_targets).to(device)
         total = int(counts.sum())
-        fields.require(total <= state.count, "its classes have more samples than were learned")
-        fields.require(
-            abs(state.sq_targets - total) <= 1e-6 * max(total, 1), "its targets are not those of its classes"
-        )
+        fields.require(total <= learned, "its classes have more samples than were learned")
+        fields.require(abs(squares - total) <= 1e-6 * max(total, 1), "its targets are not those of its classes")
         moments = None
         if fields.has("moments"):
             part = fields.open_part("moments", MOMENTS.name)
-            moments = ClassMoments.from_archive(part, len(counts), layer.n_outputs, device)
+            moments = ClassMoments.from_archive(part, len(counts), width, device)
+        shapes = None
+        if fields.has("shapes"):
+            shapes = ShapeModel.from_archive(
+                fields.open_part("shapes", SHAPES.name), layer.n_features_in, counts, device
+            )
         rule = fields.text("normalization", choices=NORMALIZATIONS)
-        return cls(layer, rule, state, counts, moments, frozenset(fields.texts("lineage")))
+        return cls(layer, rule, state, counts, moments, frozenset(fields.texts("lineage")), shapes)
 
 
 def read_counts(fields: Fields, key: str, n_classes: int) -> Tensor:

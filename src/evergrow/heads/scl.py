@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,20 +19,24 @@ from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.abilities import ABILITIES
 from evergrow.heads.base import HEADS
 from evergrow.heads.classifier import SEEDS, Contents
+from evergrow.heads.denoised import CHOICE, PRIORS, Choice, follow, shape_scores, solve_model
 from evergrow.heads.diagnostics import describe, random_units
 from evergrow.heads.editable import EditableRidge
-from evergrow.heads.growing import Grower, LayerSpec
+from evergrow.heads.growing import UNITS, Grower, LayerSpec
 from evergrow.heads.labels import LabelUpdate, as_labels, known_codes
-from evergrow.heads.maps import LayerMap, layer_map
+from evergrow.heads.maps import LayerMap, ShapeMap, layer_map
 from evergrow.heads.migrations import model_part
 from evergrow.heads.novelty import NoveltyScorer
 from evergrow.heads.readout import Readout, solve_readout, temperature
 from evergrow.heads.ridge_model import RidgeModel
-from evergrow.linalg import RIDGE_FORMS
+from evergrow.linalg import RIDGE_FORMS, ShapeScores, SolvedScatter
 from evergrow.projections import BlockRecord, Projection
 from evergrow.projections.activations import ACTIVATIONS
 from evergrow.projections.base import selectable_projections
+from evergrow.projections.normalize import normalize
 from evergrow.projections.scales import Scales, check_scales
+
+READOUTS = ("ridge", "discriminant", "denoised")
 
 SOLUTION = register_kind("head-solution")
 """What follows from the statistics: class weights, offset, ridge and temperature; the layout that 0.1 had too."""
@@ -52,6 +56,9 @@ class _Derived:
     readout: Readout | None = None
     temperature: float | None = None
     novelty: NoveltyScorer | None = None
+    choice: Choice | None = None
+    scatter: SolvedScatter | None = None
+    shapes: ShapeScores | None = None
 
     def hint(self) -> float | None:
         """Return the latest choice."""
@@ -82,8 +89,10 @@ class SCLClassifier(EditableRidge):
         Acceptance by the true fall of the residual, or by the paper's printed inequality.
     direct_link : bool
         Put the features themselves beside the units.
-    readout : {"ridge", "discriminant"}
-        Class scores by ridge regression, or by a shrunk linear discriminant from the same statistics.
+    readout : {"ridge", "discriminant", "denoised"}
+        Class scores by ridge regression, by a shrunk linear discriminant from the same statistics, or by one that
+        takes class means as the estimates they are, so that a class of a few samples beside others of many is
+        recognised too.
     max_units : int
         Cap on the width of the layer.
     projection : {"mgsm", "scsm", "gaussian", "fourier", "uniform"} or Projection
@@ -104,6 +113,14 @@ class SCLClassifier(EditableRidge):
     class_moments : bool
         Keep the second moments of every class, so that :meth:`forget_classes` is exact. Takes up to
         ``8 L sum_c min(n_c, L)`` bytes, about as much as keeping the activations of all samples.
+    units : {"activation", "fourier", "orthogonal-fourier"}
+        Family of the units of a guided ("mgsm") or drawn ("gaussian") layer: ``activation`` at ``scales``, or cosines
+        of one bandwidth that the spread of the first task sets, with independent or orthogonal directions.
+    shape_directions : int
+        Directions of the first task in which the second moments of every class are kept, so that the denoised
+        readout knows the shape of each class; 0 keeps none. Takes ``4 k (k + 3)`` bytes a class.
+    prior : {"uniform", "counts"}
+        Whether the denoised readout takes classes with more samples to be likelier beforehand.
 
     Attributes
     ----------
@@ -157,6 +174,9 @@ class SCLClassifier(EditableRidge):
         n_units: int | None = None,
         normalize: str = "none",
         class_moments: bool = False,
+        units: str = "activation",
+        shape_directions: int = 0,
+        prior: str = "uniform",
     ) -> None:
         self.alpha = alpha
         self.block_size = block_size
@@ -177,13 +197,17 @@ class SCLClassifier(EditableRidge):
         self.n_units = n_units
         self.normalize = normalize
         self.class_moments = class_moments
+        self.units = units
+        self.shape_directions = shape_directions
+        self.prior = prior
 
     @classmethod
     def recommended(cls, **overrides: Any) -> Self:
         """Return a classifier with the settings for users rather than the paper's.
 
-        Nonlinear scales set from the first task, a direct link, features brought to comparable length, the
-        discriminant readout and its shrinkage by generalised cross-validation; 3,000 units.
+        Orthogonal Fourier units of a bandwidth set from the first task, a direct link, features brought to comparable
+        length, and the denoised readout with the shapes of classes in 128 directions; 3,000 units, or with
+        ``n_units=0`` the link alone.
 
         Parameters
         ----------
@@ -198,10 +222,12 @@ class SCLClassifier(EditableRidge):
         """
         settings: dict[str, Any] = {
             "alpha": "gcv",
-            "scales": "auto",
+            "projection": "gaussian",
+            "units": "orthogonal-fourier",
             "direct_link": True,
             "normalize": "auto",
-            "readout": "discriminant",
+            "readout": "denoised",
+            "shape_directions": 128,
             "n_units": 3000,
         }
         return cls(**{**settings, **overrides})
@@ -216,13 +242,16 @@ class SCLClassifier(EditableRidge):
         for name in ("block_size", "n_candidates", "max_units"):
             check_number(name, getattr(self, name), low=1, integer=True)
         if self.n_units is not None:
-            check_number("n_units", self.n_units, low=1, high=self.max_units, integer=True)
+            check_number("n_units", self.n_units, low=0, high=self.max_units, integer=True)
         check_number("contraction", self.contraction, low=0, high=1, low_open=True, high_open=True)
         check_number("tol", self.tol, low=0)
         check_scales(self.scales)
         check_choice("activation", self.activation, ACTIVATIONS.names())
         check_choice("criterion", self.criterion, ("exact", "theorem"))
-        check_choice("readout", self.readout, ("ridge", "discriminant"))
+        check_choice("readout", self.readout, READOUTS)
+        check_choice("units", self.units, UNITS)
+        check_choice("prior", self.prior, PRIORS)
+        check_number("shape_directions", self.shape_directions, low=0, high=4096, integer=True)
         check_choice("solver", self.solver, RIDGE_FORMS.names())
         check_choice("normalize", self.normalize, ("none", "l2", "sqrt-l2", "auto"))
         if not isinstance(self.projection, Projection):
@@ -237,7 +266,7 @@ class SCLClassifier(EditableRidge):
         model = self._current() if self._is_started() else self._first_model(Z, codes)
         with meter("learning", Z.shape[0], enabled=self.verbose > 0) as tick:
             learned = model.learn(Z, codes, labels.columns, tick)
-        self._commit(learned)
+        self._commit(learned, follow(self._followable(), learned, Z, codes, list(labels.columns)))
 
     def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
         """Grow the layer on the first task."""
@@ -252,7 +281,10 @@ class SCLClassifier(EditableRidge):
         out = Z.new_empty(Z.shape[0], readout.weights.shape[1])
         for rows, H in self._model.activations(Z):
             out[rows] = torch.addmm(readout.offset, H, readout.weights)
-        return out
+        shapes, model = self._shape_scores(), self._model
+        if shapes is None or model.shapes is None:
+            return out
+        return shapes.add(model.shapes.rows(normalize(Z, model.normalization)), out)
 
     def _contents(self) -> Contents:
         meta = {"seed": self._seed, "holdout_alpha": self._holdout()}
@@ -280,18 +312,42 @@ class SCLClassifier(EditableRidge):
             self.max_units,
             self.scales,
             self.activation,
+            self.units,
             self.direct_link,
             guidance,
         )
-        return Grower(layer, self.alpha, self.normalize, self.solver, self.class_moments, self._seed, self.verbose > 0)
+        return Grower(
+            layer,
+            self.alpha,
+            self.normalize,
+            self.solver,
+            self.class_moments,
+            self.shape_directions,
+            self._seed,
+            self.verbose > 0,
+        )
 
     # -- what is solved only when asked for -------------------------------------------------------------
 
-    def _commit(self, model: RidgeModel) -> None:
-        """Make a new model the current one; whatever was derived from the old is solved anew when needed."""
+    def _commit(self, model: RidgeModel, scatter: SolvedScatter | None = None) -> None:
+        """Make a new model the current one; whatever was derived from the old is solved anew when needed.
+
+        A solution that has followed the change is kept, and with it nothing of large order is solved again.
+        """
         before: _Derived | None = getattr(self, "_derived", None)
-        self._derived = _Derived(last_alpha=None if before is None else before.hint())
-        self._model = model
+        kept = _Derived() if before is None else _Derived(last_alpha=before.hint(), choice=before.choice)
+        kept.scatter = scatter
+        self._derived, self._model = kept, model
+
+    def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor) -> None:
+        self._commit(model, follow(self._followable(), model, Z, codes, None))
+
+    def _choose_anew(self) -> None:
+        self._derived.choice = None
+
+    def _followable(self) -> SolvedScatter | None:
+        """Return the solution that may follow the next change."""
+        return self._derived.scatter if self._is_started() else None
 
     def _current(self) -> RidgeModel:
         """Return the model that the next one is made from; whether its weights were solved for bears on its form."""
@@ -313,17 +369,28 @@ class SCLClassifier(EditableRidge):
         return getattr(self, "_holdout_alpha", None)
 
     def _solved(self) -> Readout:
-        derived, model = self._derived, self._model
-        if derived.readout is None:
-            derived.readout = solve_readout(
-                model.state, model.counts, self._fixed_alpha(), self.readout, derived.last_alpha
-            )
+        derived, model, fixed = self._derived, self._model, self._fixed_alpha()
+        if derived.readout is None and self.readout == "denoised":
+            solved = solve_model(model, fixed, self.prior, derived.choice, derived.scatter)
+            derived.choice, derived.scatter, derived.readout = solved.choice, solved.scatter, solved.readout
+        elif derived.readout is None:
+            derived.readout = solve_readout(model.state, model.counts, fixed, self.readout, derived.last_alpha)
         return derived.readout
+
+    def _shape_scores(self) -> ShapeScores | None:
+        derived = self._derived
+        if derived.shapes is None and derived.choice is not None and self.readout == "denoised":
+            derived.shapes = shape_scores(self._model, derived.choice)
+        return derived.shapes
 
     def _solve_order(self) -> float:
         return self._model.state.order
 
     def _settle(self) -> None:
+        derived = self._derived
+        if derived.choice is not None and derived.choice.rows != int(self._model.counts.sum()):
+            # The ridge of an answer may be that of somewhat fewer rows; who settles wants the one of all of them.
+            self._derived = _Derived(last_alpha=derived.hint(), choice=replace(derived.choice, rows=0))
         self._solved()
         _ = self.temperature_
 
@@ -341,7 +408,8 @@ class SCLClassifier(EditableRidge):
             return None if self.last_ridge_ is None else SOLUTION.archive(meta)
         meta |= {"alpha": solved.alpha, "minimiser": solved.minimiser, "jitter": solved.jitter}
         meta |= {"temperature": derived.temperature}
-        return SOLUTION.archive(meta, {"weights": solved.weights, "offset": solved.offset})
+        parts = {} if derived.choice is None else {"choice": derived.choice.to_archive()}
+        return SOLUTION.archive(meta, {"weights": solved.weights, "offset": solved.offset}, parts)
 
     def adopt_solution(self, archive: Archive, *, name: str = "the solution") -> None:
         """Take over what :meth:`solution` gave for the same statistics; see the base class."""
@@ -359,13 +427,24 @@ class SCLClassifier(EditableRidge):
             )
             warmth = fields.optional_number("temperature", low=0.0)
         fields.require(last != 0.0 and warmth != 0.0, "a ridge or a temperature is zero")
-        self._derived = _Derived(last, solved, warmth)
+        choice = Choice.from_archive(fields.open_part("choice", CHOICE.name)) if fields.has("choice") else None
+        fields.require(
+            self.readout != "denoised" or solved is None or choice is not None, "it does not say how it was chosen"
+        )
+        self._derived = _Derived(last, solved, warmth, choice=choice)
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""
         self._require_fitted()
         solved = self._solved()
-        return layer_map(self._model, solved.weights, solved.offset)
+        found, shapes, scores = (
+            layer_map(self._model, solved.weights, solved.offset),
+            self._model.shapes,
+            self._shape_scores(),
+        )
+        if shapes is None or scores is None or not scores.has_terms:
+            return found
+        return replace(found, shape=ShapeMap.of(shapes, scores))
 
     # -- answers ----------------------------------------------------------------------------------------
 
@@ -386,8 +465,8 @@ class SCLClassifier(EditableRidge):
         ndarray of shape (n, C)
             Rows sum to one; columns follow ``classes_``.
         """
-        scores = torch.from_numpy(self.class_scores(X))
-        return np.asarray(torch.softmax(scores / self.temperature_, dim=1).numpy())
+        warmth = self.temperature_
+        return np.asarray(torch.softmax(torch.from_numpy(self.class_scores(X)) / warmth, dim=1).numpy())
 
     @property
     def temperature_(self) -> float:
@@ -421,15 +500,17 @@ class SCLClassifier(EditableRidge):
         scorer = self._novelty_scorer()
         return np.asarray(torch.cat([scorer.score(H) for _, H in self._model.activations(Z)]).cpu().numpy())
 
-    def novelty_without(self, X: Any, y: Any) -> NDArray[np.float64]:
-        """Return the novelty of learned rows as if none of them had been learned.
+    def novelty_without(self, X: Any, y: Any, folds: Any = None) -> NDArray[np.float64]:
+        """Return the novelty of learned rows as if none of them, or of their fold, had been learned.
 
         Parameters
         ----------
         X : array-like or Tensor of shape (n, d)
-            Rows that were learned; of each class at least one learned row must not be among them.
+            Rows that were learned; of each class at least one learned row must not be among those taken out.
         y : array-like of shape (n,)
             The labels they were learned with.
+        folds : ndarray of int of shape (n,), optional
+            The fold of each; by default all are in one.
 
         Returns
         -------
@@ -439,7 +520,8 @@ class SCLClassifier(EditableRidge):
         Z = self._features(X, self.device_, reset=False)
         codes = torch.from_numpy(known_codes(self.classes_, as_labels(y, Z.shape[0]))).to(Z.device)
         H = torch.cat([part for _, part in self._model.activations(Z)])
-        return np.asarray(self._novelty_scorer().without(H, codes).cpu().numpy())
+        parts = None if folds is None else torch.from_numpy(np.asarray(folds, dtype=np.int64)).to(Z.device)
+        return np.asarray(self._novelty_scorer().without(H, codes, parts).cpu().numpy())
 
     def _novelty_scorer(self) -> NoveltyScorer:
         derived, model = self._derived, self._model

@@ -8,20 +8,24 @@ less, and a threshold for a stated share of false alarms is a quantile of them. 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.errors import FileFormatError, NotFittedError
+from evergrow.core.archive import Archive, register_kind
+from evergrow.core.errors import NotFittedError
+from evergrow.core.fields import Fields
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
-from evergrow.heads.novelty import NoveltyScorer
-from evergrow.heads.ridge_model import RidgeModel
+from evergrow.heads.base import IncrementalClassifier
+
+KIND = register_kind("calibration")
+
+FALSE_ALARM = 0.05
+"""Share of known things that may be called unknown, unless another is asked for."""
 
 FOLDS = 10
 """Folds of a batch, unless it is so large that they would exceed FOLD_ROWS."""
@@ -98,7 +102,7 @@ class Calibration:
         """Return the calibration with one more batch, scored by a model that had learned so many samples."""
         return Calibration((*self.parts, Scores.of(scores, size))) if len(scores) else self
 
-    def joined(self, other: Calibration, base: Calibration | None = None) -> Calibration:
+    def merged(self, other: Calibration, base: Calibration | None = None) -> Calibration:
         """Return both sides' parts; what both have from a common ancestor counts once."""
         common = set(base.parts) if base is not None else set()
         return Calibration((*self.parts, *(part for part in other.parts if part not in common)))
@@ -116,7 +120,7 @@ class Calibration:
         powers = (power for power in AGEING if float(numbers @ shares**power) >= SUFFICIENT)
         return np.asarray(shares ** next(powers, 0))
 
-    def threshold(self, false_alarm: float = 0.05) -> float:
+    def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
         """Return the smallest score that at most this share of known things exceeds.
 
         Parameters
@@ -147,23 +151,23 @@ class Calibration:
         place = int(np.searchsorted(reached, (1.0 - false_alarm) * reached[-1] * (1.0 - 1e-12)))
         return float(points[order][min(place, len(points) - 1)])
 
-    def to_list(self) -> list[dict[str, Any]]:
-        """Return plain values for JSON."""
-        return [{"n": part.n, "size": part.size, "points": list(part.points)} for part in self.parts]
+    def to_archive(self) -> Archive:
+        """Return what a file holds of it."""
+        return KIND.archive(
+            {"batches": [{"n": part.n, "size": part.size, "points": list(part.points)} for part in self.parts]}
+        )
 
     @classmethod
-    def from_list(cls, values: Sequence[Mapping[str, Any]]) -> Self:
-        """Return the calibration that :meth:`to_list` gave."""
-        try:
-            parts = tuple(
-                Scores(int(value["n"]), int(value["size"]), tuple(float(point) for point in value["points"]))
-                for value in values
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise FileFormatError(f"a calibration must be a list of scores, got {error!r}") from error
-        if any(not part.points or part.size < 1 or not all(map(math.isfinite, part.points)) for part in parts):
-            raise FileFormatError("a calibration must hold finite scores of models that learned something")
-        return cls(parts)
+    def from_archive(cls, archive: Archive, name: str = "the calibration") -> Self:
+        """Return the calibration that :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
+        return cls(tuple(_scores(batch) for batch in archive.open(KIND.name, name=name).records("batches")))
+
+
+def _scores(batch: Fields) -> Scores:
+    n, size, points = batch.integer("n", low=1), batch.integer("size", low=1), batch.numbers("points")
+    batch.require(0 < len(points) <= n, f"it has {len(points)} scores of {n} samples")
+    batch.require(points == sorted(points), "its scores are not in ascending order")
+    return Scores(n, size, tuple(points))
 
 
 def assign_folds(codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
@@ -202,17 +206,15 @@ def assign_folds(codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int)
 
 
 def fold_out_scores(
-    model: RidgeModel, scorer: NoveltyScorer, X: NDArray[Any], codes: NDArray[np.int64], seed: int
+    head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[Any], seed: int
 ) -> NDArray[np.float64]:
-    """Score samples of a batch that a model has learned, each as if its fold had not been.
+    """Score samples of a batch that a head has learned, each as if its fold had not been.
 
     Parameters
     ----------
-    model : RidgeModel
-        What was learned, with the batch; not changed.
-    scorer : NoveltyScorer
-        Its scorer.
-    X, codes : ndarray of shapes (n, d) and (n,)
+    head : IncrementalClassifier
+        A head that can tell novelty, and has learned the batch; not changed.
+    X, labels : ndarray of shapes (n, d) and (n,)
         The batch.
     seed : int
         Seed of the folds.
@@ -223,12 +225,8 @@ def fold_out_scores(
         Of all samples in a small batch, of about a thousand in a large one; empty where each is the only one of its
         class.
     """
-    folds = assign_folds(codes, model.counts.cpu().numpy(), seed)
-    scores: list[NDArray[np.float64]] = [np.empty(0)]
-    for fold in range(int(folds.max(initial=-1)) + 1):
-        rows = np.flatnonzero(folds == fold)
-        if len(rows) and sum(map(len, scores)) < ENOUGH:
-            Z = torch.from_numpy(np.ascontiguousarray(X[rows], dtype=np.float64)).to(model.counts.device)
-            H = torch.cat([part for _, part in model.activations(Z)])
-            scores.append(np.asarray(scorer.without(H, torch.from_numpy(codes[rows]).to(Z.device)).cpu().numpy()))
-    return np.concatenate(scores)
+    folds = assign_folds(np.searchsorted(head.classes_, labels), np.asarray(head.class_counts_), seed)
+    sizes = np.bincount(folds[folds >= 0], minlength=1)
+    before = np.cumsum(sizes) - sizes  # rows in earlier folds; a fold is scored until there are enough
+    rows = np.flatnonzero((folds >= 0) & (before[folds] < ENOUGH))
+    return head.novelty_without(X[rows], labels[rows], folds[rows]) if len(rows) else np.empty(0)

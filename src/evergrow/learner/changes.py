@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.errors import FileFormatError
+from evergrow.core.fields import Fields
 
-KINDS = ("fit", "update", "forget", "unlearn", "merge", "rollback")
+EVENTS = ("fit", "update", "forget", "unlearn", "merge", "rollback")
 """What a change can be."""
 
 
@@ -35,14 +38,17 @@ class Change:
         The revision of the model after it.
     data : tuple of str
         Fingerprints of what was learned, to notice what would be counted twice; no sample can be found from them.
+    extra : dict
+        Optional fields of a later evergrow, kept as they were read.
 
     Examples
     --------
+    >>> from evergrow.core.fields import Fields
     >>> from evergrow.learner.changes import Change
     >>> change = Change.now("fit", 120, ["cat", "dog"])
     >>> change.what, change.samples, change.classes
     ('fit', 120, ('cat', 'dog'))
-    >>> Change.from_dict(change.to_dict()) == change
+    >>> Change.from_fields(Fields(change.to_dict(), {}, {}, "a change")) == change
     True
     """
 
@@ -53,6 +59,7 @@ class Change:
     note: str = ""
     revision: int = 0
     data: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @classmethod
     def now(
@@ -68,17 +75,37 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        values = asdict(self)
-        return {**values, "classes": list(self.classes), "data": list(self.data)}
+        return {
+            "what": self.what,
+            "when": self.when,
+            "samples": self.samples,
+            "classes": list(self.classes),
+            "note": self.note,
+            "revision": self.revision,
+            "data": list(self.data),
+            **self.extra,
+        }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the change that :meth:`to_dict` gave, or raise :class:`FileFormatError`."""
-        known = {item.name for item in fields(cls)}
-        if not isinstance(values, Mapping) or set(values) != known or values["what"] not in KINDS:
-            raise FileFormatError(f"a change must be described by {sorted(known)}, got {values!r}")
-        lists = {name: tuple(str(item) for item in values[name]) for name in ("classes", "data")}
-        return cls(**{**values, **lists})
+    def from_fields(cls, fields: Fields) -> Self:
+        """Return the change that :meth:`to_dict` described, or raise :class:`FileFormatError`."""
+        return cls(
+            what=fields.text("what", choices=EVENTS),
+            when=fields.text("when"),
+            samples=fields.integer("samples"),
+            classes=tuple(fields.texts("classes", [])),
+            note=fields.text("note", default=""),
+            revision=fields.integer("revision"),
+            data=tuple(fields.texts("data", [])),
+            extra=fields.unknown(),
+        )
+
+
+def fingerprint(X: NDArray[Any], labels: NDArray[np.str_]) -> str:
+    """Identify a batch by its content."""
+    digest = hashlib.blake2b("\0".join(labels.tolist()).encode("utf-8", "surrogatepass"), digest_size=12)
+    digest.update(np.ascontiguousarray(X, dtype=np.float32).data)
+    return digest.hexdigest()
 
 
 def learned_data(history: Iterable[Change]) -> frozenset[str]:

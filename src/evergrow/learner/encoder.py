@@ -16,13 +16,18 @@ from torch import nn
 from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
 from evergrow.learner.intake import Samples
-from evergrow.learner.tuning import Tuning, trained_on, tuning_of
 
 if TYPE_CHECKING:
+    from evergrow.backbones import ImageBackbone
     from evergrow.backbones.settings import ExtractConfig
-    from evergrow.training.fsa import FsaConfig
+    from evergrow.training.adaptation import Adaptation
+    from evergrow.training.settings import FsaConfig
 
 _LOG = logging.getLogger("evergrow")
+
+
+FEW = 4
+"""So many items are encoded at once; it takes no longer than looking for them in the cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +73,13 @@ class Encoder:
         self._fixed = False  # whether the backbone is settled, be it that there is none
         self._backbone: Backbone | None = None
         self.spec: BackboneSpec | None = None
-        self.tuning: Tuning | None = None
+        self.adaptation: Adaptation | None = None
         self.reason = ""
 
-    def settled(self, spec: BackboneSpec | None, tuning: Tuning | None = None) -> Encoder:
+    def settled(self, spec: BackboneSpec | None, adaptation: Adaptation | None = None) -> Encoder:
         """Return an encoder for a saved model, whose backbone is described but not loaded."""
         encoder = self._fresh()
-        encoder.spec, encoder.tuning, encoder._fixed = spec, tuning, True
+        encoder.spec, encoder.adaptation, encoder._fixed = spec, adaptation, True
         return encoder
 
     def adapted(
@@ -101,10 +106,26 @@ class Encoder:
         progress : bool
             Whether to show a progress bar.
         """
-        made = trained_on(self.backbone(), samples, config, seed=seed, checkpoint=checkpoint, progress=progress)
-        encoder = self.settled(made.spec, Tuning.of(made, config))
+        from evergrow.training.fsa import adapt
+
+        made = adapt(
+            _adaptable(self.backbone()),
+            samples.raw_items(),
+            samples.required_labels(),
+            config,
+            seed=seed,
+            checkpoint=checkpoint,
+            progress=progress,
+        )
+        encoder = self.settled(made.spec, made.adaptation())
         encoder._backbone, encoder.reason = made, self.reason
         return encoder
+
+    def check_tuner(self, config: FsaConfig) -> None:
+        """Raise unless the tuner can serve the backbone, which stays as it is; nothing is trained."""
+        from evergrow.training.fsa import check_adaptable
+
+        check_adaptable(_adaptable(self.backbone()), config)
 
     def _fresh(self) -> Encoder:
         return Encoder(self._wanted, weights=self._weights, preset=self._preset, device=self._device)
@@ -144,6 +165,26 @@ class Encoder:
             fresh._create(self._wanted)
         fresh._fixed = True
         return fresh
+
+    def encode_now(self, samples: Samples, settings: Any, cache: Any) -> Features:
+        """Return the features of samples that are asked about; a few of them go through the backbone at once.
+
+        Parameters
+        ----------
+        samples : Samples
+            What to encode.
+        settings, cache
+            As for :meth:`encode`, which does it where there is more to it: many samples, images that may be left out, a
+            cache that was named, a GPU.
+        """
+        few = samples.items is not None and len(samples.items) <= FEW and cache in (None, False)
+        if samples.items is None or not few or not _are_plain(settings):
+            return self.encode(samples, settings, cache=cache)
+        self.check(samples)
+        items, backbone = samples.items, self.backbone()
+        if backbone.device.type != "cpu":  # which precision is right there is settled batch by batch
+            return self.encode(samples, settings, cache=False)
+        return Features(backbone.encode_now(items), np.arange(len(items)))
 
     def encode(self, samples: Samples, settings: Any = None, *, cache: Any = None, on_error: Any = None) -> Features:
         """Return the features of samples; those that are features already are only checked.
@@ -232,13 +273,23 @@ class Encoder:
 
             source = self._weights if weights is None else weights
             made = create_backbone(wanted, source, self._preset, device=self._device)
-        self._backbone, self.spec, self.tuning = made, made.spec, tuning_of(made)
+        self._backbone, self.spec = made, made.spec
+        self.adaptation = _adaptation_elsewhere(made)
 
     def _restore(self, spec: BackboneSpec) -> Backbone:
-        given, tuning = self._wanted, self.tuning
-        if tuning is None or (isinstance(given, Backbone) and given.spec.weights_hash == spec.weights_hash):
+        given, learned = self._wanted, self.adaptation
+        if learned is None or (isinstance(given, Backbone) and given.spec.weights_hash == spec.weights_hash):
             return self._restore_plain(spec)
-        return tuning.attached(self._restore_plain(tuning.base), spec)
+        from evergrow.training.adapted import adapted_from
+
+        adapted = adapted_from(_adaptable(self._restore_plain(learned.base)), learned)
+        if adapted.spec.weights_hash != spec.weights_hash:
+            raise WeightsError(
+                f"tuner of {spec.name} must be the one that the model was made with (hash {spec.weights_hash}), got "
+                f"another (hash {adapted.spec.weights_hash})"
+            )
+        adapted.spec = spec
+        return adapted
 
     def _restore_plain(self, spec: BackboneSpec) -> Backbone:
         """Return a backbone as it was before any tuner was put on it."""
@@ -257,6 +308,64 @@ class Encoder:
         if isinstance(given, str) and given not in ("auto", spec.name):
             raise WeightsError(f"backbone must be the one that the model was made with, {spec.name!r}, got {given!r}")
         return backbone_from_spec(spec, weights=self._weights, device=self._device)
+
+
+def _are_plain(settings: Any) -> bool:
+    """Return whether settings of an extraction ask for nothing that concerns a few samples."""
+    if settings is None:
+        return True
+    return isinstance(settings, dict) and settings.get("on_error", "raise") == "raise" and set(settings) <= _IDLE
+
+
+_IDLE = {"on_error", "progress", "workers"}
+
+
+def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig | None) -> Path | None:
+    """Return where a training is to be written down as it goes, or raise :class:`ParameterError`.
+
+    Parameters
+    ----------
+    checkpoint : path-like or None
+        What was asked for.
+    config : FsaConfig or None
+        What is trained; without it there is nothing to write down.
+    """
+    if checkpoint is None:
+        return None
+    if not isinstance(checkpoint, (str, os.PathLike)):
+        raise ParameterError(f"checkpoint must be a path or None, got {type(checkpoint).__name__}")
+    path = Path(checkpoint)
+    if config is None:
+        raise ParameterError(f"checkpoint must go with adapt, got {path} and nothing to train")
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):  # said now, not after the first epoch
+        raise ParameterError(f"checkpoint must be a file in a folder that exists and can be written to, got {path}")
+    return path
+
+
+def check_images(samples: Samples) -> None:
+    """Raise :class:`InputError` unless a backbone can be adapted to the samples."""
+    if samples.kind != "image":
+        what = "feature vectors" if samples.kind == "features" else f"{samples.kind}s"
+        raise InputError(f"data must be images for a backbone to be adapted to them, got {what}: leave adapt out")
+
+
+def _adaptable(backbone: Backbone) -> ImageBackbone:
+    """Return a backbone that a tuner can sit on, or raise :class:`ParameterError`."""
+    from evergrow.backbones import ImageBackbone
+
+    if not isinstance(backbone, ImageBackbone):
+        raise ParameterError(f"backbone must be a network for images to be adapted, got {type(backbone).__name__}")
+    return backbone
+
+
+def _adaptation_elsewhere(backbone: Backbone) -> Adaptation | None:
+    """Return what was learned by a backbone that was adapted before it came here; None for any other."""
+    if "tuner" not in backbone.spec.options:  # asked first: what trains tuners takes time to import
+        return None
+    from evergrow.training.adaptation import adaptation_of
+
+    return adaptation_of(backbone)
 
 
 def extraction_config(settings: Any, cache: Any, *, lasting: bool) -> ExtractConfig:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
-from evergrow.core.items import ImageArrays, ImageFiles, Items, Texts
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError, LabelError
+from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind, Texts, concat_items
 from evergrow.datasets import FeatureSet, RawSet, load_data
 from evergrow.datasets.folders import Walk, is_image
+from evergrow.datasets.labelled import LabelledItems
 from evergrow.datasets.load import read_path
-from evergrow.datasets.reading import Reading
-from evergrow.datasets.tables import TABLE_SUFFIXES
-from evergrow.learner.held import HeldImages, is_pil_image
-from evergrow.learner.texts import read_texts
+from evergrow.datasets.tables import TABLE_SUFFIXES, read_texts
 
 Part = Literal["train", "test", "all"]
 """Which part of a source is wanted; a source without parts is always whole."""
@@ -141,7 +143,7 @@ def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
         return data
     if isinstance(data, (str, os.PathLike)):
         data = _open(data)
-    if isinstance(data, Reading):
+    if isinstance(data, LabelledItems):
         return _of_reading(data, part)
     if isinstance(data, RawSet):
         return _of_raw(data, part)
@@ -157,12 +159,12 @@ def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
     )
 
 
-def _open(source: str | os.PathLike[str]) -> RawSet | FeatureSet | Reading:
+def _open(source: str | os.PathLike[str]) -> RawSet | FeatureSet | LabelledItems:
     """Read a source; no test set is drawn, and that of a folder may have classes of its own, to be told apart."""
     return read_path(source) if os.path.exists(source) else load_data(source, split="none")
 
 
-def _of_reading(reading: Reading, part: Part) -> Samples:
+def _of_reading(reading: LabelledItems, part: Part) -> Samples:
     parts = [(reading.train, reading.train_labels)]
     if reading.test is not None:
         parts = {"train": parts, "test": [(reading.test, reading.test_labels)]}.get(
@@ -173,13 +175,13 @@ def _of_reading(reading: Reading, part: Part) -> Samples:
         for _, names in parts
         for label in names
     ]
-    items = joined([items for items, _ in parts])
+    items = concat_items([items for items, _ in parts])
     return Samples(items.kind, items, labels=as_names(labels, len(items)), lasting=True)
 
 
 def _of_raw(data: RawSet, part: Part) -> Samples:
     wanted = ["train"] if data.whole else [name for name in ("train", "test") if part in (name, "all")]
-    items = joined([getattr(data, name) for name in wanted])
+    items = concat_items([getattr(data, name) for name in wanted])
     codes = np.concatenate([getattr(data, f"y_{name}") for name in wanted])
     labels = [data.class_names[int(code)] for code in codes]
     return Samples(items.kind, items, labels=as_names(labels, len(items)), lasting=bool(data.source))
@@ -196,17 +198,84 @@ def _of_features(data: FeatureSet, part: Part) -> Samples:
     return Samples("features", features=_widened(X), labels=as_names(labels, len(X)), origin=data.backbone)
 
 
-def joined(parts: Sequence[Items]) -> Items:
-    """Return the items of all parts, which are of one kind, in one sequence."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if all(isinstance(part, Texts) for part in parts):
-        return Texts(tuple(part.raw(row) for part in parts for row in range(len(part))))
-    roots = {part.root if isinstance(part, ImageFiles) else None for part in parts}
-    if isinstance(first, ImageFiles) and roots == {first.root}:
-        return ImageFiles(first.root, tuple(part.name(row) for part in parts for row in range(len(part))))
-    return HeldImages(tuple(part.raw(row) for part in parts for row in range(len(part))))
+def warn_alike(known: NDArray[np.str_], labels: NDArray[np.str_]) -> None:
+    """Warn of new classes that differ from known ones, or from each other, only in case or blanks."""
+    spelled = {name.casefold().strip(): name for name in known.tolist()}
+    for name in np.setdiff1d(labels, known).tolist():
+        other = spelled.setdefault(name.casefold().strip(), name)
+        if other != name:
+            warnings.warn(
+                f"class {name!r} is new but differs from {other!r} only in upper and lower case or blanks",
+                DataWarning,
+                stacklevel=3,
+            )
+
+
+# -- images in memory -----------------------------------------------------------------------------------------
+
+
+def is_pil_image(item: Any) -> bool:
+    """Return whether an object is a PIL image; where PIL was never imported, nothing is."""
+    module = sys.modules.get("PIL.Image")
+    return module is not None and isinstance(item, module.Image)
+
+
+@dataclass(frozen=True, eq=False)
+class MixedImages(Items):
+    """Images in memory, or of mixed origin.
+
+    Parameters
+    ----------
+    images : tuple
+        PIL images, arrays of bytes, or paths.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.learner.intake import MixedImages
+    >>> images = MixedImages((np.zeros((4, 6, 3), np.uint8), np.zeros((5, 5), np.uint8)))
+    >>> len(images), images.take([1]).raw(0).shape
+    (2, (5, 5))
+    """
+
+    images: tuple[Any, ...]
+    kind: ClassVar[Kind] = "image"
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def name(self, row: int) -> str:
+        """Return the file name of an image that has one, else its row number."""
+        image = self.images[row]
+        named = image if isinstance(image, (str, os.PathLike)) else getattr(image, "filename", "")
+        return os.path.basename(os.fspath(named)) if named else f"image {row}"
+
+    def raw(self, row: int) -> Any:
+        """Return one image."""
+        return self.images[row]
+
+    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> MixedImages:
+        """Return the images of these rows."""
+        return MixedImages(tuple(self.images[int(row)] for row in rows))
+
+    def stamp(self) -> str:
+        """Return a hash of the pixels, and of name, size and time of change of files."""
+        return self._stamp
+
+    @cached_property
+    def _stamp(self) -> str:
+        from evergrow.backbones.images import decode_image
+
+        digest = hashlib.blake2b(b"held", digest_size=16)
+        for image in self.images:
+            if isinstance(image, (str, os.PathLike)):
+                status = os.stat(image)
+                digest.update(f"{os.fspath(image)}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+                continue
+            pixels = np.ascontiguousarray(decode_image(image))  # what a backbone will see: palette and EXIF applied
+            digest.update(f"{pixels.shape}\0".encode())
+            digest.update(pixels.reshape(-1).data)
+        return digest.hexdigest()
 
 
 # -- items without labels -----------------------------------------------------------------------------------
@@ -219,7 +288,7 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     ----------
     items : object
         A path or paths of images, a folder of images, an image or images (PIL images, uint8 arrays), a text or
-        texts, the path of a file of texts (see :func:`evergrow.learner.texts.read_texts`), or feature vectors
+        texts, the path of a file of texts (see :func:`evergrow.datasets.tables.read_texts`), or feature vectors
         (also the path of an ``.npy`` or ``.npz`` file with an array ``X``).
     kind : {"image", "text", "features"}, optional
         What the model takes. It tells texts from paths, and bytes that are features from pixels.
@@ -238,7 +307,7 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     if isinstance(items, (str, os.PathLike)):
         return _of_name(items, kind)
     if is_pil_image(items):
-        return Samples("image", HeldImages((items,)))
+        return Samples("image", MixedImages((items,)))
     if hasattr(items, "detach"):
         items = items.detach().cpu().numpy()
     if hasattr(items, "__array__"):
@@ -324,7 +393,7 @@ def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
     if all(isinstance(item, (str, os.PathLike)) for item in items):
         return _of_strings(items, kind)
     if all(is_pil_image(item) or _is_pixels(item) for item in items) and kind != "features":
-        return Samples("image", HeldImages(tuple(items)))
+        return Samples("image", MixedImages(tuple(items)))
     try:
         array = np.asarray(items, dtype=np.float64)
     except (TypeError, ValueError):
@@ -335,8 +404,7 @@ def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
 
 def _of_strings(items: Sequence[Any], kind: str | None) -> Samples:
     plain = all(isinstance(item, str) for item in items)
-    files = all(is_image(os.fspath(item)) and os.path.isfile(item) for item in items)
-    if not plain or files or kind == "image":
+    if not plain or kind == "image" or all(is_image(item) and os.path.isfile(item) for item in items):
         return _of_paths(items)
     if kind is None and all(is_image(item) for item in items):
         return _of_paths(items)  # raises, and names the files that are missing
@@ -356,9 +424,9 @@ def _of_array(array: NDArray[Any], kind: str | None) -> Samples:
         return Samples("features", features=_features(array))
     if array.ndim == 4:
         whole = array.shape[3] == 3
-        return Samples("image", ImageArrays(array) if whole else HeldImages(tuple(array)))
+        return Samples("image", ImageArrays(array) if whole else MixedImages(tuple(array)))
     if array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4)):
-        return Samples("image", HeldImages((array,)))
+        return Samples("image", MixedImages((array,)))
     return Samples("image", ImageArrays(array))
 
 

@@ -26,25 +26,19 @@ from evergrow.core.errors import (
 from evergrow.core.registry import nearest
 from evergrow.core.validation import check_number
 from evergrow.heads.base import IncrementalClassifier
-from evergrow.heads.scl import SCLClassifier
-from evergrow.learner.batches import counted, fingerprint, warn_alike
-from evergrow.learner.calibration import Calibration, fold_out_scores
-from evergrow.learner.changes import Change
-from evergrow.learner.description import describe
-from evergrow.learner.encoder import Encoder, Features, extraction_config
+from evergrow.learner.answers import Answers
+from evergrow.learner.calibration import FALSE_ALARM, Calibration, fold_out_scores
+from evergrow.learner.changes import Change, fingerprint
+from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
-from evergrow.learner.intake import Samples, read_items, read_labelled, read_unknown
-from evergrow.learner.making import new_head, plain_options
+from evergrow.learner.intake import Samples, read_items, read_labelled, read_unknown, warn_alike
 from evergrow.learner.merging import merged
-from evergrow.learner.snapshot import KIND, Snapshot
-from evergrow.learner.solutions import branch, model_of, novelty_scorer, settle
-from evergrow.learner.tuning import adaptation, check_adaptable, check_tuner, checkpoint_file
+from evergrow.learner.recipe import HeadRecipe
+from evergrow.learner.snapshot import Snapshot, counted, describe, read_snapshot
 
 if TYPE_CHECKING:
-    from evergrow.training.fsa import FsaConfig
-
-FALSE_ALARM = 0.05
-"""Share of known things that may be called unknown, unless another is asked for."""
+    from evergrow.backbones.base import BackboneSpec
+    from evergrow.training.settings import FsaConfig
 
 
 class Learner:
@@ -62,9 +56,10 @@ class Learner:
     method : str
         The head, one of :func:`evergrow.list_methods`. Unlearning, merging, probabilities and novelty need
         ``"scl-mgsm"``.
-    adapt : {None, "adapter", "ssf", "vpt-deep", "vpt-shallow", "lora"}, FsaConfig or dict
+    adapt : str, FsaConfig, dict or None
         What is trained of the backbone: ``fit`` trains it on the images of its data, freezes it, and everything after
-        uses the adapted backbone. None leaves the backbone as it is. A name means RanPAC's protocol, 20 epochs; an
+        uses the adapted backbone. None leaves the backbone as it is. A name, one of
+        :func:`evergrow.tuners.adapting_tuners`, means RanPAC's protocol, 20 epochs; an
         :class:`~evergrow.training.FsaConfig` (or its plain form) says it all.
     settings : {"recommended", "paper"}
         Settings of the head: those for users, where the method has such, or its own defaults.
@@ -159,27 +154,31 @@ class Learner:
         CheckpointError
             If the checkpoint is of another training: other images, labels, settings, seed or backbone.
         """
-        head, config = self._new_head(), adaptation(self.adapt)
+        head, config = self._new_head(), self._adaptation_config()
         kept = checkpoint_file(checkpoint, config)
         samples = read_labelled(data, "train", self._open_encoder().kind)
         if config is not None:
-            check_adaptable(samples)
+            check_images(samples)
         encoder = self._open_encoder().begun(samples)
         if config is not None:
             encoder, samples = self._adapted(encoder, samples, config, kept)
         X, labels = self._features_and_labels(samples, encoder)
         warn_alike(np.empty(0, dtype=np.str_), labels)
-        head.fit(X, labels)
-        settle(head, at_any_cost=True)
+        head.fit(X, labels).settle()
         calibration = self._calibrated(Calibration(), head, X, labels)
-        about = {"auto_reason": encoder.reason, "seed": self._seed()}
-        start = Snapshot(head, encoder.spec, counted({}, labels), calibration, about=about, tuning=encoder.tuning)
         change = Change.now("fit", len(labels), np.unique(labels).tolist(), data=[fingerprint(X, labels)])
-        before = self._snapshot_or_none()
-        if before is not None:  # numbers of revisions go on, so that each stands for one state
-            change = dataclasses.replace(change, revision=before.revision + 1)
+        before = self._snapshot_or_none()  # numbers of revisions go on, so that each stands for one state
         self._encoder = encoder
-        self._snapshot = dataclasses.replace(start, history=(change.numbered(max(change.revision, 1)),))
+        self._snapshot = Snapshot(
+            head,
+            encoder.spec,
+            counted({}, labels),
+            calibration,
+            (change.numbered(1 if before is None else before.revision + 1),),
+            reason=encoder.reason,
+            seed=self._seed(),
+            adaptation=encoder.adaptation,
+        )
         return self
 
     def partial_fit(self, data: Any) -> Self:
@@ -199,9 +198,9 @@ class Learner:
         now, encoder = self._state(), self._encoder
         X, labels = self._features_and_labels(read_labelled(data, "train", encoder.kind), encoder)
         warn_alike(now.classes, labels)
-        head = branch(now.head) if isinstance(now.head, SCLClassifier) else now.head
+        head = now.head.branch() if now.head.can("branch") else now.head
         head.partial_fit(X, labels)  # of other methods the last step that can fail, and it fails whole
-        settle(head, at_any_cost=False)
+        head.settle(cheap_only=True)
         calibration = self._calibrated(now.calibration, head, X, labels)
         new = np.setdiff1d(labels, now.classes).tolist()
         change = Change.now("update", len(labels), new, data=[fingerprint(X, labels)])
@@ -215,18 +214,17 @@ class Learner:
         ``fit`` does so, and later changes do where it takes no more than a second. With thousands of units and classes
         it takes several.
         """
-        settle(self._state().head, at_any_cost=True)
+        self._state().head.settle()
         return self
 
     def _calibrated(
         self, before: Calibration, head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[np.str_]
     ) -> Calibration:
         """Return the calibration with a batch that a head has just learned."""
-        if not isinstance(head, SCLClassifier):
+        if not head.can("novelty"):
             return before
-        codes = np.searchsorted(head.classes_, labels)
-        scores = fold_out_scores(model_of(head), novelty_scorer(head), X, codes, self._seed())
-        return before.with_scores(scores, int(head.class_counts_.sum()))
+        scores = fold_out_scores(head, X, labels, self._seed())
+        return before.with_scores(scores, int(np.asarray(head.class_counts_).sum()))
 
     # -- answering ------------------------------------------------------------------------------------------
 
@@ -262,7 +260,7 @@ class Learner:
         items : object
             As for :meth:`predict`.
         """
-        return np.asarray(self._capable("predict_proba").predict_proba(self._answerable(items)))
+        return np.asarray(self._able("probabilities").predict_proba(self._answerable(items)))
 
     def novelty_score(self, items: Any) -> NDArray[np.float64]:
         """Return how unlike anything learned each item is; higher means more novel.
@@ -272,7 +270,7 @@ class Learner:
         items : object
             As for :meth:`predict`.
         """
-        return np.asarray(self._capable("novelty_score").novelty_score(self._answerable(items)))
+        return np.asarray(self._able("novelty").novelty_score(self._answerable(items)))
 
     def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
         """Return the novelty above which something is unknown.
@@ -287,7 +285,7 @@ class Learner:
         NotFittedError
             If no class ever came with two samples at once, so that nothing could be held out.
         """
-        self._capable("novelty_score")
+        self._able("novelty")
         return self._state().calibration.threshold(false_alarm)
 
     def is_unknown(self, items: Any, false_alarm: float = FALSE_ALARM) -> NDArray[np.bool_]:
@@ -302,9 +300,7 @@ class Learner:
             scored as if they had not been learned.
         """
         threshold = self.threshold(false_alarm)
-        return np.asarray(self.novelty_score(items) > threshold)
-
-    predict_unknown = is_unknown
+        return np.asarray(~(self.novelty_score(items) <= threshold))  # what is no number is not known
 
     def features(self, items: Any) -> Features:
         """Return the feature vectors of items, honouring ``on_error``: all methods take them in the items' place.
@@ -314,8 +310,38 @@ class Learner:
         items : object
             As for :meth:`predict`.
         """
-        self._state()
-        return self._encoded(read_items(items, self._encoder.kind), self._encoder)
+        now = self._state()
+        if isinstance(items, Features):
+            return items
+        samples = read_items(items, self._encoder.kind)
+        if samples.features is not None:  # a backbone answers for its own
+            _check_width(samples.features, now.head.n_features_in_)
+        return self._encoder.encode_now(samples, self.extract, self.cache)
+
+    def ask(self, items: Any, *, false_alarm: float | None = None) -> Answers:
+        """Return everything about items at once; each goes through the backbone once.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        false_alarm : float, optional
+            Share of known things that may be called unknown; None asks nothing about that.
+
+        Returns
+        -------
+        Answers
+        """
+        threshold = None if false_alarm is None else self.threshold(false_alarm)
+        head, features = self._state().head, self.features(items)
+        able = head.can("probabilities")
+        values = head.predict_proba(features.X) if able else head.class_scores(features.X)
+        names, measure = np.asarray(head.classes_, dtype=np.str_), "probability" if able else "score"
+        answers = Answers(names, values, measure, features.rows, features.failures)
+        if threshold is None:
+            return answers
+        novelty = head.novelty_score(features.X)
+        return dataclasses.replace(answers, novelty=novelty, unknown=~(novelty <= threshold))  # NaN is not known
 
     def evaluate(self, data: Any, *, unknown: Any = None, false_alarm: float = FALSE_ALARM) -> Evaluation:
         """Compare answers with labels.
@@ -347,7 +373,7 @@ class Learner:
         if unknown is not None:
             strange.append(self._unknown_features(unknown))
         compared = None
-        if strange and known.any() and isinstance(now.head, SCLClassifier) and now.calibration.n:
+        if strange and known.any() and now.head.can("novelty") and now.calibration.n:
             scores = [now.head.novelty_score(X) for X in (encoded.X[known], np.concatenate(strange))]
             compared = open_world(scores[0], scores[1], self.threshold(false_alarm), false_alarm)
         left_out = tuple(name for name, _ in encoded.failures)
@@ -380,11 +406,11 @@ class Learner:
         LabelError
             If a class was never learned.
         """
-        head, now = self._capable("forget_classes"), self._state()
+        head, now = self._able("forget"), self._state()
         wanted = [names] if isinstance(names, str) else [str(name) for name in names]
         self._require_known(wanted)
         gone = sorted(set(wanted))
-        twin = branch(head).forget_classes(gone)
+        twin = head.branch().forget_classes(gone)
         counts = {name: n for name, n in now.counts.items() if name not in set(gone)}
         samples = sum(now.counts[name] for name in gone)
         self._snapshot = now.after(Change.now("forget", samples, gone), head=twin, counts=counts)
@@ -403,7 +429,7 @@ class Learner:
         UnlearnError
             If they were never learned.
         """
-        head, now = self._capable("unlearn"), self._state()
+        head, now = self._able("unlearn"), self._state()
         X, labels = self._features_and_labels(read_labelled(data, "train", self._encoder.kind), self._encoder)
         self._require_known(labels.tolist())
         counts = {name: n - int((labels == name).sum()) for name, n in now.counts.items()}
@@ -413,7 +439,7 @@ class Learner:
                 f"no more samples of a class can be unlearned than were learned, got {-counts[short[0]]} too many of "
                 f"{short[0]!r}"
             )
-        twin = branch(head).unlearn(X, labels)
+        twin = head.branch().unlearn(X, labels)
         gone = sorted(name for name, n in counts.items() if n == 0)
         change = Change.now("unlearn", len(labels), gone, data=[fingerprint(X, labels)])
         kept = {name: n for name, n in counts.items() if n}
@@ -422,9 +448,11 @@ class Learner:
 
     def spawn(self) -> Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
-        head, now = self._capable("spawn"), self._state()
+        head, now = self._able("spawn"), self._state()
         child = self._twin()
-        child._snapshot = Snapshot(head.spawn(), now.spec, {}, about=now.about, tuning=now.tuning)
+        child._snapshot = Snapshot(
+            head.spawn(), now.spec, {}, reason=now.reason, seed=now.seed, adaptation=now.adaptation
+        )
         return child
 
     def merge(self, other: Learner, *, base: Learner | None = None) -> Self:
@@ -446,7 +474,7 @@ class Learner:
         for name, learner in (("other", other), ("base", base)):
             if learner is not None and not isinstance(learner, Learner):
                 raise MergeError(f"{name} must be a Learner, got {type(learner).__name__}")
-        self._capable("merge")
+        self._able("merge" if base is None else "join")
         self._snapshot = merged(self._state(), other._state(), None if base is None else base._state())
         return self
 
@@ -466,13 +494,7 @@ class Learner:
 
     def to_archive(self) -> Archive:
         """Return what :meth:`save` writes."""
-        now = self._state()
-        settings = {
-            "method": self.method,
-            "settings": self.settings,
-            "options": plain_options(self.options or {}),
-        }
-        return now.to_archive(settings)
+        return self._state().to_archive(self._recipe())
 
     @classmethod
     def load(
@@ -507,21 +529,52 @@ class Learner:
         NewerSchemaError
             If a newer evergrow wrote it.
         """
-        archive = read_archive(path, KIND)
-        snapshot = Snapshot.from_archive(archive, device, os.fspath(path))
-        settings = archive.meta["settings"]
+        return cls.from_archive(
+            read_archive(path),
+            name=os.fspath(path),
+            backbone=backbone,
+            weights=weights,
+            device=device,
+            cache=cache,
+            extract=extract,
+        )
+
+    @classmethod
+    def from_archive(
+        cls,
+        archive: Archive,
+        *,
+        name: str = "the archive",
+        backbone: Any = None,
+        weights: str | os.PathLike[str] | None = None,
+        device: str | torch.device | None = None,
+        cache: Any = None,
+        extract: Any = None,
+    ) -> Self:
+        """Return the learner that :meth:`to_archive` described.
+
+        Parameters
+        ----------
+        archive : Archive
+            What a file holds.
+        name : str
+            What to call the source in messages.
+        backbone, weights, device, cache, extract : optional
+            As for :meth:`load`.
+        """
+        snapshot, recipe = read_snapshot(archive, device, name)
         learner = cls(
             backbone="auto" if backbone is None and snapshot.spec is not None else backbone,
-            method=settings["method"],
-            adapt=None if snapshot.tuning is None else snapshot.tuning.config,
-            settings=settings["settings"],
-            options=dict(settings["options"]) or None,
+            method=recipe.method,
+            adapt=None if snapshot.adaptation is None else snapshot.adaptation.config,
+            settings=recipe.settings,
+            options=dict(recipe.options or {}) or None,
             weights=weights,
             device="auto" if device is None else device,
             cache=cache,
             extract=extract,
         )
-        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.tuning)
+        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.adaptation)
         learner._snapshot = snapshot
         return learner
 
@@ -533,7 +586,7 @@ class Learner:
         numerics : bool
             Whether to add rank and conditioning, which take a decomposition: seconds, for wide layers a minute.
         """
-        return describe(self._state(), self.method, self.settings, self.options or {}, numerics=numerics)
+        return describe(self._state(), self._recipe(), numerics=numerics)
 
     # -- state ----------------------------------------------------------------------------------------------
 
@@ -562,6 +615,16 @@ class Learner:
         """The head on feature vectors; to be looked at, not changed."""
         return self._state().head
 
+    @property
+    def kind_(self) -> str:
+        """What the samples are: ``"image"``, ``"text"`` or ``"features"``."""
+        return self._state().kind
+
+    @property
+    def spec_(self) -> BackboneSpec | None:
+        """What computes the features; None where samples are features."""
+        return self._state().spec
+
     def backbone_(self) -> Any:
         """Return the backbone, loading it if need be; None where samples are features."""
         return None if self._state().spec is None else self._encoder.backbone()
@@ -575,11 +638,10 @@ class Learner:
             raise NotFittedError("this Learner must learn something first: call fit or partial_fit")
         return now
 
-    def _capable(self, ability: str) -> Any:
-        """Return the head, or raise if its method cannot do what is asked."""
+    def _able(self, ability: str) -> IncrementalClassifier:
+        """Return the head, or raise :class:`UnsupportedError` if its method cannot do what is asked."""
         head = self._state().head
-        names = {"predict_proba": "probabilities", "novelty_score": "novelty", "forget_classes": "forget"}
-        head.require(names.get(ability, ability))
+        head.require(ability)
         return head
 
     def _require_known(self, names: list[str]) -> None:
@@ -595,7 +657,17 @@ class Learner:
     # -- making parts ---------------------------------------------------------------------------------------
 
     def _new_head(self) -> IncrementalClassifier:
-        return new_head(self.method, self.settings, self.options, device=self.device, random_state=self.random_state)
+        return self._recipe().create(device=self.device, random_state=self.random_state)
+
+    def _adaptation_config(self) -> FsaConfig | None:
+        if self.adapt is None:  # asked first: what trains takes time to import
+            return None
+        from evergrow.training.adaptation import adaptation_config
+
+        return adaptation_config(self.adapt)
+
+    def _recipe(self) -> HeadRecipe:
+        return HeadRecipe(self.method, self.settings, self.options)
 
     def _open_encoder(self) -> Encoder:
         return Encoder(self.backbone, weights=self.weights, preset=self.preset, device=self.device)
@@ -605,7 +677,7 @@ class Learner:
     ) -> tuple[Encoder, Samples]:
         """Return an encoder whose backbone was adapted to samples, and those of them that can be read."""
         settings = extraction_config(self.extract, self.cache, lasting=samples.lasting)
-        check_tuner(encoder.backbone(), config)
+        encoder.check_tuner(config)
         if settings.on_error == "skip":  # training stops at the first one that cannot be read
             samples = samples.take(self._whole_classes(samples, encoder).rows)
         made = encoder.adapted(samples, config, seed=self._seed(), checkpoint=checkpoint, progress=settings.progress)
@@ -626,8 +698,8 @@ class Learner:
         width = encoder.spec.n_features if encoder.spec is not None else None
         if now is not None and encoder is self._encoder:
             width = now.head.n_features_in_
-        if width is not None and encoded.X.shape[1] != width:
-            raise InputError(f"features must have {width} columns, got {encoded.X.shape[1]}")
+        if width is not None:
+            _check_width(encoded.X, width)
         return encoded
 
     def _features_and_labels(self, samples: Samples, encoder: Encoder) -> tuple[NDArray[Any], NDArray[np.str_]]:
@@ -648,4 +720,12 @@ class Learner:
     def _answerable(self, items: Any) -> NDArray[Any]:
         """Return the features of items, all of them: answers are in the order of the items."""
         self._state()
+        if isinstance(items, Features):
+            return items.X
         return self._encoded(read_items(items, self._encoder.kind), self._encoder, on_error="raise").X
+
+
+def _check_width(X: NDArray[Any], width: int) -> None:
+    """Raise :class:`InputError` if a head cannot take features."""
+    if X.shape[1] != width:
+        raise InputError(f"features must have {width} columns, got {X.shape[1]}")

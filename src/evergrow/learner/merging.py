@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from evergrow.backbones.base import BackboneSpec
 from evergrow.core.errors import MergeError
-from evergrow.heads.scl import SCLClassifier
+from evergrow.heads.base import IncrementalClassifier
 from evergrow.learner.changes import Change, learned_data
 from evergrow.learner.snapshot import Snapshot
-from evergrow.learner.solutions import branch, settle
 
 
 def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
@@ -28,9 +27,8 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
     counts = dict(mine.counts)
     for name, count in theirs.counts.items():
         counts[name] = counts.get(name, 0) + count - known.get(name, 0)
-    head = _heads(mine, theirs, base)
-    settle(head, at_any_cost=False)
-    calibration = mine.calibration.joined(theirs.calibration, None if base is None else base.calibration)
+    head = _merged_head(mine.head, theirs.head, None if base is None else base.head).settle(cheap_only=True)
+    calibration = mine.calibration.merged(theirs.calibration, None if base is None else base.calibration)
     change = Change.now(
         "merge",
         sum(theirs.counts.values()) - sum(known.values()),
@@ -40,14 +38,10 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
     return mine.after(change, head=head, counts=dict(sorted(counts.items())), calibration=calibration)
 
 
-def _heads(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> SCLClassifier:
-    if not isinstance(theirs.head, SCLClassifier) or not isinstance(mine.head, SCLClassifier):
-        raise MergeError(f"learners to merge must be of a method that can merge, got {type(theirs.head).__name__}")
-    if base is None:
-        return branch(mine.head).merge(theirs.head)
-    if not isinstance(base.head, SCLClassifier):
-        raise MergeError(f"base must be of the same method, got {type(base.head).__name__}")
-    return mine.head.join(theirs.head, base.head)
+def _merged_head(
+    mine: IncrementalClassifier, theirs: IncrementalClassifier, base: IncrementalClassifier | None
+) -> IncrementalClassifier:
+    return mine.branch().merge(theirs) if base is None else mine.join(theirs, base)
 
 
 def _check_same(mine: Snapshot, other: Snapshot) -> None:

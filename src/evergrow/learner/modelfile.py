@@ -4,15 +4,18 @@
 ``<number>.evg`` (hard links, so that the current one takes no room twice; copies where there are no links) and
 ``log.json``, which records what was rolled back. A change is written to the history first and then put in the model's
 place in one step, so that a crash at any moment leaves the old model or the new one.
+
+Each model names the revisions before it with their checksums; nothing else in the history is ever put in its place. A
+link to a model stays a link: model, history and lock are those of the file that it leads to. The history is open to
+nobody who may not read the model.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,13 +23,13 @@ from typing import Any
 import safetensors
 
 from evergrow.core.archive import read_archive, write_archive
-from evergrow.core.errors import BusyError, EvergrowError, ParameterError
-from evergrow.core.files import atomic_path, locked
+from evergrow.core.errors import BusyError, EvergrowError, ParameterError, PathError
+from evergrow.core.files import atomic_path, check_replaceable, link_or_copy, locked, real_path
 from evergrow.core.validation import check_number
 from evergrow.learner.changes import Change
 from evergrow.learner.learner import Learner
 from evergrow.learner.revisions import Header, History, Undone
-from evergrow.learner.snapshot import KIND, Snapshot
+from evergrow.learner.snapshot import Ancestor, Lineage, Snapshot
 
 KEEP = 10
 """Earlier revisions kept, unless another number is asked for."""
@@ -61,9 +64,9 @@ def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
         If it is no model, is damaged or was altered.
     """
     model = _existing(path)
-    digest = Header.read(model).digest  # before loading: a change in between is then noticed, not overwritten
-    learner = Learner.load(model, **settings)
-    learner._origin = (model.resolve(), digest)
+    archive = read_archive(model)
+    learner = Learner.from_archive(archive, name=os.fspath(path), **settings)
+    learner._origin = (model, archive.digest)
     return learner
 
 
@@ -103,9 +106,9 @@ def locked_model(path: str | os.PathLike[str], *, wait: bool = False, **settings
     >>> before, after
     ([('fit', ''), ('update', 'one more class')], ['fit', 'rollback'])
     """
-    model = _existing(path)
+    model = _changeable(path)
     with _hold(model, wait=wait):
-        yield open_model(model, **settings)
+        yield open_model(path, **settings)
 
 
 def commit(
@@ -154,25 +157,27 @@ def commit(
         place.clean()
         current = Header.read(model) if model.exists() else None
         _check_origin(model, learner, current)
-        trail: tuple[int, ...] = ()
+        lineage = Lineage()
         if current is not None:
             with _writing(model):
-                trail = place.adopt(current)
+                place.restrict()
+                lineage = place.adopt(current)
         fresh = len(before.history) - _settled(before, current)
-        if not fresh and current is not None and learner._origin == (model.resolve(), current.digest):
-            return trail[-1]
-        number = max([*place.numbers(), *trail, *before.trail[-1:]], default=0) + 1
+        if not fresh and current is not None and learner._origin == (model, current.digest):
+            return lineage.number
+        number = max([*place.numbers(), lineage.number, before.lineage.number]) + 1
         entries = _renumbered(before.history, max(fresh, 1), number, note)
-        learner._snapshot = dataclasses.replace(before, history=entries, trail=(*trail, number))
+        following = Lineage(number) if current is None else lineage.next(number, current.digest)
+        learner._snapshot = dataclasses.replace(before, history=entries, lineage=following)
         try:
             with _writing(model):
-                write_archive(place.file(number), learner.to_archive())
+                digest = write_archive(place.file(number), learner.to_archive(), like=model)
                 _publish(place.file(number), model)
         except BaseException:
             learner._snapshot = before
             raise
-        learner._origin = (model.resolve(), Header.read(place.file(number)).digest)
-        place.prune((*trail, number), keep)
+        learner._origin = (model, digest)
+        place.prune(following, keep)
     return number
 
 
@@ -197,27 +202,28 @@ def rollback(path: str | os.PathLike[str], n: int = 1, *, wait: bool = False) ->
     ------
     ParameterError
         If not as many earlier revisions are kept.
+    FileFormatError
+        If what is kept is damaged, was altered, or is no revision of this model.
     """
     check_number("n", n, low=1, integer=True)
-    model = _existing(path)
+    model = _changeable(path)
     with _hold(model, wait=wait):
         place, current = History(model), Header.read(model)
         place.clean()
         with _writing(model):
-            trail = place.adopt(current)
-        earlier = [number for number in trail[:-1] if place.file(number).is_file()]
-        if n >= len(trail) or trail[-1 - n] not in earlier:
-            raise ParameterError(f"n must be at most {len(earlier)}, the number of revisions kept, got {n}")
-        target = place.file(trail[-1 - n])
-        read_archive(target, KIND)  # what is damaged is not put in place of what is whole
-        header = Header.read(target)
+            place.restrict()
+            lineage = place.adopt(current)
+        kept = [entry for entry in lineage.ancestors if place.is_kept(entry)]
+        if n > len(lineage.ancestors) or lineage.ancestors[-n] not in kept:
+            raise ParameterError(f"n must be at most {len(kept)}, the number of revisions kept, got {n}")
+        ancestor = lineage.ancestors[-n]
+        header = place.verified(ancestor, lineage)
         undone = [entry for entry in current.history if entry.revision > header.revision]
-        what = ", ".join(entry.what for entry in undone)
-        change = Change.now("rollback", sum(entry.samples for entry in undone), note=f"undid {what}")
+        change = Change.now("rollback", sum(entry.samples for entry in undone), note=_told(undone, ancestor))
         change = change.numbered(header.revision)
         with _writing(model):
             place.record(Undone(change, current.digest, header.digest))
-            _publish(target, model)
+            _publish(place.file(ancestor.revision), model)
     return change
 
 
@@ -235,39 +241,46 @@ def history(path: str | os.PathLike[str]) -> list[Change]:
     return sorted([*header.history, *undone], key=lambda entry: entry.when)
 
 
+def _told(undone: Sequence[Change], ancestor: Ancestor) -> str:
+    """Return what a rollback did, for people."""
+    what = f"undid {', '.join(entry.what for entry in undone)}"
+    if ancestor.digest:
+        return what
+    return f"{what}; revision {ancestor.revision} fits, but evergrow 0.1 kept no checksum of it to compare with"
+
+
 # -- one writer at a time -----------------------------------------------------------------------------------
 
 
 @contextmanager
 def _hold(model: Path, *, wait: bool) -> Iterator[None]:
     """Keep other writers out; whoever holds the model already in this thread goes on."""
-    key, me = model.resolve(), threading.get_ident()
+    me, place = threading.get_ident(), History(model)
     with _guard:
-        nested = _held.get(key) == me
+        nested = _held.get(model) == me
     if nested:
         yield
         return
-    folder = History(model).folder
     with _writing(model):
-        folder.mkdir(exist_ok=True)
-    holding = locked(folder, wait=wait)  # the folder, since the file itself is another one after every change
+        place.make_folder()
+    holding = locked(place.folder, wait=wait)  # the folder, since the file itself is another one after every change
     try:
         holding.__enter__()
     except BusyError as error:
         raise BusyError(f"{model} must not be in use, but another process is changing it; try again later") from error
     try:
         with _guard:
-            _held[key] = me
+            _held[model] = me
         yield
     finally:
         with _guard:
-            _held.pop(key, None)
+            _held.pop(model, None)
         holding.__exit__(None, None, None)
 
 
 def _check_origin(model: Path, learner: Learner, current: Header | None) -> None:
     """Refuse to overwrite what another process wrote after the learner was loaded."""
-    if learner._origin is None or learner._origin[0] != model.resolve():
+    if learner._origin is None or learner._origin[0] != model:
         return
     if current is None or current.digest != learner._origin[1]:
         raise BusyError(
@@ -282,7 +295,7 @@ def _settled(before: Snapshot, current: Header | None) -> int:
     """Return how many changes of a learner are in a file already and keep their numbers."""
     if current is not None and before.history[: len(current.history)] == current.history:
         return len(current.history)
-    return sum(entry.revision <= before.trail[-1] for entry in before.history) if before.trail else 0
+    return sum(entry.revision <= before.lineage.number for entry in before.history)
 
 
 def _renumbered(entries: tuple[Change, ...], fresh: int, number: int, note: str | None) -> tuple[Change, ...]:
@@ -294,26 +307,35 @@ def _renumbered(entries: tuple[Change, ...], fresh: int, number: int, note: str 
 
 def _publish(source: Path, model: Path) -> None:
     """Put a revision in the model's place in one step."""
-    with atomic_path(model) as temporary:
-        temporary.unlink()
-        try:
-            os.link(source, temporary)
-        except OSError:  # no hard links here
-            shutil.copyfile(source, temporary)
+    with atomic_path(model, like=source) as temporary:
+        link_or_copy(source, temporary)
 
 
 def _existing(path: str | os.PathLike[str]) -> Path:
-    model = Path(path)
-    if not model.is_file():
-        raise ModelNotFoundError(f"model must be an existing file, got {os.fspath(path)!r}: make one with fit")
-    return model
+    """Return where a model lies, all links followed."""
+    if not os.path.isfile(path):
+        where = f"{os.fspath(path)!r}"
+        hint = f"{where}, a link to nothing" if os.path.islink(path) else f"{where}: make one with fit"
+        raise ModelNotFoundError(f"model must be an existing file, got {hint}")
+    return Path(os.path.realpath(path))
+
+
+def _changeable(path: str | os.PathLike[str]) -> Path:
+    """Return where a model lies that is about to be changed."""
+    _existing(path)
+    return _writable(path)
 
 
 def _writable(path: str | os.PathLike[str]) -> Path:
-    model = Path(path)
-    if not model.parent.is_dir():
-        raise ModelWriteError(f"folder of the model must exist, got {str(model.parent)!r}")
-    if model.exists() and (not model.is_file() or not os.access(model, os.W_OK)):
+    """Return where a model lies, or will lie, that may be written."""
+    try:
+        model = real_path(path)
+        if not model.parent.is_dir():
+            raise ModelWriteError(f"folder of the model must exist, got {str(model.parent)!r}")
+        check_replaceable(model)
+    except PathError as error:
+        raise ModelWriteError(f"model must be a file that may be written, but {error}") from error
+    if model.exists() and not os.access(model, os.W_OK):
         raise ModelWriteError(f"model must be a file that may be written, got {os.fspath(path)!r}")
     return model
 

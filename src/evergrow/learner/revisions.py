@@ -1,26 +1,28 @@
-"""The history of a model file: which revisions there are, what is theirs, and what was undone."""
+"""The history of a model file: which revisions there are, which of them can be trusted, and what was undone."""
 
 from __future__ import annotations
 
+import dataclasses
+import filecmp
 import json
 import os
-import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import safetensors
 from typing_extensions import Self
 
-from evergrow.core.archive import SCHEMA_VERSION
-from evergrow.core.errors import FileFormatError, NewerSchemaError
-from evergrow.core.files import PARTIAL, atomic_path
+from evergrow.core.archive import Archive, read_archive, read_header
+from evergrow.core.errors import FileFormatError, NewerSchemaError, PathError
+from evergrow.core.fields import Fields
+from evergrow.core.files import PARTIAL, atomic_path, link_or_copy, restrict, take_owner
 from evergrow.learner.changes import Change
-from evergrow.learner.snapshot import KIND
+from evergrow.learner.snapshot import KIND, Ancestor, Lineage, read_history
 
 _OLD = 3600.0  # seconds after which a partial file cannot be one that another process is writing
+_DIGITS = 9  # of a revision's number: no model gets beyond it, and a foreign file must not push the count there
 
 
 @dataclass(frozen=True)
@@ -33,41 +35,35 @@ class Header:
         Checksum of its contents.
     revision : int
         Its number.
-    trail : tuple of int
-        Numbers of the revisions that led to it, itself last.
+    lineage : Lineage
+        The revisions that led to it.
     history : tuple of Change
         Changes that led to it.
     """
 
     digest: str
     revision: int
-    trail: tuple[int, ...]
+    lineage: Lineage
     history: tuple[Change, ...]
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read the header of a model file, or raise :class:`FileFormatError`."""
         try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                head = json.loads((file.metadata() or {})["evergrow"])
-            kind, schema = head["kind"], int(head["schema"])
-            if schema > SCHEMA_VERSION:
-                raise NewerSchemaError(
-                    f"{path} must have schema {SCHEMA_VERSION} or older, got {schema}: it was written by a newer "
-                    "evergrow; upgrade with 'pip install -U evergrow'"
-                )
-            if kind != KIND:
-                raise FileFormatError(f"{path} must hold a {KIND}, got {kind!r}")
-            meta: dict[str, Any] = json.loads(head["meta"])
-            history = tuple(Change.from_dict(values) for values in meta["history"])
-            trail = tuple(int(number) for number in meta["trail"])
-            return cls(str(head["digest"]), int(meta["revision"]), trail, history)
-        except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, FileFormatError):
-                raise
+            return cls.of(read_header(path), str(path))
+        except NewerSchemaError:
+            raise
+        except (FileFormatError, OSError) as error:
             raise FileFormatError(
                 f"{path} must be a whole evergrow model, got another or a damaged one: {error}"
             ) from error
+
+    @classmethod
+    def of(cls, archive: Archive, name: str) -> Self:
+        """Return the header of a model that was read."""
+        fields = archive.open(KIND.name, name=name)
+        history, lineage = read_history(fields)
+        return cls(archive.digest, fields.integer("revision"), lineage, history)
 
 
 @dataclass(frozen=True)
@@ -86,6 +82,11 @@ class Undone:
     change: Change
     before: str
     after: str
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        """Return an entry of the log, or raise :class:`FileFormatError`."""
+        return cls(Change.from_fields(fields.fields("change")), fields.text("before"), fields.text("after"))
 
 
 class History:
@@ -110,37 +111,96 @@ class History:
         """Return the revisions that are kept, ascending."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(file.stem) for file in self.folder.glob("*.evg") if file.stem.isdecimal())
+        stems = (file.stem for file in self.folder.glob("*.evg"))
+        return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdecimal() and len(stem) <= _DIGITS)
 
-    def adopt(self, current: Header) -> tuple[int, ...]:
-        """See that the model as it is now is in the history, and return the trail that leads to it."""
-        digests = {number: self._digest(number) for number in self.numbers()}
-        if current.revision > 0 and digests.get(current.revision, current.digest) == current.digest:
-            number = current.revision
-        else:
-            same = [number for number, digest in digests.items() if digest == current.digest]
-            number = same[0] if same else max([*digests, 0]) + 1
-        if number not in digests:
-            self._keep(number)
-        return current.trail if current.trail[-1:] == (number,) else (number,)
+    def make_folder(self) -> None:
+        """See that there is a folder, of the model's owner and open to nobody who may not read the model."""
+        if self.folder.is_symlink():
+            raise PathError(f"{self.folder} must be a folder beside the model, but it is a link")
+        new = not self.folder.exists()
+        self.folder.mkdir(exist_ok=True)
+        if self.model.exists():
+            if new:
+                take_owner(self.folder, self.model)
+            with suppress(PermissionError):  # somebody else's folder, which they opened to this user
+                restrict(self.folder, self.model.stat().st_mode)
 
-    def _digest(self, number: int) -> str:
+    def restrict(self) -> None:
+        """Close what is kept to everybody who may not read the model any more."""
+        mode = self.model.stat().st_mode
+        for file in (self._log, *map(self.file, self.numbers())):
+            if file.is_file() and not file.is_symlink():
+                with suppress(PermissionError):
+                    restrict(file, mode)
+
+    def adopt(self, current: Header) -> Lineage:
+        """See that the model as it is now is in the history, and return its place there."""
+        number, taken = current.revision, self.numbers()
+        if number == 0 or (number in taken and not self._is_model(number, current)):
+            same = (other for other in taken if self._is_model(other, current))
+            number = next(same, max([*taken, 0]) + 1)
+        if number not in taken:
+            with atomic_path(self.file(number), like=self.model) as temporary:
+                link_or_copy(self.model, temporary)
+        if current.lineage.number < current.revision:  # saved by hand: what led to it lies elsewhere
+            return Lineage(number)
+        return dataclasses.replace(current.lineage, number=number)
+
+    def _is_model(self, number: int, current: Header) -> bool:
+        """Return whether a revision is the model as it is now; what it says of itself is not enough."""
+        file = self.file(number)
+        if file.is_symlink() or not file.is_file():
+            return False
+        if os.path.samefile(file, self.model):
+            return True
         try:
-            return Header.read(self.file(number)).digest
+            same = Header.read(file).digest == current.digest
         except FileFormatError:  # a damaged revision is no reason not to go on
-            return ""
+            return False
+        return same and filecmp.cmp(file, self.model, shallow=False)
 
-    def _keep(self, number: int) -> None:
-        with atomic_path(self.file(number)) as temporary:
-            temporary.unlink()
-            try:
-                os.link(self.model, temporary)
-            except OSError:  # no hard links here
-                shutil.copyfile(self.model, temporary)
+    def is_kept(self, ancestor: Ancestor) -> bool:
+        """Return whether there is something where a revision should lie."""
+        return os.path.lexists(self.file(ancestor.revision))
 
-    def prune(self, trail: Sequence[int], keep: int) -> None:
+    def verified(self, ancestor: Ancestor, lineage: Lineage) -> Header:
+        """Return the header of a revision after making sure that it is what the model's own file says came before it.
+
+        Parameters
+        ----------
+        ancestor : Ancestor
+            The revision.
+        lineage : Lineage
+            That of the model. Where it has no checksums, as in files of version 0.1, the revision must at least be
+            whole and name the same revisions before it.
+
+        Raises
+        ------
+        FileFormatError
+            If it is damaged, was altered, or was put there by somebody else.
+        """
+        file = self.file(ancestor.revision)
+        if file.is_symlink() or not file.is_file():
+            raise FileFormatError(f"{file} must be an ordinary file to be a revision of {self.model.name}, got a link")
+        archive = read_archive(file)
+        found = Header.of(archive, str(file))
+        if ancestor.digest:
+            fits = archive.digest == ancestor.digest
+        else:
+            before = [entry.revision for entry in lineage.ancestors if entry.revision < ancestor.revision]
+            told = [entry.revision for entry in found.lineage.ancestors]
+            fits = found.revision == found.lineage.number == ancestor.revision and told == before
+        if not fits:
+            raise FileFormatError(
+                f"{file} must be the revision that led to {self.model.name}, but it is another model or was altered; "
+                "nothing was changed"
+            )
+        return found
+
+    def prune(self, lineage: Lineage, keep: int) -> None:
         """Remove revisions beyond the latest ones: first those that were undone, then the oldest."""
-        kept = self.numbers()
+        kept, trail = self.numbers(), {lineage.number, *(entry.revision for entry in lineage.ancestors)}
         undone = [number for number in kept if number not in trail]
         order = [*undone, *(number for number in kept if number in trail)]
         for number in order[: max(len(order) - keep - 1, 0)]:
@@ -162,12 +222,18 @@ class History:
     def undone(self) -> list[Undone]:
         """Return all rollbacks, the oldest first."""
         try:
+            if self._log.is_symlink():
+                raise FileFormatError("it is a link")
             entries = json.loads(self._log.read_text(encoding="utf-8"))
-            return [Undone(Change.from_dict(item["change"]), item["before"], item["after"]) for item in entries]
+            fields = Fields({"rollbacks": entries}, {}, {}, "it")
+            return [Undone.from_fields(entry) for entry in fields.records("rollbacks")]
         except FileNotFoundError:
             return []
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise FileFormatError(f"{self._log} must be a list of rollbacks, got a damaged one: {error}") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise FileFormatError(
+                f"{self._log} must be a list of rollbacks, got a damaged one: {error}; the model is as it was, and can "
+                "be used again once that file is mended or moved away"
+            ) from error
 
     def record(self, entry: Undone) -> None:
         """Write down a rollback that is about to happen."""
@@ -175,7 +241,7 @@ class History:
 
     def _write(self, entries: Sequence[Undone]) -> None:
         plain = [{"change": entry.change.to_dict(), "before": entry.before, "after": entry.after} for entry in entries]
-        with atomic_path(self._log) as temporary:
+        with atomic_path(self._log, like=self.model) as temporary:
             temporary.write_text(json.dumps(plain, indent=1), encoding="utf-8")
 
 

@@ -4,22 +4,81 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from evergrow.backbones.base import BackboneSpec
-from evergrow.core.archive import Archive
+from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import FileFormatError
+from evergrow.core.fields import Fields
+from evergrow.core.version import __version__
 from evergrow.heads.base import HEADS, IncrementalClassifier
-from evergrow.learner.calibration import Calibration
+from evergrow.learner import calibration as calibrations
+from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.changes import Change
-from evergrow.learner.tuning import Tuning
+from evergrow.learner.recipe import SETTINGS, HeadRecipe
 
-KIND = "Learner"
-_HEAD, _SOLUTION, _TUNER = "head.", "solution.", "tuner."
+if TYPE_CHECKING:
+    from evergrow.training.adaptation import Adaptation
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A revision of a model file that led to a later one.
+
+    Parameters
+    ----------
+    revision : int
+        Its number.
+    digest : str
+        Its checksum; empty in files of version 0.1, which did not write it down.
+    """
+
+    revision: int
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a model stands among the revisions of its file.
+
+    Parameters
+    ----------
+    number : int
+        The revision that it was written as; 0 for one that never was.
+    ancestors : tuple of Ancestor
+        The revisions before it, the oldest first. Their checksums vouch for what lies in the history.
+    """
+
+    number: int = 0
+    ancestors: tuple[Ancestor, ...] = ()
+
+    def next(self, number: int, digest: str) -> Lineage:
+        """Return the lineage of the revision that follows this one, whose checksum is given."""
+        return Lineage(number, (*self.ancestors, Ancestor(self.number, digest)))
+
+    def to_values(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "number": self.number,
+            "ancestors": [{"revision": entry.revision, "digest": entry.digest} for entry in self.ancestors],
+        }
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Lineage:
+        """Return the lineage that :meth:`to_values` described, or raise :class:`FileFormatError`."""
+        number = fields.integer("number")
+        ancestors = tuple(
+            Ancestor(entry.integer("revision", low=1), entry.text("digest", default=""))
+            for entry in fields.records("ancestors")
+        )
+        numbers = [*(entry.revision for entry in ancestors), number]
+        fields.require(all(a < b for a, b in pairwise(numbers)), f"its revisions do not ascend: {numbers[-10:]}")
+        return cls(number, ancestors)
 
 
 @dataclass(frozen=True)
@@ -38,12 +97,16 @@ class Snapshot:
         Novelty of known things.
     history : tuple of Change
         All changes that led here.
-    trail : tuple of int
-        Revisions of the model file that led here, the latest last; see :mod:`evergrow.learner.modelfile`.
-    about : dict
-        The method and the settings that the head was made with.
-    tuning : Tuning or None
+    lineage : Lineage
+        Revisions of the model file that led here; see :mod:`evergrow.learner.modelfile`.
+    reason : str
+        Why the backbone was chosen, where that was automatic.
+    seed : int
+        Seed of the head and of the adaptation.
+    adaptation : Adaptation or None
         What the backbone was adapted with, where it was.
+    extra : Extra
+        Optional contents of a file that a later evergrow wrote, kept as they were read.
     """
 
     head: IncrementalClassifier
@@ -51,9 +114,11 @@ class Snapshot:
     counts: dict[str, int]
     calibration: Calibration = field(default_factory=Calibration)
     history: tuple[Change, ...] = ()
-    trail: tuple[int, ...] = ()
-    about: dict[str, Any] = field(default_factory=dict)
-    tuning: Tuning | None = None
+    lineage: Lineage = field(default_factory=Lineage)
+    reason: str = ""
+    seed: int = 0
+    adaptation: Adaptation | None = None
+    extra: Extra = field(default_factory=lambda: Extra())
 
     @property
     def revision(self) -> int:
@@ -65,64 +130,233 @@ class Snapshot:
         """Names of the classes, sorted."""
         return np.asarray(self.head.classes_, dtype=np.str_)
 
+    @property
+    def kind(self) -> str:
+        """What the samples are: ``"image"``, ``"text"`` or ``"features"``."""
+        return "features" if self.spec is None else self.spec.kind
+
     def after(self, change: Change, **values: Any) -> Snapshot:
         """Return what is known after a change."""
         history = (*self.history, change.numbered(self.revision + 1))
         return dataclasses.replace(self, history=history, **values)
 
-    def to_archive(self, settings: dict[str, Any]) -> Archive:
+    def to_archive(self, recipe: HeadRecipe) -> Archive:
         """Return what a file holds: numbers, plain settings and never a sample."""
-        parts = {"head": self.head.to_archive()}
+        parts = {"head": self.head.to_archive(), "calibration": self.calibration.to_archive()}
         solution = self.head.solution()
         if solution is not None:
             parts["solution"] = solution
-        tensors = {}
-        if self.tuning is not None:
-            tensors = {f"{_TUNER}{name}": tensor for name, tensor in self.tuning.tensors.items()}
+        if self.adaptation is not None:
+            parts["adaptation"] = self.adaptation.to_archive()
         meta = {
-            "settings": settings,
-            "about": self.about,
+            **self.extra.meta,
+            "method": recipe.method,
+            "settings": recipe.settings,
+            "options": recipe.plain_options(),
             "backbone": None if self.spec is None else self.spec.to_dict(),
-            "tuning": None if self.tuning is None else self.tuning.to_meta(),
-            "labels": self.classes.tolist(),
+            "reason": self.reason,
+            "seed": self.seed,
             "counts": self.counts,
-            "calibration": self.calibration.to_list(),
             "history": [change.to_dict() for change in self.history],
             "revision": self.revision,
-            "trail": list(self.trail),
+            "lineage": self.lineage.to_values(),
         }
-        return Archive(KIND, meta, tensors, parts)
-
-    @classmethod
-    def from_archive(cls, archive: Archive, device: str | torch.device | None, name: str) -> Snapshot:
-        """Return what :meth:`to_archive` wrote, or raise :class:`FileFormatError`."""
-        try:
-            meta = archive.meta
-            spec = None if meta["backbone"] is None else BackboneSpec.from_dict(meta["backbone"])
-            parts, inside = _split(archive.tensors), dict(archive.parts)
-            if "head" in meta:  # as 0.1 wrote it
-                inside["head"] = Archive(meta["head"]["kind"], meta["head"]["meta"], parts[_HEAD])
-                inside["solution"] = Archive("head-solution", meta["solution"], parts[_SOLUTION])
-            head = HEADS[meta["settings"]["method"]].from_archive(inside["head"], device, name=name)
-            if head.can("solution") and "solution" in inside:
-                head.adopt_solution(inside["solution"], name=f"{name}: solution")
-            tuned = meta.get("tuning")  # files of versions that did not adapt have no such entry
-            return cls(
-                head=head,
-                spec=spec,
-                counts={str(key): int(value) for key, value in meta["counts"].items()},
-                calibration=Calibration.from_list(meta["calibration"]),
-                history=tuple(Change.from_dict(values) for values in meta["history"]),
-                trail=tuple(int(number) for number in meta["trail"]),
-                about=dict(meta["about"]),
-                tuning=None if tuned is None else Tuning.from_meta(tuned, parts[_TUNER]),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise FileFormatError(f"{name} must be a whole model, but it lacks or garbles {error}") from error
+        return KIND.archive(meta, parts={**self.extra.parts, **parts})
 
 
-def _split(tensors: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    return {
-        prefix: {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        for prefix in (_HEAD, _SOLUTION, _TUNER)
+@dataclass(frozen=True)
+class Extra:
+    """What a file has beyond the fields that this version knows."""
+
+    meta: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, Archive] = field(default_factory=dict)
+
+
+def counted(before: dict[str, int], labels: NDArray[np.str_]) -> dict[str, int]:
+    """Return the samples of each class with a batch added.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.learner.snapshot import counted
+    >>> counted({"cat": 2}, np.array(["cat", "ant"]))
+    {'ant': 1, 'cat': 3}
+    """
+    names, counts = np.unique(labels, return_counts=True)
+    total = dict(before)
+    for name, count in zip(names.tolist(), counts.tolist(), strict=True):
+        total[name] = total.get(name, 0) + count
+    return dict(sorted(total.items()))
+
+
+def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> dict[str, Any]:
+    """Return what is known of a learner, in plain values.
+
+    Parameters
+    ----------
+    now : Snapshot
+        What it knows.
+    recipe : HeadRecipe
+        How its head was made.
+    numerics : bool
+        Whether to add rank and conditioning, which take a decomposition.
+
+    Returns
+    -------
+    dict
+        ``evergrow`` (version here), ``method``, ``settings``, ``options``, ``kind`` (of the samples), ``backbone``
+        (None, or its description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the
+        backbone was adapted with: tuner, settings, number of parameters, the backbone before, and how the training
+        went), ``n_features``, ``n_units``, ``n_classes``, ``n_samples``, ``classes`` (name and samples of each),
+        ``novelty`` (None, or the number of calibrated scores and the threshold), ``revision``, ``history``, and with
+        ``numerics`` the head's diagnostics.
+    """
+    head = now.head
+    values = {
+        "evergrow": __version__,
+        "method": recipe.method,
+        "settings": recipe.settings,
+        "options": dict(recipe.options or {}),
+        "kind": now.kind,
+        "backbone": None if now.spec is None else {**now.spec.to_dict(), "reason": now.reason},
+        "adaptation": None if now.adaptation is None else now.adaptation.describe(),
+        "n_features": head.n_features_in_,
+        "n_units": head.n_units_ if head.can("diagnostics") else None,
+        "n_classes": len(now.classes),
+        "n_samples": sum(now.counts.values()),
+        "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
+        "novelty": _novelty(now),
+        "revision": now.revision,
+        "history": [change.to_dict() for change in now.history],
     }
+    if numerics:
+        values["numerics"] = head.diagnostics() if head.can("diagnostics") and len(now.classes) else None
+    return values
+
+
+def _novelty(now: Snapshot) -> dict[str, Any] | None:
+    if not now.head.can("novelty") or not now.calibration.n:
+        return None
+    threshold = now.calibration.threshold(FALSE_ALARM)
+    return {"calibrated_on": now.calibration.n, "false_alarm": FALSE_ALARM, "threshold": threshold}
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+
+
+def read_snapshot(archive: Archive, device: str | torch.device | None, name: str) -> tuple[Snapshot, HeadRecipe]:
+    """Return what a learner knows, and how its head is made, from what :meth:`Snapshot.to_archive` gave.
+
+    Raises
+    ------
+    FileFormatError
+        If the archive is no learner, or its parts do not fit each other.
+    """
+    fields = archive.open(KIND.name, name=name)
+    recipe = HeadRecipe(
+        fields.text("method", choices=HEADS.names()),
+        fields.text("settings", choices=SETTINGS),
+        fields.mapping("options"),
+    )
+    head, counts = _head(fields, recipe.method, device)
+    spec = BackboneSpec.from_dict(fields.mapping("backbone")) if fields.has("backbone") else None
+    history, lineage = read_history(fields)
+    if spec is not None:
+        fields.require(
+            spec.n_features == head.n_features_in_,
+            f"its backbone has {spec.n_features} features and its head takes {head.n_features_in_}",
+        )
+    snapshot = Snapshot(
+        head,
+        spec,
+        counts,
+        Calibration.from_archive(fields.part("calibration"), fields.inside("calibration")),
+        history,
+        lineage,
+        reason=fields.text("reason", default=""),
+        seed=fields.integer("seed", low=-(2**63), high=2**64, default=0),
+        adaptation=_adaptation(fields) if fields.has("adaptation") else None,
+    )
+    return dataclasses.replace(snapshot, extra=Extra(fields.unknown(), fields.unknown_parts())), recipe
+
+
+def read_history(fields: Fields) -> tuple[tuple[Change, ...], Lineage]:
+    """Return the changes that led to a model, and its place among the revisions, of an opened learner."""
+    history = tuple(Change.from_fields(entry) for entry in fields.records("history"))
+    numbers = [change.revision for change in history]
+    fields.require(numbers == sorted(numbers), "the revisions of its changes do not ascend")
+    revision = fields.integer("revision")
+    fields.require(revision == (numbers[-1] if numbers else 0), f"its revision is {revision}, not that of its history")
+    lineage = Lineage.from_fields(fields.fields("lineage"))
+    fields.require(
+        not history or lineage.number <= revision, f"it was written as revision {lineage.number} and is {revision}"
+    )
+    return history, lineage
+
+
+def _head(
+    fields: Fields, method: str, device: str | torch.device | None
+) -> tuple[IncrementalClassifier, dict[str, int]]:
+    """Return the head, and the samples of each class, which must be those that it has learned."""
+    head = HEADS[method].from_archive(fields.part("head"), device, name=fields.inside("head"))
+    learned = head.class_counts_
+    fields.require(head.classes_.dtype.kind == "U", "the labels of its head are no names")
+    entries = fields.fields("counts")
+    counts = {name: entries.integer(name, low=1) for name in head.classes_.tolist()}
+    fields.require(not entries.unknown(), f"it counts samples of {next(iter(entries.unknown()), '')!r}, not learned")
+    fields.require(
+        learned is None or list(counts.values()) == learned.tolist(), "it counts other samples than its head learned"
+    )
+    if fields.has("solution"):
+        fields.require(head.can("solution"), f"heads of method {method!r} have no solution to keep")
+        head.adopt_solution(fields.part("solution"), name=fields.inside("solution"))
+    return head, dict(sorted(counts.items()))
+
+
+def _adaptation(fields: Fields) -> Adaptation:
+    from evergrow.training.adaptation import Adaptation  # most models have none, and it takes time to import
+
+    return Adaptation.from_archive(fields.part("adaptation"), fields.inside("adaptation"))
+
+
+# -- files of version 0.1 -----------------------------------------------------------------------------------
+
+
+def _from_flat(old: Archive) -> Archive:
+    """Return the nested form of a learner of version 0.1, whose tensors all lay in one folder of names."""
+    meta, about, settings = old.meta, old.meta["about"], old.meta["settings"]
+    tensors = {
+        prefix: {name.removeprefix(prefix): value for name, value in old.tensors.items() if name.startswith(prefix)}
+        for prefix in ("head.", "solution.", "tuner.")
+    }
+    if sorted(meta["labels"]) != sorted(meta["counts"]):
+        raise FileFormatError("a learner must count the samples of the classes that it lists, got others")
+    parts = {
+        "head": Archive(meta["head"]["kind"], meta["head"]["meta"], tensors["head."]),
+        "calibration": calibrations.KIND.archive({"batches": meta["calibration"]}),
+    }
+    if meta["solution"]:
+        parts["solution"] = Archive("head-solution", meta["solution"], tensors["solution."])
+    if meta.get("tuning") is not None:  # files of the first months have no such entry
+        parts["adaptation"] = Archive("adaptation", meta["tuning"], tensors["tuner."])
+    trail = list(meta["trail"])
+    lineage = {
+        "number": trail[-1] if trail else 0,
+        "ancestors": [{"revision": number} for number in trail[:-1]],
+    }
+    new = {
+        "method": settings["method"],
+        "settings": settings["settings"],
+        "options": settings["options"],
+        "backbone": meta["backbone"],
+        "reason": about.get("auto_reason", ""),
+        "seed": about.get("seed", 0),
+        "counts": meta["counts"],
+        "history": meta["history"],
+        "revision": meta["revision"],
+        "lineage": lineage,
+    }
+    return Archive("learner", new, parts=parts, version=2)
+
+
+KIND = register_kind("learner", version=2, migrations={1: _from_flat}, former=("Learner",))

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from evergrow.backbones import ImageBackbone
 from evergrow.backbones.extraction import extract
+from evergrow.core.archive import Archive
 from evergrow.core.errors import InputError
-from evergrow.core.items import ImageArrays, ImageFiles, Items
-from evergrow.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels
+from evergrow.core.fields import Fields
+from evergrow.core.items import Items, concat_items
+from evergrow.heads.classifier import Contents
+from evergrow.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels, without_call_settings
 from evergrow.training.adapted import own_copy
 from evergrow.training.classifiers import CosineHead, Network
 from evergrow.training.cost import Cost, count_parameters, inference_gflops, training_gflops
 from evergrow.training.loop import TrainConfig, train
 
 
-@IMAGE_METHODS.register("joint-ft")
+def _from_version_1(old: Archive) -> Archive:
+    """Return an archive of evergrow 0.1 in the present layout."""
+    meta = without_call_settings(old)
+    return Archive(old.kind, meta, old.tensors, version=2)
+
+
+@IMAGE_METHODS.register("joint-ft", version=2, former=("JointFineTuning",), migrations={1: _from_version_1})
 class JointFineTuning(ImageClassifier):
     """A network fine-tuned on everything seen so far, as if all of it came at once.
 
@@ -115,19 +122,19 @@ class JointFineTuning(ImageClassifier):
         self.config()
 
     def _reset(self) -> None:
-        for name in ("_kept", "_network"):
+        for name in ("_tasks", "_network"):
             self.__dict__.pop(name, None)
 
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:
-        if labels.n_old and "_kept" not in vars(self):
+        if labels.n_old and "_tasks" not in vars(self):
             raise InputError(
                 "partial_fit must come after fit, got a classifier read from a file, which holds no images: "
                 "call fit with all of them"
             )
-        before: tuple[Any, ...] = vars(self).get("_kept", ())
-        kept = (*before, (items, labels.codes))
-        joined([part for part, _ in kept])  # refuses what does not go together
-        self._kept = kept
+        before: tuple[Any, ...] = vars(self).get("_tasks", ())
+        tasks = (*before, (items, labels.codes))
+        concat_items([part for part, _ in tasks])  # refuses what does not go together
+        self._tasks = tasks
         self.__dict__.pop("_network", None)
         return Cost()
 
@@ -138,8 +145,8 @@ class JointFineTuning(ImageClassifier):
         return self._network
 
     def _train(self) -> Network:
-        items = joined([part for part, _ in self._kept])
-        codes = np.concatenate([codes for _, codes in self._kept])
+        items = concat_items([part for part, _ in self._tasks])
+        codes = np.concatenate([codes for _, codes in self._tasks])
         network, config = self._new_network(), self.config()
         size = self.base_.transform.size
         log = train(
@@ -185,59 +192,16 @@ class JointFineTuning(ImageClassifier):
         logits = extract(ImageBackbone(network, spec, self.device_), items, cache=False).features
         return torch.from_numpy(np.array(logits))
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return dict(self.network().state_dict()), {}
+    def _contents(self) -> Contents:
+        return Contents({}, dict(self.network().state_dict()))
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+    def _restore(self, fields: Fields) -> None:
+        shapes = {f"backbone.{name}": value for name, value in self.base_.module.state_dict().items()}
+        head = {"head.weight": (len(self.arrival_), self.base_.n_features), "head.scale": (1,)}
+        tensors = {name: fields.tensor(name, value.shape, dtype=value.dtype) for name, value in shapes.items()}
+        tensors |= {name: fields.tensor(name, shape, dtype=torch.float32) for name, shape in head.items()}
+        strange = set(fields.tensor_names()) - set(tensors)
+        fields.require(not strange, f"{min(strange, default='')!r} is no part of the network")
         network = self._new_network()
         network.load_state_dict(tensors)
         self._network = network.requires_grad_(False).eval()
-
-
-def joined(parts: Sequence[Items]) -> Items:
-    """Return the images of several tasks as one.
-
-    Parameters
-    ----------
-    parts : sequence of Items
-        All in memory and of one size, or all in files.
-
-    Raises
-    ------
-    InputError
-        If they do not go together.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from evergrow.core.items import ImageFiles
-    >>> from evergrow.methods.joint import joined
-    >>> joined([ImageFiles(Path("a"), ("1.jpg",)), ImageFiles(Path("a/b"), ("2.jpg",))]).names
-    ('1.jpg', 'b/2.jpg')
-    """
-    if len(parts) == 1:
-        return parts[0]
-    if all(isinstance(part, ImageArrays) for part in parts):
-        arrays: list[NDArray[np.uint8]] = [part.pixels for part in parts if isinstance(part, ImageArrays)]
-        if len({array.shape[1:] for array in arrays}) > 1:
-            shapes = sorted({array.shape[1:] for array in arrays})
-            raise InputError(f"items must be of one size in all tasks to be trained on together, got {shapes}")
-        return ImageArrays(np.concatenate(arrays))
-    files = [part for part in parts if isinstance(part, ImageFiles)]
-    if len(files) != len(parts):
-        kinds = sorted({type(part).__name__ for part in parts})
-        raise InputError(f"items must be of one kind in all tasks to be trained on together, got {', '.join(kinds)}")
-    root = files[0].root if len({part.root for part in files}) == 1 else _common_root(files)
-    names = [
-        name if part.root == root else (part.root.absolute() / name).relative_to(root).as_posix()
-        for part in files
-        for name in part.names
-    ]
-    return ImageFiles(root, tuple(names))
-
-
-def _common_root(files: Sequence[ImageFiles]) -> Path:
-    try:
-        return Path(os.path.commonpath([part.root.absolute() for part in files]))
-    except ValueError as error:
-        raise InputError(f"items must lie on one drive to be trained on together: {error}") from error

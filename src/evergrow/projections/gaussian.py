@@ -94,11 +94,14 @@ class FourierProjection(Projection):
     ----------
     n_units : int
         Width L.
-    gamma : float or "median"
+    gamma : float, "median" or "spread"
         Kernel ``exp(-gamma |z - z'|^2)``: weights are ``N(0, 2 gamma)``. ``"median"`` takes
-        ``0.5 / median squared distance`` of first-task rows.
+        ``0.5 / median squared distance`` of first-task rows; ``"spread"`` a bandwidth of twice the root mean square
+        distance from their mean.
     random_state : int
         Seed of the units.
+    orthogonal : bool
+        Orthogonal directions within blocks of 256 units, instead of independent ones.
 
     Examples
     --------
@@ -111,13 +114,21 @@ class FourierProjection(Projection):
     True
     """
 
-    def __init__(self, n_units: int = 10_000, gamma: float | str = "median", random_state: int = 0) -> None:
+    def __init__(
+        self,
+        n_units: int = 10_000,
+        gamma: float | str = "median",
+        random_state: int = 0,
+        *,
+        orthogonal: bool = False,
+    ) -> None:
         super().__init__("cos", random_state)
         check_number("n_units", n_units, low=1, integer=True)
-        if gamma != "median":
+        if gamma not in ("median", "spread"):
             check_number("gamma", gamma, low=0, low_open=True)
         self.requested = int(n_units)
         self.gamma = gamma
+        self.orthogonal = bool(orthogonal)
 
     @classmethod
     def from_settings(cls, settings: LayerSettings) -> Self:
@@ -129,15 +140,16 @@ class FourierProjection(Projection):
     def build(self, Z: Tensor, Y: Tensor) -> Self:
         """Draw frequencies and phases; only the bandwidth may depend on Z."""
         check_matrix("Z", Z)
-        gamma = median_gamma(Z, self.random_state) if isinstance(self.gamma, str) else float(self.gamma)
-        sampler = UnitSampler(Z, (math.sqrt(2.0 * gamma),), "gaussian", self.random_state, self.kind)
-        weights, phases = [], []
-        for index in range(math.ceil(self.requested / _BLOCK)):
-            weights.append(sampler.units(index, sampler.normals(index, 1, _BLOCK), 0)[0])
-            stream = generator(self.random_state, self.kind, index, "phases")
-            phases.append(torch.rand(_BLOCK, generator=stream, dtype=torch.float64) * (2.0 * math.pi))
-        self.weights = torch.cat(weights, dim=1)[:, : self.requested].contiguous()
-        self.bias = torch.cat(phases)[: self.requested].to(Z.device)
+        if self.gamma == "spread":
+            scales: Scales = "spread"
+        else:
+            gamma = median_gamma(Z, self.random_state) if isinstance(self.gamma, str) else float(self.gamma)
+            scales = (math.sqrt(2.0 * gamma),)
+        sampler = UnitSampler(Z, scales, "phases", self.random_state, self.kind, orthogonal=self.orthogonal)
+        rounds = range(math.ceil(self.requested / _BLOCK))
+        pieces = [sampler.units(index, sampler.normals(index, 1, _BLOCK), 0) for index in rounds]
+        self.weights = torch.cat([piece[0] for piece in pieces], dim=1)[:, : self.requested].contiguous()
+        self.bias = torch.cat([piece[1] for piece in pieces])[: self.requested]
         return self
 
     @property
@@ -152,7 +164,7 @@ class FourierProjection(Projection):
     def to_archive(self) -> Archive:
         """Return what a file holds of the map."""
         archive = super().to_archive()
-        archive.meta["gamma"] = self.gamma
+        archive.meta.update(gamma=self.gamma, orthogonal=self.orthogonal)
         return archive
 
     @classmethod
@@ -160,7 +172,8 @@ class FourierProjection(Projection):
         """Return the frozen map that :meth:`to_archive` gave."""
         projection = super().from_archive(fields, device)
         fields.require(projection.activation == "cos" and projection.n_units > 0, "its units are no cosines")
-        projection.gamma = fields.word_or_number("gamma", ("median",), low=0.0)
+        projection.gamma = fields.word_or_number("gamma", ("median", "spread"), low=0.0)
+        projection.orthogonal = fields.flag("orthogonal", default=False)  # version 0.1 had independent ones only
         return projection
 
 

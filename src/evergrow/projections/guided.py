@@ -106,7 +106,8 @@ class GuidedProjection(Projection):
         if Z.shape[0] < 1 or Y.shape[1] < 1:
             raise ParameterError(f"Z and Y must not be empty, got shapes {tuple(Z.shape)} and {tuple(Y.shape)}")
         Z, Y = Z.to(CONSTRUCTION_DTYPE), Y.to(CONSTRUCTION_DTYPE)
-        sampler = UnitSampler(Z, self.config.scales, self.config.bias, self.random_state, self.kind)
+        config = self.config
+        sampler = UnitSampler(Z, config.scales, config.bias, self.random_state, self.kind, orthogonal=config.orthogonal)
         search = Search(self.config, sampler, self._residual(sampler, Z, Y, base))
         search.run(self.verbose)
         self.status, self.log, self.n_guided = search.status, search.log, search.width

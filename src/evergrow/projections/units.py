@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import generator
-from evergrow.projections.scales import AUTO_SPREADS, Scales, centred_rms, paper_or_given
+from evergrow.projections.scales import AUTO_SPREADS, FOURIER_BANDWIDTH, Scales, centred_rms, paper_or_given
 
-BIAS_RULES = ("gaussian", "points")
+BIAS_RULES = ("gaussian", "points", "phases")
 
 
 class UnitSampler:
@@ -22,28 +24,38 @@ class UnitSampler:
     ----------
     Z : Tensor of shape (n, d)
         First-task features; ``"auto"`` scales and ``"points"`` biases look at them.
-    scales : "paper", "auto" or sequence of float
-        Scales of the weights. ``"auto"`` draws a spread of pre-activations for every unit.
-    bias : {"gaussian", "points"}
+    scales : "paper", "auto", "spread" or sequence of float
+        Scales of the weights. ``"auto"`` draws a spread of pre-activations for every unit, ``"spread"`` has the same
+        one for all, as cosines want.
+    bias : {"gaussian", "points", "phases"}
         ``"gaussian"``: ``b ~ N(0, scale^2)`` as in the paper. ``"points"``: ``b = -w . z_i`` for a random
-        first-task sample, so that every unit bends where there is data.
+        first-task sample, so that every unit bends where there is data. ``"phases"``: uniform on a full turn, for
+        cosines.
     seed : int
         Seed of the streams.
     purpose : str
         Name of the streams.
+    orthogonal : bool
+        Turn the weights of a block so that they are orthogonal, as far as there are dimensions; lengths stay.
     """
 
-    def __init__(self, Z: Tensor, scales: Scales, bias: str, seed: int, purpose: str) -> None:
+    def __init__(
+        self, Z: Tensor, scales: Scales, bias: str, seed: int, purpose: str, *, orthogonal: bool = False
+    ) -> None:
         if bias not in BIAS_RULES:
             raise ParameterError(f"bias must be one of {BIAS_RULES}, got {bias!r}")
         self.Z = Z
         self.bias = bias
         self.seed = seed
         self.purpose = purpose
+        self.orthogonal = orthogonal
         self.auto = isinstance(scales, str) and scales == "auto"
-        self.scales = (
-            torch.tensor(AUTO_SPREADS, dtype=torch.float64) / centred_rms(Z) if self.auto else paper_or_given(scales)
-        )
+        if self.auto:
+            self.scales = torch.tensor(AUTO_SPREADS, dtype=torch.float64) / centred_rms(Z)
+        elif isinstance(scales, str) and scales == "spread":
+            self.scales = torch.tensor([FOURIER_BANDWIDTH / centred_rms(Z)], dtype=torch.float64)
+        else:
+            self.scales = paper_or_given(scales)
 
     @property
     def n_scales(self) -> int:
@@ -63,10 +75,16 @@ class UnitSampler:
         """Turn the normals of a round into weights (d, m) and biases (m,) at one step of the schedule."""
         device, count = self.Z.device, normals.shape[0] * normals.shape[2]
         scale = self._unit_scales(round_, count, step)
+        if self.orthogonal:
+            normals = torch.stack([_orthogonal(piece) for piece in normals])
         normals = normals.to(device, non_blocking=True).transpose(0, 1).reshape(normals.shape[1], count)
         weights = normals[:-1] * scale
         if self.bias == "gaussian":
             return weights, (normals[-1] * scale).to(torch.float64)
+        if self.bias == "phases":
+            stream = generator(self.seed, self.purpose, round_, "phases")
+            turns = torch.rand(count, generator=stream, dtype=torch.float64)
+            return weights, (turns * (2.0 * math.pi)).to(device)
         stream = generator(self.seed, self.purpose, round_, "points")
         points = torch.randint(self.Z.shape[0], (count,), generator=stream).to(device)
         chosen = self.Z[points].to(torch.float64)
@@ -85,3 +103,18 @@ class UnitSampler:
     def step_scale(self, step: int) -> float:
         """Return the scale of a step, for the log; with ``"auto"`` the middle of the range."""
         return float(self.scales.log().mean().exp()) if self.auto else float(self.scales[step])
+
+
+def _orthogonal(normals: Tensor) -> Tensor:
+    """Turn the columns of a block (d + 1, m), whose last row are biases, into orthogonal ones of the same lengths.
+
+    Lengths and directions of normal vectors are independent, so that each column alone is as it was.
+    """
+    turned = normals.clone()
+    width = normals.shape[0] - 1
+    for start in range(0, normals.shape[1], width):
+        columns = normals[:-1, start : start + width].to(torch.float64)
+        basis, triangle = torch.linalg.qr(columns)
+        signs = torch.where(triangle.diagonal() < 0.0, -1.0, 1.0)
+        turned[:-1, start : start + width] = (basis * signs * columns.norm(dim=0)).to(normals.dtype)
+    return turned

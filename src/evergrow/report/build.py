@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.core.files import atomic_path
 from evergrow.core.optional import require
 from evergrow.report.catalogue import build_sections
 from evergrow.report.collect import LeftOut, collect
@@ -19,14 +19,14 @@ from evergrow.report.page import figure_parts, missing_entries, page_notes, rend
 from evergrow.tables import render
 
 MANIFEST = ".evergrow-report"
-"""File that lists what a report consists of, so that the next one can take its place."""
+"""File that lists the files of a report, so that the next report can replace them."""
 
 _TABLE_FORMATS = {"md": "markdown", "tex": "latex", "csv": "csv"}
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was written.
+    """A report that was written.
 
     Parameters
     ----------
@@ -35,11 +35,11 @@ class Report:
     figures, tables : list of str
         Names of the panels and tables, files without their endings.
     not_run : list of NotRun
-        What no record holds.
+        Results of the paper that no record holds.
     left_out : list of LeftOut
         Files that could not be used.
     notes : list of str
-        What a reader must know about the data.
+        Remarks on the data: copies, failed runs, uneven seeds.
     """
 
     page: Path
@@ -61,7 +61,7 @@ def build_report(
     *,
     title: str = "Evergrow benchmark report",
 ) -> Report:
-    """Draw every table and figure that records allow, and name what they do not.
+    """Draw every table and figure that records allow, and name the results that no record holds.
 
     The same records give the same bytes. Files are written whole, the page last; those of an earlier report in the same
     folder are replaced or removed, and no other file is touched.
@@ -94,8 +94,8 @@ def build_report(
         require(module, extra="report", purpose=purpose)
     folder = Path(output)
     earlier = _earlier(folder)
-    collected = collect([runs] if isinstance(runs, (str, os.PathLike)) else list(runs))
-    sections = build_sections(collected)
+    record_set = collect([runs] if isinstance(runs, (str, os.PathLike)) else list(runs))
+    sections = build_sections(record_set)
     figures, tables = figure_parts(sections), table_parts(sections)
     files: dict[str, bytes] = {}
     for panel in (panel for figure in figures for panel in figure.panels):
@@ -103,17 +103,22 @@ def build_report(
         files[f"figures/{panel.name}.pdf"] = panel.pdf
     for table in tables:
         for ending, format in _TABLE_FORMATS.items():
-            files[f"tables/{table.name}.{ending}"] = render(table.comparison, format).encode()
-    files["index.html"] = render_page(title, collected, sections).encode()
+            files[f"tables/{table.name}.{ending}"] = _encoded(render(table.comparison, format))
+    files["index.html"] = _encoded(render_page(title, record_set, sections))
     _write(folder, files, earlier)
     return Report(
         page=folder / "index.html",
         figures=[panel.name for figure in figures for panel in figure.panels],
         tables=[table.name for table in tables],
         not_run=missing_entries(sections),
-        left_out=collected.left_out,
-        notes=page_notes(collected, sections),
+        left_out=record_set.left_out,
+        notes=page_notes(record_set, sections),
     )
+
+
+def _encoded(text: str) -> bytes:
+    """Return a text as UTF-8; what cannot be written so, as in file names of other encodings, becomes escapes."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _earlier(folder: Path) -> list[str]:
@@ -163,14 +168,5 @@ def _replace(target: Path, contents: bytes) -> None:
     """Write a file in one step; one that has these contents already keeps its date."""
     if target.exists() and target.read_bytes() == contents:
         return
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(contents)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with atomic_path(target) as temporary:
+        temporary.write_bytes(contents)

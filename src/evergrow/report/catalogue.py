@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from evergrow.records import RunRecord
 from evergrow.report import mechanism_figures as mechanism
 from evergrow.report import record_tables
 from evergrow.report import run_figures as runs
-from evergrow.report.collect import Collection, RecordCollections
+from evergrow.report.collect import RecordSet, RunFolder
 from evergrow.report.contents import Figure, NotRun, Section, Table, distinct_names
 from evergrow.report.published import known_backbone, known_dataset, load_published
 from evergrow.report.styles import FSA
+from evergrow.tables import dataset_label
 
 MECHANISM = "evergrow bench mechanism experiments/mechanism.toml"
 HEADS = "evergrow bench run experiments/feature_heads_official.toml"
@@ -39,7 +39,7 @@ class CatalogueEntry:
     name, title, paper : str
         Of the section; ``paper`` names the paper's table or figure.
     build : callable
-        Returns tables and figures from an collected; none where there are no records for it.
+        Makes tables and figures from a record set; none where it holds no records for them.
     why, command : str
         Which records would supply it, and what makes them; no command where nothing makes them.
     published : str
@@ -49,7 +49,7 @@ class CatalogueEntry:
     name: str
     title: str
     paper: str
-    build: Callable[[RecordCollections], Iterable[Table | Figure]]
+    build: Callable[[RecordSet], Iterable[Table | Figure]]
     why: str
     command: str = ""
     published: str = ""
@@ -77,7 +77,7 @@ ENTRIES: tuple[CatalogueEntry, ...] = (
         "dinov2",
         "DINOv2 backbone",
         "Table “Comparison of CIL performance across methods with DINO-v2 as the PTM”",
-        lambda collected: record_tables.main_tables(collected, "DINO-v2", "dinov2"),
+        lambda record_set: record_tables.main_tables(record_set, "DINO-v2", "dinov2"),
         'Records of runs of a spec whose data sets have backbone = "vit_base_patch14_dinov2.lvd142m".',
         PAPER_DINOV2,
         "dinov2",
@@ -86,7 +86,7 @@ ENTRIES: tuple[CatalogueEntry, ...] = (
         "resnet101",
         "ResNet-101 backbone",
         "Table “Comparison of CIL performance across methods with ResNet101 as the PTM”",
-        lambda collected: record_tables.main_tables(collected, "ResNet101", "resnet101"),
+        lambda record_set: record_tables.main_tables(record_set, "ResNet101", "resnet101"),
         'Records of runs of a spec whose data sets have backbone = "resnet101".',
         PAPER_RESNET,
         "resnet101",
@@ -129,7 +129,7 @@ ENTRIES: tuple[CatalogueEntry, ...] = (
         "eigenvalues",
         "Eigenvalues and condition number of Pₜ",
         "Figure “Eigenvalue and condition number analysis of Pₜ”",
-        lambda collected: [*mechanism.eigenvalue_curves(collected), *record_tables.conditioning_tables(collected)],
+        lambda record_set: [*mechanism.eigenvalue_curves(record_set), *record_tables.conditioning_tables(record_set)],
         "Records of the analysis conditioning.",
         MECHANISM,
     ),
@@ -203,7 +203,7 @@ ENTRIES: tuple[CatalogueEntry, ...] = (
         "training-time",
         "Training time",
         "Figure “Comparison of Training Time Across Representative CIL Methods”",
-        lambda collected: runs.measured(collected, runs.TIME),
+        lambda record_set: runs.measured(record_set, runs.TIME),
         "Records of runs with times.",
         HEADS,
     ),
@@ -211,7 +211,7 @@ ENTRIES: tuple[CatalogueEntry, ...] = (
         "gflops",
         "Computational cost",
         "Figure “Comparison of Computational Cost”",
-        lambda collected: [figure for measure in runs.COSTS for figure in runs.measured(collected, measure)],
+        lambda record_set: [figure for measure in runs.COSTS for figure in runs.measured(record_set, measure)],
         "Records of runs with extra.cost, which methods that train a network write (ease, coda-prompt, apt, sd-lora, "
         "joint-ft, and those ending in +fsa), of a spec on images.",
         IMAGES,
@@ -220,7 +220,7 @@ ENTRIES: tuple[CatalogueEntry, ...] = (
         "peak-memory",
         "Peak memory",
         "Figure “Comparison of Peak GPU Memory”",
-        lambda collected: runs.measured(collected, runs.MEMORY),
+        lambda record_set: runs.measured(record_set, runs.MEMORY),
         "Records of runs with their peak memory.",
         HEADS,
     ),
@@ -243,13 +243,13 @@ ENTRIES: tuple[CatalogueEntry, ...] = (
 )
 
 
-def build_sections(collected: RecordCollections) -> list[Section]:
-    """Return every section with what there is and what there is not.
+def build_sections(record_set: RecordSet) -> list[Section]:
+    """Return every section of the page, with its tables and figures and a note on each that is missing.
 
     Parameters
     ----------
-    collected : RecordCollections
-        Records.
+    record_set : RecordSet
+        What the page is made from.
 
     Returns
     -------
@@ -258,8 +258,8 @@ def build_sections(collected: RecordCollections) -> list[Section]:
     """
     sections = []
     for entry in ENTRIES:
-        parts = list(entry.build(collected))
-        missing = _missing(entry, collected, bool(parts))
+        parts = list(entry.build(record_set))
+        missing = _missing(entry, record_set, bool(parts))
         if entry.published:
             parts.append(published_part(entry.published))
         sections.append(Section(entry.name, entry.title, entry.paper, parts, missing))
@@ -274,13 +274,13 @@ def published_part(name: str) -> Table:
     return Table(f"published-{name}", f"Published: {heading.rstrip('.')}", caption, table.comparison(), published=True)
 
 
-def _missing(entry: CatalogueEntry, collected: RecordCollections, anything: bool) -> list[NotRun]:
+def _missing(entry: CatalogueEntry, record_set: RecordSet, anything: bool) -> list[NotRun]:
     missing = [] if anything else [NotRun(entry.title, entry.why, entry.command)]
     if entry.name == "accuracy":
-        missing += _paper_settings(collected) + _holes(collected)
+        missing += _paper_settings(record_set) + _holes(record_set)
     if entry.name == "strategies" and anything:
-        missing += [hole for item in collected.collections if record_tables.is_strategy(item) for hole in holes(item)]
-    if entry.name == "probe-gain" and anything and not any(map(runs.adapted, collected.runs)):
+        missing += [hole for item in record_set.folders if record_tables.is_strategy(item) for hole in holes(item)]
+    if entry.name == "probe-gain" and anything and not any(map(runs.adapted, record_set.runs)):
         why = "Records of runs whose backbone was adapted in the first session: methods such as ranpac+fsa and "
         why += "scl-mgsm+fsa, of a spec on images."
         missing.append(NotRun("Gain with first-session adaptation (FSA)", why, IMAGES))
@@ -296,16 +296,16 @@ _PAPER_METHODS = {
 }
 
 
-def _paper_settings(collected: RecordCollections) -> list[NotRun]:
-    """Return what of the paper's main setting has no record."""
-    done = {known_dataset(run.dataset) for run in collected.runs if known_backbone(run.dataset) == "ViT-B/16-IN21K"}
+def _paper_settings(record_set: RecordSet) -> list[NotRun]:
+    """Return the data sets and methods of the paper's main setting that have no record."""
+    done = {known_dataset(run.dataset) for run in record_set.runs if known_backbone(run.dataset) == "ViT-B/16-IN21K"}
     missing = []
     absent = [dataset for dataset in DATASETS if dataset not in done]
     if absent:
         why = "Records of runs of a spec whose data sets are folders of these images, of these names, with "
         why += 'backbone = "vit_base_patch16_224.augreg_in21k".'
         missing.append(NotRun(f"{', '.join(absent)} with ViT-B/16-IN21K", why, PAPER_VIT))
-    methods = {run.method.removesuffix(FSA) for run in collected.runs}
+    methods = {run.method.removesuffix(FSA) for run in record_set.runs}
     lacking = [f"{name} ({method})" for method, name in _PAPER_METHODS.items() if method not in methods]
     if lacking:
         why = "Records of runs of these methods, by the name in brackets, of a spec on images: they train a network."
@@ -313,16 +313,16 @@ def _paper_settings(collected: RecordCollections) -> list[NotRun]:
     return missing
 
 
-def _holes(collected: RecordCollections) -> list[NotRun]:
-    return [hole for item in collected.collections if not record_tables.is_strategy(item) for hole in holes(item)]
+def _holes(record_set: RecordSet) -> list[NotRun]:
+    return [hole for item in record_set.folders if not record_tables.is_strategy(item) for hole in holes(item)]
 
 
-def holes(collection: Collection) -> list[NotRun]:
-    """Return what a folder lacks to be a full grid of its methods, data sets, protocols and seeds.
+def holes(folder: RunFolder) -> list[NotRun]:
+    """Return the runs that a folder lacks to be a full grid of its methods, data sets, protocols and seeds.
 
     Parameters
     ----------
-    collection : Collection
+    folder : RunFolder
         Runs of one folder.
 
     Returns
@@ -330,7 +330,7 @@ def holes(collection: Collection) -> list[NotRun]:
     list of NotRun
         One entry if anything is missing.
     """
-    done = {(run.label, _data(run), run.protocol["name"], run.seed) for run in collection.finished}
+    done = {(run.label, dataset_label(run), run.protocol["name"], run.seed) for run in folder.finished}
     labels, data, protocols, seeds = (
         (list(dict.fromkeys(values)) for values in zip(*sorted(done))) if done else [[]] * 4
     )
@@ -347,12 +347,8 @@ def holes(collection: Collection) -> list[NotRun]:
         return []
     total = len(labels) * len(data) * len(protocols) * len(seeds)
     listed = "; ".join(f"{dataset}, {protocol}: {', '.join(names)}" for (dataset, protocol), names in lacking.items())
-    title = f"{total - len(done)} of {total} runs of {collection.name}"
-    return [NotRun(title, f"{listed}. The command resumes there.", collection.command)]
-
-
-def _data(run: RunRecord) -> str:
-    return str(run.dataset.get("label", run.dataset["name"]))
+    title = f"{total - len(done)} of {total} runs of {folder.name}"
+    return [NotRun(title, f"{listed}. The command resumes there.", folder.command)]
 
 
 def _listed(seeds: Iterable[int]) -> str:

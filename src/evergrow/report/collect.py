@@ -1,20 +1,20 @@
-"""Everything that a report is made from: records of runs and analyses, and what could not be used."""
+"""Reading the records that a report is made from, and naming the files that could not be used."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from evergrow.core.errors import FileFormatError, InputError
+from evergrow.core.escaping import printable
 from evergrow.records import AnalysisRecord, OtherKindError, RunRecord, read_analysis, read_record, scrub
 from evergrow.report.styles import style_of
-
-R = TypeVar("R", RunRecord, AnalysisRecord)
+from evergrow.tables import Record, dataset_label, one_per_run, unfinished_notes
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class LeftOut:
     file : str
         Its path, from the folder that was given.
     reason : str
-        What is wrong with it.
+        The fault.
     """
 
     file: str
@@ -34,8 +34,8 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Collection:
-    """The runs of one folder, which are compared with each other.
+class RunFolder:
+    """The runs of one folder of records, which are compared with each other.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Collection:
     runs : list of RunRecord
         Of any status, one per run, in the order of tables.
     command : str
-        What would run what is missing.
+        Fills the folder.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Collection:
 
 
 @dataclass(frozen=True)
-class RecordCollections:
-    """What was read.
+class RecordSet:
+    """All records that a report is made from.
 
     Parameters
     ----------
-    collections : list of Collection
+    folders : list of RunFolder
         Runs by folder.
     analyses : list of AnalysisRecord
         Finished analyses, one per run.
@@ -73,7 +73,7 @@ class RecordCollections:
         Copies, failed runs and whatever else a reader must know.
     """
 
-    collections: list[Collection]
+    folders: list[RunFolder]
     analyses: list[AnalysisRecord]
     left_out: list[LeftOut] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -81,14 +81,14 @@ class RecordCollections:
     @property
     def runs(self) -> list[RunRecord]:
         """All finished runs."""
-        return [run for collection in self.collections for run in collection.finished]
+        return [run for folder in self.folders for run in folder.finished]
 
     def analysed(self, *names: str) -> list[AnalysisRecord]:
         """Return the analyses of these names."""
         return [record for record in self.analyses if record.analysis in names]
 
 
-def collect(paths: Sequence[str | os.PathLike[str]]) -> RecordCollections:
+def collect(paths: Sequence[str | os.PathLike[str]]) -> RecordSet:
     """Read every record of files and folders, going on past whatever is not one.
 
     Parameters
@@ -98,7 +98,7 @@ def collect(paths: Sequence[str | os.PathLike[str]]) -> RecordCollections:
 
     Returns
     -------
-    RecordCollections
+    RecordSet
 
     Raises
     ------
@@ -133,7 +133,7 @@ def collect(paths: Sequence[str | os.PathLike[str]]) -> RecordCollections:
                 else ""
             )
         )
-    return _collections(runs, analyses, left_out)
+    return _record_set(runs, analyses, left_out)
 
 
 def _read(path: Path) -> RunRecord | AnalysisRecord:
@@ -150,7 +150,7 @@ _UNREADABLE = {
 
 
 def _files(given: Path, left_out: list[LeftOut]) -> list[Path]:
-    """Return the files to read below a path; what can only be a leftover or another format is named at once."""
+    """Return the files to read below a path; leftovers and other formats are named at once."""
     if not given.exists():
         left_out.append(LeftOut(given.name, "there is no such file or folder"))
         return []
@@ -166,60 +166,41 @@ def _relative(path: Path, given: Path) -> str:
 
 
 def _plain_reason(path: Path, error: Exception) -> str:
-    """Return what is wrong with a file, without the machine's path to it."""
+    """Return the fault of a file, without the machine's path to it."""
     text = str(error).replace(f"{path} ", "the file ").replace(str(path), path.name)
     return scrub(text)
 
 
-def _collections(
+def _record_set(
     runs: dict[Path, list[RunRecord]], analyses: list[AnalysisRecord], left_out: list[LeftOut]
-) -> RecordCollections:
+) -> RecordSet:
+    """Return records with copies left out, in the order of tables, and notes on those that enter none."""
     notes: list[str] = []
     names = _folder_names(list(runs))
-    collections = []
-    for folder, found in runs.items():
+    folders = []
+    for path, found in runs.items():
         unique, copies = one_per_run(found)
         if copies:
-            notes.append(f"{names[folder]}: {copies} further records of the same runs; the latest of each counts")
-        notes += [f"{names[folder]}: {note}" for note in _unfinished(unique)]
-        collections.append(Collection(names[folder], sorted(unique, key=_order), spec_command(folder, "run")))
+            notes.append(f"{names[path]}: {copies} further records of the same runs; the latest of each counts")
+        notes += [f"{names[path]}: {note}" for note in unfinished_notes(unique, _ABSENT)]
+        folders.append(RunFolder(names[path], sorted(unique, key=_order), spec_command(path, "run")))
     unique_analyses, copies = one_per_run(analyses)
     if copies:
         notes.append(f"{copies} further records of the same analyses; the latest of each counts")
-    notes += _unfinished(unique_analyses)
+    notes += unfinished_notes(unique_analyses, _ABSENT)
     finished = [record for record in unique_analyses if record.status == "ok"]
-    versions = Counter(str(run.versions.get("evergrow")) for collection in collections for run in collection.runs)
+    versions = Counter(str(run.versions.get("evergrow")) for folder in folders for run in folder.runs)
     versions += Counter(str(record.versions.get("evergrow")) for record in finished)
     if len(versions) > 1:
         listed = ", ".join(f"{version} ({n})" for version, n in sorted(versions.items()))
         notes.append(f"records of several evergrow versions: {listed}")
-    return RecordCollections(collections, sorted(finished, key=_order), left_out, notes)
+    return RecordSet(folders, sorted(finished, key=_order), left_out, notes)
 
 
-def one_per_run(records: Iterable[R]) -> tuple[list[R], int]:
-    """Return one record per run, a finished one if there is any and then the latest, and how many copies there were."""
-    best: dict[str, R] = {}
-    total = 0
-    for record in records:
-        total += 1
-        rival = best.get(record.run_id)
-        if rival is None or (record.status == "ok", record.ended) > (rival.status == "ok", rival.ended):
-            best[record.run_id] = record
-    return list(best.values()), total - len(best)
+_ABSENT = "in no figure or table"
 
 
-def _unfinished(records: Sequence[RunRecord | AnalysisRecord]) -> list[str]:
-    notes = []
-    for record in records:
-        if record.status != "ok":
-            why = f" ({record.error.get('type')}: {record.error.get('message', '')})" if record.error else ""
-            data = record.dataset.get("label", record.dataset["name"])
-            where = f"{record.label}, {data}, {record.protocol['name']}, seed {record.seed}"
-            notes.append(f"{record.status}, in no figure or table: {where}{why}")
-    return notes
-
-
-def _order(record: RunRecord | AnalysisRecord) -> tuple[Any, ...]:
+def _order(record: Record) -> tuple[Any, ...]:
     """Return the place of a record: methods as the paper has them, then widths, data, protocols and seeds."""
     sizes = [record.options.get(key) for key in ("n_units", "block_size", "n_candidates")]
     numbers = [float(size) if isinstance(size, (int, float)) else -1.0 for size in sizes]
@@ -230,7 +211,7 @@ def _order(record: RunRecord | AnalysisRecord) -> tuple[Any, ...]:
         record.label.partition(" (")[0],
         numbers,
         record.label,
-        str(record.dataset.get("label", record.dataset["name"])),
+        dataset_label(record),
         increment if isinstance(increment, (int, float)) else 0,
         record.protocol["name"],
         record.seed,
@@ -243,7 +224,8 @@ def _folder_names(folders: Sequence[Path]) -> dict[Path, str]:
     """Return the last part of every folder's path, or the last two where that is not distinct."""
     last = Counter(folder.name for folder in folders)
     return {
-        folder: folder.name if last[folder.name] == 1 else f"{folder.parent.name}/{folder.name}" for folder in folders
+        folder: printable(folder.name if last[folder.name] == 1 else f"{folder.parent.name}/{folder.name}")
+        for folder in folders
     }
 
 

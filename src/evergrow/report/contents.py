@@ -1,4 +1,4 @@
-"""What a report consists of: tables, figures, and what was not run."""
+"""The parts of a report: tables, figures, sections, and notes on results that were not run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Table:
     title : str
         Heading.
     caption : str
-        What it shows.
+        Sentence below it.
     comparison : Comparison
         Rows, columns and cells.
     published : bool
@@ -51,11 +51,11 @@ class Figure:
     title : str
         Heading.
     caption : str
-        What it shows.
+        Sentence below it.
     panels : list of Panel
-        What is drawn.
+        Its drawings.
     notes : list of str
-        What a reader must know about the data behind it.
+        Remarks on the data behind it.
     small : bool
         Whether panels are half as wide as usual.
     """
@@ -75,11 +75,11 @@ class NotRun:
     Parameters
     ----------
     title : str
-        What it is.
+        Name of the result.
     why : str
         Which records would supply it.
     command : str
-        What would make them; empty where nothing can yet.
+        Makes those records; empty where nothing can yet.
     """
 
     title: str
@@ -100,9 +100,9 @@ class Section:
     paper : str
         The paper's table or figure that it corresponds to; empty for those of our own.
     parts : list of Table or Figure
-        What there is, measured and published.
+        Tables and figures, measured and published.
     missing : list of NotRun
-        What there is not.
+        Results that no record holds.
     """
 
     name: str
@@ -130,20 +130,6 @@ def distinct_names(sections: Sequence[Section]) -> list[Section]:
         return replace(part, panels=[replace(panel, name=fresh("panel", panel.name)) for panel in part.panels])
 
     return [replace(section, parts=[renamed(part) for part in section.parts]) for section in sections]
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return mean and standard error; no error for a single value.
-
-    Examples
-    --------
-    >>> from evergrow.report.contents import mean_and_error
-    >>> mean_and_error([1.0, 3.0]), mean_and_error([2.0])
-    ((2.0, 1.0), (2.0, None))
-    """
-    array = np.asarray(values, dtype=float)
-    error = float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else None
-    return float(array.mean()), error
 
 
 def curve_and_error(curves: Sequence[Sequence[float]]) -> tuple[list[float], list[float] | None]:

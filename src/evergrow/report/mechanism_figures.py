@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from evergrow.core.escaping import printable
 from evergrow.records import AnalysisRecord
-from evergrow.report.collect import RecordCollections
-from evergrow.report.contents import MAX_PANELS, Figure, curve_and_error, limited, mean_and_error, plain_label
+from evergrow.report.collect import RecordSet
+from evergrow.report.contents import MAX_PANELS, Figure, curve_and_error, limited
+from evergrow.report.groups import ProtocolGroup, protocol_groups
 from evergrow.report.panels import Panel, slug
 from evergrow.report.plots import (
     Axes,
@@ -25,45 +26,8 @@ from evergrow.report.plots import (
     line_panel,
     stacked_panel,
 )
-from evergrow.report.styles import Style, style_of
-from evergrow.tables import Record, grouped
-
-
-@dataclass(frozen=True)
-class AnalysisGroup:
-    """Analyses of one data set and protocol: title, and records over seeds by title of their method."""
-
-    title: str
-    rows: dict[str, list[AnalysisRecord]]
-    styles: dict[str, Style]
-
-
-def analysis_groups(records: Sequence[AnalysisRecord]) -> list[AnalysisGroup]:
-    """Return analyses by data set and protocol; a method's own colour for every setting, told apart by dashes."""
-    rows, data, protocols, groups = grouped(records)
-    found = []
-    for d, dataset in data.items():
-        for p, protocol in protocols.items():
-            here: dict[str, list[AnalysisRecord]] = {}
-            for r, title in rows.items():
-                several = [record for record in groups.get((r, d, p), []) if isinstance(record, AnalysisRecord)]
-                if several:
-                    here[plain_label(title)] = several
-            if here:
-                found.append(AnalysisGroup(f"{dataset}, {protocol}", here, _styles(here)))
-    return found
-
-
-def _styles(rows: dict[str, list[AnalysisRecord]]) -> dict[str, Style]:
-    seen: Counter[str] = Counter()
-    styles = {}
-    for title, records in rows.items():
-        # Unguided units inside of the guided method are drawn as what they are.
-        method = "ri" if records[0].options.get("projection") == "gaussian" else records[0].method
-        styles[title] = style_of(method, seen[method])
-        seen[method] += 1
-    return styles
-
+from evergrow.report.styles import style_of
+from evergrow.tables import Record, dataset_label, mean_and_error
 
 # -- conditioning ---------------------------------------------------------------------------------------
 
@@ -78,7 +42,7 @@ def chosen_ridge(records: Sequence[AnalysisRecord]) -> float | None:
     return None if not found else 0.1 if 0.1 in found else found[len(found) // 2]
 
 
-def _stage_series(group: AnalysisGroup, key: str, alpha: float) -> list[Series]:
+def _stage_series(group: ProtocolGroup[AnalysisRecord], key: str, alpha: float) -> list[Series]:
     series = []
     for title, records in group.rows.items():
         curves = [
@@ -93,12 +57,12 @@ def _stage_series(group: AnalysisGroup, key: str, alpha: float) -> list[Series]:
     return series
 
 
-def _stage_figure(collected: RecordCollections, name: str, quantities: Sequence[tuple[str, str, str]]) -> list[Panel]:
+def _stage_figure(record_set: RecordSet, name: str, quantities: Sequence[tuple[str, str, str]]) -> list[Panel]:
     """Return panels of quantities (key, title, axis title) over stages, at one ridge."""
-    records = collected.analysed("conditioning")
+    records = record_set.analysed("conditioning")
     alpha = chosen_ridge(records)
     panels = []
-    for group in analysis_groups(records):
+    for group in protocol_groups(records):
         for key, title, unit in quantities:
             series = [] if alpha is None else _stage_series(group, key, alpha)
             if series:
@@ -108,10 +72,10 @@ def _stage_figure(collected: RecordCollections, name: str, quantities: Sequence[
     return panels
 
 
-def norm_curves(collected: RecordCollections) -> list[Figure]:
+def norm_curves(record_set: RecordSet) -> list[Figure]:
     """Draw the Frobenius norm of P_t over sessions."""
-    records = collected.analysed("conditioning")
-    panels = _stage_figure(collected, "norm", [("norm", "Norm of Pₜ", "Frobenius norm of Pₜ")])
+    records = record_set.analysed("conditioning")
+    panels = _stage_figure(record_set, "norm", [("norm", "Norm of Pₜ", "Frobenius norm of Pₜ")])
     if not panels:
         return []
     spreads = [_spread(record) for record in records]
@@ -128,26 +92,26 @@ def _spread(record: AnalysisRecord) -> float:
     return float(((norms.max(axis=0) - norms.min(axis=0)) / norms.min(axis=0)).max()) if norms.size else 0.0
 
 
-def eigenvalue_curves(collected: RecordCollections) -> list[Figure]:
+def eigenvalue_curves(record_set: RecordSet) -> list[Figure]:
     """Draw the extreme eigenvalues and the condition number of P_t over sessions."""
     quantities = [
         ("eig_max", "Largest eigenvalue", "Largest eigenvalue of Pₜ"),
         ("eig_min", "Smallest eigenvalue", "Smallest eigenvalue of Pₜ"),
         ("condition_number", "Condition number", "Condition number of Pₜ"),
     ]
-    panels = _stage_figure(collected, "eigenvalues", quantities)
+    panels = _stage_figure(record_set, "eigenvalues", quantities)
     if not panels:
         return []
-    alpha = chosen_ridge(collected.analysed("conditioning"))
+    alpha = chosen_ridge(record_set.analysed("conditioning"))
     caption = f"Ends of the spectrum of Pₜ = Gₜ + λI and their ratio after every session, at λ = {alpha:g}."
     return [Figure("eigenvalues", "Eigenvalues and condition number of Pₜ", caption, panels)]
 
 
-def effective_rank(collected: RecordCollections) -> list[Figure]:
+def effective_rank(record_set: RecordSet) -> list[Figure]:
     """Draw the effective rank sum d / (d + alpha) of P_t over sessions, one panel per ridge."""
-    records = collected.analysed("conditioning")
+    records = record_set.analysed("conditioning")
     panels = []
-    for group in analysis_groups(records):
+    for group in protocol_groups(records):
         for alpha in _ridges(records):
             series = _stage_series(group, "effective_rank", alpha)
             if series:
@@ -162,12 +126,12 @@ def effective_rank(collected: RecordCollections) -> list[Figure]:
     return [Figure("effective-rank", "Effective rank", caption, panels)]
 
 
-def condition_bars(collected: RecordCollections) -> list[Figure]:
+def condition_bars(record_set: RecordSet) -> list[Figure]:
     """Draw the condition number of H on a random subset of samples."""
-    records = collected.analysed("conditioning")
+    records = record_set.analysed("conditioning")
     panels = []
     notes: list[str] = []
-    for group in analysis_groups(records):
+    for group in protocol_groups(records):
         dots = []
         for title, several in group.rows.items():
             values = [record.results.get("condition_number") for record in several]
@@ -201,10 +165,10 @@ def _listed(numbers: Sequence[int]) -> str:
 # -- similarity -----------------------------------------------------------------------------------------
 
 
-def similarity_maps(collected: RecordCollections) -> list[Figure]:
+def similarity_maps(record_set: RecordSet) -> list[Figure]:
     """Draw the cosine similarity of units, as they are and less their mean."""
     figures = []
-    for group in analysis_groups(collected.analysed("similarity")):
+    for group in protocol_groups(record_set.analysed("similarity")):
         panels = []
         for key, mean_key, what, low in (
             ("matrix", "mean_abs", "columns of H", 0.0),
@@ -232,10 +196,10 @@ def similarity_maps(collected: RecordCollections) -> list[Figure]:
 # -- residual -------------------------------------------------------------------------------------------
 
 
-def residual_curves(collected: RecordCollections) -> list[Figure]:
+def residual_curves(record_set: RecordSet) -> list[Figure]:
     """Draw how the residual of the first task falls while the layer grows, above the xi in use."""
     panels = []
-    for group in analysis_groups(collected.analysed("residual")):
+    for group in protocol_groups(record_set.analysed("residual")):
         falls, scales = [], []
         for title, several in group.rows.items():
             record = min(several, key=lambda record: record.seed)
@@ -263,11 +227,11 @@ def residual_curves(collected: RecordCollections) -> list[Figure]:
 # -- xi -------------------------------------------------------------------------------------------------
 
 
-def xi_settings(collected: RecordCollections) -> list[Figure]:
+def xi_settings(record_set: RecordSet) -> list[Figure]:
     """Draw the accuracy with fixed and with adaptive xi."""
-    records = collected.analysed("xi")
+    records = record_set.analysed("xi")
     panels = []
-    for group in analysis_groups(records):
+    for group in protocol_groups(records):
         for unit in sorted({str(record.settings.get("unit", "absolute")) for record in records}):
             dots = []
             for several in group.rows.values():
@@ -320,10 +284,10 @@ def xi_label(scales: Any) -> tuple[str, bool]:
 # -- width ----------------------------------------------------------------------------------------------
 
 
-def width_curves(collected: RecordCollections) -> list[Figure]:
+def width_curves(record_set: RecordSet) -> list[Figure]:
     """Draw the accuracy against the width of the layer, wherever nothing else differs."""
-    sources: list[tuple[str, list[Record]]] = [(item.name, list(item.finished)) for item in collected.collections]
-    sources.append(("mechanism sweep", list(collected.analysed("sweep"))))
+    sources: list[tuple[str, list[Record]]] = [(item.name, list(item.finished)) for item in record_set.folders]
+    sources.append(("mechanism sweep", list(record_set.analysed("sweep"))))
     panels: list[Panel] = []
     notes: list[str] = []
     total = 0
@@ -352,10 +316,10 @@ def _width_series(records: Sequence[Record]) -> dict[str, list[Series]]:
         if not isinstance(width, int) or value is None:
             continue
         rest = {key: item for key, item in record.options.items() if key not in ("n_units", "random_state", "device")}
-        base = record.label.partition(" (")[0]
+        base = printable(record.label.partition(" (")[0])
         key = json.dumps([record.method, base, rest], sort_keys=True, default=str)
         names[key] = (base.removesuffix(" by width"), record.method)
-        place = f"{record.dataset.get('label', record.dataset['name'])}, {record.protocol['name']}"
+        place = printable(f"{dataset_label(record)}, {record.protocol['name']}")
         lines.setdefault(place, {}).setdefault(key, {}).setdefault(width, []).append(100 * float(value))
     found: dict[str, list[Series]] = {}
     for place, here in lines.items():

@@ -5,39 +5,39 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib import resources
 from itertools import groupby
 from typing import Any
 
 from evergrow.core.optional import require
-from evergrow.report.collect import RecordCollections
+from evergrow.report.collect import RecordSet
 from evergrow.report.contents import Figure, NotRun, Section, Table
 from evergrow.report.panels import inline
 from evergrow.report.published import load_published
 from evergrow.report.styles import colour_variables
-from evergrow.tables import Cell, Column, Comparison, Record, number
+from evergrow.tables import Cell, Column, Comparison, Record, dataset_label, number
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A cell of a table's head that spans equal neighbours; ``first`` says that it begins a group."""
+    """A cell of a table's head that spans equal neighbours."""
 
     text: str
     span: int
-    first: bool = False
 
 
-def render_page(title: str, collected: RecordCollections, sections: Sequence[Section]) -> str:
+def render_page(title: str, record_set: RecordSet, sections: Sequence[Section]) -> str:
     """Return the page as text.
 
     Parameters
     ----------
     title : str
         Of the page.
-    collected : RecordCollections
-        What it is made from.
+    record_set : RecordSet
+        Records behind it.
     sections : sequence of Section
-        What it shows.
+        Its parts, in order.
 
     Returns
     -------
@@ -48,15 +48,14 @@ def render_page(title: str, collected: RecordCollections, sections: Sequence[Sec
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["symbols"] = lambda text: jinja2.utils.markupsafe.Markup(symbols(text))
     template = environment.from_string(_text("page.html.jinja"))
-    notes = page_notes(collected, sections)
+    notes = page_notes(record_set, sections)
     return str(
         template.render(
             title=title,
-            facts=facts(collected),
-            sections=[section for section in sections if _has_content(section)],
-            absent=[section for section in sections if not _has_content(section)],
-            missing=[entry for section in sections for entry in section.missing],
-            left_out=collected.left_out,
+            facts=facts(record_set),
+            sections=[section for section in sections if section.parts],
+            missing=missing_entries(sections),
+            left_out=record_set.left_out,
             notes=notes,
             source=load_published(),
             colours=colour_variables(),
@@ -74,10 +73,6 @@ def _text(name: str) -> str:
     return resources.files("evergrow.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _has_content(section: Section) -> bool:
-    return bool(section.parts)
-
-
 def symbols(text: str) -> str:
     """Return text as HTML with the paper's symbols set properly.
 
@@ -87,16 +82,16 @@ def symbols(text: str) -> str:
     >>> symbols("A_last & B_max <1>")
     '<i>A</i><sub>last</sub> &amp; <i>B</i><sub>max</sub> &lt;1&gt;'
     """
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = escape(text, quote=False)
     text = re.sub(r"\b([ABF])_(last|avg|max|within)\b", r"<i>\1</i><sub>\2</sub>", text)
     return text.replace("‖F", "‖<sub>F</sub>")
 
 
-def facts(collected: RecordCollections) -> list[tuple[str, str]]:
-    """Return what the records are, in a few numbers and names."""
-    runs, analyses = collected.runs, collected.analyses
+def facts(record_set: RecordSet) -> list[tuple[str, str]]:
+    """Return the few numbers and names that stand at the top of the page."""
+    runs, analyses = record_set.runs, record_set.analyses
     records: list[Record] = [*runs, *analyses]
-    names = sorted({str(record.dataset.get("label", record.dataset["name"])) for record in records})
+    names = sorted({dataset_label(record) for record in records})
     methods = {record.method for record in records}
     seeds = {record.seed for record in records}
     return [
@@ -108,13 +103,13 @@ def facts(collected: RecordCollections) -> list[tuple[str, str]]:
     ]
 
 
-def page_notes(collected: RecordCollections, sections: Sequence[Section]) -> list[str]:
+def page_notes(record_set: RecordSet, sections: Sequence[Section]) -> list[str]:
     """Return all notes about data, each once."""
-    found = list(collected.notes)
+    found = list(record_set.notes)
     for section in sections:
         for part in section.parts:
             found += part.notes if isinstance(part, Figure) else part.comparison.notes
-    # The collected has said how many records are of which version; tables need not repeat it.
+    # The notes on all records say how many are of which version; tables need not repeat it.
     several = [note for note in found if note.startswith("records of several evergrow versions")][1:]
     return [note for note in dict.fromkeys(found) if note not in several]
 

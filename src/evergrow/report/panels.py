@@ -1,4 +1,4 @@
-"""A drawing surface: one small panel as SVG and PDF, with text as text and the same bytes every time.
+"""Panels: one small drawing as SVG and PDF, with text as text and the same bytes every time.
 
 A figure is a list of panels, so that a wide screen shows them side by side and a phone one below the other.
 """
@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from evergrow.core.optional import require
@@ -46,6 +47,7 @@ _SETTINGS: dict[str, Any] = {
     "grid.color": GRID,
     "grid.linewidth": 0.6,
     "path.simplify": True,
+    "text.parse_math": False,  # a dollar sign in somebody's name is a dollar sign
 }
 
 
@@ -58,7 +60,7 @@ class Panel:
     name : str
         File name without ending.
     title : str
-        What stands above it; also its text for who cannot see it.
+        Heading; also its text for readers who cannot see it.
     svg : str
         A whole SVG file.
     pdf : bytes
@@ -122,8 +124,7 @@ def inline(panel: Panel) -> str:
         svg = svg.replace(light, f"var({variable}, {light})")
     head, body = svg.split(">", 1)
     head = re.sub(r'\s(?:width|height)="[^"]*"', "", head)
-    label = panel.title.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    return f'{head} role="img" aria-label="{label}" class="figure">{body}'
+    return f'{head} role="img" aria-label="{escape(panel.title)}" class="figure">{body}'
 
 
 # -- numbers as text ------------------------------------------------------------------------------------

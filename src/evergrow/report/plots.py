@@ -55,7 +55,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axes:
-    """What stands around lines: titles with units, and whether an axis is logarithmic."""
+    """The axes around lines: titles with units, and whether they are logarithmic."""
 
     x: str
     y: str
@@ -72,11 +72,11 @@ def line_panel(name: str, title: str, axes: Axes, series: Sequence[Series]) -> P
     name : str
         File name without ending.
     title : str
-        What stands above.
+        Heading.
     axes : Axes
         Titles and scales.
     series : sequence of Series
-        What to draw.
+        Lines to draw.
 
     Returns
     -------
@@ -182,7 +182,7 @@ class Dot:
     Parameters
     ----------
     label : str
-        What stands at its left.
+        Name at its left.
     style : Style
         Of its method.
     value : float
@@ -192,7 +192,7 @@ class Dot:
     faint : bool
         Whether it is drawn light, as the lesser of a pair.
     note : str
-        What is written after the value.
+        Text after the value.
     """
 
     label: str
@@ -221,7 +221,7 @@ def dot_panel(name: str, title: str, axis: DotAxis, dots: Sequence[Dot]) -> Pane
     name : str
         File name without ending.
     title : str
-        What stands above.
+        Heading.
     axis : DotAxis
         Title and scale.
     dots : sequence of Dot
@@ -351,7 +351,7 @@ def heat_panel(name: str, title: str, heat: Heat) -> Panel:
     name : str
         File name without ending.
     title : str
-        What stands above.
+        Heading.
     heat : Heat
         The matrix.
 

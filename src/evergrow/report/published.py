@@ -75,7 +75,7 @@ class PublishedTable:
     backbone : str
         As printed.
     error : str
-        What stands after the plus-minus sign.
+        Meaning of the number after the plus-minus sign.
     rows : tuple of PublishedRow
         Its contents.
     """

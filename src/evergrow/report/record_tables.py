@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from evergrow.records import AnalysisRecord, RunRecord
-from evergrow.report.collect import Collection, RecordCollections
+from evergrow.report.collect import RecordSet, RunFolder
 from evergrow.report.contents import Table, plain_label
-from evergrow.report.mechanism_figures import analysis_groups, xi_label
+from evergrow.report.groups import protocol_groups
+from evergrow.report.mechanism_figures import xi_label
 from evergrow.report.panels import slug
 from evergrow.report.published import (
     PublishedTable,
@@ -19,15 +19,26 @@ from evergrow.report.published import (
     load_published,
     published_row,
 )
-from evergrow.tables import METRICS, Cell, Column, Comparison, Metric, Record, compare, grouped
+from evergrow.tables import (
+    JOINT,
+    METRICS,
+    Cell,
+    Column,
+    Comparison,
+    Metric,
+    Record,
+    compare,
+    grouped,
+    mean_and_error,
+)
 
 STRATEGIES = frozenset({"scl-mgsm", "scsm", "ri"})
 """Methods that differ in how the layer comes about, and in nothing else."""
 
 
-def is_strategy(collection: Collection) -> bool:
+def is_strategy(folder: RunFolder) -> bool:
     """Return whether a folder compares strategies of construction only."""
-    methods = {run.method for run in collection.runs}
+    methods = {run.method for run in folder.runs}
     return len(methods) > 1 and methods <= STRATEGIES
 
 
@@ -44,16 +55,16 @@ def tidy(comparison: Comparison) -> Comparison:
 # -- runs -----------------------------------------------------------------------------------------------
 
 
-def main_tables(collected: RecordCollections, backbone: str | None = None, published: str = "main") -> list[Table]:
+def main_tables(record_set: RecordSet, backbone: str | None = None, published: str = "main") -> list[Table]:
     """Return accuracy tables, one per folder; with a backbone of the paper, only of runs on it.
 
     Folders that compare strategies alone have a table of their own kind, see :func:`strategy_tables`.
     """
     tables = []
-    for collection in collected.collections:
-        if is_strategy(collection):
+    for folder in record_set.folders:
+        if is_strategy(folder):
             continue
-        runs = [run for run in collection.runs if _on(run, backbone)]
+        runs = [run for run in folder.runs if _on(run, backbone)]
         if not runs:
             continue
         comparison = beside(compare(runs), runs, load_published().tables[published])
@@ -65,8 +76,8 @@ def main_tables(collected: RecordCollections, backbone: str | None = None, publi
             caption += (
                 " Rows named 'published' are quoted from the paper, where data, backbone, protocol and method agree."
             )
-        name = slug("accuracy" if backbone is None else f"accuracy-{published}", collection.name)
-        tables.append(Table(name, f"Accuracy: {collection.name}", caption, tidy(comparison)))
+        name = slug("accuracy" if backbone is None else f"accuracy-{published}", folder.name)
+        tables.append(Table(name, f"Accuracy: {folder.name}", caption, tidy(comparison)))
     return tables
 
 
@@ -76,28 +87,28 @@ def _on(run: RunRecord, backbone: str | None) -> bool:
     return found == backbone if backbone else found not in ("DINO-v2", "ResNet101")
 
 
-def forgetting_tables(collected: RecordCollections) -> list[Table]:
+def forgetting_tables(record_set: RecordSet) -> list[Table]:
     """Return tables of average forgetting, one per folder."""
     tables = []
-    for collection in collected.collections:
-        if any(run.results.get("f_avg") is not None for run in collection.finished):
-            runs = [run for run in collection.runs if run.method not in ("joint-lp", "joint-ft")]
+    for folder in record_set.folders:
+        if any(run.results.get("f_avg") is not None for run in folder.finished):
+            runs = [run for run in folder.runs if run.method not in JOINT]
             comparison = beside(compare(runs, ["f_avg"]), runs, load_published().tables["forgetting"])
             caption = (
                 "Average forgetting in percent: best accuracy on a task at any earlier session less the one at the "
             )
             caption += "end, averaged over all tasks but the last; lower is better. Joint training forgets nothing by "
             caption += "design and is left out."
-            name = slug("forgetting", collection.name)
-            tables.append(Table(name, f"Average forgetting: {collection.name}", caption, tidy(comparison)))
+            name = slug("forgetting", folder.name)
+            tables.append(Table(name, f"Average forgetting: {folder.name}", caption, tidy(comparison)))
     return tables
 
 
-def within_tables(collected: RecordCollections) -> list[Table]:
+def within_tables(record_set: RecordSet) -> list[Table]:
     """Return tables of accuracy within tasks beside the usual one, of folders where some run holds it."""
     tables = []
-    for collection in collected.collections:
-        runs = [run for run in collection.finished if run.results.get("a_last_within") is not None]
+    for folder in record_set.folders:
+        runs = [run for run in folder.finished if run.results.get("a_last_within") is not None]
         if runs:
             caption = (
                 "Accuracy after the last session, in percent: among all classes, and among those of the sample's own "
@@ -106,23 +117,23 @@ def within_tables(collected: RecordCollections) -> list[Table]:
                 "with others' accuracy."
             )
             comparison = compare(runs, ["a_last", "a_last_within"])
-            name = slug("within-tasks", collection.name)
-            tables.append(Table(name, f"Accuracy within tasks: {collection.name}", caption, tidy(comparison)))
+            name = slug("within-tasks", folder.name)
+            tables.append(Table(name, f"Accuracy within tasks: {folder.name}", caption, tidy(comparison)))
     return tables
 
 
-def strategy_tables(collected: RecordCollections) -> list[Table]:
+def strategy_tables(record_set: RecordSet) -> list[Table]:
     """Return accuracy tables of the folders that compare strategies of construction."""
     tables = []
-    for collection in collected.collections:
-        if is_strategy(collection):
-            comparison = compare(collection.runs)
+    for folder in record_set.folders:
+        if is_strategy(folder):
+            comparison = compare(folder.runs)
             caption = (
                 "How the layer comes about, all else equal: guided by MGSM or SCSM, or drawn at random (RI), at equal "
             )
             caption += "width L, without adapting the backbone. Mean ± standard error over seeds, in percent."
-            name = slug("strategies", collection.name)
-            title = f"Strategies of construction: {collection.name}"
+            name = slug("strategies", folder.name)
+            title = f"Strategies of construction: {folder.name}"
             tables.append(Table(name, title, caption, tidy(comparison)))
     return tables
 
@@ -163,10 +174,10 @@ def _quote(table: PublishedTable, record: Record | None, column: Column) -> Cell
 # -- analyses -------------------------------------------------------------------------------------------
 
 
-def search_table(collected: RecordCollections) -> list[Table]:
+def search_table(record_set: RecordSet) -> list[Table]:
     """Return the table of the search's settings s and B_max, with time."""
     records = [
-        record for record in collected.analysed("sweep") if record.options.get("n_units") is None or _searched(record)
+        record for record in record_set.analysed("sweep") if record.options.get("n_units") is None or _searched(record)
     ]
     kept = [record for record in records if _varies(record, records)]
     if not kept:
@@ -194,9 +205,9 @@ def _varies(record: AnalysisRecord, records: Sequence[AnalysisRecord]) -> bool:
     return len(settings) > 1
 
 
-def size_table(collected: RecordCollections) -> list[Table]:
+def size_table(record_set: RecordSet) -> list[Table]:
     """Return the final widths of layers whose construction ended by itself."""
-    found = collected.analysed("sweep", "residual")
+    found = record_set.analysed("sweep", "residual")
     own = [record for record in found if record.options.get("n_units") is None and "status" in record.results]
     sized = {_size_key(record): _sized(record) for record in own if record.results["status"] == "converged"}
     if not sized:
@@ -217,7 +228,7 @@ def size_table(collected: RecordCollections) -> list[Table]:
 
 
 def _sized(record: AnalysisRecord) -> AnalysisRecord:
-    """Return a record with nothing but what decides the final width, so that analyses of one layer are one row."""
+    """Return a record with only the options that decide the final width, so that analyses of one layer are one row."""
     rest = ("max_units", "verbose", "device", "solver", "readout", "class_moments", "n_units")
     options = {key: value for key, value in record.options.items() if key not in rest}
     name = record.label.partition(" (")[0].partition(",")[0]
@@ -250,10 +261,10 @@ _SPECTRUM = (
 )
 
 
-def conditioning_tables(collected: RecordCollections) -> list[Table]:
-    """Return, per data set, what P_t is like after the last session at every ridge."""
+def conditioning_tables(record_set: RecordSet) -> list[Table]:
+    """Return tables of the spectrum of P_t after the last session at every ridge, one per data set and protocol."""
     tables = []
-    for group in analysis_groups(collected.analysed("conditioning")):
+    for group in protocol_groups(record_set.analysed("conditioning")):
         columns, cells = _spectrum(group.rows)
         if columns:
             caption = "Pₜ = Gₜ + λI after the last session, by ridge λ."
@@ -279,10 +290,4 @@ def _spectrum(rows: dict[str, list[AnalysisRecord]]) -> tuple[list[Column], list
 def _last(records: Sequence[AnalysisRecord], alpha: float, key: str) -> Cell | None:
     entries: list[dict[str, Any]] = [ridge for record in records for ridge in record.results.get("ridges", [])]
     values = [float(e[key][-1]) for e in entries if e["alpha"] == alpha and e.get(key) and e[key][-1] is not None]
-    if not values:
-        return None
-    mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return Cell(mean, None, 1)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return Cell(mean, math.sqrt(variance / len(values)), len(values))
+    return Cell(*mean_and_error(values), len(values)) if values else None

@@ -9,75 +9,41 @@ from typing import Any
 
 import numpy as np
 
+from evergrow.core.escaping import printable
 from evergrow.records import RunRecord
-from evergrow.report.collect import Collection, RecordCollections
-from evergrow.report.contents import MAX_PANELS, Figure, curve_and_error, limited, mean_and_error, plain_label
+from evergrow.report.collect import RecordSet, RunFolder
+from evergrow.report.contents import MAX_PANELS, Figure, curve_and_error, limited, plain_label
+from evergrow.report.groups import ProtocolGroup, protocol_groups
 from evergrow.report.panels import Panel, slug
 from evergrow.report.plots import Axes, Dot, DotAxis, Heat, Series, dot_panel, heat_panel, line_panel
-from evergrow.report.styles import FSA, Style, style_of
-from evergrow.tables import grouped
-
-
-@dataclass(frozen=True)
-class RunGroup:
-    """The runs of one data set and protocol: title, and runs by the title of their method."""
-
-    title: str
-    rows: dict[str, list[RunRecord]]
-
-
-def run_groups(runs: Sequence[RunRecord]) -> list[RunGroup]:
-    """Return runs by data set and protocol, methods in the order of tables."""
-    rows, data, protocols, groups = grouped(runs)
-    found = []
-    for d, dataset in data.items():
-        for p, protocol in protocols.items():
-            here: dict[str, list[RunRecord]] = {}
-            for r, title in rows.items():
-                several = [run for run in groups.get((r, d, p), []) if isinstance(run, RunRecord)]
-                if several:
-                    here[plain_label(title)] = several
-            if here:
-                found.append(RunGroup(f"{dataset}, {protocol}", here))
-    return found
-
-
-def styled(rows: dict[str, list[RunRecord]]) -> dict[str, Style]:
-    """Return a style per title; further settings of one method are variants of it."""
-    seen: Counter[str] = Counter()
-    styles = {}
-    for title, runs in rows.items():
-        method = runs[0].method
-        styles[title] = style_of(method, seen[method])
-        seen[method] += 1
-    return styles
-
+from evergrow.report.styles import FSA
+from evergrow.tables import METRICS, dataset_label, grouped, mean_and_error
 
 # -- accuracy by session --------------------------------------------------------------------------------
 
 
-def stage_accuracy(collected: RecordCollections) -> list[Figure]:
+def stage_accuracy(record_set: RecordSet) -> list[Figure]:
     """Draw the accuracy over all classes seen so far, after every session."""
     figures = []
-    for collection in collected.collections:
+    for folder in record_set.folders:
         notes: list[str] = []
-        found = [group for group in run_groups(collection.finished) if _sessions(group)]
-        panels = [_stage_panel(collection, group, notes) for group in found[:MAX_PANELS]]
+        found = [group for group in protocol_groups(folder.finished) if _sessions(group)]
+        panels = [_stage_panel(folder, group, notes) for group in found[:MAX_PANELS]]
         if panels:
             caption = "Top-1 accuracy over the test samples of all classes seen so far, after every session; "
             caption += "bands are standard errors over seeds."
-            name = slug("stage-accuracy", collection.name)
+            name = slug("stage-accuracy", folder.name)
             panels = limited(panels, len(found), notes)
-            figures.append(Figure(name, f"Accuracy by session: {collection.name}", caption, panels, notes))
+            figures.append(Figure(name, f"Accuracy by session: {folder.name}", caption, panels, notes))
     return figures
 
 
-def _sessions(group: RunGroup) -> bool:
+def _sessions(group: ProtocolGroup[RunRecord]) -> bool:
     return any(len(run.results.get("by_samples") or []) > 1 for runs in group.rows.values() for run in runs)
 
 
-def _stage_panel(collection: Collection, group: RunGroup, notes: list[str]) -> Panel:
-    styles = styled(group.rows)
+def _stage_panel(folder: RunFolder, group: ProtocolGroup[RunRecord], notes: list[str]) -> Panel:
+    styles = group.styles
     series = []
     for title, runs in group.rows.items():
         curves = [run.results.get("by_samples") or [] for run in runs]
@@ -92,7 +58,7 @@ def _stage_panel(collection: Collection, group: RunGroup, notes: list[str]) -> P
         x = list(range(1, len(mean) + 1))
         series.append(Series(title, styles[title], x, mean, error))
     axes = Axes("Session", "Accuracy on all classes seen (%)")
-    return line_panel(slug("stage-accuracy", collection.name, group.title), group.title, axes, series)
+    return line_panel(slug("stage-accuracy", folder.name, group.title), group.title, axes, series)
 
 
 def _percent(curve: Sequence[float | None]) -> list[float]:
@@ -116,7 +82,7 @@ class Measure:
     read : callable
         Returns the number, or None.
     kind : callable
-        Returns what must be the same for numbers to stand in one panel, for its title.
+        Returns the way of measuring, for the title: only numbers of one kind stand in one panel.
     """
 
     name: str
@@ -127,30 +93,30 @@ class Measure:
     kind: Callable[[RunRecord], str] = lambda run: ""
 
 
-def measured(collected: RecordCollections, measure: Measure) -> list[Figure]:
+def measured(record_set: RecordSet, measure: Measure) -> list[Figure]:
     """Draw one figure per folder: a panel per data set and protocol, a dot per method."""
     figures = []
-    for collection in collected.collections:
+    for folder in record_set.folders:
         notes: list[str] = []
         panels: list[Panel] = []
         total = 0
-        for group in run_groups(collection.finished):
+        for group in protocol_groups(folder.finished):
             for kind, dots in _dots(group, measure, notes).items():
                 total += 1
                 if total <= MAX_PANELS:
                     title = f"{group.title}{', ' if kind else ''}{kind}"
-                    name = slug(measure.name, collection.name, title)
+                    name = slug(measure.name, folder.name, title)
                     panels.append(dot_panel(name, title, measure.axis, dots))
         if panels:
-            title = f"{measure.title}: {collection.name}"
-            name = slug(measure.name, collection.name)
+            title = f"{measure.title}: {folder.name}"
+            name = slug(measure.name, folder.name)
             figures.append(Figure(name, title, measure.caption, limited(panels, total, notes), notes))
     return figures
 
 
-def _dots(group: RunGroup, measure: Measure, notes: list[str]) -> dict[str, list[Dot]]:
+def _dots(group: ProtocolGroup[RunRecord], measure: Measure, notes: list[str]) -> dict[str, list[Dot]]:
     """Return dots by the kind of measurement; different kinds are never compared in one panel."""
-    styles = styled(group.rows)
+    styles = group.styles
     found: dict[str, list[Dot]] = {}
     for title, runs in group.rows.items():
         values: dict[str, list[float]] = {}
@@ -174,11 +140,9 @@ def cost(run: RunRecord, key: str) -> float | None:
 
 
 def _train_seconds(run: RunRecord) -> float | None:
+    """Return the seconds of all learning, end to end where the run measured that."""
     given = cost(run, "train_seconds")
-    if given is not None:
-        return given
-    fit = run.times.get("fit")
-    return None if fit is None else float(fit) + sum(run.times.get("update") or [])
+    return METRICS["train_s"].read(run) if given is None else given
 
 
 def _device(run: RunRecord) -> str:
@@ -191,12 +155,13 @@ def _device(run: RunRecord) -> str:
 
 
 def _peak_mebibytes(run: RunRecord) -> float | None:
-    value = cost(run, "peak_memory_bytes") or run.memory.get("peak_cuda_bytes") or run.memory.get("peak_rss_bytes")
-    return None if not value else float(value) / 2**20
+    """Return the peak memory of training where the run measured that, or of the whole run."""
+    trained = cost(run, "peak_memory_bytes")  # zero where it was not measured
+    return trained / 2**20 if trained else METRICS["peak_mb"].read(run) or None
 
 
 def _memory_kind(run: RunRecord) -> str:
-    if cost(run, "peak_memory_bytes"):  # zero where it was not measured
+    if cost(run, "peak_memory_bytes"):
         return "memory of training"
     if run.memory.get("peak_cuda_bytes"):
         return "GPU memory"
@@ -243,7 +208,7 @@ PARAMETERS = Measure(
     lambda run: None if (value := cost(run, "trainable_parameters")) is None else value / 1e3,
 )
 COSTS = (GFLOPS, TRAINING_GFLOPS, PARAMETERS)
-"""What ``extra.cost`` is drawn as."""
+"""Figures that are drawn from ``extra.cost``."""
 
 
 # -- gain over the joint probe --------------------------------------------------------------------------
@@ -254,17 +219,17 @@ def adapted(run: RunRecord) -> bool:
     return run.method.endswith(FSA) or bool(run.extra.get("fsa"))
 
 
-def probe_gain(collected: RecordCollections) -> list[Figure]:
+def probe_gain(record_set: RecordSet) -> list[Figure]:
     """Draw A_last less that of the joint linear probe of the same data, protocol and seed."""
     figures = []
-    for collection in collected.collections:
+    for folder in record_set.folders:
         notes: list[str] = []
-        probes = _probes(collection.finished, notes)
+        probes = _probes(folder.finished, notes)
         panels = []
-        for group in _by_name(collection.finished):
+        for group in _by_name(folder.finished):
             dots = _gains(group, probes, notes)
             if dots:
-                name = slug("probe-gain", collection.name, group.title)
+                name = slug("probe-gain", folder.name, group.title)
                 axis = DotAxis("A_last less the joint linear probe (points)", text=_signed)
                 panels.append(dot_panel(name, group.title, axis, dots))
         if panels:
@@ -275,10 +240,10 @@ def probe_gain(collected: RecordCollections) -> list[Figure]:
                 "seed. Above zero, the incremental learner beats a probe that sees all data at once. Light: features "
             )
             caption += "as they are; dark: backbone adapted in the first session (FSA)."
-            name = slug("probe-gain", collection.name)
+            name = slug("probe-gain", folder.name)
             total = len(panels)
             panels = limited(panels[:MAX_PANELS], total, notes)
-            title = f"Gain over the joint linear probe: {collection.name}"
+            title = f"Gain over the joint linear probe: {folder.name}"
             figures.append(Figure(name, title, caption, panels, notes))
     return figures
 
@@ -287,19 +252,20 @@ def _signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
 
-def _by_name(runs: Sequence[RunRecord]) -> list[RunGroup]:
+def _by_name(runs: Sequence[RunRecord]) -> list[ProtocolGroup[RunRecord]]:
     """Return runs by data set and protocol; adapted and plain runs may have different features, but one name."""
     found: dict[str, list[RunRecord]] = {}
     for run in runs:
-        found.setdefault(f"{run.dataset.get('label', run.dataset['name'])}, {run.protocol['name']}", []).append(run)
-    return [RunGroup(title, _titled(here)) for title, here in found.items()]
+        title = printable(f"{dataset_label(run)}, {run.protocol['name']}")
+        found.setdefault(title, []).append(run)
+    return [ProtocolGroup(title, _titled(here)) for title, here in found.items()]
 
 
 def _titled(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     rows, _, _, groups = grouped(runs)
     named: dict[str, list[RunRecord]] = {}
     for (r, _, _), several in groups.items():
-        named.setdefault(plain_label(rows[r]), []).extend(run for run in several if isinstance(run, RunRecord))
+        named.setdefault(plain_label(rows[r]), []).extend(several)
     return named
 
 
@@ -324,9 +290,9 @@ def _probes(runs: Sequence[RunRecord], notes: list[str]) -> dict[ProbeKey, float
     return {key: values[0] for key, values in found.items() if len(values) == 1}
 
 
-def _gains(group: RunGroup, probes: dict[ProbeKey, float], notes: list[str]) -> list[Dot]:
+def _gains(group: ProtocolGroup[RunRecord], probes: dict[ProbeKey, float], notes: list[str]) -> list[Dot]:
     dots = []
-    styles = styled(group.rows)
+    styles = group.styles
     pairs = any(adapted(run) for runs in group.rows.values() for run in runs)
     for title, runs in group.rows.items():
         if runs[0].method == "joint-lp":
@@ -346,13 +312,13 @@ def _gains(group: RunGroup, probes: dict[ProbeKey, float], notes: list[str]) -> 
 # -- confusion ------------------------------------------------------------------------------------------
 
 
-def confusion(collected: RecordCollections) -> list[Figure]:
+def confusion(record_set: RecordSet) -> list[Figure]:
     """Draw which classes are taken for which, from ``extra.confusion`` of the first seed."""
     notes: list[str] = []
     panels: list[Panel] = []
     total = 0
-    for collection in collected.collections:
-        for group in run_groups(collection.finished):
+    for folder in record_set.folders:
+        for group in protocol_groups(folder.finished):
             for title, runs in group.rows.items():
                 run = next((run for run in sorted(runs, key=lambda run: run.seed) if run.extra.get("confusion")), None)
                 counts = None if run is None else confusion_counts(run.extra["confusion"])
@@ -368,7 +334,7 @@ def confusion(collected: RecordCollections) -> list[Figure]:
                     continue
                 where = f"{group.title}, seed {run.seed}"
                 heat = mistakes(counts, _class_names(run.extra["confusion"], len(counts)), where)
-                panels.append(heat_panel(slug("confusion", collection.name, title, where), title, heat))
+                panels.append(heat_panel(slug("confusion", folder.name, title, where), title, heat))
     if not panels:
         return []
     caption = "Share of the test samples of every class (rows) that is taken for each other class (columns), after the "
@@ -402,6 +368,7 @@ _PAIRS = 10
 
 
 def _cut(name: str, most: int = 17) -> str:
+    name = printable(name)
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from typing_extensions import Self
 
-from evergrow.core.errors import ParameterError, UnknownNameError
-from evergrow.core.registry import nearest
+from evergrow.core.errors import ParameterError
+from evergrow.core.settings import from_mapping
 from evergrow.core.validation import check_number
 
 
@@ -82,11 +82,7 @@ class Protocol:
             ...
         evergrow.core.errors.UnknownNameError: ..., got 'incrment'; nearest: 'increment'
         """
-        known = [field.name for field in fields(cls)]
-        for key in settings:
-            if key not in known:
-                raise UnknownNameError(f"protocol setting must be known, got {key!r}; nearest: {nearest(key, known)}")
-        return cls(**settings)
+        return from_mapping(cls, settings, "protocol setting")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values."""

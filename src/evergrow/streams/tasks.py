@@ -19,7 +19,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What arrives in one session.
+    """The classes and samples that arrive in one session.
 
     Parameters
     ----------

@@ -1,10 +1,12 @@
 """Tables from records: mean and standard error over seeds, as text in several formats."""
 
 from evergrow.tables.compare import Cell, Column, Comparison, compare, grouped
-from evergrow.tables.metric import METRICS, Metric, Record
+from evergrow.tables.metric import METRICS, Metric, Record, mean_and_error
 from evergrow.tables.render import escape_latex, number, render
+from evergrow.tables.selection import JOINT, dataset_label, one_per_run, unfinished_notes
 
 __all__ = [
+    "JOINT",
     "METRICS",
     "Cell",
     "Column",
@@ -12,8 +14,12 @@ __all__ = [
     "Metric",
     "Record",
     "compare",
+    "dataset_label",
     "escape_latex",
     "grouped",
+    "mean_and_error",
     "number",
+    "one_per_run",
     "render",
+    "unfinished_notes",
 ]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from evergrow.core.errors import UnknownNameError
+from evergrow.core.escaping import printable
 from evergrow.core.registry import nearest
 from evergrow.records import AnalysisRecord
-from evergrow.tables.metric import METRICS, Metric, Record
+from evergrow.tables.metric import METRICS, Metric, Record, mean_and_error
+from evergrow.tables.selection import JOINT, R, dataset_label, one_per_run, unfinished_notes
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table and everything that a reader must know about it.
+    """A table of means with the notes that belong to it.
 
     Parameters
     ----------
     rows : list of str
-        Method labels, with the options that tell apart what would otherwise have one name.
+        Method labels, with the options in which methods of one label differ.
     columns : list of Column
-        What stands above.
+        Data set, protocol and metric of each column.
     cells : list of list of Cell or None
         ``cells[i][j]``; None where there is no finished run.
     notes : list of str
@@ -93,14 +94,15 @@ def compare(records: Iterable[Record], metrics: Sequence[str] = ("a_last", "a_av
             raise UnknownNameError(
                 f"metric must be one of {', '.join(METRICS)}, got {metric!r}; nearest: {nearest(metric, METRICS)}"
             )
-    unique, notes = _deduplicate(list(records))
+    unique, copies = one_per_run(records)
+    notes = [f"{copies} further records of the same runs were left out; the latest of each counts"] if copies else []
     finished = [record for record in unique if record.status == "ok"]
     rows, data, protocols, groups = grouped(finished)
     columns = [(d, p, m) for d in data for p in protocols for m in metrics if any((r, d, p) in groups for r in rows)]
     cells = [[_cell(groups.get((r, d, p), []), METRICS[m]) for d, p, m in columns] for r in rows]
     notes += _name_notes(rows, data, protocols) + _seed_notes(groups, rows, data, protocols)
     notes += _missing_notes(groups, (rows, data, protocols), [METRICS[m] for m in metrics])
-    notes += _status_notes(unique) + _version_notes(finished)
+    notes += unfinished_notes(unique, "not in the table") + _version_notes(finished)
     return Comparison(
         rows=list(rows.values()),
         columns=[Column(data[d], protocols[p], METRICS[m]) for d, p, m in columns],
@@ -109,12 +111,10 @@ def compare(records: Iterable[Record], metrics: Sequence[str] = ("a_last", "a_av
     )
 
 
-_JOINT = ("joint-lp", "joint-ft")
-
-Groups: TypeAlias = dict[tuple[str, str, str], list[Record]]
+Groups: TypeAlias = dict[tuple[str, str, str], list[R]]
 
 
-def grouped(records: Iterable[Record]) -> tuple[dict[str, str], dict[str, str], dict[str, str], Groups]:
+def grouped(records: Iterable[R]) -> tuple[dict[str, str], dict[str, str], dict[str, str], Groups[R]]:
     """Group records that differ in nothing but the seed.
 
     Parameters
@@ -132,7 +132,7 @@ def grouped(records: Iterable[Record]) -> tuple[dict[str, str], dict[str, str], 
     finished = list(records)
     keyed = [(_method_key(r), _dataset_key(r), _protocol_key(r)) for r in finished]
     texts = [(_key_text(method), _key_text(data), _key_text(protocol)) for method, data, protocol in keyed]
-    groups: Groups = {}
+    groups: Groups[R] = {}
     for text, record in zip(texts, finished):
         groups.setdefault(text, []).append(record)
     rows, data, protocols = (_titles([key[i] for key in keyed], [text[i] for text in texts]) for i in range(3))
@@ -155,10 +155,7 @@ def _method_key(record: Record) -> Key:
 
 def _dataset_key(record: Record) -> Key:
     data = record.dataset
-    return str(data.get("label", data["name"])), {
-        "name": data["name"],
-        "fingerprint": data.get("fingerprint"),
-    }
+    return dataset_label(record), {"name": data["name"], "fingerprint": data.get("fingerprint")}
 
 
 def _protocol_key(record: Record) -> Key:
@@ -175,7 +172,7 @@ _HOW = ("device", "solver", "dtype", "verbose")
 
 
 def _titles(keys: Sequence[Key], texts: Sequence[str]) -> dict[str, str]:
-    """Return a title for each distinct key, in order; equal names get the settings in which they differ."""
+    """Return a printable title for each distinct key, in order; equal names get the settings in which they differ."""
     distinct = dict(zip(texts, keys))
     names: dict[str, list[str]] = {}
     for text, (name, _) in distinct.items():
@@ -183,7 +180,7 @@ def _titles(keys: Sequence[Key], texts: Sequence[str]) -> dict[str, str]:
     titles = dict.fromkeys(distinct, "")
     for name, rivals in names.items():
         titles |= _told_apart(name, {text: distinct[text][1] for text in rivals})
-    return titles
+    return {text: printable(title) for text, title in titles.items()}
 
 
 def _told_apart(name: str, rivals: dict[str, dict[str, Any]]) -> dict[str, str]:
@@ -205,18 +202,6 @@ def _told_apart(name: str, rivals: dict[str, dict[str, Any]]) -> dict[str, str]:
     return titles
 
 
-def _deduplicate(records: list[Record]) -> tuple[list[Record], list[str]]:
-    """Keep one record per run: a finished one if there is any, then the latest."""
-    best: dict[str, Record] = {}
-    for record in records:
-        rival = best.get(record.run_id)
-        if rival is None or (record.status == "ok", record.ended) > (rival.status == "ok", rival.ended):
-            best[record.run_id] = record
-    copies = len(records) - len(best)
-    note = f"{copies} further records of the same runs were left out; the latest of each counts"
-    return list(best.values()), [note] if copies else []
-
-
 # -- cells ----------------------------------------------------------------------------------------------
 
 
@@ -225,16 +210,12 @@ def _cell(records: list[Record], metric: Metric) -> Cell | None:
     values = [value for value in read if value is not None]
     if not values:
         return None
-    n, mean = len(values), math.fsum(values) / len(values)
-    if n == 1:
-        return Cell(mean, None, 1)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    return Cell(mean, math.sqrt(variance / n), n)
+    return Cell(*mean_and_error(values), len(values))
 
 
-def _is_joint(groups: Groups, row: str) -> bool:
+def _is_joint(groups: Groups[Record], row: str) -> bool:
     """Return whether a row is a reference that saw everything at once, and so is no rival of the others."""
-    return any(record.method in _JOINT for key, records in groups.items() if key[0] == row for record in records[:1])
+    return any(record.method in JOINT for key, records in groups.items() if key[0] == row for record in records[:1])
 
 
 def _ranked(cells: list[list[Cell | None]], metrics: list[Metric], unranked: list[bool]) -> list[list[Cell | None]]:
@@ -271,7 +252,7 @@ def _name_notes(*kinds: dict[str, str]) -> list[str]:
 
 
 def _missing_notes(
-    groups: Groups, titles: tuple[dict[str, str], dict[str, str], dict[str, str]], metrics: list[Metric]
+    groups: Groups[Record], titles: tuple[dict[str, str], dict[str, str], dict[str, str]], metrics: list[Metric]
 ) -> list[str]:
     """Say where a mean is over fewer runs than there are, because the others lack the metric."""
     rows, data, protocols = titles
@@ -286,7 +267,7 @@ def _missing_notes(
 
 
 def _seed_notes(
-    groups: Groups,
+    groups: Groups[Record],
     rows: dict[str, str],
     data: dict[str, str],
     protocols: dict[str, str],
@@ -309,18 +290,6 @@ def _seed_notes(
                 for r, found in seeds.items()
                 if len(set(found)) != len(found)
             ]
-    return notes
-
-
-def _status_notes(records: list[Record]) -> list[str]:
-    """Name every run that did not finish."""
-    notes = []
-    for record in records:
-        if record.status != "ok":
-            data = record.dataset.get("label", record.dataset["name"])
-            where = f"{record.label}, {data}, {record.protocol['name']}, seed {record.seed}"
-            why = f" ({record.error.get('type')}: {record.error.get('message', '')})" if record.error else ""
-            notes.append(f"{record.status}, not in the table: {where}{why}")
     return notes
 
 

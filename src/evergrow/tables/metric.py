@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from evergrow.records import AnalysisRecord, RunRecord
 
 Record: TypeAlias = RunRecord | AnalysisRecord
-"""What can be compared: runs, or analyses that measure the same metrics."""
+"""Records that can be compared: of runs, or of analyses that measure the same metrics."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,22 @@ class Metric:
             return f"{value:.{max(self.decimals - before, 0)}f}"
         mantissa, _, exponent = f"{value:.{self.decimals - 1}e}".partition("e")
         return f"{mantissa}e{int(exponent)}"
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return mean and standard error (sample deviation over root n); no error for a single value.
+
+    Examples
+    --------
+    >>> from evergrow.tables import mean_and_error
+    >>> mean_and_error([1.0, 3.0]), mean_and_error([2.0])
+    ((2.0, 1.0), (2.0, None))
+    """
+    n, mean = len(values), math.fsum(values) / len(values)
+    if n == 1:
+        return mean, None
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    return mean, math.sqrt(variance / n)
 
 
 def _percent(key: str) -> Callable[[Record], float | None]:

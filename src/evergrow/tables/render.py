@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from evergrow.core.escaping import csv_text, markdown_text, one_line, printable
 from evergrow.core.validation import check_choice
 from evergrow.tables.compare import Cell, Column, Comparison
 from evergrow.tables.metric import Metric
@@ -24,7 +25,7 @@ def render(comparison: Comparison, format: str = "markdown") -> str:
     Parameters
     ----------
     comparison : Comparison
-        What to print.
+        The table.
     format : {"table", "markdown", "latex", "csv"}
         ``"table"`` is plain text with ``*`` at the best and ``+`` at the second of every column.
 
@@ -60,9 +61,9 @@ def _row(comparison: Comparison, cells: list[Cell | None]) -> list[tuple[str, in
 def _plain(comparison: Comparison) -> str:
     marks = {0: " ", 1: "*", 2: "+"}
     head = [["", "", "method"]]
-    head += [[column.dataset, column.protocol, column.metric.title] for column in comparison.columns]
+    head += [[printable(c.dataset), printable(c.protocol), c.metric.title] for c in comparison.columns]
     body = [
-        [name, *(text + marks[rank] for text, rank in _row(comparison, cells))]
+        [printable(name), *(text + marks[rank] for text, rank in _row(comparison, cells))]
         for name, cells in zip(comparison.rows, comparison.cells)
     ]
     lines = [*(list(row) for row in zip(*head)), *body]
@@ -80,12 +81,13 @@ def _plain(comparison: Comparison) -> str:
 
 def _markdown(comparison: Comparison) -> str:
     marks: dict[int, Callable[[str], str]] = {0: str, 1: "**{}**".format, 2: "<u>{}</u>".format}
-    head = ["Method", *(f"{c.dataset}<br>{c.protocol}<br>{c.metric.title}" for c in comparison.columns)]
+    levels = ([c.dataset, c.protocol, c.metric.title] for c in comparison.columns)
+    head = ["Method", *("<br>".join(map(markdown_text, level)) for level in levels)]
     lines = [head, ["---", *["---:"] * len(comparison.columns)]]
     for name, cells in zip(comparison.rows, comparison.cells):
-        lines.append([name, *(marks[rank](text) for text, rank in _row(comparison, cells))])
-    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
-    notes = [f"- {note}" for note in comparison.notes]
+        lines.append([markdown_text(name), *(marks[rank](text) for text, rank in _row(comparison, cells))])
+    table = ["| " + " | ".join(line) + " |" for line in lines]
+    notes = [f"- {markdown_text(note)}" for note in comparison.notes]
     legend = "Mean ± standard error over seeds; best bold, second underlined."
     return "\n".join([*table, "", legend, *(["", *notes] if notes else [])]) + "\n"
 
@@ -101,7 +103,7 @@ def _latex(comparison: Comparison) -> str:
     ]
     for name, cells in zip(comparison.rows, comparison.cells):
         lines.append(_latex_row(escape_latex(name), map(_latex_cell, cells, comparison.columns)))
-    notes = [f"% {note}" for note in comparison.notes]
+    notes = [f"% {one_line(note)}" for note in comparison.notes]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
 
 
@@ -139,7 +141,7 @@ def escape_latex(text: str) -> str:
     """
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {character: f"\\{character}" for character in "&%$#_{}"}
-    return "".join(special.get(character, character) for character in text)
+    return "".join(special.get(character, character) for character in printable(text))
 
 
 def _csv(comparison: Comparison) -> str:
@@ -151,12 +153,13 @@ def _csv(comparison: Comparison) -> str:
         for column, cell in zip(comparison.columns, cells):
             if cell is not None:
                 error = "" if cell.error is None else cell.error
-                writer.writerow([name, column.dataset, column.protocol, column.metric.title, cell.mean, error, cell.n])
+                names = map(csv_text, (name, column.dataset, column.protocol))
+                writer.writerow([*names, column.metric.title, cell.mean, error, cell.n])
     return buffer.getvalue()
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    return [f"note: {note}" for note in comparison.notes]
+    return [f"note: {one_line(note)}" for note in comparison.notes]
 
 
 FORMATS: dict[str, Callable[[Comparison], str]] = {
@@ -177,7 +180,8 @@ def rich_table(comparison: Comparison) -> RenderableType:
     table = Table(caption="mean ± standard error over seeds; best bold, second underlined")
     table.add_column("method")
     for column in comparison.columns:
-        table.add_column(Text(f"{column.dataset}\n{column.protocol}\n{column.metric.title}"), justify="right")
+        title = f"{printable(column.dataset)}\n{printable(column.protocol)}\n{column.metric.title}"
+        table.add_column(Text(title), justify="right")
     for name, cells in zip(comparison.rows, comparison.cells):
-        table.add_row(Text(name), *(Text(text, styles[rank]) for text, rank in _row(comparison, cells)))
+        table.add_row(Text(printable(name)), *(Text(text, styles[rank]) for text, rank in _row(comparison, cells)))
     return table

@@ -1,24 +1,25 @@
-"""A backbone with a tuner on it: tells itself apart from the one it was made of, and can be made again."""
+"""Adapted backbones: a frozen network with a frozen tuner on it, told apart from the plain one by a hash."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import Self
 
 from evergrow.backbones import BackboneSpec, ImageBackbone
-from evergrow.core.errors import FileFormatError, ParameterError, WeightsError
+from evergrow.core.errors import ParameterError, WeightsError
+from evergrow.training.adaptation import Adaptation
 from evergrow.training.cost import Cost
 from evergrow.training.loop import TrainLog
-from evergrow.tuners import Tuner, create_tuner, tuners_of
+from evergrow.training.settings import FsaConfig
+from evergrow.tuners import Tuner, restore_tuner, tuners_of
 
 
 def shared_copy(module: nn.Module) -> nn.Module:
@@ -91,6 +92,8 @@ class AdaptedBackbone(ImageBackbone):
         How the tuner was trained.
     cost : Cost
         What that cost.
+    config : FsaConfig, optional
+        How it was to be trained.
 
     Attributes
     ----------
@@ -107,11 +110,14 @@ class AdaptedBackbone(ImageBackbone):
         module: nn.Module,
         log: TrainLog | None = None,
         cost: Cost | None = None,
+        config: FsaConfig | None = None,
     ) -> None:
         self.base_spec = base.spec
         self.tuner = tuner.freeze().eval()
         self.log = log
         self.cost = cost or Cost()
+        self.config = config
+        self._restored: Adaptation | None = None
         super().__init__(module.eval(), _adapted_spec(base.spec, tuner), next(tuner.parameters()).device)
 
     def to(self, device: str | torch.device) -> Self:
@@ -120,45 +126,50 @@ class AdaptedBackbone(ImageBackbone):
         self.tuner.to(self.device)
         return self
 
-    def export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tuner's few tensors, and plain values that describe it, for :func:`adapted_from`."""
-        return dict(self.tuner.state_dict()), {**_tuner_entry(self.tuner), "base": self.base_spec.weights_hash}
+    def adaptation(self) -> Adaptation:
+        """Return the tuner apart from the network; :func:`adapted_from` puts it on the backbone again."""
+        if self._restored is not None:
+            return self._restored
+        training: dict[str, Any] = {}
+        if self.log is not None:
+            training = {
+                "epochs": len(self.log.losses),
+                "samples": self.log.samples,
+                "seconds": self.log.seconds,
+                "first_loss": self.log.losses[0],
+                "last_loss": self.log.losses[-1],
+            }
+        config = None if self.config is None else self.config.to_dict()
+        return Adaptation(self.base_spec, self.tuner.saved(), config, training)
 
 
-def adapted_from(backbone: ImageBackbone, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> AdaptedBackbone:
-    """Put a tuner that :meth:`AdaptedBackbone.export` gave on its backbone again.
+def adapted_from(backbone: ImageBackbone, adaptation: Adaptation) -> AdaptedBackbone:
+    """Put a tuner that :meth:`AdaptedBackbone.adaptation` gave on its backbone again.
 
     Parameters
     ----------
     backbone : ImageBackbone
-        The backbone that it was trained on.
-    tensors : mapping of str to Tensor
-        Its parameters.
-    meta : mapping
-        What kind of tuner it is.
+        The backbone that it was trained on; stays as it is.
+    adaptation : Adaptation
+        What was learned.
 
     Raises
     ------
     WeightsError
         If the backbone has other weights.
     FileFormatError
-        If the description is not whole.
+        If tuner and backbone do not fit each other.
     """
-    try:
-        name, settings, seed, base = meta["tuner"], meta["settings"], int(meta["seed"]), meta["base"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileFormatError(
-            f"an adapted backbone must be described whole, but {error} is missing or wrong"
-        ) from error
+    base = adaptation.base.weights_hash
     if backbone.spec.weights_hash != base:
         raise WeightsError(
             f"backbone must be the one that the tuner was trained on (hash {base}), got {backbone.spec.name} with hash "
             f"{backbone.spec.weights_hash}"
         )
     module = shared_copy(backbone.module)
-    tuner = create_tuner(name, module, seed=seed, **settings)
-    tuner.load_state_dict(dict(tensors))
-    return AdaptedBackbone(backbone, tuner, module)
+    made = AdaptedBackbone(backbone, restore_tuner(adaptation.tuner, module), module)
+    made._restored = adaptation
+    return made
 
 
 def _tuner_entry(tuner: Tuner) -> dict[str, Any]:

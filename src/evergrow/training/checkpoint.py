@@ -1,4 +1,4 @@
-"""Where a training stands, in one file: it goes on from there to the same weights."""
+"""Checkpoints: one file from which an interrupted training goes on to the same weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evergrow.core.archive import Archive, read_archive, write_archive
-from evergrow.core.errors import FileFormatError
+from evergrow.core.archive import Archive, read_archive, register_kind, write_archive
+from evergrow.core.fields import Fields
 from evergrow.training.errors import CheckpointError
+from evergrow.training.optimizers import OptimizerKind
+from evergrow.training.settings import PRECISIONS
 
-_KIND = "Training"
+
+def _from_version_1(old: Archive) -> Archive:
+    """Return a checkpoint of evergrow 0.1 in the present layout, with the settings that did not exist at first.
+
+    A training goes on only with the settings it began with. One that came later was not written down, but had a value:
+    whoever adds a setting raises the version and adds that value here.
+    """
+    given = {"images" if key == "pictures" else key: value for key, value in old.meta["identity"].items()}
+    identity = {"interpolation": "bilinear", **given}
+    meta = {**old.meta, "identity": identity}
+    return Archive("checkpoint", meta, old.tensors, version=2)
+
+
+KIND = register_kind("checkpoint", version=2, former=("Training",), migrations={1: _from_version_1})
 
 
 @dataclass
@@ -44,7 +59,7 @@ class Progress:
 
 
 class TrainState:
-    """The numbers that training changes: parameters and what the optimizer remembers of them.
+    """The numbers that training changes: parameters, and the optimizer's memory of them.
 
     Parameters
     ----------
@@ -52,11 +67,16 @@ class TrainState:
         In an order that is the same in every run.
     optimizer : torch.optim.Optimizer
         Of these parameters.
+    kind : OptimizerKind
+        What it remembers.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, kind: OptimizerKind
+    ) -> None:
         self.parameters = list(parameters)
         self.optimizer = optimizer
+        self.kind = kind
 
     def tensors(self) -> dict[str, Tensor]:
         """Return a copy of everything by name."""
@@ -67,8 +87,41 @@ class TrainState:
                     found[f"optimizer.{index}.{name}"] = value.detach().clone()
         return found
 
+    def checked(self, fields: Fields) -> dict[str, Tensor]:
+        """Return the tensors of a file, each of which is one that :meth:`tensors` could have given.
+
+        Raises
+        ------
+        FileFormatError
+            If one is missing, is not known, or has another shape or type than here.
+        """
+        found = {
+            f"parameter.{i}": fields.tensor(f"parameter.{i}", parameter.shape, dtype=parameter.dtype)
+            for i, parameter in enumerate(self.parameters)
+        }
+        for name in fields.tensor_names():
+            if name not in found:
+                found[name] = self._checked_memory(fields, name)
+        remembered = {name.split(".")[1] for name in found if name.startswith("optimizer.")}
+        for index in remembered:
+            for key in self.kind.names():
+                fields.require(f"optimizer.{index}.{key}" in found, f"the optimizer remembers no {key} of {index}")
+        return found
+
+    def _checked_memory(self, fields: Fields, name: str) -> Tensor:
+        """Return a tensor that the optimizer remembers of a parameter."""
+        kind, _, rest = name.partition(".")
+        index, _, key = rest.partition(".")
+        # Written as the number is: two names for one parameter would hide each other.
+        known = index.isdecimal() and index == str(int(index)) and int(index) < len(self.parameters)
+        fields.require(kind == "optimizer" and known and key in self.kind.names(), f"{name!r} is not known")
+        if key not in self.kind.memory:
+            return fields.tensor(name, (), dtype=torch.float32)
+        parameter = self.parameters[int(index)]
+        return fields.tensor(name, parameter.shape, dtype=parameter.dtype)
+
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what :meth:`tensors` gave."""
+        """Take over tensors that :meth:`tensors` or :meth:`checked` returned."""
         remembered: dict[int, dict[str, Tensor]] = {}
         with torch.no_grad():
             for name, value in tensors.items():
@@ -85,7 +138,7 @@ class TrainState:
 def write_checkpoint(
     path: str | os.PathLike[str], state: TrainState, progress: Progress, identity: Mapping[str, Any]
 ) -> None:
-    """Write where a training stands, atomically.
+    """Write a checkpoint, atomically.
 
     Parameters
     ----------
@@ -99,39 +152,58 @@ def write_checkpoint(
         All that decides the result; a training with another identity cannot go on from the file.
     """
     meta = {"identity": dict(identity), "progress": vars(progress).copy()}
-    write_archive(path, Archive(_KIND, meta, state.tensors()))
+    write_archive(path, KIND.archive(meta, state.tensors()))
 
 
 def read_checkpoint(path: str | os.PathLike[str], state: TrainState, identity: Mapping[str, Any]) -> Progress | None:
-    """Take over what a checkpoint holds and return how far it is; None if there is no file.
+    """Take over the numbers in a checkpoint and return how far it is; None if there is no file.
 
     Raises
     ------
     CheckpointError
         If it belongs to another training; the message says in what they differ. Nothing is changed then.
     FileFormatError
-        If the file is no checkpoint, is truncated or was altered.
+        If the file is no whole checkpoint. Nothing is changed then.
     """
+    name = os.fspath(path)
     try:
-        archive = read_archive(path, _KIND)
+        fields = read_archive(path).open(KIND.name, name=name)
     except FileNotFoundError:
         return None
-    try:
-        found, progress = archive.meta["identity"], Progress(**archive.meta["progress"])
-        _require_same(path, found, json.loads(json.dumps(dict(identity))))
-        state.restore(archive.tensors)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise FileFormatError(
-            f"{os.fspath(path)} must be a whole checkpoint, but it lacks or garbles {error}"
-        ) from error
+    _require_same(name, fields.mapping("identity"), json.loads(json.dumps(dict(identity))))
+    progress, tensors = _progress(fields.fields("progress")), state.checked(fields)
+    state.restore(tensors)
     return progress
 
 
-def _require_same(path: str | os.PathLike[str], found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _progress(fields: Fields) -> Progress:
+    progress = Progress(
+        fields.integer("epoch"),
+        fields.numbers("losses"),
+        fields.number("seconds", low=0),
+        fields.text("precision", choices=PRECISIONS),
+        _loss_scaling(fields),
+    )
+    fields.require(
+        len(progress.losses) == progress.epoch, f"{progress.epoch} epochs have {len(progress.losses)} losses"
+    )
+    return progress
+
+
+def _loss_scaling(fields: Fields) -> dict[str, Any]:
+    """Return the state of the loss scaling; empty where there is none."""
+    if not fields.mapping("scaler"):
+        return {}
+    inside = fields.fields("scaler")
+    factors = {name: inside.number(name, low=0) for name in ("scale", "growth_factor", "backoff_factor")}
+    return {**factors, **{name: inside.integer(name) for name in ("growth_interval", "_growth_tracker")}}
+
+
+def _require_same(name: str, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     differing = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
     if differing:
         shown = "; ".join(f"{key} is {found.get(key)!r} there and {wanted.get(key)!r} here" for key in differing[:3])
         raise CheckpointError(
-            f"checkpoint must be of the same training, but {os.fspath(path)} differs in {len(differing)} of "
+            f"checkpoint must be of the same training, but {name} differs in {len(differing)} of "
             f"{len({*found, *wanted})} points: {shown}; go on with the old settings, or remove the file"
         )

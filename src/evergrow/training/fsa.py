@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,135 +10,23 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import cross_entropy
-from typing_extensions import Self
 
 from evergrow.backbones import ImageBackbone
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import LabelError, ParameterError, UnknownNameError
+from evergrow.core.errors import LabelError
 from evergrow.core.items import Items
-from evergrow.core.registry import nearest
-from evergrow.core.validation import check_choice, check_number
 from evergrow.training.adapted import AdaptedBackbone, shared_copy
 from evergrow.training.classifiers import CosineHead, Lift, LinearHead, Network
 from evergrow.training.cost import Cost, count_parameters, inference_gflops, training_gflops
-from evergrow.training.loop import TrainConfig, TrainLog, train
-from evergrow.tuners import TUNERS, Tuner, create_tuner
-
-TUNER_KINDS = ("adapter", "ssf", "vpt-deep", "vpt-shallow", "lora")
-"""Tuners that the first session can be adapted with."""
-
-_ANACP_ADAPTER = {"bottleneck": 8, "scale": 1.0, "dropout": 0.0, "activation": "none", "placement": "mlp"}
-
-
-@dataclass(frozen=True)
-class FsaConfig:
-    """How the first session is adapted; the defaults are RanPAC's protocol.
-
-    Parameters
-    ----------
-    tuner : {"adapter", "ssf", "vpt-deep", "vpt-shallow", "lora"}
-        What is trained of the backbone.
-    settings : dict
-        Settings of the tuner beyond its defaults.
-    head : {"cosine", "linear"}
-        The classifier that is trained along and dropped afterwards.
-    lift : int
-        Width of a frozen random ReLU layer between features and classifier; 0 for none.
-    train : TrainConfig
-        Epochs, rates and so on.
-
-    Examples
-    --------
-    >>> from evergrow.training.fsa import FsaConfig
-    >>> config = FsaConfig.recipe("ranpac", tuner="ssf", epochs=5)
-    >>> config.tuner, config.train.epochs, config.train.lr
-    ('ssf', 5, 0.01)
-    >>> FsaConfig.from_dict(config.to_dict()) == config
-    True
-    """
-
-    tuner: str = "adapter"
-    settings: dict[str, Any] = field(default_factory=dict)
-    head: str = "cosine"
-    lift: int = 0
-    train: TrainConfig = field(default_factory=TrainConfig)
-
-    def __post_init__(self) -> None:
-        check_choice("tuner", self.tuner, TUNER_KINDS)
-        check_choice("head", self.head, ("cosine", "linear"))
-        check_number("lift", self.lift, low=0, integer=True)
-        if not isinstance(self.settings, dict):
-            raise ParameterError(f"settings must be a dict of the tuner's settings, got {self.settings!r}")
-        if not isinstance(self.train, TrainConfig):
-            raise ParameterError(f"train must be a TrainConfig, got {type(self.train).__name__}")
-        TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner)  # refuses what the tuner has not
-
-    @classmethod
-    def recipe(cls, name: str = "ranpac", **changes: Any) -> Self:
-        """Return a published way, with some settings changed.
-
-        Parameters
-        ----------
-        name : {"ranpac", "anacp", "loranpac"}
-            ``"ranpac"``: AdaptFormer's adapter, cosine classifier, SGD, 20 epochs. ``"anacp"``: a linear adapter of
-            rank 8 beside the MLP, linear classifier, Adam, 10 epochs, rates 1e-4 and 1e-3 (those of DINOv2; the
-            authors take ten times as much for MoCo). ``"loranpac"``: as ``"ranpac"``, with the classifier on 100,000
-            lifted features; the lifting layer is drawn by itself, where the authors use that of their head.
-        **changes
-            Fields of :class:`FsaConfig` or of :class:`~evergrow.training.TrainConfig`.
-        """
-        check_choice("recipe", name, tuple(_RECIPES))
-        return cls(**_RECIPES[name]).changed(**changes)
-
-    def changed(self, **changes: Any) -> Self:
-        """Return the settings with some fields changed, its own or those of ``train``.
-
-        Changing ``tuner`` drops ``settings`` that are not given anew: they belonged to the other kind.
-        """
-        own = {item.name for item in fields(self)}
-        other = {item.name for item in fields(TrainConfig)}
-        for name in changes:
-            if name not in own | other:
-                close = nearest(name, own | other)
-                raise UnknownNameError(f"setting of an adaptation must be one it has, got {name!r}; nearest: {close}")
-        mine = {name: value for name, value in changes.items() if name in own}
-        if mine.get("tuner", self.tuner) != self.tuner:
-            mine.setdefault("settings", {})
-        inner = mine.pop("train", self.train).changed(**{n: v for n, v in changes.items() if n in other})
-        return replace(self, **mine, train=inner)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings in a form that JSON holds."""
-        mine = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "train"}
-        tuner = TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner).to_dict()
-        plain = {name: tuner[name] for name in self.settings}
-        return {**mine, "settings": plain, "train": self.train.to_dict()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings that :meth:`to_dict` gave; what is missing is a default."""
-        known = dict(values)
-        inner = TrainConfig.from_dict(known.pop("train", {}))
-        return cls(train=inner).changed(**known)
-
-
-_RECIPES: dict[str, dict[str, Any]] = {
-    "ranpac": {},
-    "anacp": {
-        "settings": _ANACP_ADAPTER,
-        "head": "linear",
-        "train": TrainConfig(
-            epochs=10, batch_size=128, lr=1e-4, head_lr=1e-3, weight_decay=0.0, optimizer="adam", schedule="constant"
-        ),
-    },
-    "loranpac": {"settings": {"bottleneck": 64}, "lift": 100_000},
-}
+from evergrow.training.loop import TrainLog, train
+from evergrow.training.settings import FsaConfig
+from evergrow.tuners import Tuner, UnsupportedModelError, create_tuner
 
 
 def adapt(
     backbone: ImageBackbone,
     items: Items,
-    codes: NDArray[np.int64],
+    y: NDArray[Any],
     config: FsaConfig | None = None,
     *,
     seed: int = 0,
@@ -156,8 +42,8 @@ def adapt(
         Stays as it is.
     items : Items
         Images of the first task.
-    codes : ndarray of int64 of shape (n,)
-        Their classes, numbered from 0.
+    y : ndarray of shape (n,)
+        Their labels, of any kind.
     config : FsaConfig, optional
         How; RanPAC's protocol by default.
     seed : int
@@ -197,19 +83,21 @@ def adapt(
     ('test_vit+ssf', False)
     """
     config = config or FsaConfig()
-    n_classes = _require_classes(codes)
+    classes, codes = np.unique(y, return_inverse=True)
+    if len(classes) < 2:
+        raise LabelError(f"the first task must have at least 2 classes to adapt to, got {len(classes)}")
     module = shared_copy(backbone.module)
     module.to(backbone.device if device is None else resolve_device(device))
     tuner = create_tuner(config.tuner, module, seed=seed, **config.settings)
     where = next(tuner.parameters()).device
-    head = _head(config, backbone.n_features, n_classes, seed).to(where)
+    head = _head(config, backbone.n_features, len(classes), seed).to(where)
     network = Network(module, head, [tuner])
     groups = config.train.groups(tuner.parameters(), head.parameters())
     log = train(
         network,
         groups,
         items,
-        codes,
+        codes.astype(np.int64),
         config.train,
         preprocessing=backbone.transform,
         seed=seed,
@@ -219,21 +107,36 @@ def adapt(
         progress=progress,
     )
     cost = _cost(network, tuner, backbone.transform.size, log)
-    return AdaptedBackbone(backbone, tuner, module, log, cost)
+    return AdaptedBackbone(backbone, tuner, module, log, cost, config)
+
+
+def check_adaptable(backbone: ImageBackbone, config: FsaConfig) -> None:
+    """Raise unless a tuner can serve a backbone, which stays as it is; nothing is trained.
+
+    Parameters
+    ----------
+    backbone : ImageBackbone
+        What would be adapted.
+    config : FsaConfig
+        How.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the tuner cannot serve this architecture.
+    """
+    try:
+        create_tuner(config.tuner, shared_copy(backbone.module), **config.settings)
+    except UnsupportedModelError as error:
+        hint = "; 'ssf' serves convolutional networks too" if config.tuner != "ssf" else ""
+        raise UnsupportedModelError(
+            f"adapt must be a tuner that can serve {backbone.spec.name}, got {config.tuner!r}: {error}{hint}"
+        ) from error
 
 
 def _untrained(config: FsaConfig) -> dict[str, Any]:
-    """Return what decides an adaptation beside the settings of training, which the loop looks at by itself."""
+    """Return the settings that decide an adaptation, without those of training, which the loop compares by itself."""
     return {name: value for name, value in config.to_dict().items() if name != "train"}
-
-
-def _require_classes(codes: NDArray[np.int64]) -> int:
-    found = np.unique(codes)
-    if len(found) < 2:
-        raise LabelError(f"the first task must have at least 2 classes to adapt to, got {len(found)}")
-    if found[0] < 0 or found[-1] >= len(found):
-        raise LabelError(f"codes must be numbers from 0 to {len(found) - 1}, got {found[0]} to {found[-1]}")
-    return len(found)
 
 
 def _head(config: FsaConfig, n_features: int, n_classes: int, seed: int) -> nn.Module:
@@ -244,7 +147,7 @@ def _head(config: FsaConfig, n_features: int, n_classes: int, seed: int) -> nn.M
 
 
 def _cost(network: Network, tuner: Tuner, size: tuple[int, int], log: TrainLog) -> Cost:
-    """Return what an adaptation cost; inference is that of the tuned backbone alone."""
+    """Return the cost of an adaptation; inference is that of the tuned backbone alone."""
     trained = [*tuner.parameters(), *network.head.parameters()]
     device = trained[0].device
     step = training_gflops(network, trained, size, device, cross_entropy)

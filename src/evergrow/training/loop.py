@@ -28,6 +28,7 @@ from evergrow.core.seeding import derive_seed
 from evergrow.training.checkpoint import Progress, TrainState, read_checkpoint, write_checkpoint
 from evergrow.training.data import TrainingImages, TrainingSeed, training_images
 from evergrow.training.errors import CheckpointError, TrainingError
+from evergrow.training.optimizers import OPTIMIZERS
 from evergrow.training.settings import TrainConfig
 
 __all__ = ["CheckpointError", "EpochLog", "TrainConfig", "TrainLog", "TrainingError", "train"]
@@ -44,7 +45,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class EpochLog:
-    """What an epoch gave.
+    """Loss and learning rate of an epoch.
 
     Parameters
     ----------
@@ -196,7 +197,7 @@ def train(
 
 
 def _groups(parameters: Parameters, config: TrainConfig) -> list[dict[str, Any]]:
-    """Return parameter groups with a learning rate each, without what is frozen."""
+    """Return parameter groups with a learning rate each, without frozen parameters."""
     given: list[Any] = list(parameters)
     groups = given if given and isinstance(given[0], dict) else [{"params": given}]
     kept = []
@@ -247,7 +248,7 @@ def _identity(
 
 
 class _Run:
-    """One training: what does not change in its course, and the steps."""
+    """One training: its fixed parts, and the steps."""
 
     def __init__(
         self,
@@ -263,8 +264,10 @@ class _Run:
         parameters = [parameter for group in groups for parameter in group["params"]]
         self.device = parameters[0].device
         self.rates = [float(group["lr"]) for group in groups]
-        self.optimizer = _optimizer(groups, config, self.device)
-        self.state = TrainState(parameters, self.optimizer)
+        kind = OPTIMIZERS[config.optimizer]
+        # Fused steps look at float16's overflow on the GPU, where others make the CPU wait for it in every step.
+        self.optimizer = kind.make(groups, config, self.device.type == "cuda")
+        self.state = TrainState(parameters, self.optimizer, kind)
         self.progress = Progress(precision=precision)
         self.scaler = self._new_scaler()
 
@@ -385,16 +388,6 @@ class _Run:
             images_per_second=here / seconds if here else 0.0,
             peak_memory_bytes=peak,
         )
-
-
-def _optimizer(groups: list[dict[str, Any]], config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
-    # Fused steps look at float16's overflow on the GPU, where others make the CPU wait for it in every step.
-    fused = device.type == "cuda"
-    if config.optimizer == "adam":
-        return torch.optim.Adam(groups, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
-    return torch.optim.SGD(
-        groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
-    )
 
 
 @contextmanager

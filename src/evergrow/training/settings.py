@@ -1,21 +1,23 @@
-"""Settings of a training run."""
+"""Settings of a training run, and of the training that adapts a backbone to the first task."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from typing_extensions import Self
 
-from evergrow.core.errors import ParameterError, UnknownNameError
-from evergrow.core.registry import nearest
+from evergrow.core.errors import ParameterError
+from evergrow.core.settings import check_keys, field_names, from_mapping, lists_to_tuples, to_plain, with_changes
 from evergrow.core.validation import check_choice, check_number
+from evergrow.training.optimizers import OPTIMIZERS
+from evergrow.training.schedules import SCHEDULES
+from evergrow.tuners import TUNERS, adapting_tuners
 
-Optimizer = Literal["sgd", "adam"]
-Schedule = Literal["cosine", "constant", "coda-cosine", "steps"]
 TrainPrecision = Literal["auto", "float32", "bfloat16", "float16"]
+PRECISIONS = ("float32", "bfloat16", "float16")
+"""Arithmetic that a training can run in."""
 CropFilter = Literal["evaluation", "bilinear", "bicubic"]
 
 
@@ -37,11 +39,12 @@ class TrainConfig:
         Of SGD.
     weight_decay : float
         Of all trained parameters.
-    optimizer : {"sgd", "adam"}
-        Adam runs with betas of 0.9 and 0.999.
-    schedule : {"cosine", "constant", "coda-cosine", "steps"}
-        Learning rate of an epoch: half a cosine that reaches 0 after the last; the same throughout; CODA-Prompt's
-        quarter of a cosine, cos(99 pi e / (200 (E - 1))); ``gamma`` times smaller at every milestone.
+    optimizer : str
+        One of :data:`~evergrow.training.optimizers.OPTIMIZERS`: ``"sgd"``, or ``"adam"`` with betas of 0.9 and 0.999.
+    schedule : str
+        Learning rate of an epoch, one of :data:`~evergrow.training.schedules.SCHEDULES`: ``"cosine"``, half of one that
+        reaches 0 after the last epoch; ``"constant"``; ``"coda-cosine"``, CODA-Prompt's quarter of a cosine,
+        cos(99 pi e / (200 (E - 1))); ``"steps"``, ``gamma`` times smaller at every milestone.
     milestones : tuple of int
         Epochs, from 0, at which ``"steps"`` changes the rate.
     gamma : float
@@ -67,7 +70,7 @@ class TrainConfig:
     >>> config.changed(epoch=3)
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.UnknownNameError: setting of a training must be one it has, got 'epoch'; nearest: 'epochs'...
+    evergrow.core.errors.UnknownNameError: setting of a training must be known, got 'epoch'; nearest: 'epochs'...
     """
 
     epochs: int = 20
@@ -76,8 +79,8 @@ class TrainConfig:
     head_lr: float | None = None
     momentum: float = 0.9
     weight_decay: float = 5e-4
-    optimizer: Optimizer = "sgd"
-    schedule: Schedule = "cosine"
+    optimizer: str = "sgd"
+    schedule: str = "cosine"
     milestones: tuple[int, ...] = ()
     gamma: float = 0.1
     precision: TrainPrecision = "auto"
@@ -87,9 +90,7 @@ class TrainConfig:
     workers: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("milestones", "crop_scale"):  # lists, where the settings were read from JSON
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+        lists_to_tuples(self)
         check_number("epochs", self.epochs, low=1, integer=True)
         check_number("batch_size", self.batch_size, low=1, integer=True)
         check_number("lr", self.lr, low=0, low_open=True)
@@ -98,8 +99,8 @@ class TrainConfig:
         check_number("momentum", self.momentum, low=0, high=1, high_open=True)
         check_number("weight_decay", self.weight_decay, low=0)
         check_number("gamma", self.gamma, low=0, low_open=True)
-        check_choice("optimizer", self.optimizer, get_args(Optimizer))
-        check_choice("schedule", self.schedule, get_args(Schedule))
+        check_choice("optimizer", self.optimizer, OPTIMIZERS.names())
+        check_choice("schedule", self.schedule, SCHEDULES.names())
         check_choice("precision", self.precision, get_args(TrainPrecision))
         check_choice("interpolation", self.interpolation, get_args(CropFilter))
         self._check_lists()
@@ -127,13 +128,7 @@ class TrainConfig:
 
     def factor(self, epoch: int) -> float:
         """Return the factor on all learning rates in an epoch, counted from 0."""
-        if self.schedule == "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * epoch / self.epochs))
-        if self.schedule == "coda-cosine":
-            return math.cos(99 * math.pi * epoch / (200 * max(self.epochs - 1, 1)))
-        if self.schedule == "steps":
-            return float(self.gamma ** sum(epoch >= milestone for milestone in self.milestones))
-        return 1.0
+        return SCHEDULES[self.schedule](self, epoch)
 
     def groups(self, body: Any, head: Any) -> list[dict[str, Any]]:
         """Return parameter groups for :func:`train`: the body at ``lr``, the classifier at ``head_lr``.
@@ -148,19 +143,120 @@ class TrainConfig:
 
     def changed(self, **changes: Any) -> Self:
         """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
-        known = [item.name for item in fields(self)]
-        for name in changes:
-            if name not in known:
-                raise UnknownNameError(
-                    f"setting of a training must be one it has, got {name!r}; nearest: {nearest(name, known)}"
-                )
-        return replace(self, **changes)
+        return with_changes(self, changes, "setting of a training")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in a form that JSON holds."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        plain: dict[str, Any] = to_plain(self)
+        return plain
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings that :meth:`to_dict` gave; what is missing is a default."""
-        return cls().changed(**values)
+        """Return settings from plain values; a missing one has its default."""
+        return from_mapping(cls, values, "setting of a training")
+
+
+_ANACP_ADAPTER = {"bottleneck": 8, "scale": 1.0, "dropout": 0.0, "activation": "none", "placement": "mlp"}
+
+
+@dataclass(frozen=True)
+class FsaConfig:
+    """How the first session is adapted; the defaults are RanPAC's protocol.
+
+    Parameters
+    ----------
+    tuner : str
+        What is trained of the backbone: one of :func:`evergrow.tuners.adapting_tuners`.
+    settings : dict
+        Settings of the tuner beyond its defaults.
+    head : {"cosine", "linear"}
+        The classifier that is trained along and dropped afterwards.
+    lift : int
+        Width of a frozen random ReLU layer between features and classifier; 0 for none.
+    train : TrainConfig
+        Epochs, rates and so on.
+
+    Examples
+    --------
+    >>> from evergrow.training.settings import FsaConfig
+    >>> config = FsaConfig.recipe("ranpac", tuner="ssf", epochs=5)
+    >>> config.tuner, config.train.epochs, config.train.lr
+    ('ssf', 5, 0.01)
+    >>> FsaConfig.from_dict(config.to_dict()) == config
+    True
+    """
+
+    tuner: str = "adapter"
+    settings: dict[str, Any] = field(default_factory=dict)
+    head: str = "cosine"
+    lift: int = 0
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        check_choice("tuner", self.tuner, adapting_tuners())
+        check_choice("head", self.head, ("cosine", "linear"))
+        check_number("lift", self.lift, low=0, integer=True)
+        if not isinstance(self.settings, dict):
+            raise ParameterError(f"settings must be a dict of the tuner's settings, got {self.settings!r}")
+        if not isinstance(self.train, TrainConfig):
+            raise ParameterError(f"train must be a TrainConfig, got {type(self.train).__name__}")
+        TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner)  # refuses what the tuner has not
+
+    @classmethod
+    def recipe(cls, name: str = "ranpac", **changes: Any) -> Self:
+        """Return a published way, with some settings changed.
+
+        Parameters
+        ----------
+        name : {"ranpac", "anacp", "loranpac"}
+            ``"ranpac"``: AdaptFormer's adapter, cosine classifier, SGD, 20 epochs. ``"anacp"``: a linear adapter of
+            rank 8 beside the MLP, linear classifier, Adam, 10 epochs, rates 1e-4 and 1e-3 (those of DINOv2; the
+            authors take ten times as much for MoCo). ``"loranpac"``: as ``"ranpac"``, with the classifier on 100,000
+            lifted features; the lifting layer is drawn by itself, where the authors use that of their head.
+        **changes
+            Fields of :class:`FsaConfig` or of :class:`~evergrow.training.TrainConfig`.
+        """
+        check_choice("recipe", name, tuple(_RECIPES))
+        return cls(**_RECIPES[name]).changed(**changes)
+
+    def changed(self, **changes: Any) -> Self:
+        """Return the settings with some fields changed, its own or those of ``train``.
+
+        Changing ``tuner`` drops ``settings`` that are not given anew: they belonged to the other kind.
+        """
+        own, other = field_names(self), field_names(TrainConfig)
+        check_keys(changes, [*own, *other], "setting of an adaptation")
+        mine = {name: value for name, value in changes.items() if name in own}
+        if mine.get("tuner", self.tuner) != self.tuner:
+            mine.setdefault("settings", {})
+        inner = mine.pop("train", self.train).changed(**{n: v for n, v in changes.items() if n in other})
+        return replace(self, **mine, train=inner)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings in a form that JSON holds."""
+        mine = {name: getattr(self, name) for name in field_names(self) if name != "train"}
+        tuner = TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner).to_dict()
+        plain = {name: tuner[name] for name in self.settings}
+        return {**mine, "settings": plain, "train": self.train.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return settings from plain values; a missing one has its default."""
+        if not isinstance(values, Mapping):
+            raise ParameterError(f"settings of an adaptation must be values by name, got {type(values).__name__}")
+        known = dict(values)
+        inner = TrainConfig.from_dict(known.pop("train", {}))
+        return cls(train=inner).changed(**known)
+
+
+_RECIPES: dict[str, dict[str, Any]] = {
+    "ranpac": {},
+    "anacp": {
+        "settings": _ANACP_ADAPTER,
+        "head": "linear",
+        "train": TrainConfig(
+            epochs=10, batch_size=128, lr=1e-4, head_lr=1e-3, weight_decay=0.0, optimizer="adam", schedule="constant"
+        ),
+    },
+    "loranpac": {"settings": {"bottleneck": 64}, "lift": 100_000},
+}

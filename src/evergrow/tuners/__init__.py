@@ -10,7 +10,7 @@ from evergrow.tuners.attention import AttentionEdit, AttentionSite
 from evergrow.tuners.base import TUNERS, Tuner
 from evergrow.tuners.config import TunerConfig
 from evergrow.tuners.errors import ArchitectureError, TunerError, UnmergeableError, UnsupportedModelError
-from evergrow.tuners.factory import create_tuner, list_tuners, load_tuner
+from evergrow.tuners.factory import adapting_tuners, create_tuner, list_tuners, load_tuner, restore_tuner
 from evergrow.tuners.host import tuners_of
 from evergrow.tuners.lora import LoRAConfig, LoRATuner
 from evergrow.tuners.prefix import PrefixConfig, PrefixTuner
@@ -43,8 +43,10 @@ __all__ = [
     "VPTConfig",
     "VPTDeepTuner",
     "VPTShallowTuner",
+    "adapting_tuners",
     "create_tuner",
     "list_tuners",
     "load_tuner",
+    "restore_tuner",
     "tuners_of",
 ]

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.errors import FileFormatError, InputError, ParameterError
 from evergrow.core.registry import Registry
 from evergrow.tuners.config import TunerConfig
+from evergrow.tuners.drawing import Drawer
 from evergrow.tuners.errors import TunerError, UnmergeableError
 from evergrow.tuners.files import SavedTuner
 from evergrow.tuners.folding import Fold
@@ -63,21 +64,28 @@ class Tuner(nn.Module):
         Settings of the kind.
     seed : int
         Seed of the initial parameters.
+    limit : int, optional
+        How many initial numbers may be made; see :class:`~evergrow.tuners.drawing.Drawer`.
     """
 
     name: ClassVar[str]
     config_class: ClassVar[type[TunerConfig]]
     mergeable: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
+    """Whether it can be trained on a first task beside a classifier and kept after that; such kinds go by their name
+    wherever a backbone is adapted."""
     model: nn.Module
     config: Any
     seed: int
 
-    def __init__(self, model: nn.Module, config: TunerConfig, seed: int = 0) -> None:
+    def __init__(self, model: nn.Module, config: TunerConfig, seed: int = 0, *, limit: int | None = None) -> None:
         super().__init__()
         # A registered module would make the backbone's parameters the tuner's own.
         self.__dict__["model"] = model
         self.config = config
         self.seed = seed
+        self._limit = limit
+        self._extra: dict[str, Any] = {}
         self._handles: list[Handle] = []
         self._fold_in_place: Fold | None = None
         self._removed = False
@@ -90,8 +98,13 @@ class Tuner(nn.Module):
         except BaseException:
             self._host.leave(model, self)
             raise
+        self._limit = None  # what a kind that grows draws later is asked for by a program, not by a file
 
     # -- for subclasses -------------------------------------------------------------------------------------
+
+    def _drawer(self) -> Drawer:
+        """Return the source of initial values."""
+        return Drawer(self.seed, self.name, self._limit)
 
     def _build(self, model: nn.Module) -> None:
         """Plant the layers, or raise :class:`UnsupportedModelError` with the model untouched."""
@@ -300,6 +313,11 @@ class Tuner(nn.Module):
             given = tuple(state_dict[name].shape) if name in state_dict else None
             if wanted != given and (strict or (wanted is not None and given is not None)):
                 raise InputError(f"state of tuner {self.name!r} must have {name!r} of shape {wanted}, got {given}")
+            if wanted is None or given is None:
+                continue
+            ours, theirs = own[name].dtype, state_dict[name].dtype
+            if ours.is_floating_point != theirs.is_floating_point:
+                raise InputError(f"state of tuner {self.name!r} must have {name!r} of {ours}, got {theirs}")
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -310,8 +328,13 @@ class Tuner(nn.Module):
         path : path-like
             Where to.
         """
+        self.saved().write(path)
+
+    def saved(self) -> SavedTuner:
+        """Return a copy of parameters and settings on the CPU, apart from the model."""
+        state = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
         settings, architecture = self.config.to_dict(), self._host.architecture
-        SavedTuner(self.name, settings, self.seed, architecture, dict(self.state_dict())).write(path)
+        return SavedTuner(self.name, settings, self.seed, state, architecture, self._extra)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read parameters that :meth:`save` wrote; a file that does not fit changes nothing.
@@ -327,14 +350,21 @@ class Tuner(nn.Module):
         """
         saved, ours = SavedTuner.read(path), self.config.to_dict()
         saved.require_architecture(path, self._host.architecture)
-        if saved.name != self.name or saved.settings != ours:
-            keys = sorted({*ours, *saved.settings})
-            differing = [key for key in keys if ours.get(key) != saved.settings.get(key)]
+        # A file that is older than a setting lacks it, and means its default.
+        theirs = {**type(self.config)().to_dict(), **saved.settings} if saved.name == self.name else saved.settings
+        if saved.name != self.name or theirs != ours:
+            differing = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
             raise ParameterError(
                 f"{os.fspath(path)} must hold a {self.name!r} tuner with the same settings, got {saved.name!r} that "
                 f"differs in {differing}; use load_tuner to make one with the saved settings"
             )
-        self.load_state_dict(saved.tensors)
+        try:
+            self.load_state_dict(saved.tensors)
+        except InputError as error:
+            raise FileFormatError(
+                f"{os.fspath(path)} must hold the parameters that its settings say: {error}"
+            ) from error
+        self._extra = saved.extra
 
     def extra_repr(self) -> str:
         """Return what distinguishes this tuner, for ``repr``."""

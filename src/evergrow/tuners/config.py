@@ -1,20 +1,21 @@
-"""Settings of tuners: frozen dataclasses that refuse what they do not know."""
+"""Settings of tuners: frozen dataclasses that refuse unknown names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import Self
 
-from evergrow.core.errors import ParameterError, UnknownNameError
+from evergrow.core.errors import ParameterError
 from evergrow.core.registry import nearest
+from evergrow.core.settings import from_mapping, lists_to_tuples, to_plain
 
 
 @dataclass(frozen=True)
 class TunerConfig:
-    """What all settings of tuners share.
+    """The base of all settings of tuners.
 
     Subclasses declare fields and override :meth:`check`. Lists become tuples, so that settings read from JSON
     equal the ones that were written.
@@ -27,10 +28,7 @@ class TunerConfig:
     """
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, list):
-                object.__setattr__(self, item.name, tuple(value))
+        lists_to_tuples(self)
         self.check()
 
     def check(self) -> None:
@@ -38,7 +36,8 @@ class TunerConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in a form that JSON holds."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        plain: dict[str, Any] = to_plain(self)
+        return plain
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], owner: str) -> Self:
@@ -62,15 +61,9 @@ class TunerConfig:
         >>> AdapterConfig.from_settings({"botleneck": 8}, "adapter")
         Traceback (most recent call last):
             ...
-        evergrow.core.errors.UnknownNameError: setting of tuner 'adapter' must be one it has, got 'botleneck'; ...
+        evergrow.core.errors.UnknownNameError: setting of tuner 'adapter' must be known, got 'botleneck'; nearest: ...
         """
-        known = [item.name for item in fields(cls)]
-        for name in settings:
-            if name not in known:
-                raise UnknownNameError(
-                    f"setting of tuner {owner!r} must be one it has, got {name!r}; nearest: {nearest(name, known)}"
-                )
-        return cls(**settings)
+        return from_mapping(cls, settings, f"setting of tuner {owner!r}")
 
 
 def check_blocks(blocks: Any) -> None:

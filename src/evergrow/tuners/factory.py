@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from evergrow.core.errors import FileFormatError, ParameterError
+from evergrow.core.errors import FileFormatError, InputError, ParameterError
 from evergrow.core.validation import check_number
 from evergrow.tuners.base import TUNERS, Tuner
 from evergrow.tuners.files import SavedTuner
@@ -24,6 +24,18 @@ def list_tuners() -> list[str]:
     ['adapter', 'additive', 'lora', 'prefix', 'sdlora', 'ssf', 'vpt-deep', 'vpt-shallow']
     """
     return TUNERS.names()
+
+
+def adapting_tuners() -> list[str]:
+    """Return the names of the tuners that a backbone can be adapted to a first task with, sorted.
+
+    Examples
+    --------
+    >>> from evergrow.tuners import adapting_tuners
+    >>> adapting_tuners()
+    ['adapter', 'lora', 'ssf', 'vpt-deep', 'vpt-shallow']
+    """
+    return [name for name in TUNERS.names() if TUNERS[name].adapts]
 
 
 def create_tuner(name: str, model: nn.Module, *, seed: int = 0, **settings: Any) -> Tuner:
@@ -93,14 +105,51 @@ def load_tuner(path: str | os.PathLike[str], model: nn.Module) -> Tuner:
     """
     saved = SavedTuner.read(path)
     saved.require_architecture(path, Host.of(model).architecture)
+    return restore_tuner(saved, model, name=os.fspath(path))
+
+
+def restore_tuner(saved: SavedTuner, model: nn.Module, *, name: str = "the tuner") -> Tuner:
+    """Put a tuner on a model again; one that does not fit leaves the model as it was.
+
+    Parameters
+    ----------
+    saved : SavedTuner
+        Parameters and settings. No more memory is used than the parameters take.
+    model : torch.nn.Module
+        The backbone, on the device where it will run.
+    name : str
+        What to call the place that it comes from in messages.
+
+    Raises
+    ------
+    FileFormatError
+        If its kind or a setting is not known, or settings, parameters and model do not fit each other.
+    UnsupportedModelError
+        If a tuner of the kind cannot serve this architecture.
+
+    Examples
+    --------
+    >>> import timm
+    >>> from evergrow.tuners import create_tuner
+    >>> from evergrow.tuners.factory import restore_tuner
+    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+    >>> saved = create_tuner("lora", model, rank=4).saved()
+    >>> restore_tuner(saved, model).config.rank
+    4
+    """
     try:
-        config = TUNERS[saved.name].config_class.from_settings(saved.settings, saved.name)
-    except ParameterError as error:
-        raise FileFormatError(f"{os.fspath(path)} must hold a tuner that this version knows: {error}") from error
-    tuner = TUNERS[saved.name](model, config, saved.seed)
+        kind = TUNERS[saved.name]
+        config = kind.config_class.from_settings(saved.settings, saved.name)
+        limit = sum(tensor.numel() for tensor in saved.tensors.values())
+        tuner = kind(model, config, saved.seed, limit=limit)
+    except (ParameterError, InputError) as error:
+        raise FileFormatError(f"{name} must hold a tuner that this version knows and that fits: {error}") from error
     try:
         tuner.load_state_dict(saved.tensors)
-    except BaseException:
+    except BaseException as error:
         tuner.remove()
+        if isinstance(error, InputError):
+            raise FileFormatError(f"{name} must hold the parameters that its settings say: {error}") from error
         raise
+    tuner._extra = saved.extra
     return tuner

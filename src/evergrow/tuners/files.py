@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from evergrow.core.archive import Archive, read_archive, write_archive
-from evergrow.core.errors import FileFormatError
+from evergrow.core.archive import Archive, read_archive, register_kind, write_archive
 from evergrow.tuners.errors import ArchitectureError
 
-_KIND = "Tuner"
+
+def _from_version_1(old: Archive) -> Archive:
+    """Return an archive of evergrow 0.1 in the present layout: settings were called config."""
+    meta = {"settings" if key == "config" else key: value for key, value in old.meta.items()}
+    return Archive("tuner", meta, old.tensors, version=2)
 
 
-@dataclass(frozen=True)
+KIND = register_kind("tuner", version=2, former=("Tuner",), migrations={1: _from_version_1})
+
+
+@dataclass(frozen=True, eq=False)
 class SavedTuner:
-    """What the file of a tuner holds.
+    """A tuner apart from any model.
 
     Parameters
     ----------
@@ -27,39 +33,61 @@ class SavedTuner:
         Its configuration.
     seed : int
         Seed of its initial parameters.
-    architecture : dict
-        What :func:`evergrow.tuners.host.architecture_of` said of the backbone.
     tensors : dict of str to torch.Tensor
         The state.
+    architecture : dict
+        The backbone that it was trained on, as :func:`evergrow.tuners.host.architecture_of` describes it; empty where
+        that is not known.
+    extra : dict
+        Fields of a later evergrow, to be written again.
     """
 
     name: str
     settings: dict[str, Any]
     seed: int
-    architecture: dict[str, Any]
     tensors: dict[str, Tensor]
+    architecture: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_archive(self) -> Archive:
+        """Return the archive that :meth:`from_archive` reads."""
+        meta = {"tuner": self.name, "settings": self.settings, "seed": self.seed, "architecture": self.architecture}
+        return KIND.archive({**self.extra, **meta}, self.tensors)
+
+    @classmethod
+    def from_archive(cls, archive: Archive, name: str = "the archive") -> SavedTuner:
+        """Return the tuner in an archive; it is put on a model, and held against it, by ``restore_tuner``.
+
+        Parameters
+        ----------
+        archive : Archive
+            Of the kind ``"tuner"``.
+        name : str
+            What to call the archive in messages.
+
+        Raises
+        ------
+        FileFormatError
+            If it is no whole tuner, or not all numbers in it are finite.
+        """
+        fields = archive.open(KIND.name, name=name)
+        return cls(
+            fields.text("tuner"),
+            fields.mapping("settings"),
+            fields.integer("seed", low=-(2**63), high=2**64),
+            {key: fields.tensor(key, dtype=None) for key in fields.tensor_names()},
+            fields.mapping("architecture", default={}),
+            fields.unknown(),
+        )
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file, atomically."""
-        meta = {
-            "tuner": self.name,
-            "config": self.settings,
-            "seed": self.seed,
-            "architecture": self.architecture,
-        }
-        write_archive(path, Archive(_KIND, meta, self.tensors))
+        write_archive(path, self.to_archive())
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SavedTuner:
-        """Read what :meth:`write` wrote, or raise :class:`FileFormatError`."""
-        archive = read_archive(path, _KIND)
-        try:
-            meta = archive.meta
-            name, seed = str(meta["tuner"]), int(meta["seed"])
-            settings, architecture = dict(meta["config"]), dict(meta["architecture"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise FileFormatError(f"{path} must be a whole tuner, but it lacks or garbles {error}") from error
-        return cls(name, settings, seed, architecture, archive.tensors)
+        """Read a tuner's file, or raise :class:`FileFormatError`."""
+        return cls.from_archive(read_archive(path), os.fspath(path))
 
     def require_architecture(self, path: str | os.PathLike[str], here: dict[str, Any]) -> None:
         """Raise :class:`ArchitectureError` unless the backbone at hand is of the saved architecture."""

@@ -37,9 +37,9 @@ class AdapterLayer(nn.Module):
         width, inner = block.mlp_input.in_features, config.bottleneck
         self.config = config
         self.down_weight = layer_parameter(drawer.kaiming((inner, width), like, block.name, "down"))
-        self.down_bias = layer_parameter(like.new_zeros(inner))
-        self.up_weight = layer_parameter(like.new_zeros(width, inner))
-        self.up_bias = layer_parameter(like.new_zeros(width))
+        self.down_bias = layer_parameter(drawer.zeros((inner,), like))
+        self.up_weight = layer_parameter(drawer.zeros((width, inner), like))
+        self.up_bias = layer_parameter(drawer.zeros((width,), like))
         self._streams: dict[int, Tensor] = {}
 
     def branch(self, x: Tensor, training: bool) -> Tensor:
@@ -99,9 +99,10 @@ class AdapterTuner(Tuner):
 
     name = "adapter"
     config_class = AdapterConfig
+    adapts = True
 
     def _build(self, model: nn.Module) -> None:
-        drawer = Drawer(self.seed, self.name)
+        drawer = self._drawer()
         self._pairs: list[tuple[Block, AdapterLayer]] = []
         for block in find_blocks(model, self.config.blocks):
             block.part("norm2")

@@ -65,7 +65,7 @@ class AdditiveTuner(Tuner):
         blocks = find_blocks(model, self.config.blocks)
         if getattr(model, "cls_token", None) is None:
             raise UnsupportedModelError(f"model must have a class token to add to, got {type(model).__name__} without")
-        drawer = Drawer(self.seed, self.name)
+        drawer = self._drawer()
         for block in blocks:
             AttentionSite.of(block.part("attn"))
         self._pairs = [(block, AdditiveLayer(block, self.config, drawer)) for block in blocks]

@@ -24,7 +24,7 @@ class LoRALayer(LowRankMap):
         outputs, inputs = slot.shape
         like = slot.layer.weight
         self.A = layer_parameter(drawer.kaiming((config.rank, inputs), like, slot.name, "A"))
-        self.B = layer_parameter(like.new_zeros(outputs, config.rank))
+        self.B = layer_parameter(drawer.zeros((outputs, config.rank), like))
         self.scale = config.scale
 
     def change(self, x: Tensor) -> Tensor:
@@ -57,10 +57,11 @@ class LoRATuner(Tuner):
 
     name = "lora"
     config_class = LoRAConfig
+    adapts = True
     mergeable = True
 
     def _build(self, model: nn.Module) -> None:
-        drawer = Drawer(self.seed, self.name)
+        drawer = self._drawer()
         blocks = find_blocks(model, self.config.blocks)
         slots = [slot for block in blocks for slot in find_slots(block, self.config.targets)]
         pairs = [(slot, LoRALayer(slot, self.config, drawer)) for slot in slots]

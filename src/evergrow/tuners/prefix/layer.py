@@ -95,7 +95,7 @@ class PrefixTuner(Tuner):
             AttentionSite.of(block.part("attn"))
         self._own: dict[int, PrefixLayer] = {}
         if self.config.source == "own":
-            drawer = Drawer(self.seed, self.name)
+            drawer = self._drawer()
             self._own = {block.index: PrefixLayer(block, self.config, drawer) for block in self._blocks}
             for block in self._blocks:
                 self._plant(block.name, self._own[block.index])

@@ -75,7 +75,7 @@ class SDLoRALayer(LowRankMap):
         kept_B = torch.cat([self.past_columns, self.B.detach() / self.B.detach().norm().clamp_min(tiny)], dim=1)
         inputs = self.A.shape[1]
         self.A = layer_parameter(drawer.kaiming((rank, inputs), kept_A, self._slot.name, "A", task))
-        self.B = layer_parameter(kept_B.new_zeros(kept_B.shape[0], rank))
+        self.B = layer_parameter(drawer.zeros((kept_B.shape[0], rank), kept_B))
         self.past_rows, self.past_columns = kept_A, kept_B
 
     def change(self, x: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class SDLoRATuner(Tuner):
         self._begin(wanted)
 
     def _begin(self, rank: int) -> None:
-        drawer, task = Drawer(self.seed, self.name), self.n_tasks
+        drawer, task = self._drawer(), self.n_tasks
         for _, layer in self._pairs:
             layer.start(rank, drawer, task)
         tasks = torch.cat([self.scalars.task, self.scalars.task.new_full((rank,), task)])
@@ -172,7 +172,8 @@ class SDLoRATuner(Tuner):
     def _adjust(self, state: Mapping[str, Tensor]) -> None:
         """Take over the number and the ranks of the state's tasks."""
         task, values = state.get("scalars.task"), state.get("scalars.values")
-        if task is None or values is None or len(task) == 0 or int(task.max()) + 1 != len(values):
+        whole = task is not None and values is not None and (task.ndim, values.ndim, task.dtype) == (1, 1, torch.long)
+        if task is None or values is None or not whole or not _numbered(task, len(values)):
             raise InputError("state of tuner 'sdlora' must have 'scalars.values' and the task of every row")
         rank = int((task == task.max()).sum())
         past = len(task) - rank
@@ -194,3 +195,9 @@ class SDLoRATuner(Tuner):
                 layer.resize(past, rank)
             here = self.scalars.task.device
             self.scalars.put(self.magnitudes.detach().new_zeros(len(values)), task.to(here))
+
+
+def _numbered(task: Tensor, count: int) -> bool:
+    """Return whether rows belong to tasks 0, 1, ..., one after another, each with at least one row."""
+    found = torch.unique_consecutive(task).cpu()
+    return count > 0 and torch.equal(found, torch.arange(count))

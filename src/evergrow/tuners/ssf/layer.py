@@ -86,10 +86,11 @@ class SSFTuner(Tuner):
 
     name = "ssf"
     config_class = SSFConfig
+    adapts = True
     mergeable = True
 
     def _build(self, model: nn.Module) -> None:
-        drawer = Drawer(self.seed, self.name)
+        drawer = self._drawer()
         points = list(find_scale_points(model, self.config.layers))
         if not points:
             wanted = f" that match {self.config.layers}" if self.config.layers else ""

@@ -48,9 +48,10 @@ class PromptLayer(nn.Module):
 
 
 class _PromptTuner(Tuner):
-    """What deep and shallow prompts share."""
+    """The base of deep and shallow prompts."""
 
     config_class = VPTConfig
+    adapts = True
 
     def _places(self, blocks: list[Block]) -> list[Block]:
         """Return the blocks before which prompts are appended."""
@@ -60,7 +61,7 @@ class _PromptTuner(Tuner):
         self._blocks = find_blocks(model)
         for block in self._blocks:
             _require_tokens_welcome(model, block)
-        drawer, width = Drawer(self.seed, self.name), _width(model)
+        drawer, width = self._drawer(), _width(model)
         self._rotary = getattr(model, "rope", None) is not None
         self._prompts = [PromptLayer(block, width, self.config, drawer) for block in self._places(self._blocks)]
         for block, layer in zip(self._places(self._blocks), self._prompts):

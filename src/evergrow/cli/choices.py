@@ -1,0 +1,50 @@
+"""Help that lists registered names: looked up when the help is shown, so that no command starts slower for it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+from typer.core import TyperCommand
+
+_MARK = re.compile(r"\{([\w.]+):(\w+)\}")
+
+
+def registered_names(registry: str) -> str:
+    """Return the mark that a help text has in place of the names in a registry.
+
+    Parameters
+    ----------
+    registry : str
+        The registry, or a function that lists names, as ``module:name``.
+
+    Examples
+    --------
+    >>> from evergrow.cli.choices import filled_in, registered_names
+    >>> filled_in(f"Layout: {registered_names('evergrow.datasets:list_layouts')}.")[-29:]
+    'lists, tables, class-folders.'
+    """
+    return f"{{{registry}}}"
+
+
+def filled_in(text: str) -> str:
+    """Return a help text with the names that its marks stand for."""
+
+    def names(mark: re.Match[str]) -> str:
+        registry: Any = getattr(importlib.import_module(mark[1]), mark[2])
+        return ", ".join(registry() if callable(registry) else sorted(registry))
+
+    return _MARK.sub(names, text)
+
+
+class NamesListingCommand(TyperCommand):
+    """A command whose help lists what is registered by the time it is shown."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        for parameter in self.params:
+            text = getattr(parameter, "help", None)
+            if text:
+                parameter.help = filled_in(text)  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)

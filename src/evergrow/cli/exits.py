@@ -1,0 +1,225 @@
+"""The one way out of every command: exit codes, errors as one line or one JSON object, and streams that are shut."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import takewhile
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from evergrow.core.errors import BusyError, EvergrowError
+from evergrow.core.escaping import one_line
+
+DEBUG = "EVERGROW_DEBUG"
+"""Environment variable that shows the traceback of an error."""
+
+_ArgumentsError: type[Exception] = typer.BadParameter.__mro__[2]  # the root of click's errors, which typer hides
+
+
+class ExitCode(IntEnum):
+    """Exit codes of all commands; docs/cli.md lists them for people."""
+
+    OK = 0
+    LOOK = 1
+    BAD = 2
+    BUSY = 3
+    BUG = 70
+    UNPRINTED = 74
+    INTERRUPTED = 130
+    PIPE_CLOSED = 141
+
+
+class PrintError(Exception):
+    """The answer could not be printed.
+
+    Parameters
+    ----------
+    done : str
+        Sentence on the file that was written for good; empty where the command changes nothing.
+    cause : OSError
+        The error of printing.
+    """
+
+    def __init__(self, done: str, cause: OSError) -> None:
+        super().__init__(done, cause)
+        self.done, self.cause = done, cause
+
+
+class InterruptedCommandError(Exception):
+    """Ctrl-C, in a form that typer hands on instead of ending the process itself."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a command failed, for the shell, people and programs."""
+
+    code: ExitCode
+    kind: str
+    message: str
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return exit code and message of an error.
+
+    Examples
+    --------
+    >>> from evergrow.cli.exits import failure_of
+    >>> from evergrow.core.errors import BusyError
+    >>> failure_of(BusyError("m.evg must not be in use")).code.value, failure_of(KeyError("a")).code.value
+    (3, 70)
+    """
+    kind, message = type(error).__name__, one_line(str(error))
+    if isinstance(error, InterruptedCommandError):
+        return Failure(ExitCode.INTERRUPTED, "KeyboardInterrupt", "interrupted")
+    if isinstance(error, typer.Abort):
+        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):  # at a question
+            return Failure(ExitCode.INTERRUPTED, "KeyboardInterrupt", "interrupted")
+        return Failure(ExitCode.LOOK, kind, "not confirmed, so nothing was done")
+    if isinstance(error, _ArgumentsError):
+        return Failure(ExitCode.BAD, "UsageError", _usage(error))
+    if isinstance(error, PrintError):
+        said = f"{error.done}; " if error.done else ""
+        reason = error.cause.strerror or str(error.cause)
+        return Failure(ExitCode.UNPRINTED, kind, one_line(f"{said}the answer could not be printed: {reason}"))
+    if isinstance(error, MemoryError):
+        return Failure(ExitCode.BAD, kind, message or "the machine must have enough memory for this, but it has not")
+    if isinstance(error, (EvergrowError, OSError)):
+        return Failure(ExitCode.BUSY if isinstance(error, BusyError) else ExitCode.BAD, kind, message)
+    hint = "" if os.environ.get(DEBUG) else f"; {DEBUG}=1 shows where it comes from"
+    return Failure(ExitCode.BUG, kind, f"this is a bug in evergrow: {kind}: {message}{hint}")
+
+
+def _usage(error: Any) -> str:
+    """Return the fault of the arguments, and where to read about them."""
+    path = getattr(getattr(error, "ctx", None), "command_path", "evergrow")
+    return one_line(f"{error.format_message().rstrip('.')} ({path} --help shows what there is)")
+
+
+class CommandGroup(TyperGroup):
+    """The commands as a whole: whatever happens inside of one ends here."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command and leave with its exit code."""
+        given = list(sys.argv[1:] if args is None else args)
+        mend_streams()
+        try:
+            code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
+            flush()
+        except Exception as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # its help has been printed
+                sys.exit(ExitCode.BAD)
+            _leave(error, self._command(given), "--json" in takewhile(lambda word: word != "--", given))
+        sys.exit(int(code or 0))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was parsed."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise InterruptedCommandError from error
+        except BrokenPipeError as error:  # typer would leave with 1, which says that all is done
+            raise PrintError("", error) from error
+
+    def _command(self, given: Sequence[str]) -> str:
+        """Return the name of the command that was asked for, such as ``bench run``."""
+        words: list[str] = []
+        group: Any = self
+        for word in given:
+            group = getattr(group, "commands", {}).get(word)
+            if group is None:
+                break
+            words.append(word)
+        return " ".join(words)
+
+
+def _leave(error: Exception, command: str, as_json: bool) -> NoReturn:
+    """Print an error and end the process."""
+    cause = error.cause if isinstance(error, PrintError) else error
+    if isinstance(cause, OSError) and cause.errno == errno.EPIPE and not getattr(error, "done", ""):
+        silence(sys.stdout)  # the reader has had enough, which is no error of ours
+        sys.exit(ExitCode.PIPE_CLOSED)
+    failure = failure_of(error)
+    if os.environ.get(DEBUG):
+        with suppress(OSError):
+            traceback.print_exception(error)
+    if as_json and failure.code is not ExitCode.UNPRINTED:
+        from evergrow.cli.console import print_json
+
+        about = {"type": failure.kind, "message": failure.message}
+        try:
+            print_json({"command": command, "exit_code": int(failure.code), "error": about})
+            flush()
+        except OSError:  # the line below still tells it
+            silence(sys.stdout)
+    complain(f"error: {failure.message}", typer.colors.RED)
+    if failure.code is ExitCode.UNPRINTED:
+        silence(sys.stdout)
+    sys.exit(failure.code)
+
+
+def complain(line: str, colour: str | None) -> None:
+    """Print a line on standard error; where that is shut too, the exit code has to do."""
+    try:
+        typer.secho(line, fg=colour, err=True)
+    except OSError:
+        silence(sys.stderr)
+
+
+# -- streams that are shut ----------------------------------------------------------------------------------
+
+
+def mend_streams() -> None:
+    """Put something in place of standard streams that are closed, and let none of them fail on a letter.
+
+    The first file that is opened would otherwise take a closed stream's number, and be read or written as that
+    stream. What stands in for standard input and output fails when it is used, so that nothing is lost unnoticed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        # Opened the wrong way round on purpose: reading nothing, or printing into nowhere, would look like success.
+        stand_in = os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_WRONLY)
+        if stand_in != number:
+            os.dup2(stand_in, number)
+            os.close(stand_in)
+        setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115  until the end
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"),  # as in arguments: a file name need not be UTF-8
+        (sys.stdout, "backslashreplace"),
+        (sys.stderr, "backslashreplace"),
+    ):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=errors)
+
+
+def flush() -> None:
+    """Send off everything printed so far, so that a failure shows now and not while Python ends."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        raise PrintError("", error) from error
+
+
+def silence(stream: Any) -> None:
+    """Drop the text that a stream still holds, so that Python can end without a second complaint."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

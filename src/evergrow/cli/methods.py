@@ -1,0 +1,16 @@
+"""``evergrow methods``: the names that specs and ``--method`` take."""
+
+from __future__ import annotations
+
+from evergrow.cli.console import Answer
+from evergrow.cli.options import Json
+from evergrow.cli.registry import command
+
+
+@command("methods")
+def methods(as_json: Json = False) -> Answer:
+    """List every method, by the name that specs use."""
+    from evergrow.methods import list_methods
+
+    names = list_methods()
+    return Answer({"methods": names}, names)

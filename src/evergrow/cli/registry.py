@@ -1,0 +1,141 @@
+"""The one list of commands, filled by a decorator, and the application that is built from it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import typer
+
+from evergrow.cli import MODULES
+from evergrow.cli.choices import NamesListingCommand
+from evergrow.cli.console import Answer, answer_with
+from evergrow.cli.exits import CommandGroup
+
+ABOUT = "Classifiers that keep learning new classes, without old data and without forgetting."
+
+Function = TypeVar("Function", bound=Callable[..., Answer])
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as people type it.
+
+    Parameters
+    ----------
+    name : str
+        ``fit``, or ``bench run`` for a command of a group.
+    function : callable
+        Takes what typer parses and returns an :class:`Answer`; its docstring is the help.
+    panel : str or None
+        Heading under which the help lists it.
+    """
+
+    name: str
+    function: Callable[..., Answer]
+    panel: str | None = None
+
+
+COMMANDS: dict[str, Command] = {}
+"""All commands by name, in the order of the help."""
+
+GROUPS: dict[str, str] = {}
+"""Groups of commands with their help."""
+
+
+def command(name: str, *, panel: str | None = None) -> Callable[[Function], Function]:
+    """Return a decorator that makes a function a command; the function itself stays as it is.
+
+    Errors need no care: whatever a command raises becomes one line, one JSON object and an exit code.
+
+    Parameters
+    ----------
+    name : str
+        As people type it; two words for a command of a group.
+    panel : str, optional
+        Heading in the help.
+
+    Examples
+    --------
+    >>> from evergrow.cli.console import Answer
+    >>> from evergrow.cli.registry import COMMANDS, build_app, command
+    >>> @command("greet")
+    ... def greet(who: str, as_json: bool = False) -> Answer:
+    ...     '''Say hello.'''
+    ...     return Answer({"who": who}, [f"hello {who}"])
+    >>> "greet" in [entry.name for entry in build_app().registered_commands]
+    True
+    >>> _ = COMMANDS.pop("greet")
+    """
+
+    def register(function: Function) -> Function:
+        known = COMMANDS.get(name)
+        if known is not None and known.function is not function:
+            raise ValueError(f"command {name!r} is registered twice")
+        COMMANDS[name] = Command(name, function, panel)
+        return function
+
+    return register
+
+
+def command_group(name: str, help: str) -> None:
+    """Give a group of commands its help."""
+    GROUPS[name] = help
+
+
+def build_app() -> typer.Typer:
+    """Return the application with every command that is registered by now."""
+    for module in MODULES:
+        importlib.import_module(f"evergrow.cli.{module}")
+    app = typer.Typer(
+        name="evergrow",
+        cls=CommandGroup,
+        help=ABOUT,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        callback=lambda: None,  # so that it is a group even with a single command
+    )
+    groups: dict[str, typer.Typer] = {}
+    for entry in COMMANDS.values():
+        first, _, second = entry.name.partition(" ")
+        parent = app
+        if second:
+            if first not in groups:
+                groups[first] = typer.Typer(help=GROUPS.get(first), no_args_is_help=True, rich_markup_mode="rich")
+                app.add_typer(groups[first], name=first)
+            parent = groups[first]
+        about = reflowed(entry.function.__doc__ or "")
+        parent.command(second or first, cls=NamesListingCommand, help=about, rich_help_panel=entry.panel)(
+            _printing(entry)
+        )
+    return app
+
+
+def _printing(entry: Command) -> Callable[..., None]:
+    """Return a command for typer: it prints the answer and leaves with its exit code."""
+
+    @functools.wraps(entry.function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        work = functools.partial(entry.function, *args, **kwargs)
+        code = answer_with(entry.name, work, as_json=bool(kwargs.get("as_json")))
+        if code:
+            raise typer.Exit(int(code))
+
+    return run
+
+
+def reflowed(text: str) -> str:
+    r"""Return a docstring with one line per paragraph, for a terminal that is narrower than the source.
+
+    Examples
+    --------
+    >>> from evergrow.cli.registry import reflowed
+    >>> reflowed("One\nparagraph.\n\n    Another\n    one.")
+    'One paragraph.\n\nAnother one.'
+    """
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

@@ -1,0 +1,175 @@
+"""Array files: NPZ and safetensors with named arrays, read without unpickling and within the size of the file."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from evergrow.core.archive import Archive, register_kind
+from evergrow.core.documents import open_document, parse_json
+from evergrow.core.errors import FileFormatError
+from evergrow.core.files import atomic_path
+from evergrow.core.version import __version__
+
+SUFFIXES = (".npz", ".safetensors")
+REQUIRED = ("X_train", "y_train", "X_test", "y_test")
+
+_STAMP = "evergrow"
+"""Name of the array or metadata entry that states kind, version and writer; files of 0.1 and of others have none."""
+
+_RATIO, _ROOM = 100, 64 * 2**20
+"""Compressed arrays may unpack to so many times the file, and so many bytes; real ones do not come near."""
+
+
+_DAMAGE = (
+    *(ValueError, TypeError, OSError, EOFError, KeyError, IndexError, RuntimeError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
+"""What the readers of archives and array headers raise where bytes are not what they should be."""
+
+
+def _stamped(old: Archive) -> Archive:
+    """Return the description of a file without a stamp, which version 1 is, as version 2 has it."""
+    return Archive(old.kind, old.meta, version=2)
+
+
+KIND = register_kind("feature-set", 2, since="0.1", migrations={1: _stamped})
+"""Version 1 has no stamp, so that any NPZ file with the four arrays is one; evergrow 0.1 reads version 2 too."""
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """The contents of an array file.
+
+    Parameters
+    ----------
+    arrays : dict of str to ndarray
+        The four arrays.
+    class_names : tuple of str
+        Names of labels 0, 1, ...; may be empty.
+    backbone : dict
+        What computed the features; may be empty.
+    unknown : dict
+        Optional fields of the stamp that a later evergrow wrote, kept to be written again.
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    class_names: tuple[str, ...]
+    backbone: dict[str, Any]
+    unknown: dict[str, Any] = field(default_factory=dict)
+
+
+def read_arrays(path: Path) -> ArrayFile:
+    """Read an array file, features or images.
+
+    Raises
+    ------
+    FileFormatError
+        If it is damaged, lacks an array, holds pickled objects, or claims more than it holds.
+    NewerSchemaError
+        If a newer evergrow wrote it.
+    """
+    arrays, texts = _read_npz(path) if path.suffix.lower() == ".npz" else _read_safetensors(path)
+    missing = [key for key in REQUIRED if key not in arrays]
+    if missing:
+        raise FileFormatError(f"{path} must hold {', '.join(REQUIRED)}, but it lacks {', '.join(missing)}")
+    stamp = parse_json(texts[_STAMP], f"{path}: {_STAMP}") if _STAMP in texts else {"version": 1}
+    if not isinstance(stamp, dict) or stamp.get("kind", KIND.name) != KIND.name:
+        raise FileFormatError(f"{path} must be a {KIND.name!r}, got a file that says to be another")
+    contents = {key: value for key, value in stamp.items() if key not in ("kind", "version", "writer")}
+    contents["classes"] = parse_json(texts.get("classes", "[]"), f"{path}: classes")
+    contents["backbone"] = parse_json(texts.get("backbone", "{}"), f"{path}: backbone")
+    given = open_document(contents, KIND, str(path), version=stamp.get("version"), writer=stamp.get("writer"))
+    return ArrayFile(arrays, tuple(given.texts("classes")), given.mapping("backbone"), given.unknown())
+
+
+def write_arrays(path: Path, file: ArrayFile) -> None:
+    """Write an array file in one step; a safetensors file takes numbers only."""
+    stamp = json.dumps({**file.unknown, "kind": KIND.name, "version": KIND.version, "writer": __version__})
+    about = json.dumps(file.backbone)
+    if path.suffix == ".npz":
+        names = np.array(file.class_names, dtype=np.str_)
+        with atomic_path(path) as temporary, open(temporary, "wb") as target:
+            entries = {"classes": names, "backbone": np.array(about), _STAMP: np.array(stamp), **file.arrays}
+            np.savez(target, **cast("Mapping[str, Any]", entries))
+        return
+    metadata = {"classes": json.dumps(list(file.class_names)), "backbone": about, _STAMP: stamp}
+    with atomic_path(path) as temporary:
+        save_file({name: np.ascontiguousarray(array) for name, array in file.arrays.items()}, temporary, metadata)
+
+
+# -- NPZ ------------------------------------------------------------------------------------------------------
+
+
+def _read_npz(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Return the four arrays that are there, and the texts beside them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = _entries(path, archive, (*REQUIRED, "classes", "backbone", _STAMP))
+            arrays = {name: _read_entry(archive, entry) for name, entry in entries.items()}
+    except _DAMAGE as error:
+        raise FileFormatError(f"{path} must be a whole NPZ file of plain arrays: {error}") from error
+    texts = {name: str(arrays.pop(name)) for name in ("backbone", _STAMP) if name in arrays}
+    if "classes" in arrays:
+        texts["classes"] = json.dumps([str(item) for item in arrays.pop("classes").reshape(-1)])
+    return arrays, texts
+
+
+def _entries(path: Path, archive: zipfile.ZipFile, names: Iterable[str]) -> dict[str, zipfile.ZipInfo]:
+    """Return the entries of an archive by the name of their array, refusing those that unpack to far too much."""
+    listed = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+    entries = {name: listed[name] for name in names if name in listed}
+    if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in entries.values()):
+        raise ValueError("its arrays must be stored or deflated, as numpy does it")
+    limit = _RATIO * path.stat().st_size + _ROOM
+    if sum(info.file_size for info in entries.values()) > limit:
+        raise ValueError(f"its arrays must unpack to at most {limit} bytes, which is {_RATIO} times the file")
+    return entries
+
+
+def _read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    """Read an array whose header claims what the archive has for it, so that no claim is ever allocated."""
+    with archive.open(info) as file:
+        stream = cast(BinaryIO, file)
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"{info.filename} must be an array of format 1.0 or 2.0, got {version}")
+        first = version == (1, 0)
+        header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(stream)
+        if dtype.hasobject or dtype.itemsize == 0:
+            raise ValueError(f"{info.filename} must hold plain values, got {dtype}")
+        if math.prod(shape) * dtype.itemsize != info.file_size - file.tell():
+            raise ValueError(f"{info.filename} must hold {shape} values of {dtype}, got another number of bytes")
+    with archive.open(info) as file:
+        return np.asarray(np.lib.format.read_array(cast(BinaryIO, file), allow_pickle=False))
+
+
+# -- safetensors ----------------------------------------------------------------------------------------------
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    arrays: dict[str, NDArray[Any]] = {}
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            texts = dict(file.metadata() or {})
+            for key in set(file.keys()) & set(REQUIRED):
+                tensor = file.get_tensor(key)
+                # numpy has no bfloat16; float32 holds every one of its values.
+                wide = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
+                arrays[key] = wide.numpy()
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
+        raise FileFormatError(f"{path} must be a whole safetensors file of plain numbers: {error}") from error
+    return arrays, texts

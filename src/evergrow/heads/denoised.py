@@ -1,0 +1,193 @@
+"""The readout that knows how little it has seen: class means as estimates, shapes of classes, and answers that follow.
+
+From the statistics of a :class:`~evergrow.heads.ridge_model.RidgeModel` to linear scores: the ridge is chosen
+(:mod:`evergrow.linalg.ridge_search`), the means are solved for (:mod:`evergrow.linalg.solved_scatter`) and the noise is
+taken off them (:mod:`evergrow.linalg.mean_estimates`). A few rows more or less are followed; ridge and strength of the
+prior of shapes are chosen anew when the number of rows has changed by a quarter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergrow.core.archive import Archive, register_kind
+from evergrow.core.fields import Fields
+from evergrow.heads.readout import Readout, row_energy
+from evergrow.heads.ridge_model import RidgeModel
+from evergrow.linalg import ClassGeometry, MeanEstimates, ShapeScores, SolvedScatter, choose_ridge
+
+PRIORS = ("uniform", "counts")
+
+GROWTH = 1.25
+"""How much more or fewer rows there must be before ridge and strength are chosen anew."""
+
+CHOICE = register_kind("denoised-choice")
+
+_MAX_LEVERAGE = 1.0 - 1e-3
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings that were chosen from the statistics, and how much had been seen then.
+
+    Parameters
+    ----------
+    alpha : float
+        The ridge.
+    step : int
+        Where it lies on the grid of the search, to begin there next time.
+    strength : float
+        Strength of the prior of class shapes.
+    rows : int
+        Rows learned when it was chosen; 0 where it is only a place to begin.
+    """
+
+    alpha: float
+    step: int
+    strength: float
+    rows: int
+
+    def holds(self, rows: int) -> bool:
+        """Return whether it still serves for so many rows."""
+        return self.rows <= GROWTH * rows and rows <= GROWTH * self.rows
+
+    def to_archive(self) -> Archive:
+        """Return what a file holds."""
+        return CHOICE.archive({"alpha": self.alpha, "step": self.step, "strength": self.strength, "rows": self.rows})
+
+    @classmethod
+    def from_archive(cls, fields: Fields) -> Choice:
+        """Return what :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
+        alpha, strength = fields.number("alpha", low=0.0), fields.number("strength", low=0.0)
+        fields.require(alpha > 0.0 and strength > 0.0, "a ridge or a strength is zero")
+        return cls(alpha, fields.integer("step", low=-1000, high=1000), strength, fields.integer("rows"))
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What has been worked out from the statistics of a model.
+
+    Parameters
+    ----------
+    choice : Choice
+        Ridge and strength.
+    scatter : SolvedScatter or None
+        What can follow further rows; None where the statistics are kept in fewer coordinates and solving is cheap.
+    readout : Readout
+        Linear scores.
+    """
+
+    choice: Choice
+    scatter: SolvedScatter | None
+    readout: Readout
+
+
+def solve_model(
+    model: RidgeModel, fixed: float | None, prior: str, last: Choice | None, scatter: SolvedScatter | None
+) -> Solution:
+    """Solve for the scores of a model.
+
+    Parameters
+    ----------
+    model : RidgeModel
+        The statistics.
+    fixed : float or None
+        The ridge, where it is not to be chosen.
+    prior : {"uniform", "counts"}
+        Whether classes with more samples are likelier beforehand.
+    last : Choice or None
+        An earlier choice.
+    scatter : SolvedScatter or None
+        A solution that has followed all rows since that choice.
+    """
+    rows = int(model.counts.sum())
+    held = last is not None and last.holds(rows) and (fixed is None or last.alpha == fixed)
+    stats = model.state.reduced()
+    if last is None or not held:
+        geometry = ClassGeometry.of(stats, model.counts)
+        last, scatter = choose(model, geometry, fixed, None if last is None else last.step), None
+    elif scatter is None:
+        geometry = ClassGeometry.of(stats, model.counts)
+    if scatter is None:
+        scatter = SolvedScatter.of(geometry, last.alpha)
+    estimates = estimate_means(scatter)
+    offset = estimates.offset
+    if prior == "counts":
+        offset = offset + (scatter.counts / scatter.counts.sum()).log()
+    readout = Readout(stats.lift(estimates.weights), offset, last.alpha, last.alpha, scatter.factor.jitter)
+    return Solution(last, scatter if stats.basis is None else None, readout)
+
+
+def choose(model: RidgeModel, geometry: ClassGeometry, fixed: float | None, start: int | None = None) -> Choice:
+    """Choose ridge and strength from the statistics.
+
+    Parameters
+    ----------
+    model : RidgeModel
+        The statistics.
+    geometry : ClassGeometry
+        Their means and scatter.
+    fixed : float or None
+        The ridge, where it is not to be chosen.
+    start : int, optional
+        Where an earlier search ended.
+    """
+    alpha, step = fixed, 0
+    if alpha is None:
+        chosen = choose_ridge(geometry, _scale(geometry, model.counts), start)
+        alpha, step = chosen.alpha, chosen.step
+    strength = 1.0 if model.shapes is None else ShapeScores.of(model.shapes.moments, model.counts).strength
+    return Choice(alpha, step, strength, int(model.counts.sum()))
+
+
+def _scale(geometry: ClassGeometry, counts: Tensor) -> float:
+    """Return the mean energy of a centred row, or of a whole one where all rows are the same up to rounding."""
+    energy = row_energy(geometry.stats, counts)
+    whole = float(geometry.stats.gram.diagonal().sum()) / max(geometry.stats.count, 1)
+    return energy if energy > 1e-10 * whole else whole
+
+
+def estimate_means(scatter: SolvedScatter) -> MeanEstimates:
+    """Return the scores of estimated class means."""
+    counts = scatter.counts
+    order, free = scatter.means.shape[0], float(counts.sum()) - len(counts)
+    within = order - (scatter.alpha + scatter.factor.jitter) * scatter.trace_inverse()
+    noise = torch.zeros_like(counts)
+    if free >= 1.0 and within > 1e-8:  # else rows tell nothing of the spread: every mean is taken at its word
+        leverage = min(within / free, _MAX_LEVERAGE)
+        noise = within / (counts * (1.0 - leverage))
+    return MeanEstimates.of(scatter.means, scatter.solve_means(), noise, max(free, 1.0))
+
+
+def shape_scores(model: RidgeModel, choice: Choice) -> ShapeScores | None:
+    """Return what the shapes of classes add, or None where no shapes are kept."""
+    if model.shapes is None:
+        return None
+    return ShapeScores.of(model.shapes.moments, model.counts, choice.strength)
+
+
+def follow(
+    scatter: SolvedScatter | None, model: RidgeModel, Z: Tensor, codes: Tensor, columns: list[int] | None
+) -> SolvedScatter | None:
+    """Return a solution after rows were learned, or unlearned where ``columns`` is None; None where it cannot follow.
+
+    Parameters
+    ----------
+    scatter : SolvedScatter or None
+        Of the model before.
+    model : RidgeModel
+        The model after.
+    Z : Tensor of shape (n, d)
+        The rows.
+    codes : Tensor of shape (n,)
+        Their classes, as the model after numbers them.
+    columns : list of int or None
+        Where the classes before are among those after; -1 is new.
+    """
+    if scatter is None or not scatter.can_follow(len(codes)) or model.state.reduced().basis is not None:
+        return None
+    H = torch.cat([part for _, part in model.activations(Z)])
+    return scatter.unlearned(H, codes) if columns is None else scatter.learned(H, codes, columns)

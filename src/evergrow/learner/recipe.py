@@ -1,0 +1,89 @@
+"""How the head of a learner is made: method, settings, and what was set otherwise."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.settings import check_keys
+from evergrow.core.validation import check_choice
+from evergrow.heads.base import HEADS, IncrementalClassifier
+
+SETTINGS = ("recommended", "paper")
+"""Settings for users, where a method has such; or those that were published."""
+
+
+@dataclass(frozen=True)
+class HeadRecipe:
+    """What a head is made from.
+
+    Parameters
+    ----------
+    method : str
+        Its name.
+    settings : {"recommended", "paper"}
+        Settings for users, where the method has such, or its own defaults.
+    options : mapping, optional
+        Options to set otherwise.
+
+    Examples
+    --------
+    >>> from evergrow.learner.recipe import HeadRecipe
+    >>> HeadRecipe("scl-mgsm", "recommended", {"n_units": 50}).create(device="cpu", random_state=0).alpha
+    'gcv'
+    """
+
+    method: str
+    settings: str = "recommended"
+    options: Mapping[str, Any] | None = field(default_factory=dict)
+
+    def create(self, *, device: Any, random_state: Any) -> IncrementalClassifier:
+        """Return a fresh head.
+
+        Parameters
+        ----------
+        device, random_state
+            Handed on where the method takes them.
+        """
+        check_choice("settings", self.settings, SETTINGS)
+        if self.options is not None and not isinstance(self.options, Mapping):
+            raise ParameterError(f"options must be a dict or None, got {type(self.options).__name__}")
+        head, chosen = _head_class(self.method), dict(self.options or {})
+        accepted = [name for name in inspect.signature(head.__init__).parameters if name != "self"]
+        for name, value in (("device", device), ("random_state", random_state)):
+            if name in accepted:
+                chosen.setdefault(name, value)
+        check_keys(chosen, accepted, f"option of method {self.method!r}")
+        maker = getattr(head, "recommended", head) if self.settings == "recommended" else head
+        try:
+            made: IncrementalClassifier = maker(**chosen)
+        except TypeError as error:
+            raise ParameterError(
+                f"method {self.method!r} must be given all options that have no default: {error}"
+            ) from error
+        return made
+
+    def plain_options(self) -> dict[str, Any]:
+        """Return the options in a form that JSON holds, or raise :class:`InputError`."""
+        return {name: _plain(name, value) for name, value in (self.options or {}).items()}
+
+
+def _head_class(method: str) -> type[IncrementalClassifier]:
+    """Return the class of a head; the catalogue of all methods is looked at only to say what is wrong."""
+    if method not in HEADS:
+        from evergrow.methods import list_methods
+
+        if method in list_methods():
+            raise ParameterError(f"method must be a head on features ({', '.join(HEADS.names())}), got {method!r}")
+    return HEADS[method]
+
+
+def _plain(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, item) for item in value]
+    raise InputError(f"option {name} must be a plain value to be saved, got {type(value).__name__}")

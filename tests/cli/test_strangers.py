@@ -1,0 +1,164 @@
+"""Names from anywhere, streams that are shut and full disks: one line each, with the truth about what was written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.conftest import Shell
+from tests.cli.test_evaluate import Page
+
+from evergrow.learner.modelfile import open_model
+
+HOSTILE = ("=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "<script>alert(1)</script>", "[red]`a`|b\x1b[2J")
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+
+
+def bash(line: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of shell in which ``evergrow`` is this one."""
+    script = f'evergrow() {{ "{sys.executable}" -m evergrow "$@"; }}; {line}'
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, errors="surrogateescape")
+
+
+def one_line_of(done: subprocess.CompletedProcess[str], code: int) -> str:
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.fixture
+def hostile(shell: Shell) -> Path:
+    """A model whose classes have names that mean something to spreadsheets, browsers and terminals."""
+    rng = np.random.default_rng(0)
+    X = np.concatenate([rng.normal(size=(8, 16)) + 6 * rng.normal(size=16) for _ in HOSTILE])
+    y = np.repeat(HOSTILE, 8)
+    np.savez("strange.npz", X_train=X, y_train=y, X_test=X, y_test=y)
+    shell.run("fit", "strange.npz", "-m", "strange.evg", "--units", 50)
+    return Path("strange.evg")
+
+
+def test_no_cell_of_a_csv_file_is_a_formula(shell: Shell, hostile: Path) -> None:
+    shell.run("predict", hostile, "strange.npz", "--format", "csv", "--top", "8", "--out", "answers.csv")
+    with open("answers.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 64
+    names = {cell for row in rows for key, cell in row.items() if key.startswith("class")}
+    assert names == {
+        "'=cmd|' /C calc'!A0",
+        "'+1",
+        "'-1",
+        "'@SUM(A1)",
+        "'\\tx",
+        "'\\rx",
+        "<script>alert(1)</script>",
+        "[red]`a`|b\\x1b[2J",
+    }
+    shell.run("predict", hostile, "strange.npz", "--format", "jsonl", "--out", "answers.jsonl")
+    exact = {json.loads(line)["class"] for line in Path("answers.jsonl").read_text().splitlines()}
+    assert exact <= set(HOSTILE)
+
+
+def test_no_name_is_a_tag_or_a_command_to_the_terminal(shell: Shell, hostile: Path) -> None:
+    output = shell.run("evaluate", hostile, "strange.npz", "--report", "page.html").stdout
+    output += shell.run("inspect", hostile).stdout + shell.run("predict", hostile, "strange.npz").stdout
+    assert "\x1b" not in output
+    assert "[red]`a`|b\\x1b[2J" in output  # as it is, not in red
+    page = Page(Path("page.html").read_text(encoding="utf-8"))
+    assert "script" not in [tag for tag, _ in page.tags]
+    assert "<script>alert(1)</script>" in page.text
+
+
+@posix
+def test_a_committed_update_that_cannot_be_told(shell: Shell, model: Path, later: Path) -> None:
+    line = one_line_of(bash(f"evergrow update {model} {later} > /dev/full"), 74)
+    assert line == ("error: revision 2 of m.evg was written; the answer could not be printed: No space left on device")
+    assert open_model(model).revision_ == 2
+
+
+@posix
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("evergrow version > /dev/full", "No space left on device"),
+        ("evergrow version --json > /dev/full", "No space left on device"),
+        ("evergrow version >&-", "Bad file descriptor"),
+    ],
+)
+def test_an_answer_that_cannot_be_printed(line: str, reason: str) -> None:
+    assert one_line_of(bash(line), 74) == f"error: the answer could not be printed: {reason}"
+
+
+@posix
+def test_a_reader_that_has_had_enough_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "evergrow", "version"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@posix
+def test_everything_shut() -> None:
+    assert bash("evergrow version <&- >&- 2>&-").returncode == 74
+    done = bash("evergrow version <&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@posix
+def test_standard_input_that_is_shut(shell: Shell, image_model: Path) -> None:
+    line = one_line_of(bash(f"evergrow predict {image_model} - <&-"), 2)
+    assert line == "error: - must stand for a standard input that can be read, got Bad file descriptor"
+
+
+@posix
+def test_a_question_that_nobody_can_answer(shell: Shell, tmp_path: Path) -> None:
+    entry = tmp_path / "cache" / ("f" * 32)
+    entry.mkdir(parents=True)
+    (entry / "meta.json").write_text(json.dumps({"finished": False, "n_items": 4, "kind": "image"}))
+    done = bash("evergrow cache clear --all <&-")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert entry.is_dir()
+
+
+@posix
+def test_file_names_that_are_no_utf8(shell: Shell, image_model: Path, images: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    try:
+        Path(name).write_bytes(Path(images, "lying", "0.png").read_bytes())
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
+    out = os.fsdecode(b"answ\xe9rs.csv")
+    done = bash(f"evergrow predict {image_model} $'caf\\xe9.png' --format csv --out $'answ\\xe9rs.csv'")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "1 answer in answ\\udce9rs.csv\n"
+    with open(out, newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert row["item"] == "caf\\udce9.png"
+    piped = bash(f"printf 'caf\\351.png\\n' | evergrow predict {image_model} - --format jsonl")
+    assert (piped.returncode, piped.stderr) == (0, "")
+    assert json.loads(piped.stdout)["item"] == name
+    missing = shell.error("predict", image_model, os.fsdecode(b"\xff.png"))
+    assert "\\udcff.png" in missing
+    assert "\\udcff.evg" in shell.error("inspect", os.fsdecode(b"\xff.evg"))
+
+
+def test_a_broken_log_is_one_line(shell: Shell, model: Path) -> None:
+    shell.run("forget", model, "ant")
+    shell.run("rollback", model)
+    before = model.read_bytes()
+    Path("m.evg.history", "log.json").write_text('{"half')
+    for command in (("inspect", model), ("forget", model, "ant"), ("rollback", model)):
+        assert "log.json" in shell.error(*command)
+    assert model.read_bytes() == before
+    assert shell.json("predict", model, "first.npz")["answered"] > 0  # a question needs no log

@@ -1,0 +1,17 @@
+"""The command line as users type it, in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.testing import CliRunner
+
+from evergrow.cli.registry import build_app
+
+
+def evergrow(*arguments: object, stdin: str | None = None) -> Any:
+    """Run ``evergrow`` with these arguments; an error that got past the one exit is raised here."""
+    result = CliRunner().invoke(build_app(), [str(argument) for argument in arguments], input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result

@@ -1,0 +1,147 @@
+"""A file is replaced where it really lies, keeps its mode and owner, and is left alone where it is read-only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from evergrow.core.errors import PathError
+from evergrow.core.files import atomic_path, link_or_copy, real_path, restrict
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and modes are POSIX")
+
+
+def write(path: Path, text: str = "new", like: Path | None = None) -> None:
+    with atomic_path(path, like=like) as temporary:
+        temporary.write_text(text)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_link_stays_a_link(tmp_path: Path, relative: bool) -> None:
+    (tmp_path / "real").mkdir()
+    real = tmp_path / "real" / "a.txt"
+    real.write_text("old")
+    (tmp_path / "second").symlink_to("real/a.txt" if relative else real)
+    (tmp_path / "first").symlink_to("second")
+    write(tmp_path / "first")
+    assert (tmp_path / "first").is_symlink()
+    assert (tmp_path / "second").is_symlink()
+    assert real.read_text() == "new"
+    assert real_path(tmp_path / "first") == real.resolve()
+
+
+def test_a_folder_may_be_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "folder").symlink_to("real")
+    monkeypatch.chdir(tmp_path)
+    write(Path("folder/a.txt"))
+    assert (tmp_path / "real" / "a.txt").read_text() == "new"
+
+
+def test_a_link_to_nothing_or_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "nowhere").symlink_to("missing")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("nowhere", "loop"):
+        with pytest.raises(PathError, match="link to nothing"):
+            write(tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["loop", "nowhere"]
+
+
+def test_read_only_is_read_only_whoever_asks(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+    target.chmod(0o444)
+    with pytest.raises(PathError, match=r"read-only \(mode 0444\)"):
+        write(target)
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path(os.devnull), tmp_path):
+        with pytest.raises(PathError, match="ordinary file"):
+            write(path)
+
+
+@pytest.mark.parametrize(("mask", "expected"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_umask_decides_for_new_files(tmp_path: Path, mask: int, expected: int) -> None:
+    before = os.umask(mask)
+    try:
+        write(tmp_path / "a.txt")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "a.txt") == expected
+
+
+def test_a_new_file_can_be_like_another(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.touch(0o600)
+    write(tmp_path / "a.txt", like=other)
+    assert mode(tmp_path / "a.txt") == 0o600
+    (tmp_path / "a.txt").chmod(0o640)
+    write(tmp_path / "a.txt", like=other)
+    assert mode(tmp_path / "a.txt") == 0o640  # what is there counts for more
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs to give files away")
+def test_the_owner_is_kept(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+    os.chown(target, 12345, 23456)
+    write(target)
+    status = target.stat()
+    assert (status.st_uid, status.st_gid) == (12345, 23456)
+
+
+def test_a_group_that_cannot_be_kept_loses_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+    target.chmod(0o660)
+    kept, real = target.stat(), os.stat
+
+    def other_group(path: object, *args: object, **options: object) -> os.stat_result:
+        status = real(path, *args, **options)  # type: ignore[arg-type]
+        return os.stat_result((*status[:5], kept.st_gid + 1, *status[6:])) if str(path).endswith(".part") else status
+
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "stat", other_group)
+    monkeypatch.setattr(os, "chown", refused)
+    write(target)
+    monkeypatch.undo()
+    assert mode(target) == 0o600
+
+
+def test_copies_are_never_open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def impossible(*_: object) -> None:
+        raise OSError
+
+    source = tmp_path / "source"
+    source.write_text("text")
+    monkeypatch.setattr(os, "link", impossible)
+    with atomic_path(tmp_path / "copy", like=source) as temporary:
+        link_or_copy(source, temporary)
+        assert mode(temporary) == 0o600
+    assert (tmp_path / "copy").read_text() == "text"
+
+
+def test_restricting_takes_away_and_never_gives(tmp_path: Path) -> None:
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.touch()
+    folder.mkdir()
+    file.chmod(0o640)
+    folder.chmod(0o775)
+    restrict(file, 0o644)
+    restrict(folder, 0o640)
+    assert (mode(file), mode(folder)) == (0o640, 0o750)
+    restrict(file, 0o600)
+    restrict(folder, 0o600)
+    assert (mode(file), mode(folder)) == (0o600, 0o700)

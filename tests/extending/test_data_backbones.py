@@ -1,0 +1,207 @@
+"""A layout, a file format, a scheme, a source of weights and a preset from outside the package, used by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from evergrow.backbones import (
+    Preprocessing,
+    WeightSource,
+    backbone_from_spec,
+    create_backbone,
+    list_backbones,
+    register_preset,
+    register_weight_source,
+)
+from evergrow.backbones.catalog import best_backbone
+from evergrow.backbones.preprocess import PRESETS
+from evergrow.backbones.sources import WEIGHT_SOURCES, WantedWeights
+from evergrow.backbones.vision import timm_module
+from evergrow.bench import SpecError, load_spec
+from evergrow.cli.registry import build_app
+from evergrow.core.errors import ParameterError, WeightsError
+from evergrow.core.items import Texts
+from evergrow.datasets import (
+    DataOptions,
+    list_layouts,
+    load_data,
+    register_file_format,
+    register_layout,
+    register_scheme,
+)
+from evergrow.datasets.labelled import LabelledItems
+from evergrow.datasets.readers import FILE_FORMATS, LAYOUTS, SCHEMES
+from evergrow.learner.learner import Learner
+
+
+def help_of(command: str) -> str:
+    """Return the help of a command with its line breaks and boxes taken out."""
+    result = CliRunner().invoke(build_app(), [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert result.exit_code == 0
+    return " ".join(result.stdout.replace("│", " ").split())
+
+
+# -- data -----------------------------------------------------------------------------------------------------
+
+
+def read_haiku(path: Path) -> LabelledItems:
+    texts = path.read_text().splitlines()
+    return LabelledItems("haiku", Texts(tuple(texts)), [text.split()[0] for text in texts])
+
+
+@pytest.fixture
+def haiku(tmp_path: Path) -> Iterator[Path]:
+    """A folder in a layout that evergrow does not know, and its reader."""
+
+    @register_layout("haiku", fits=lambda folder: (folder / "poems.haiku").is_file())
+    def folder_of_haiku(folder: Path, options: DataOptions) -> LabelledItems:
+        return read_haiku(folder / "poems.haiku")
+
+    @register_file_format("haiku", (".haiku",), by_name="last")
+    def file_of_haiku(path: Path, options: DataOptions) -> LabelledItems:
+        return read_haiku(path)
+
+    @register_scheme("haiku")
+    def named_haiku(name: str, options: DataOptions) -> LabelledItems:
+        return read_haiku(tmp_path / "poems" / f"{name}.haiku")
+
+    folder = tmp_path / "poems"
+    folder.mkdir()
+    (folder / "poems.haiku").write_text("old pond\nold frog\nnew splash\nnew rain\n" * 3)
+    yield folder
+    for registry in (LAYOUTS, FILE_FORMATS, SCHEMES):
+        registry.remove("haiku")
+
+
+def test_a_layout_is_recognised_named_and_listed(haiku: Path) -> None:
+    assert list_layouts()[0] == "haiku"
+    for options in ({}, {"layout": "haiku"}):
+        data = load_data(haiku, **options)
+        assert (data.layout, data.class_names) == ("haiku", ("new", "old"))
+    assert "haiku, hub-disk" in help_of("data")
+    result = CliRunner().invoke(build_app(), ["data", str(haiku), "--layout", "haiku", "--json"])
+    assert json.loads(result.stdout)["layout"] == "haiku"
+
+
+def test_its_files_and_its_scheme_are_read(haiku: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_path = load_data(haiku / "poems.haiku")
+    assert load_data("haiku:poems").fingerprint == by_path.fingerprint
+    monkeypatch.setenv("EVERGROW_DATA", str(haiku))
+    assert load_data("poems").fingerprint == by_path.fingerprint
+
+
+def test_a_layout_that_is_gone_is_unknown_again() -> None:
+    with pytest.raises(ParameterError, match="layout must be one of 'auto'"):
+        DataOptions(layout="haiku")
+    assert "haiku" not in help_of("data")
+
+
+# -- backbones ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Iterator[Path]:
+    """Weights of test_resnet in a place that evergrow does not know, and its source."""
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+    module = timm_module("test_resnet", seed=7, options={})
+    save_file(module.state_dict(), folder / "test_resnet.safetensors")
+
+    @register_weight_source("mirror")
+    class Mirror(WeightSource):
+        place = "the mirror"
+        rank = 1
+
+        def find(self, wanted: WantedWeights) -> Path | None:
+            path = folder / f"{wanted.name.partition('.')[0]}.safetensors"
+            return path if path.is_file() else None
+
+        def offer(self, wanted: WantedWeights) -> str:
+            return "ask the librarian"
+
+    yield folder
+    WEIGHT_SOURCES.remove("mirror")
+
+
+@pytest.fixture
+def squashed() -> Iterator[str]:
+    """A preset that evergrow does not know."""
+
+    @register_preset("squashed")
+    def squash(own: Preprocessing) -> Preprocessing:
+        return replace(own, resize=own.size, crop_mode="squash")
+
+    yield "squashed"
+    PRESETS.remove("squashed")
+
+
+def test_weights_of_a_new_source_are_found_named_and_remembered(mirror: Path) -> None:
+    expected = create_backbone("test_resnet", weights="random", seed=7, device="cpu")
+    for weights in ("mirror", None):
+        backbone = create_backbone("test_resnet", weights=weights, device="cpu")
+        assert backbone.spec.weights == "mirror"
+        assert backbone.spec.weights_hash == expected.spec.weights_hash
+    assert backbone_from_spec(backbone.spec, device="cpu").spec == backbone.spec
+
+
+def test_a_new_source_is_in_advice_catalogue_and_help(mirror: Path) -> None:
+    with pytest.raises(WeightsError, match=r"mirror \(it has none for this name\).*ask the librarian"):
+        create_backbone("test_vit", weights="mirror")
+    with pytest.raises(ParameterError, match="weights must be None, 'bundled', 'hub', 'mirror', 'random' or the path"):
+        create_backbone("test_vit", weights="miror")
+    (mirror / "resnet101.safetensors").touch()
+    listed = {item.name: item for item in list_backbones()}
+    assert listed["resnet101"].origin == "mirror"
+    assert listed["resnet101"].advice.startswith("ask the librarian or ")
+    assert "has its weights in the mirror" in best_backbone("image").reason
+    for command in ("fit", "predict", "features"):
+        assert "bundled, hub, mirror, random" in help_of(command)
+
+
+def test_a_new_source_serves_specs_and_models(mirror: Path, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.toml"
+    text = (
+        '[[methods]]\nname = "simplecil"\n[[datasets]]\npath = "x"\nbackbone = "test_resnet"\nweights = "WEIGHTS"\n'
+        "[[protocols]]\nincrement = 1\n"
+    )
+    spec.write_text(text.replace("WEIGHTS", "mirror"))
+    assert load_spec(spec).datasets[0].backbone.weights == "mirror"
+    spec.write_text(text.replace("WEIGHTS", "miror"))
+    with pytest.raises(SpecError, match="weights must be 'bundled', 'hub', 'mirror', 'random' or a file"):
+        load_spec(spec)
+    images = np.random.default_rng(0).integers(0, 256, size=(8, 16, 16, 3), dtype=np.uint8)
+    learner = Learner("test_resnet", "simplecil", weights="mirror", device="cpu", cache=False)
+    learner.fit((images, ["a", "b"] * 4))
+    learner.save(tmp_path / "model.evg")
+    np.testing.assert_array_equal(
+        Learner.load(tmp_path / "model.evg", device="cpu", cache=False).predict(images), learner.predict(images)
+    )
+
+
+def test_a_preset_is_used_remembered_and_listed(squashed: str) -> None:
+    backbone = create_backbone("test_resnet", "random", squashed, device="cpu")
+    assert (backbone.spec.preset, backbone.transform.crop_mode) == ("squashed", "squash")
+    assert backbone_from_spec(backbone.spec, device="cpu").transform == backbone.transform
+    assert "pilot-cifar, squashed, timm" in help_of("features")
+
+
+def test_a_preset_that_is_gone_is_unknown_again() -> None:
+    with pytest.raises(ParameterError, match="preset must be one of 'timm', 'pilot', 'pilot-cifar', got 'squashed'"):
+        create_backbone("test_resnet", "random", "squashed")
+
+
+def test_help_is_looked_up_only_when_it_is_shown() -> None:
+    """Building the commands imports neither torch nor the home of a registry."""
+    build = "import sys, typer; from evergrow.cli.registry import build_app; typer.main.get_command(build_app())"
+    code = f"{build}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

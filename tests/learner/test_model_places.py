@@ -1,0 +1,284 @@
+"""Model files that live somewhere: behind links, with modes and owners, beside histories that others may write to."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from evergrow.cli.registry import build_app
+from evergrow.core.archive import read_archive, write_archive
+from evergrow.core.errors import BusyError, FileFormatError, PathError
+from evergrow.learner.learner import Learner
+from evergrow.learner.modelfile import (
+    ModelNotFoundError,
+    ModelWriteError,
+    commit,
+    history,
+    locked_model,
+    open_model,
+    rollback,
+)
+
+Data = tuple[np.ndarray, np.ndarray]
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and modes are POSIX")
+
+
+def part(data: Data, *classes: int) -> Data:
+    rows = np.isin(data[1], classes)
+    return data[0][rows], data[1][rows]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, blobs: Data) -> Path:
+    """A folder with a model that was fitted and updated twice."""
+    path = tmp_path_factory.mktemp("made") / "model.evg"
+    commit(path, Learner(None, options={"n_units": 20}).fit(part(blobs, 0, 1, 2)))
+    for label in (3, 4):
+        with locked_model(path) as learner:
+            commit(path, learner.partial_fit(part(blobs, label)))
+    return path.parent
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "real")
+    return tmp_path / "real" / "model.evg"
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def folder(path: Path) -> Path:
+    return path.with_name(f"{path.name}.history")
+
+
+def forget(path: Path | str, name: str = "0") -> None:
+    with locked_model(path) as learner:
+        commit(path, learner.forget_classes(name))
+
+
+# -- links --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["relative", "absolute", "chain", "folder"])
+def test_a_model_behind_a_link(path: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = {"relative": "real/model.evg", "absolute": str(path), "chain": "middle.evg", "folder": "real"}
+    (tmp_path / "middle.evg").symlink_to("real/model.evg")
+    (tmp_path / "link").symlink_to(links[kind])
+    monkeypatch.chdir(tmp_path)
+    asked = Path("link/model.evg") if kind == "folder" else Path("link")
+    before = path.read_bytes()
+    forget(asked)
+    assert Path("link").is_symlink()
+    assert not path.is_symlink()
+    assert open_model(path).classes_.tolist() == open_model(asked).classes_.tolist() == ["1", "2", "3", "4"]
+    assert sorted(os.listdir(tmp_path)) == ["link", "middle.evg", "real"]  # no history beside the link
+    assert not any(file.is_symlink() for file in folder(path).iterdir())
+    rollback(asked)
+    assert path.read_bytes() == before
+    assert Path("link").is_symlink()
+    assert [change.what for change in history(asked)] == ["fit", "update", "update", "rollback"]
+
+
+def test_there_is_one_lock_whatever_the_name(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.evg").symlink_to("real/model.evg")
+    with locked_model(path) as learner:
+        commit(tmp_path / "link.evg", learner.forget_classes("0"))  # the same writer by another name
+    stale = open_model(path)
+    forget(tmp_path / "link.evg", "1")
+    with pytest.raises(BusyError, match="changed since"):
+        commit(path, stale.forget_classes("2"))
+
+
+def test_a_link_to_nothing_is_an_error(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.evg"
+    link.symlink_to("missing.evg")
+    for use in (open_model, history, rollback):
+        with pytest.raises(ModelNotFoundError, match="link to nothing"):
+            use(link)
+    with pytest.raises(ModelWriteError, match="link to nothing"):
+        commit(link, open_model(path))
+    assert sorted(os.listdir(tmp_path)) == ["link.evg", "real"]
+
+
+def test_a_plain_save_goes_through_links_too(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.evg").symlink_to("real/model.evg")
+    open_model(path).forget_classes("0").save(tmp_path / "link.evg")
+    assert (tmp_path / "link.evg").is_symlink()
+    assert "0" not in open_model(path).classes_
+
+
+# -- modes and owners ---------------------------------------------------------------------------------------
+
+
+def test_a_private_model_stays_private_and_so_does_its_history(path: Path) -> None:
+    path.chmod(0o600)
+    done = CliRunner().invoke(build_app(), ["forget", str(path), "0"])
+    assert done.exit_code == 0, done.output
+    assert mode(path) == 0o600
+    assert mode(folder(path)) == 0o700
+    assert {mode(file) for file in folder(path).iterdir()} == {0o600}
+    rollback(path)
+    assert mode(path) == 0o600
+    assert {file.name: mode(file) for file in folder(path).iterdir()} == dict.fromkeys(
+        ["1.evg", "2.evg", "3.evg", "4.evg", "log.json"], 0o600
+    )
+
+
+def test_a_history_that_is_closed_stays_closed(path: Path) -> None:
+    folder(path).chmod(0o700)
+    path.chmod(0o664)
+    forget(path)
+    assert (mode(path), mode(folder(path))) == (0o664, 0o700)
+
+
+@pytest.mark.parametrize(("mask", "expected"), [(0o022, (0o644, 0o755)), (0o077, (0o600, 0o700))])
+def test_the_umask_decides_for_new_models(path: Path, tmp_path: Path, mask: int, expected: tuple[int, int]) -> None:
+    before = os.umask(mask)
+    try:
+        commit(tmp_path / "new.evg", open_model(path))
+    finally:
+        os.umask(before)
+    new = tmp_path / "new.evg"
+    assert (mode(new), mode(folder(new))) == expected
+    assert {mode(file) for file in folder(new).iterdir()} == {expected[0]}
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs to give files away")
+def test_the_owner_is_kept(path: Path) -> None:
+    shutil.rmtree(folder(path))
+    os.chown(path, 12345, 23456)
+    forget(path)
+    places = [path, folder(path), *folder(path).iterdir()]
+    assert {(place.stat().st_uid, place.stat().st_gid) for place in places} == {(12345, 23456)}
+
+
+@pytest.mark.parametrize("change", ["forget", "rollback", "save"])
+def test_a_read_only_model_is_refused_as_read_only(path: Path, change: str) -> None:
+    learner, before = open_model(path), path.read_bytes()
+    path.chmod(0o444)
+    changes = {"forget": lambda: forget(path), "rollback": lambda: rollback(path), "save": lambda: learner.save(path)}
+    with pytest.raises((ModelWriteError, PathError), match="read-only"):
+        changes[change]()
+    with pytest.raises(ModelWriteError, match="read-only"):
+        commit(path, learner.forget_classes("0"))
+    assert path.read_bytes() == before
+    assert mode(path) == 0o444
+    assert open_model(path).predict(np.zeros((1, 10))).shape == (1,)
+
+
+# -- histories that cannot be trusted -----------------------------------------------------------------------
+
+
+def foreign(path: Path, blobs: Data) -> Path:
+    """Return another model with the same numbers of revisions."""
+    other = path.with_name("other.evg")
+    commit(other, Learner(None, options={"n_units": 20}, random_state=7).fit(part(blobs, 0, 5)))
+    for label in (3, 4):
+        with locked_model(other) as learner:
+            commit(other, learner.partial_fit(part(blobs, label)))
+    return other
+
+
+def test_a_foreign_revision_is_not_installed(path: Path, blobs: Data) -> None:
+    before = path.read_bytes()
+    shutil.copy(folder(foreign(path, blobs)) / "2.evg", folder(path) / "2.evg")
+    with pytest.raises(FileFormatError, match="another model or was altered"):
+        rollback(path)
+    done = CliRunner().invoke(build_app(), ["rollback", str(path)])
+    assert done.exit_code == 2
+    assert path.read_bytes() == before
+    assert [change.what for change in history(path)] == ["fit", "update", "update"]
+    rollback(path, 2)  # the one before it is still what it was
+    assert open_model(path).classes_.tolist() == ["0", "1", "2"]
+
+
+def test_a_revision_that_was_edited_and_signed_again_is_not_installed(path: Path) -> None:
+    target, before = folder(path) / "2.evg", path.read_bytes()
+    archive = read_archive(target)
+    archive.meta["reason"] = "edited"
+    write_archive(target, archive)
+    assert read_archive(target).meta["reason"] == "edited"  # whole by its own checksum
+    with pytest.raises(FileFormatError, match="another model or was altered"):
+        rollback(path)
+    assert path.read_bytes() == before
+
+
+def test_a_link_in_the_history_is_not_installed(path: Path) -> None:
+    before = path.read_bytes()
+    (folder(path) / "2.evg").unlink()
+    (folder(path) / "2.evg").symlink_to("../model.evg")
+    with pytest.raises(FileFormatError, match="ordinary file"):
+        rollback(path)
+    assert not path.is_symlink()
+    assert path.read_bytes() == before
+
+
+def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(path: Path, blobs: Data) -> None:
+    before = path.read_bytes()
+    shutil.copy(folder(foreign(path, blobs)) / "3.evg", folder(path) / "3.evg.new")
+    os.replace(folder(path) / "3.evg.new", folder(path) / "3.evg")
+    forget(path)
+    rollback(path)
+    assert path.read_bytes() == before
+    rollback(path)
+    assert open_model(path).classes_.tolist() == ["0", "1", "2", "3"]
+
+
+def test_absurd_numbers_in_the_history_do_not_count(path: Path) -> None:
+    shutil.copy(path, folder(path) / f"{10**30}.evg")
+    forget(path)
+    assert open_model(path).revision_ == 4
+
+
+def test_the_history_is_no_link(path: Path, tmp_path: Path) -> None:
+    folder(path).rename(tmp_path / "elsewhere")
+    folder(path).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PathError, match="it is a link"):
+        forget(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'"text"',
+        b"[1]",
+        b'{"a": 1}',
+        b"[" * 100_000,
+        b'[{"change": {"what": "fit"}}]',
+        json.dumps([{"change": {"what": "rollback", "when": 3, "samples": "x"}, "before": 1, "after": 2}]).encode(),
+    ],
+    ids=range(9),
+)
+def test_a_broken_log_is_one_line_and_nothing_is_written(path: Path, text: bytes) -> None:
+    before = path.read_bytes()
+    (folder(path) / "log.json").write_bytes(text)
+    for use in (history, rollback, forget):
+        with pytest.raises(FileFormatError, match=r"log\.json must be a list of rollbacks.*the model is as it was"):
+            use(path)
+    for command in (["inspect"], ["rollback"], ["forget"]):
+        done = CliRunner().invoke(build_app(), [*command, str(path), *(["0"] if command == ["forget"] else [])])
+        assert done.exit_code == 2
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert path.read_bytes() == before
+    assert sorted(os.listdir(folder(path))) == ["1.evg", "2.evg", "3.evg", "log.json"]
+    assert len(open_model(path).predict(np.zeros((1, 10)))) == 1
+
+
+def test_a_log_that_is_a_link_is_not_written_through(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("[]")
+    (folder(path) / "log.json").symlink_to(tmp_path / "precious")
+    with pytest.raises(FileFormatError, match="it is a link"):
+        rollback(path)
+    assert (tmp_path / "precious").read_text() == "[]"
