@@ -113,7 +113,7 @@ def test_a_head_takes_them_by_name_and_keeps_them_in_a_file(options: dict[str, A
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_product_takes_them_as_options(options: dict[str, Any], tmp_path: Path) -> None:
     X, y = data()
-    learner = Learner(None, options={"n_units": 30, **options}).fit((X, y.astype(str)))
+    learner = Learner(None, settings="paper", options={"n_units": 30, **options}).fit((X, y.astype(str)))
     learner.save(tmp_path / "m.evg")
     loaded = Learner.load(tmp_path / "m.evg")
     assert loaded.predict(X).tolist() == learner.predict(X).tolist()

@@ -111,6 +111,10 @@ CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
     "names of features": (set_meta(feature_names=["a"]), "number of features than names"),
     "a setting out of range": (lambda archive: archive.meta["params"].update(alpha=-1.0), "alpha must be"),
     "a setting of no kind": (lambda archive: archive.meta["params"].update(block_size=[1]), "block_size must be"),
+    "a setting that only learning looks at": (
+        lambda archive: archive.meta["params"].update(verbose=[0]),
+        "verbose must be",
+    ),
     "an unknown setting": (lambda archive: archive.meta["params"].update(alfa=1.0), "nearest: 'alpha'"),
     "no device": (lambda archive: archive.meta["params"].update(device="toaster"), "must name a device"),
     "a seed": (set_meta(seed="x"), "'seed'"),

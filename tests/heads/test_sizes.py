@@ -68,7 +68,7 @@ def test_normalised_features_may_be_of_any_size(size: float) -> None:
 def test_the_error_says_that_the_size_is_the_trouble(size: float) -> None:
     X, y = data()
     with pytest.raises(InputError, match=r"size|numbers between|finite"):
-        SCLClassifier.recommended(**RECOMMENDED).fit(X * size, y)
+        SCLClassifier(n_units=40, scales="auto", direct_link=True, random_state=0).fit(X * size, y)
 
 
 @pytest.mark.parametrize("rule", ["l2", "sqrt-l2"])

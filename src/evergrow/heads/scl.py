@@ -254,6 +254,7 @@ class SCLClassifier(EditableRidge):
         check_number("shape_directions", self.shape_directions, low=0, high=4096, integer=True)
         check_choice("solver", self.solver, RIDGE_FORMS.names())
         check_choice("normalize", self.normalize, ("none", "l2", "sqrt-l2", "auto"))
+        check_number("verbose", int(self.verbose) if isinstance(self.verbose, bool) else self.verbose, integer=True)
         if not isinstance(self.projection, Projection):
             check_choice("projection", self.projection, selectable_projections())
 

@@ -76,7 +76,7 @@ def choose_ridge(geometry: ClassGeometry, energy: float, start: int | None = Non
     >>> codes = torch.arange(60) % 3
     >>> H = torch.randn(60, 5, generator=source, dtype=torch.float64) + codes[:, None]
     >>> Y = torch.nn.functional.one_hot(codes, 3).double()
-    >>> stats = DenseState(5, 3).update(H, Y).reduced()
+    >>> stats = DenseState.create(5, 3).update(H, Y).reduced()
     >>> choose_ridge(ClassGeometry.of(stats, Y.sum(dim=0)), energy=5.0).alpha > 0
     True
     """

@@ -304,7 +304,9 @@ def read_gram(fields: Fields, key: str, order: int | None, device: torch.device)
     fields.require(gram.shape[0] == gram.shape[1], f"{key!r} is not square")
     if len(gram):
         scale = float(gram.diagonal().abs().amax())
-        fields.require(float((gram - gram.T).abs().amax()) <= 1e-9 * scale, f"{key!r} is not symmetric")
+        for start in range(0, len(gram), 1024):  # piece by piece: a second matrix of this size may not fit
+            piece = gram[start : start + 1024] - gram[:, start : start + 1024].T
+            fields.require(float(piece.abs().amax()) <= 1e-9 * scale, f"{key!r} is not symmetric")
         # Rounding of what was unlearned may leave a little below zero.
         fields.require(float(gram.diagonal().amin()) >= -1e-9 * scale, f"{key!r} has a negative diagonal")
     return gram.to(device)
@@ -332,7 +334,8 @@ def take_columns(matrix: Tensor, index: Sequence[int]) -> Tensor:
 
 def check_size(name: str, rows: Tensor) -> None:
     """Raise :class:`InputError` for rows so large, or all so small, that sums of their squares say nothing."""
-    largest = float(rows.abs().amax()) if rows.numel() else 0.0
+    lowest, highest = torch.aminmax(rows) if rows.numel() else (rows.new_zeros(()), rows.new_zeros(()))
+    largest = max(-float(lowest), float(highest))
     if largest > LARGEST or 0.0 < largest < 1.0 / LARGEST:
         raise InputError(
             f"{name} must have numbers between {1 / LARGEST:g} and {LARGEST:g}, so that their squares can be added up, "
