@@ -47,8 +47,6 @@ class IncrementalClassifier(Abilities, Classifier):
     family: ClassVar[Family[Any]] = HEADS
     n_features_in_: int
     feature_names_in_: NDArray[Any]
-    needs: ClassVar[str] = "features"
-    """What it learns from."""
 
     # -- hooks ------------------------------------------------------------------------------------------
 

@@ -56,9 +56,10 @@ class Learner:
     method : str
         The head, one of :func:`evergrow.list_methods`. Unlearning, merging, probabilities and novelty need
         ``"scl-mgsm"``.
-    adapt : {None, "adapter", "ssf", "vpt-deep", "vpt-shallow", "lora"}, FsaConfig or dict
+    adapt : str, FsaConfig, dict or None
         What is trained of the backbone: ``fit`` trains it on the images of its data, freezes it, and everything after
-        uses the adapted backbone. None leaves the backbone as it is. A name means RanPAC's protocol, 20 epochs; an
+        uses the adapted backbone. None leaves the backbone as it is. A name, one of
+        :func:`evergrow.tuners.adapting_tuners`, means RanPAC's protocol, 20 epochs; an
         :class:`~evergrow.training.FsaConfig` (or its plain form) says it all.
     settings : {"recommended", "paper"}
         Settings of the head: those for users, where the method has such, or its own defaults.
