@@ -1,0 +1,160 @@
+"""The file of a learner: fields that fit each other, fields of later versions, and files of version 0.1."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.errors import FileFormatError
+from evergrow.learner.learner import Learner
+from evergrow.learner.modelfile import commit, locked_model, open_model, rollback
+
+Data = tuple[np.ndarray, np.ndarray]
+V0_1 = Path(__file__).parents[1] / "data" / "v0_1"
+
+
+@pytest.fixture(scope="module")
+def learner(blobs: Data) -> Learner:
+    X, y = blobs
+    return Learner(None, options={"n_units": 20}).fit((X[y < 2], y[y < 2])).partial_fit((X[y == 2], y[y == 2]))
+
+
+def changed(archive: Archive, change: Callable[[dict[str, Any]], Any]) -> Archive:
+    meta = copy.deepcopy(archive.meta)
+    change(meta)
+    return replace(archive, meta=meta)
+
+
+def test_parts_have_kinds_of_their_own(learner: Learner) -> None:
+    archive = learner.to_archive()
+    assert (archive.kind, archive.version) == ("learner", 2)
+    assert {name: part.kind for name, part in archive.parts.items()} == {
+        "head": "head/scl-mgsm",
+        "calibration": "calibration",
+        "solution": "head-solution",
+    }
+
+
+def test_the_same_learner_gives_the_same_bytes(learner: Learner, tmp_path: Path) -> None:
+    learner.save(tmp_path / "a.evg")
+    Learner.load(tmp_path / "a.evg").save(tmp_path / "b.evg")
+    assert (tmp_path / "a.evg").read_bytes() == (tmp_path / "b.evg").read_bytes()
+
+
+def test_what_a_later_version_added_is_kept(learner: Learner, blobs: Data, tmp_path: Path) -> None:
+    def add(meta: dict[str, Any]) -> None:
+        meta["colour"] = "green"
+        meta["history"][0]["place"] = "here"
+
+    archive = changed(learner.to_archive(), add)
+    archive.parts["later"] = Archive("kind-of-later", {"n": 1})
+    write_archive(tmp_path / "m.evg", archive)
+    loaded = Learner.load(tmp_path / "m.evg").forget_classes("0")
+    written = loaded.to_archive()
+    assert written.meta["colour"] == "green"
+    assert written.meta["history"][0]["place"] == "here"
+    assert written.parts["later"].meta == {"n": 1}
+    assert loaded.predict(blobs[0][:3]).shape == (3,)
+
+
+def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
+    *places, key, value = path
+
+    def change(meta: dict[str, Any]) -> None:
+        node: Any = meta
+        for place in places:
+            node = node[place]
+        node[key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set("counts", "0", 51), "counts other samples"),
+        (_set("counts", "0", 0), "integer from 1"),
+        (_set("counts", "fox", 3), "counts samples of 'fox'"),
+        (lambda meta: meta["counts"].pop("0"), "must have '0'"),
+        (_set("history", 0, "revision", 9), "do not ascend"),
+        (_set("revision", 7), "its revision is 7"),
+        (_set("history", 0, "what", "magic"), "must have 'what'"),
+        (_set("history", 0, "samples", -1), "must have 'samples'"),
+        (_set("history", 0, 3), "a list of objects"),
+        (_set("lineage", {"number": 5, "ancestors": []}), "written as revision 5"),
+        (_set("lineage", {"number": 1, "ancestors": [{"revision": 3}, {"revision": 2}]}), "do not ascend"),
+        (_set("method", "magic"), "must have 'method'"),
+        (_set("method", "ranpac"), "must hold"),
+        (_set("settings", 3), "must have 'settings'"),
+        (_set("options", []), "must have 'options'"),
+        (_set("seed", "x"), "must have 'seed'"),
+        (_set("backbone", {}), "backbone"),
+    ],
+)
+def test_what_does_not_fit_is_a_file_error(
+    learner: Learner, tmp_path: Path, change: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    write_archive(tmp_path / "m.evg", changed(learner.to_archive(), change))
+    with pytest.raises(FileFormatError, match=message):
+        Learner.load(tmp_path / "m.evg")
+
+
+def test_numbers_beyond_floats_are_refused(learner: Learner, tmp_path: Path) -> None:
+    learner.save(tmp_path / "m.evg")
+    archive = read_archive(tmp_path / "m.evg")
+    archive.parts["calibration"].meta["batches"][0]["points"][0] = 10**400
+    write_archive(tmp_path / "m.evg", archive)
+    with pytest.raises(FileFormatError, match="finite numbers"):
+        Learner.load(tmp_path / "m.evg")
+
+
+def test_each_file_vouches_for_those_before_it(learner: Learner, blobs: Data, tmp_path: Path) -> None:
+    path = tmp_path / "m.evg"
+    commit(path, learner)
+    digests = [read_archive(path).digest]
+    for name in ("0", "1"):
+        with locked_model(path) as current:
+            commit(path, current.forget_classes(name))
+        digests.append(read_archive(path).digest)
+    lineage = read_archive(path).meta["lineage"]
+    assert lineage["number"] == 3
+    assert lineage["ancestors"] == [{"revision": number, "digest": digests[number - 1]} for number in (1, 2)]
+
+
+# -- version 0.1 --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    shutil.copytree(V0_1 / "model", tmp_path / "model")
+    return tmp_path / "model" / "model.evg"
+
+
+def test_a_rollback_without_checksums_says_so(old: Path) -> None:
+    assert "kept no checksum of it to compare with" in rollback(old).note
+
+
+def test_a_rollback_across_versions_is_verified_where_it_can_be(old: Path) -> None:
+    before = old.read_bytes()
+    with locked_model(old) as learner:
+        commit(old, learner.forget_classes(str(learner.classes_[0])))
+    assert read_archive(old).version == 2
+    assert "checksum" not in rollback(old).note
+    assert old.read_bytes() == before
+
+
+def test_foreign_revisions_are_refused_there_too(old: Path) -> None:
+    revision = open_model(old).to_archive().meta["lineage"]["ancestors"][-1]["revision"]
+    shutil.copy(V0_1 / "learners" / "features-paper.evg", old.with_name("model.evg.history") / f"{revision}.evg")
+    before = old.read_bytes()
+    with pytest.raises(FileFormatError, match="another model or was altered"):
+        rollback(old)
+    assert old.read_bytes() == before
