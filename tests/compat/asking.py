@@ -41,7 +41,7 @@ def ask_head(model: Any, X: Any) -> dict[str, Any]:
     }
     found |= {name: getattr(model, name)(X) for name in OPTIONAL if hasattr(model, name)}
     found |= {name: getattr(model, name) for name in FACTS if hasattr(model, name)}
-    if hasattr(model, "class_counts_"):
+    if hasattr(model, "class_counts_") and hasattr(model, "construction_log_"):
         found["class_counts"] = model.class_counts_
         found["n_blocks"] = len(model.construction_log_)
     return plain(found)

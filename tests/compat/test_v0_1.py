@@ -35,7 +35,7 @@ from typer.testing import CliRunner
 import evergrow
 from evergrow import Learner, create_method
 from evergrow.backbones import FeatureCache, create_backbone, extract
-from evergrow.cli.main import app
+from evergrow.cli.registry import build_app
 from evergrow.core.errors import EvergrowError, NotFittedError
 from evergrow.core.items import ImageArrays
 from evergrow.heads import HEADS
@@ -91,7 +91,7 @@ def public(name: str, *rooms: str) -> Any:
 
 def run(*arguments: object, code: int = 0) -> dict[str, Any]:
     """Run a command and return what it says in JSON."""
-    result = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    result = CliRunner().invoke(build_app(), [*map(str, arguments), "--json"])
     assert result.exit_code == code, (arguments, result.output, result.exception)
     return dict(json.loads(result.stdout))
 
@@ -473,7 +473,7 @@ def test_an_extraction_goes_on(
 def test_the_command_lists_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(DATA / "cache" / "finished", tmp_path / "cache")
     monkeypatch.setenv("EVERGROW_CACHE", str(tmp_path / "cache"))
-    result = CliRunner().invoke(app, ["cache", "list", "--json"])
+    result = CliRunner().invoke(build_app(), ["cache", "list", "--json"])
     assert result.exit_code == 0, result.output
     assert expected("cache")["finished"]["info"]["key"] in result.stdout
 
@@ -518,7 +518,7 @@ def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:
 
 
 def test_records_are_shown() -> None:
-    result = CliRunner().invoke(app, ["bench", "show", str(DATA / "bench" / "runs"), "--format", "csv"])
+    result = CliRunner().invoke(build_app(), ["bench", "show", str(DATA / "bench" / "runs"), "--format", "csv"])
     assert result.exit_code == 0, result.output
     assert all(label in result.stdout for label in ("SimpleCIL", "RI", "SCL"))
 

@@ -25,7 +25,6 @@ from evergrow.export.folding import FoldError, fold, rms_norm  # noqa: E402
 from evergrow.export.head_maps import Units, read_head  # noqa: E402
 from evergrow.export.onnx_export import ExportConfig, ExportError, export_learner, export_onnx  # noqa: E402
 from evergrow.export.straightening import (  # noqa: E402
-    CURVES,
     ball_bound,
     bend,
     best_lines,
@@ -395,13 +394,14 @@ def test_a_learner_of_texts_gives_its_head_alone(blobs: tuple[np.ndarray, np.nda
 @pytest.mark.parametrize("activation", [name for name in ACTIVATIONS.names() if name != "relu"])
 def test_curves_are_derivatives_of_the_activations(activation: str) -> None:
     x = torch.linspace(-6, 6, 4001, dtype=torch.float64, requires_grad=True)
-    slope, curvature = CURVES[activation].derivatives(x.detach())
+    shape = ACTIVATIONS[activation]
+    slope, curvature = shape.derivatives(x.detach())
     (first,) = torch.autograd.grad(ACTIVATIONS[activation](x).sum() + 0.0 * x.sum(), x)
     assert torch.allclose(slope, first, atol=1e-12)
     third = torch.gradient(curvature, spacing=(x.detach(),))[0]
     assert torch.allclose(torch.gradient(slope, spacing=(x.detach(),))[0][1:-1], curvature[1:-1], atol=1e-4)
-    assert float(curvature.abs().max()) <= CURVES[activation].second
-    assert float(third.abs().max()) <= CURVES[activation].third * (1 + 1e-4)
+    assert float(curvature.abs().max()) <= shape.second
+    assert float(third.abs().max()) <= shape.third * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS.names())

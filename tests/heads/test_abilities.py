@@ -93,14 +93,15 @@ def test_what_a_head_cannot_do_is_one_typed_error(name: str) -> None:
     head = fitted(name)
     X, y = data()
     asks: dict[str, Callable[[], Any]] = {
-        "spawn": head.spawn,
+        "spawn": lambda: head.spawn(),
         "merge": lambda: head.merge(head),
         "join": lambda: head.join(head, head),
         "unlearn": lambda: head.unlearn(X, y),
         "forget": lambda: head.forget_classes([0]),
         "regularize": lambda: head.regularize(1.0),
         "novelty": lambda: head.novelty_score(X),
-        "diagnostics": head.diagnostics,
+        "diagnostics": lambda: head.diagnostics(),
+        "probabilities": lambda: head.predict_proba(X),
         "solution": lambda: head.adopt_solution(Archive("head-solution", {})),
     }
     for ability, ask in asks.items():

@@ -2,7 +2,7 @@
 
 A checksum protects against accidents, not against people: whoever makes a file can make its checksum. The files that
 come from here are therefore sound as far as any checksum can tell, and everything in them may lie. The module knows the
-format of schema 1 by heart and imports nothing of evergrow, so that a mistake there cannot hide here.
+format by heart and imports nothing of evergrow, so that a mistake there cannot hide here.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ WORDS = (
 SIZES = (30_000_000, 2**31 - 1, 2**31, 2**40, 2**63 - 1, 2**63, 2**64, -(2**63), -(2**31))
 """Numbers that, where they decide how much is allocated or looped over, do harm."""
 
+SIGNED = {1: ("kind", "meta"), 2: ("needs", "archive")}
+"""The two texts that are signed, by schema: what the file is or needs, and the description."""
+
 DEEP = 100_000
 """Levels of nesting that end a recursive parser."""
 
@@ -83,21 +86,17 @@ class Parts:
     Parameters
     ----------
     schema, kind : object
-        What the file says of itself.
+        What the file says of itself; from schema 2 on the kind is in the description, and here is what it needs.
     meta : object
         The description, parsed.
     tensors : dict of str to Tensor
         The numbers.
-    names : tuple of str
-        What the head calls kind and description: of schema 2, in which a description is nested and has the kinds, they
-        are ``needs`` and ``archive``.
     """
 
     schema: Any
     kind: Any
     meta: Any
     tensors: dict[str, Tensor]
-    names: tuple[str, str] = ("kind", "meta")
 
 
 class Raw(str):
@@ -123,8 +122,8 @@ def split(data: bytes) -> Parts:
     for name, entry in header.items():
         start, stop = entry["data_offsets"]
         tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), body[start:stop])
-    names = ("kind", "meta") if head["schema"] == 1 else ("needs", "archive")
-    return Parts(head["schema"], head[names[0]], json.loads(head[names[1]]), tensors, names)
+    first, second = SIGNED[head["schema"]]
+    return Parts(head["schema"], head[first], json.loads(head[second]), tensors)
 
 
 def join(parts: Parts, *, meta_text: str | None = None, **changes: Any) -> bytes:
@@ -140,15 +139,14 @@ def join(parts: Parts, *, meta_text: str | None = None, **changes: Any) -> bytes
         Entries of the signed head to set otherwise, after signing; None leaves one out.
     """
     text = dump(parts.meta) if meta_text is None else meta_text
-    kind, meta = parts.names
-    head = {"schema": parts.schema, kind: parts.kind, meta: text, "digest": sign(parts.kind, text, parts.tensors)}
-    changes = {{"kind": kind, "meta": meta}.get(key, key): value for key, value in changes.items()}
+    first, second = SIGNED.get(parts.schema, SIGNED[1])
+    head = {"schema": parts.schema, first: parts.kind, second: text, "digest": sign(parts.kind, text, parts.tensors)}
     head = {key: value for key, value in {**head, **changes}.items() if value is not None}
     return assemble(dump(head), parts.tensors)
 
 
 def sign(kind: Any, meta_text: str, tensors: dict[str, Tensor]) -> str:
-    """Return the checksum, which schemas 1 and 2 have alike."""
+    """Return the checksum."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(str(kind).encode("utf-8", "surrogatepass"))
     digest.update(meta_text.encode("utf-8", "surrogatepass"))
@@ -548,7 +546,7 @@ def head_changes(parts: Parts) -> Iterator[Change]:
     for kind in ("", "Learner", "SCLClassifier", "Tuner", "Training", "object", 3, ["Learner"], {"a": 1}, "\0"):
         if kind != parts.kind:
             yield Change("head", f"kind is {kind!r}", edit=lambda parts, k=kind: dataclasses.replace(parts, kind=k))
-    for key in ("schema", "kind", "digest", "meta"):
+    for key in ("schema", "digest", *SIGNED[parts.schema]):
         yield Change("head", f"{key} is missing", write=lambda parts, _, k=key: join(parts, **{k: None}))
     texts = {
         "empty": "",
@@ -682,7 +680,7 @@ def mutations(data: bytes, seed: int, n: int) -> Iterator[tuple[str, bytes]]:
     Parameters
     ----------
     data : bytes
-        A whole file of schema 1.
+        A whole file.
     seed : int
         The same seed gives the same files.
     n : int

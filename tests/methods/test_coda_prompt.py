@@ -26,7 +26,7 @@ def learned(sizes: list[int], depth: int = 2, **options: Any) -> CODAPromptClass
 
 def whole(model: CODAPromptClassifier, part: str) -> Tensor:
     """All components of a part, (blocks, k, size)."""
-    pool = model._state.parts["pool"]
+    pool = model._state.modules["pool"]
     return torch.cat([pool[f"past_{part}"], pool[part]], dim=1)
 
 
@@ -37,7 +37,7 @@ def test_answers_by_the_definition_of_prompts() -> None:
     query = backbone.encode(images)  # nothing sits on this backbone
     tuner = create_tuner("prefix", backbone.module, source="provider", blocks=(0, 1, 2))
     assert isinstance(tuner, PrefixTuner)
-    rows = model._state.rows
+    rows = model._state.weights
     for n in range(len(items)):
         prompts = {}
         for block in range(3):
@@ -58,7 +58,7 @@ def test_components_of_earlier_tasks_stay_and_new_ones_start_orthogonal_to_them(
     before, after = learned([2]), learned([2, 2])
     for part in PARTS:
         assert torch.equal(whole(after, part)[:, :2], whole(before, part))
-    with after._training_body(before._state.parts, 1) as body:
+    with after._training_network(before._state.modules, 1) as body:
         for part in PARTS:
             fresh = getattr(body.trained, part).detach()
             old = whole(before, part)
@@ -70,7 +70,7 @@ def test_components_of_earlier_tasks_stay_and_new_ones_start_orthogonal_to_them(
 
 def test_only_current_components_and_rows_receive_gradients() -> None:
     model = learned([2, 2])
-    with model._training_body(model._state.parts, 2) as body:
+    with model._training_network(model._state.modules, 2) as body:
         model._model.zero_grad()
         features = body(torch.randn(3, 3, 16, 16))
         features.square().sum().backward()
@@ -84,7 +84,7 @@ def test_only_current_components_and_rows_receive_gradients() -> None:
 
 
 def test_rows_of_other_classes_stay() -> None:
-    before, after = learned([2])._state.rows, learned([2, 3])._state.rows
+    before, after = learned([2])._state.weights, learned([2, 3])._state.weights
     assert torch.equal(after.weight[:2], before.weight)
     assert torch.equal(after.bias[:2], before.bias)
 

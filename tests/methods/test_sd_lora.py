@@ -25,7 +25,7 @@ def test_answers_by_weights_written_out() -> None:
     model, history = SDLoRAClassifier(small_backbone(), epochs=4, lr=0.1, batch_size=12, rank=3), []
     for task in tasks([2, 3, 2]):
         model.partial_fit(*task)
-        history.append(model._state.parts["tuner"])
+        history.append(model._state.modules["tuner"])
     scalars = model.magnitudes_
     assert len(scalars) == 3
     assert all(abs(value - 0.8) > 1e-6 for value in scalars)
@@ -40,14 +40,14 @@ def test_answers_by_weights_written_out() -> None:
                 delta += scalars[i] * (B @ A) / (B.norm() * A.norm() if i < 2 else 1.0)
             block.attn.qkv.weight.data[place * 24 : (place + 1) * 24] += delta
     items, _ = colours([0, 2, 6], 3, seed=8)
-    rows = model._state.rows
+    rows = model._state.weights
     expected = backbone.encode(shown(backbone, items)) @ rows.weight.T + rows.bias
     torch.testing.assert_close(torch.from_numpy(model.decision_function(items)).float(), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_task_starts_with_all_magnitudes_set_back_and_trains_them_all() -> None:
     model = learned([2, 2])
-    with model._training_body(model._state.parts, 2) as body:
+    with model._training_network(model._state.modules, 2) as body:
         assert body.trained.magnitudes.tolist() == pytest.approx([0.8, 0.8, 0.8])
         assert body.trained.magnitudes.requires_grad
         trained = {name.rpartition(".")[2] for name, value in body.trained.named_parameters() if value.requires_grad}
@@ -56,8 +56,8 @@ def test_a_task_starts_with_all_magnitudes_set_back_and_trains_them_all() -> Non
 
 def test_directions_of_earlier_tasks_have_length_one_and_stay() -> None:
     model = learned([2, 2, 2])
-    before = learned([2, 2])._state.parts["tuner"]
-    for name, rows in model._state.parts["tuner"].items():
+    before = learned([2, 2])._state.modules["tuner"]
+    for name, rows in model._state.modules["tuner"].items():
         if name.endswith("past_rows"):
             assert rows.shape == (6, 24)
             assert rows[:3].norm().item() == pytest.approx(1)
@@ -66,7 +66,7 @@ def test_directions_of_earlier_tasks_have_length_one_and_stay() -> None:
 
 
 def test_rows_and_biases_of_other_classes_stay() -> None:
-    before, after = learned([2])._state.rows, learned([2, 3])._state.rows
+    before, after = learned([2])._state.weights, learned([2, 3])._state.weights
     assert torch.equal(after.weight[:2], before.weight)
     assert torch.equal(after.bias[:2], before.bias)
 
@@ -85,7 +85,7 @@ def test_reduced_ranks() -> None:
     items, labels = colours([0, 1], 1)
     for task in range(9):
         model.partial_fit(items, labels + 2 * task)
-    belongs = model._state.parts["tuner"]["scalars.task"]
+    belongs = model._state.modules["tuner"]["scalars.task"]
     assert torch.bincount(belongs).tolist() == [5, 5, 5, 5, 4, 4, 4, 4, 3]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.altered import altered
+from tests.altered import altered
 from torch import nn
 
 from evergrow.core.archive import Archive, read_archive, write_archive
@@ -67,6 +67,7 @@ def test_one_from_before_a_setting_existed_goes_on_with_the_value_of_then(writte
     path, state = written
     archive = read_archive(path)
     identity = {name: value for name, value in archive.meta["identity"].items() if name != "interpolation"}
+    identity["pictures"] = identity.pop("images")  # as the first version called them
     write_archive(path, Archive("Training", {**archive.meta, "identity": identity}, archive.tensors))
     assert read_checkpoint(path, again(state), IDENTITY) is not None
     with pytest.raises(CheckpointError, match="interpolation is 'bilinear' there and 'evaluation' here"):

@@ -6,6 +6,7 @@ from tests.training.tiny import stripes, tiny_vit
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from evergrow.core.fields import Fields
 from evergrow.methods import FsaClassifier, JointFineTuning
 from evergrow.training import Cost, FsaConfig, adapt
 from evergrow.training.cost import count_parameters, inference_gflops, training_gflops
@@ -45,7 +46,7 @@ def test_counting_leaves_no_trace() -> None:
 def test_costs_add_up_over_tasks() -> None:
     total = Cost(10, 1.0, 0.5, 6.0, 2, 100, 7) + Cost(8, 2.0, 0.7, 1.0, 3, 50, 9)
     assert total == Cost(10, 3.0, 0.7, 7.0, 5, 150, 9)
-    assert Cost.from_dict(total.to_dict()) == total
+    assert Cost.from_fields(Fields(total.to_dict(), {}, {}, "cost")) == total
 
 
 def test_adaptation_says_what_it_cost() -> None:

@@ -258,8 +258,8 @@ def test_more_epochs_do_not_change_the_random_projection() -> None:
     layers = []
     for epochs in (1, 3):
         model = FsaClassifier("ranpac", tiny_vit(), fsa=QUICK, epochs=epochs, n_units=50).fit(items, y)
-        tensors = model.head_.to_archive().tensors
-        layers.append(next(value for name, value in tensors.items() if name.endswith("weights")))
+        tensors = [item for part in model.head_.to_archive().walk() for item in part.tensors.items()]
+        layers.append(next(value for name, value in tensors if name.endswith("weights")))
     assert layers[0].shape == (24, 50)
     assert torch.equal(*layers)
 

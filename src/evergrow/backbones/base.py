@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.errors import FileFormatError
+from evergrow.core.errors import FileFormatError, ImageError, InputError, NumericalError
 from evergrow.core.fields import Fields
-from evergrow.core.items import Kind
+from evergrow.core.items import Items, Kind
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,49 @@ class Backbone(ABC):
     @abstractmethod
     def to(self, device: str | torch.device) -> Self:
         """Move to another device and return self."""
+
+    def encode_now(self, items: Items) -> NDArray[np.float32]:
+        """Return the features of a few items at once: no batches, no other processes, nothing kept.
+
+        Parameters
+        ----------
+        items : Items
+            Of the kind that the backbone takes.
+
+        Raises
+        ------
+        ImageError
+            If an image cannot be read.
+        NumericalError
+            If features are not finite.
+        """
+        with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
+            features = self.encode(self._batch(items)).float().cpu().numpy()
+        if features.shape != (len(items), self.n_features):
+            raise InputError(
+                f"backbone must return features of shape {(len(items), self.n_features)}, got {features.shape} from "
+                f"{self.spec.name}"
+            )
+        if not np.isfinite(features).all():
+            raise NumericalError(f"features must be finite, got NaN or infinity from {self.spec.name}")
+        return np.asarray(features, dtype=np.float32)
+
+    def _batch(self, items: Items) -> Tensor | list[str]:
+        """Return items as :meth:`encode` takes them."""
+        if self.transform is None:
+            return [items.raw(row) for row in range(len(items))]
+        from evergrow.backbones.images import decode_image
+
+        pixels = []
+        for row in range(len(items)):
+            source = items.raw(row)
+            try:
+                pixels.append(self.transform(decode_image(source, name=items.name(row))))
+            except (ImageError, OSError) as error:
+                where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
+                raise ImageError(f"{error}{where}; on_error='skip' leaves such images out") from error
+        layout = torch.channels_last if pixels[0].ndim == 3 else torch.contiguous_format  # as in batches
+        return torch.stack(pixels).contiguous(memory_format=layout)
 
     @property
     def kind(self) -> Kind:

@@ -306,6 +306,8 @@ def xi(given: AnalysisInput, settings: XiSettings) -> dict[str, Any]:
 def _learned(run: Run, data: FeatureSet) -> dict[str, Any]:
     log = PlayLog()
     head = play(run, data, log)
+    if not isinstance(head, IncrementalClassifier):
+        raise ParameterError(f"method must be a head on features to be analysed, got {run.method.name!r}")
     results = play_results(log, complete=True)
     accuracies = {name: results[name] for name in ("a_last", "a_avg", "f_avg")}
     times = {"fit_s": log.learn[0], "update_s": sum(log.learn[1:]), "predict_s": sum(log.predict)}

@@ -66,7 +66,7 @@ class CheckSkipped(Exception):  # noqa: N818 (it is no error)
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What came of one check.
+    """The outcome of one check.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What tuners are checked on: small backbones of several kinds, images, and parameters that do something."""
+"""Setups that tuners are checked in: small backbones of several kinds, images, parameters that change something."""
 
 from __future__ import annotations
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,18 +15,16 @@ import typer
 from evergrow.cli.console import Answer, listed, percent, plural, table
 from evergrow.cli.models import Running, check_target, load_model
 from evergrow.cli.options import Cache, Device, FalseAlarm, Json, ModelFile, OnError, OnErrorOption, Weights
+from evergrow.cli.question import Question, read_question
 from evergrow.cli.registry import command
-from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
-from evergrow.core.escaping import csv_text, one_line
+from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from evergrow.learner.intake import Samples
     from evergrow.learner.learner import Learner
 
-STDIN = "-"
 UNKNOWN = "(unknown)"
 
 
@@ -83,8 +79,8 @@ def predict_command(
     if out is not None:
         check_target("--out", out)
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
-    asked = gather(learner.kind_, list(items or ()), list(text or ()))
-    answers = ask(learner, asked, top=top, false_alarm=false_alarm if reject_unknown else None)
+    question = read_question(learner.kind_, list(items or ()), list(text or ()))
+    answers = answer_table(learner, question, top=top, false_alarm=false_alarm if reject_unknown else None)
     cautions = []
     if answers.left_out:
         names = [name for name, _ in answers.left_out]
@@ -99,7 +95,7 @@ def predict_command(
 
 
 @dataclass(frozen=True)
-class Row:
+class AnswerRow:
     """The answer about one item.
 
     Parameters
@@ -134,10 +130,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswerTable:
     """The answers about all items, and the items that could not be read."""
 
-    rows: list[Row]
+    rows: list[AnswerRow]
     measure: str
     rejects: bool
     top: int
@@ -179,150 +175,32 @@ class Answers:
         return percent(value) if self.measure == "probability" else f"{value:.4g}"
 
 
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """The samples of a question, with a name of each for people."""
-
-    samples: Samples
-    names: list[str]
-
-
-# -- the question -------------------------------------------------------------------------------------------
-
-
-def gather(kind: str, items: list[str], texts: list[str]) -> Asked:
-    """Return the samples that the arguments name.
-
-    Parameters
-    ----------
-    kind : {"image", "text", "features"}
-        What the model takes.
-    items : list of str
-        Arguments: paths, or ``-`` for standard input.
-    texts : list of str
-        Texts given as such.
-    """
-    if texts and kind != "text":
-        raise InputError(f"--text must be left out for a model of {_kinds(kind)}, got {texts[0]!r}")
-    if items.count(STDIN) > 1:
-        raise ParameterError("- must be given once, since standard input can be read once")
-    if kind == "text":
-        return _texts(items, texts)
-    return _vectors(items) if kind == "features" else _images(items)
-
-
-def _kinds(kind: str) -> str:
-    return {"image": "images", "text": "texts"}.get(kind, "feature vectors")
-
-
-def _texts(items: list[str], texts: list[str]) -> Asked:
-    from evergrow.learner.intake import read_items
-
-    found: list[str] = []
-    for item in items:
-        if item == STDIN:
-            found += [line.strip() for line in _piped()]
-            continue
-        if not os.path.isfile(item):
-            raise DatasetNotFoundError(
-                f"ITEMS must be existing files of texts, got {item!r}; give a text itself by --text {_quoted(item)}"
-            )
-        samples = read_items(Path(item), "text").raw_items()
-        found += [samples.raw(row) for row in range(len(samples))]
-    found += texts
-    if not found:
-        raise InputError("ITEMS must hold at least one text, got none: name a file, give --text or pipe lines into -")
-    for text in found:
-        _check_letters(text)
-    return Asked(read_items(found, "text"), [one_line(text) for text in found])
-
-
-def _piped() -> list[str]:
-    """Return the lines of standard input that hold something."""
-    try:
-        return [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
-    except OSError as error:
-        raise InputError(
-            f"- must stand for a standard input that can be read, got {error.strerror or error}"
-        ) from error
-
-
-def _check_letters(text: str) -> None:
-    """Refuse a text with bytes that are no letters; in a file name they would be part of the name."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(f"texts must be UTF-8, got {one_line(text)!r}") from error
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '\\"') + '"'
-
-
-def _vectors(items: list[str]) -> Asked:
-    from evergrow.learner.intake import read_items
-
-    if len(items) != 1 or items[0] == STDIN:
-        raise InputError(f"ITEMS must be one .npy or .npz file, since the model takes feature vectors, got {items}")
-    samples = read_items(Path(items[0]), "features")
-    return Asked(samples, samples.names())
-
-
-def _images(items: list[str]) -> Asked:
-    """Return images by the names they were given by; a single folder stays one, so that it is found in the cache."""
-    from evergrow.learner.intake import read_items
-
-    names: list[str] = []
-    for item in items:
-        if item == STDIN:
-            names += _piped()
-        else:
-            names.append(item)
-    if not names:
-        raise InputError("ITEMS must hold at least one image, got none: name files or folders, or pipe names into -")
-    if len(names) == 1 and os.path.isdir(names[0]):
-        samples = read_items(Path(names[0]), "image")
-        return Asked(samples, [os.path.join(names[0], name) for name in samples.names()])
-    files: list[str] = []
-    for name in names:
-        if os.path.isdir(name):
-            files += [os.path.join(name, below) for below in read_items(Path(name), "image").names()]
-        else:
-            files.append(name)
-    return Asked(read_items([Path(file) for file in files], "image"), files)
-
-
-# -- answers ------------------------------------------------------------------------------------------------
-
-
-def ask(learner: Learner, asked: Asked, *, top: int = 1, false_alarm: float | None = None) -> Answers:
+def answer_table(
+    learner: Learner, question: Question, *, top: int = 1, false_alarm: float | None = None
+) -> AnswerTable:
     """Return the answers of a model; every item goes through the backbone once at most.
 
     Parameters
     ----------
     learner : Learner
         The model.
-    asked : Asked
-        What to ask about.
+    question : Question
+        The items.
     top : int
         How many classes to give of each.
-    false_alarm : float, optional
+    false_alarm : float or None
         Share of known things that may be called unknown; None rejects nothing.
     """
-    threshold = None if false_alarm is None else learner.threshold(false_alarm)
-    features = learner.features(asked.samples)
-    measure = "probability" if learner.head_.can("probabilities") else "score"
-    values = learner.predict_proba(features.X) if measure == "probability" else learner.decision_function(features.X)
-    novelty = None if threshold is None else learner.novelty_score(features.X)
-    ranked = _ranked(learner.classes_, values, top)
+    found = learner.ask(question.items, false_alarm=false_alarm)
+    ranked = _ranked(found.classes, found.values, top)
     rows = []
-    for place, row in enumerate(features.rows.tolist()):
-        if threshold is None or novelty is None:
-            rows.append(Row(asked.names[row], ranked[place], measure=measure))
+    for place, row in enumerate(found.rows.tolist()):
+        if found.novelty is None or found.unknown is None:
+            rows.append(AnswerRow(question.names[row], ranked[place], measure=found.measure))
         else:
-            score = float(novelty[place])
-            rows.append(Row(asked.names[row], ranked[place], score, score > threshold, measure))
-    return Answers(rows, measure, threshold is not None, min(top, len(learner.classes_)), features.failures)
+            novelty, unknown = float(found.novelty[place]), bool(found.unknown[place])
+            rows.append(AnswerRow(question.names[row], ranked[place], novelty, unknown, found.measure))
+    return AnswerTable(rows, found.measure, found.novelty is not None, min(top, len(found.classes)), found.failures)
 
 
 def _ranked(classes: NDArray[np.str_], values: NDArray[np.float64], top: int) -> list[list[tuple[str, float]]]:

@@ -99,6 +99,8 @@ class Archive:
             If a newer evergrow wrote it.
         """
         archive = upgrade(self, name)
+        if not isinstance(archive.meta, dict):  # a migration may have found something else in its place
+            raise FileFormatError(f"{name} must be described by an object, got {type(archive.meta).__name__}")
         if archive.kind not in kinds:
             wanted = " or ".join(repr(kind) for kind in kinds)
             raise FileFormatError(f"{name} must hold {wanted}, got {archive.kind!r}")
@@ -211,8 +213,11 @@ def upgrade(archive: Archive, name: str = "the archive") -> Archive:
     NewerSchemaError
         If the version is newer than this evergrow knows.
     """
-    archive = replace(archive, kind=_FORMER_NAMES.get(archive.kind, archive.kind))
     for _ in range(100):  # more steps than there will be versions: a migration that leads nowhere must end
+        if not isinstance(archive.kind, str) or not isinstance(archive.meta, dict):
+            # What is inside an old archive comes from its plain values, and may be anything.
+            raise FileFormatError(f"{name} must be described by a kind and an object of plain values, got another form")
+        archive = replace(archive, kind=_FORMER_NAMES.get(archive.kind, archive.kind))
         kind = KINDS.get(archive.kind)
         if kind is None:
             raise FileFormatError(

@@ -30,7 +30,7 @@ class UnknownNameError(ParameterError, KeyError):
         return str(self.args[0]) if self.args else ""  # KeyError would print the repr
 
 
-class UnsupportedError(ParameterError):
+class UnsupportedError(ParameterError, AttributeError):
     """Something was asked of a method that it cannot do; the message says what, and which methods can."""
 
 

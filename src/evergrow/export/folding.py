@@ -195,6 +195,8 @@ def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None
         raise FoldError(
             f"a layer must have class means to judge a bound by, got none beside its {found.units.activation} units"
         )
+    if not ACTIVATIONS[found.units.activation].has_tangents:
+        raise FoldError(f"an activation must have derivatives to be folded, got {found.units.activation!r} without")
     everything = found.normalization != "none" and radius is None
     if radius is None:
         radius = 1.0 if everything else RADIUS_MARGIN * rms_norm(found.model)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from evergrow.core.optional import require
 from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, Units
+from evergrow.projections.activations import ACTIVATIONS
 
 PURPOSE = "writing ONNX files"
 
@@ -146,9 +147,9 @@ def _add_units(graph: GraphBuilder, units: Units, features: str) -> str:
 
 
 def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
-    plain = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
-    if activation in plain:
-        return graph.node(plain[activation], pre)
+    operator = ACTIVATIONS[activation].operator
+    if operator:
+        return graph.node(operator, pre)
     if activation == "cos":
         # Older versions of onnxruntime have the sine in double precision, but not the cosine.
         return graph.node("Sin", graph.node("Add", pre, graph.number(math.pi / 2)))

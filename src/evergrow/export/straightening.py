@@ -25,7 +25,6 @@ with Gaussian weights, a chance of at most 8 / L of not being ordinary, and r fa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,64 +44,9 @@ _ROUNDING = 1.001  # The eigenvalues are computed in float32, whose relative err
 _NODES = 48  # Points of the quadrature over a normal distribution.
 
 
-def _sigmoid(b: Tensor) -> tuple[Tensor, Tensor]:
-    value = torch.sigmoid(b)
-    slope = value * (1 - value)
-    return slope, slope * (1 - 2 * value)
-
-
-def _tanh(b: Tensor) -> tuple[Tensor, Tensor]:
-    value = torch.tanh(b)
-    slope = 1 - value.square()
-    return slope, -2 * value * slope
-
-
-def _gelu(b: Tensor) -> tuple[Tensor, Tensor]:
-    density = torch.exp(-b.square() / 2) / math.sqrt(2 * math.pi)
-    return torch.special.ndtr(b) + b * density, density * (2 - b.square())
-
-
-def _cos(b: Tensor) -> tuple[Tensor, Tensor]:
-    return -torch.sin(b), -torch.cos(b)
-
-
-def _identity(b: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.ones_like(b), torch.zeros_like(b)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The shape of a smooth activation.
-
-    Parameters
-    ----------
-    derivatives : callable
-        From pre-activations to slope and curvature there.
-    second, third : float
-        Largest absolute second and third derivative anywhere, rounded up.
-    """
-
-    derivatives: Callable[[Tensor], tuple[Tensor, Tensor]]
-    second: float
-    third: float
-
-
-CURVES = {
-    "sigmoid": Curve(_sigmoid, 0.09623, 0.125),
-    "tanh": Curve(_tanh, 0.76981, 2.0),
-    "gelu": Curve(_gelu, 0.79789, 0.77878),
-    "cos": Curve(_cos, 1.0, 1.0),
-    "identity": Curve(_identity, 0.0, 0.0),
-}
-"""Every activation but ReLU, which has a kink instead of a curvature."""
-
-
 def slopes_at_bias(units: Units) -> Tensor:
     """Return g'(b), one half at the kink of a ReLU."""
-    bias = units.bias.to(torch.float64)
-    if units.activation == "relu":
-        return 0.5 * (1.0 + torch.sign(bias))
-    return CURVES[units.activation].derivatives(bias)[0]
+    return ACTIVATIONS[units.activation].slope(units.bias.to(torch.float64))
 
 
 @dataclass(frozen=True)
@@ -225,15 +169,11 @@ def ball_bound(units: Units, lines: Lines, readout: Tensor, radius: float) -> fl
 def _tangent_bound(units: Units, size: Tensor, radius: float) -> float:
     """Return the bound for tangents; ``size`` (L, C) are absolute class weights."""
     reach, bias = units.weights.to(torch.float64).norm(dim=0) * radius, units.bias.to(torch.float64)
-    if units.activation == "relu":
-        # A unit whose kink lies within reach is off by what lies beyond the kink; one that bends at zero, by half.
-        beyond = torch.where(bias == 0.0, reach / 2, (reach - bias.abs()).clamp_min(0.0))
-        return float((size * beyond[:, None]).sum(dim=0).amax())
-    curve = CURVES[units.activation]
-    kappa = (curve.derivatives(bias)[1].abs() / 2 + curve.third * reach / 6).clamp_max(curve.second / 2)
-    unit_by_unit = float((size * (kappa * reach.square())[:, None]).sum(dim=0).amax())
-    if not unit_by_unit:
-        return 0.0
+    activation = ACTIVATIONS[units.activation]
+    unit_by_unit = float((size * activation.tangent_error(bias, reach)[:, None]).sum(dim=0).amax())
+    kappa = activation.bending(bias, reach)
+    if not unit_by_unit or kappa is None:
+        return unit_by_unit
     return min(unit_by_unit, radius**2 * _largest_eigenvalue(units.weights, size * kappa[:, None]))
 
 

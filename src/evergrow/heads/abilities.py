@@ -1,8 +1,9 @@
 """What a head can do beyond learning and answering, and how to ask it.
 
-Everything here is optional. A head names what it can do in ``abilities``, overrides the methods that go with it, and
-whoever works with heads of any kind asks :meth:`Abilities.can` first. What a head cannot do raises
-:class:`~evergrow.core.errors.UnsupportedError`, with the methods that can.
+Everything here is optional. A head names what it can do in ``abilities``, has the methods that go with it, and whoever
+works with heads of any kind asks :meth:`Abilities.can` first. A method that a head lacks is not there for ``hasattr``,
+as scikit-learn's tools expect it, and asking for it all the same raises
+:class:`~evergrow.core.errors.UnsupportedError`, which names the methods that can.
 """
 
 from __future__ import annotations
@@ -45,8 +46,24 @@ EASY_ORDER = 1200
 """Systems of up to this order are solved in about a second, which an update can afford."""
 
 
+class Lacking:
+    """Stands for a method that a head lacks, until a kind of head has it.
+
+    Parameters
+    ----------
+    ability : str
+        The ability that goes with it.
+    """
+
+    def __init__(self, ability: str) -> None:
+        self.ability = ability
+
+    def __get__(self, head: Any, kind: type[Abilities]) -> Any:
+        raise unsupported(kind, self.ability)
+
+
 class Abilities:
-    """The optional part of a head: every method raises unless a head overrides it and names the ability.
+    """The optional part of a head: what is behind an ability is lacking unless a head has it and names the ability.
 
     Attributes
     ----------
@@ -82,6 +99,44 @@ class Abilities:
         if not cls.can(ability):
             raise unsupported(cls, ability)
 
+    # -- what goes with an ability --------------------------------------------------------------------------
+
+    if TYPE_CHECKING:
+
+        def spawn(self) -> Self:
+            """Return an empty learner with the same frozen layer, for another site."""
+
+        def merge(self, other: Any) -> Self:
+            """Add everything that another learner with the same layer has learned."""
+
+        def join(self, other: Any, base: Any) -> Self:
+            """Return a head that knows what both know, with what both have from ``base`` counted once."""
+
+        def unlearn(self, X: Any, y: Any) -> Self:
+            """Take samples out again that were learned before."""
+
+        def forget_classes(self, labels: Iterable[Any]) -> Self:
+            """Remove whole classes."""
+
+        def regularize(self, alpha: float | str) -> Self:
+            """Change the ridge without data."""
+
+        def predict_proba(self, X: Any) -> NDArray[np.float64]:
+            """Return class probabilities."""
+
+        def novelty_score(self, X: Any) -> NDArray[np.float64]:
+            """Return how unlike anything learned each row is."""
+
+        def novelty_without(self, X: Any, y: Any, folds: Any = None) -> NDArray[np.float64]:
+            """Return the novelty of learned rows as if none of them, or of their fold, had been learned."""
+
+        def diagnostics(self) -> dict[str, Any]:
+            """Return rank, conditioning, form and size of the statistics."""
+    else:
+        spawn, merge, join, unlearn = (Lacking(ability) for ability in ("spawn", "merge", "join", "unlearn"))
+        forget_classes, regularize, predict_proba = Lacking("forget"), Lacking("regularize"), Lacking("probabilities")
+        novelty_score, novelty_without, diagnostics = Lacking("novelty"), Lacking("novelty"), Lacking("diagnostics")
+
     # -- copies ---------------------------------------------------------------------------------------------
 
     def branch(self) -> Self:
@@ -92,51 +147,10 @@ class Abilities:
         """
         return copy.copy(self) if self.can("branch") else copy.deepcopy(self)
 
-    def spawn(self) -> Self:
-        """Return an empty learner with the same frozen layer, for another site (ability ``"spawn"``)."""
-        raise unsupported(type(self), "spawn")
-
-    # -- exact edits ----------------------------------------------------------------------------------------
-
-    def merge(self, other: Any) -> Self:
-        """Add everything that another learner with the same layer has learned (ability ``"merge"``)."""
-        raise unsupported(type(self), "merge")
-
-    def join(self, other: Any, base: Any) -> Self:
-        """Return a head that knows what both know, what both have from ``base`` counted once (ability ``"join"``)."""
-        raise unsupported(type(self), "join")
-
-    def unlearn(self, X: Any, y: Any) -> Self:
-        """Take samples out again that were learned before (ability ``"unlearn"``)."""
-        raise unsupported(type(self), "unlearn")
-
-    def forget_classes(self, labels: Iterable[Any]) -> Self:
-        """Remove whole classes (ability ``"forget"``)."""
-        raise unsupported(type(self), "forget")
-
-    def regularize(self, alpha: float | str) -> Self:
-        """Change the ridge without data (ability ``"regularize"``)."""
-        raise unsupported(type(self), "regularize")
-
-    # -- answers --------------------------------------------------------------------------------------------
-
-    if TYPE_CHECKING:
-        # scikit-learn's tools take the presence of this method for the ability, so that only those heads have it.
-        def predict_proba(self, X: Any) -> NDArray[np.float64]:
-            """Return class probabilities (ability ``"probabilities"``)."""
-
     @property
     def temperature_(self) -> float | None:
         """Temperature of the softmax that turns scores into probabilities; None for heads that have none."""
         return None
-
-    def novelty_score(self, X: Any) -> NDArray[np.float64]:
-        """Return how unlike anything learned each row is (ability ``"novelty"``)."""
-        raise unsupported(type(self), "novelty")
-
-    def novelty_without(self, X: Any, y: Any) -> NDArray[np.float64]:
-        """Return the novelty of learned rows as if none of them had been learned (ability ``"novelty"``)."""
-        raise unsupported(type(self), "novelty")
 
     # -- what answers need ----------------------------------------------------------------------------------
 
@@ -224,10 +238,6 @@ class Abilities:
         """Units of the layer; None where there is no layer, or nothing was learned."""
         model = self.model_
         return None if model is None else model.projection.n_units
-
-    def diagnostics(self) -> dict[str, Any]:
-        """Return rank, conditioning, form and size of the statistics (ability ``"diagnostics"``)."""
-        raise unsupported(type(self), "diagnostics")
 
 
 def unsupported(kind: type[Abilities], ability: str) -> UnsupportedError:

@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import InputError, LabelError
+from evergrow.core.errors import InputError, LabelError, NumericalError
 from evergrow.core.families import Family
 from evergrow.core.fields import Fields
 from evergrow.core.validation import check_matrix
@@ -47,8 +47,6 @@ class IncrementalClassifier(Abilities, Classifier):
     family: ClassVar[Family[Any]] = HEADS
     n_features_in_: int
     feature_names_in_: NDArray[Any]
-    needs: ClassVar[str] = "features"
-    """What it learns from."""
 
     # -- hooks ------------------------------------------------------------------------------------------
 
@@ -190,7 +188,14 @@ class IncrementalClassifier(Abilities, Classifier):
             Features.
         """
         self._require_fitted()
-        return np.asarray(self._scores(self._features(X, self.device_, reset=False)).cpu().numpy())
+        scores = self._scores(self._features(X, self.device_, reset=False))
+        if not bool(torch.isfinite(scores).all()):
+            row = int((~torch.isfinite(scores)).any(dim=1).nonzero()[0])
+            raise NumericalError(
+                f"scores must be finite, got some that are not, first for row {row}: are its features of the size that "
+                "was learned?"
+            )
+        return np.asarray(scores.cpu().numpy())
 
     def _features(self, X: Any, device: torch.device, *, reset: bool) -> Tensor:
         """Return X as a finite float64 tensor on the device, or raise :class:`InputError`."""
@@ -252,9 +257,8 @@ class IncrementalClassifier(Abilities, Classifier):
 
     def _read_model(self, fields: Fields, key: str) -> RidgeModel:
         """Return a ridge model inside a file that fits the head's features and classes."""
-        model = RidgeModel.from_archive(fields.part(key), self.device_, fields.inside(key))
-        fields.require(
-            model.projection.n_features_in == self.n_features_in_, f"{key!r} is for features of another width"
+        model = RidgeModel.from_archive(
+            fields.part(key), self.device_, fields.inside(key), n_features=self.n_features_in_
         )
         fields.require(len(model.counts) == len(self.classes_), f"{key!r} has another number of classes")
         return model

@@ -7,7 +7,6 @@ its labels and its device are handled here; what it has learned it gives through
 
 from __future__ import annotations
 
-import inspect
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -197,10 +196,13 @@ class Classifier(Estimator, ABC):
             If it is of another kind, or its contents do not fit each other.
         """
         fields = archive.open(cls.archive_kind().name, name=name)
-        made = cls._from_settings(fields, device)
-        made._restore(fields)
-        made._unknown_fields = fields.unknown()
-        return made
+        return cls._from_settings(fields, device)._restored(fields)
+
+    def _restored(self, fields: Fields) -> Self:
+        """Take over what was learned, and keep what this version does not know, to be written again."""
+        self._restore(fields)
+        self._unknown_fields = fields.unknown()
+        return self
 
     @classmethod
     def _from_settings(cls, fields: Fields, device: str | torch.device | None) -> Self:
@@ -215,8 +217,14 @@ class Classifier(Estimator, ABC):
         return made
 
     @classmethod
+    def _known_params(cls, params: dict[str, Any]) -> list[str]:
+        """Return the names of the settings that a file with these ones may have."""
+        return cls._param_names()
+
+    @classmethod
     def _with_params(cls, fields: Fields) -> Self:
-        params, known = fields.mapping("params"), list(inspect.signature(cls.__init__).parameters)[1:]
+        params = fields.mapping("params")
+        known = cls._known_params(params)
         strange = [key for key in params if key not in known]
         if strange:
             fields.require(
@@ -265,7 +273,7 @@ def _usable_device(fields: Fields, device: Any) -> torch.device:
         if device == "auto":
             return resolve_device(device)
         wanted = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
         raise FileFormatError(f"{fields.name} must name a device, got {device!r}") from error
     usable = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     return wanted if (wanted.index or 0) < usable.get(wanted.type, 0) else torch.device("cpu")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from typing_extensions import Self
 
-from evergrow.core.errors import NotFittedError, ParameterError
-from evergrow.core.registry import nearest
+from evergrow.core.errors import NotFittedError
+from evergrow.core.settings import check_keys
 
 
 class Estimator:
@@ -37,12 +37,8 @@ class Estimator:
 
     def set_params(self, **params: Any) -> Self:
         """Set constructor arguments by name; unknown ones are refused."""
-        known = self._param_names()
+        check_keys(params, self._param_names(), f"parameter of {type(self).__name__}")
         for name, value in params.items():
-            if name not in known:
-                raise ParameterError(
-                    f"parameter of {type(self).__name__} must be known, got {name!r}; nearest: {nearest(name, known)}"
-                )
             setattr(self, name, value)
         return self
 
@@ -54,7 +50,9 @@ class Estimator:
     def __repr__(self) -> str:
         defaults = {item.name: item.default for item in inspect.signature(type(self).__init__).parameters.values()}
         values = self.get_params(deep=False).items()
-        changed = [f"{name}={value!r}" for name, value in values if not _same(value, defaults[name])]
+        # Options that are passed on, as by a method on any head, have no default here.
+        known = ((name, value, defaults.get(name, inspect.Parameter.empty)) for name, value in values)
+        changed = [f"{name}={value!r}" for name, value, default in known if not _same(value, default)]
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:

@@ -9,26 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.errors import InputError
 from evergrow.core.seeding import generator
 from evergrow.heads.moments import ClassMoments
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import PAPER_ALPHAS, Spectrum, choose_by_holdout, create_state
-from evergrow.projections import (
-    FourierProjection,
-    GaussianProjection,
-    GuidedProjection,
-    LinkedProjection,
-    Projection,
-    SCSMProjection,
-)
+from evergrow.projections import PROJECTIONS, LinkedProjection, Projection
+from evergrow.projections.contrast import check_contrast
 from evergrow.projections.normalize import normalize, resolve_normalization
 from evergrow.projections.scales import Scales
-from evergrow.projections.scsm import SCN_SCALES
-
-KINDS = ("mgsm", "scsm", "gaussian", "fourier")
-FIXED_WIDTH = 10_000
-"""Width of layers that do not find their own, where none is asked for."""
+from evergrow.projections.settings import LayerSettings
 
 CONSTRUCTION_ALPHA = 0.01
 """The paper's ridge, used to grow the layer where alpha is chosen afterwards."""
@@ -79,48 +69,15 @@ class LayerSpec:
 
     def create(self, alpha: float, seed: int, verbose: bool) -> Projection:
         """Return the layer, not yet built unless one was given that is."""
-        layer = self._units(alpha, seed, verbose)
-        if self.direct_link and not isinstance(layer, LinkedProjection):
-            return LinkedProjection(layer)
-        return layer
-
-    def _units(self, alpha: float, seed: int, verbose: bool) -> Projection:
         if isinstance(self.projection, Projection):
-            return copy.deepcopy(self.projection)
-        width = min(self.n_units or FIXED_WIDTH, self.max_units)
-        auto = isinstance(self.scales, str) and self.scales == "auto"
-        if self.projection == "mgsm":
-            return GuidedProjection(
-                random_state=seed,
-                verbose=verbose,
-                scales=self.scales,
-                activation=self.activation,
-                alpha=alpha,
-                max_units=self.max_units,
-                n_units=None if self.n_units is None else width,
-                **self.guidance,
+            layer = copy.deepcopy(self.projection)
+        else:
+            wanted = LayerSettings(
+                self.n_units, self.max_units, self.scales, self.activation, alpha, seed, verbose, self.guidance
             )
-        if self.projection == "scsm":
-            scales = SCN_SCALES if isinstance(self.scales, str) else tuple(self.scales)
-            return SCSMProjection(
-                n_units=width,
-                n_candidates=self.guidance["n_candidates"],
-                tol=0.0,
-                alpha=alpha,
-                activation=self.activation,
-                random_state=seed,
-                verbose=verbose,
-                scales=scales,
-            )
-        if self.projection == "gaussian":
-            # The paper's random initialisation has unit variance; its grid of scales belongs to MGSM.
-            drawn: float | Scales = 1.0 if self.scales == "paper" else self.scales
-            return GaussianProjection(width, self.activation, drawn, random_state=seed)
-        if self.projection == "fourier":
-            if not isinstance(self.scales, str) or not (auto or self.scales == "paper"):
-                raise ParameterError("scales must be 'paper' or 'auto' for projection='fourier'")
-            return FourierProjection(width, random_state=seed)
-        raise ParameterError(f"projection must be one of {KINDS} or a Projection, got {self.projection!r}")
+            layer = PROJECTIONS[self.projection].from_settings(wanted)
+        linked = isinstance(layer, LinkedProjection)
+        return LinkedProjection(layer) if self.direct_link and not linked else layer
 
 
 @dataclass(frozen=True)
@@ -161,6 +118,7 @@ class Grower:
         chosen = self.choose_by_holdout(Z, Y) if self.alpha == "holdout" else None
         fixed = chosen if isinstance(self.alpha, str) else float(self.alpha)
         layer = self.build(Z, Y, fixed or self.layer.construction_alpha)
+        check_contrast(layer, Z)
         floor = fixed or GCV_FLOOR * max(_energy(layer, Z), 1e-12)
         state = create_state(self.solver, layer.n_outputs, 0, alpha=fixed, floor=floor, device=Z.device)
         counts = torch.zeros(0, dtype=torch.int64, device=Z.device)

@@ -20,6 +20,7 @@ from evergrow.heads.migrations import model_part, nested
 from evergrow.heads.readout import Readout, solve_readout
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import DenseState
+from evergrow.projections.contrast import check_contrast
 from evergrow.projections.identity import IdentityProjection
 from evergrow.projections.normalize import normalize
 
@@ -123,18 +124,20 @@ class JointLinearProbe(IncrementalClassifier):
         if "_model" in vars(self):
             return self._model
         layer = IdentityProjection(intercept=True).build(Z, Z)
+        check_contrast(layer, Z, least=1e-20)  # the constant is a column of its own
         state = DenseState.create(layer.n_outputs, 0, device=Z.device)
         return RidgeModel(layer, "none", state, torch.zeros(0, dtype=torch.int64, device=Z.device), None, frozenset())
 
     def _gathered(self, Z: Tensor, codes: Tensor, columns: list[int]) -> tuple[Tensor, Tensor]:
         """Return all features so far and their classes' positions after the update."""
+        Z = _storable(Z)
         if "_kept" not in vars(self):
-            return Z.to(torch.float32), codes
+            return Z, codes
         places = torch.tensor(columns, device=codes.device)
         old = torch.nonzero(places >= 0).ravel()
         moved = torch.empty_like(old)
         moved[places[old]] = old
-        return torch.cat([self._kept, Z.to(torch.float32)]), torch.cat([moved[self._codes], codes])
+        return torch.cat([self._kept, Z]), torch.cat([moved[self._codes], codes])
 
     def _solve_order(self) -> float:
         return self._model.state.order if self.solver == "analytic" else math.inf
@@ -209,3 +212,9 @@ class JointLinearProbe(IncrementalClassifier):
         known = bool(((codes >= 0) & (codes < len(self.classes_))).all())
         fields.require(len(codes) > 0 and known, "samples that it keeps are of classes that it does not know")
         self._kept, self._codes = kept.to(self.device_), codes.to(self.device_)
+
+
+def _storable(Z: Tensor) -> Tensor:
+    """Return rows in float32; only directions count, so that those too long or too short for it are normalised."""
+    norms = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
+    return torch.where((norms > 1e-9) & (norms < 1e15), Z, normalize(Z, "l2")).to(torch.float32)

@@ -20,6 +20,7 @@ from evergrow.heads.random_layer import empty_model
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import ClassGeometry, Discriminant, symmetric_eigh
 from evergrow.projections import FourierProjection
+from evergrow.projections.contrast import check_contrast
 from evergrow.projections.gaussian import median_gamma
 
 
@@ -129,6 +130,8 @@ class KLDAClassifier(IncrementalClassifier):
         self._gamma = median_gamma(Z, self._seed) if isinstance(self.gamma, str) else float(self.gamma)
         seeds = range(self._seed, self._seed + self.n_ensembles)
         layers = [FourierProjection(self.n_units, self._gamma, seed).build(Z, Z) for seed in seeds]
+        for layer in layers:
+            check_contrast(layer, Z)
         return [empty_model(layer, float(self.alpha)) for layer in layers]
 
     def _commit(self, members: list[RidgeModel]) -> None:

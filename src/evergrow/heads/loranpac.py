@@ -18,9 +18,10 @@ from evergrow.heads.labels import LabelUpdate
 from evergrow.heads.maps import LayerMap
 from evergrow.heads.migrations import nested, split_tensors
 from evergrow.heads.random_layer import one_hot
-from evergrow.linalg.state import read_gram, take_columns
+from evergrow.linalg.state import check_size, read_gram, take_columns
 from evergrow.linalg.truncated import TruncatedBasis
 from evergrow.projections import GaussianProjection, Projection, read_projection
+from evergrow.projections.contrast import check_contrast
 
 DOUBLE_UP_TO = 20_000
 """Widest layer that ``dtype="auto"`` computes in float64; beyond, the basis alone would take gigabytes."""
@@ -147,10 +148,12 @@ class LoRanPACClassifier(IncrementalClassifier):
         else:
             self._seed = resolve_seed(self.random_state)
             layer = GaussianProjection(self.n_units, "relu", 1.0, "none", self._seed).build(Z, Z)
+            check_contrast(layer, Z)
             kept, count = TruncatedBasis.empty(self.n_units, dtype, Z.device), 0
             cross = torch.zeros(self.n_units, n_classes, dtype=dtype, device=Z.device)
         for rows in self._flushes(Z.shape[0]):
             H = layer.transform(Z[rows].to(dtype))
+            check_size("X", H)
             count += H.shape[0]
             cross = cross.addmm(H.T, one_hot(codes[rows], n_classes, H))
             kept = kept.absorb(H, self._rank_limit(count))

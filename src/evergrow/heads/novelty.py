@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evergrow.core.errors import NumericalError
 from evergrow.core.seeding import generator
 from evergrow.linalg import CholeskyFactor, ClassGeometry, ReducedStatistics, RidgeState, safe_cholesky
 
@@ -42,6 +43,9 @@ With fewer degrees of freedom than coordinates it is always exact, since little 
 the trace may be much of that."""
 
 PROBES = 128
+
+TOO_LARGE = 1e50
+"""Activations beyond this may have a square, in the metric of what was learned, that overflows."""
 
 
 def shrinkage_ridge(scatter: Tensor, freedom: float, width: int) -> float:
@@ -69,7 +73,10 @@ def shrinkage_ridge(scatter: Tensor, freedom: float, width: int) -> float:
     >>> round(shrinkage_ridge(torch.diag(torch.tensor([90.0, 10.0])), 10, 2), 2)
     22.73
     """
-    trace = float(scatter.diagonal().sum()) / freedom
+    size = float(scatter.diagonal().sum())
+    if size > 0.0 and not 1e-100 < size < 1e100:  # squares of it would overflow or vanish
+        return size * shrinkage_ridge(scatter / size, freedom, width)
+    trace = size / freedom
     squares = float(scatter.square().sum()) / freedom**2
     spread = squares - trace**2 / width
     rho = ((1.0 - 2.0 / width) * squares + trace**2) / max((freedom + 1.0 - 2.0 / width) * spread, 1e-300)
@@ -212,22 +219,46 @@ class NoveltyScorer:
         return cls(whitening, half, counts, centre, centred, safe_cholesky(gram, shift=shift))
 
     def score(self, H: Tensor) -> Tensor:
-        """Return the novelty (n,) of rows H (n, L)."""
-        return self._score(self.whitening.factor.half_solve(self._reduced(H)), self._outside(H))
+        """Return the novelty (n,) of rows H (n, L); of rows too large to be squared the largest number there is.
 
-    def without(self, H: Tensor, codes: Tensor) -> Tensor:
-        """Return the novelty (n,) of learned rows H (n, L) as if none of them had been learned.
+        Raises
+        ------
+        NumericalError
+            If a row of ordinary size has no finite score: the statistics are not those of samples.
+        """
+        scores = self._score(self.whitening.factor.half_solve(self._reduced(H)), self._outside(H))
+        finite = torch.isfinite(scores)
+        if bool(finite.all()):
+            return scores
+        if not bool((finite | (H.abs().amax(dim=1) > TOO_LARGE)).all()):
+            raise NumericalError("novelty must be finite, but the statistics are not those of samples")
+        return torch.where(finite, scores, torch.finfo(scores.dtype).max)
+
+    def without(self, H: Tensor, codes: Tensor, folds: Tensor | None = None) -> Tensor:
+        """Return the novelty (n,) of learned rows H (n, L) as if none of them, or of their fold, had been learned.
 
         The ridge stays; means, scatter and degrees of freedom are those of the rest, exactly.
 
         Parameters
         ----------
         H : Tensor of shape (n, L)
-            Rows that were learned; of each class at least one learned row must not be among them.
+            Rows that were learned; of each class at least one learned row must not be among those taken out.
         codes : Tensor of shape (n,)
             Their classes.
+        folds : Tensor of shape (n,), optional
+            The fold of each; by default all are in one.
         """
-        rows = self.whitening.factor.half_solve(self._reduced(H))
+        rows, outside = self.whitening.factor.half_solve(self._reduced(H)), self._outside(H)
+        if folds is None:
+            return self._rest(rows, codes)._score(rows, outside)
+        scores = rows.new_empty(H.shape[0])
+        for fold in folds.unique():
+            mine = torch.nonzero(folds == fold).ravel()
+            scores[mine] = self._rest(rows[:, mine], codes[mine])._score(rows[:, mine], outside[mine])
+        return scores
+
+    def _rest(self, rows: Tensor, codes: Tensor) -> NoveltyScorer:
+        """Return the scorer of what remains without whitened rows (k, n) of these classes."""
         classes = len(self.counts)
         targets = torch.nn.functional.one_hot(codes, classes).to(rows.dtype)
         taken, sums = targets.sum(dim=0), rows @ targets
@@ -237,10 +268,8 @@ class NoveltyScorer:
         # sum (h - b)(h - b)^T + k n / (n - k) (b - m)(b - m)^T.
         shifts = (taken * self.counts / left).sqrt() * (means - self.half)
         vectors = torch.cat([rows - means[:, codes], shifts[:, taken > 0]], dim=1)
-        rest = NoveltyScorer._with(
-            self.whitening.without(vectors, H.shape[0]), (self.counts * self.half - sums) / left, self.counts - taken
-        )
-        return rest._score(rows, self._outside(H))
+        whitening = self.whitening.without(vectors, rows.shape[1])
+        return NoveltyScorer._with(whitening, (self.counts * self.half - sums) / left, self.counts - taken)
 
     def _reduced(self, H: Tensor) -> Tensor:
         return self.whitening.stats.project(H).T

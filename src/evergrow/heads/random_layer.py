@@ -18,6 +18,7 @@ from evergrow.heads.maps import LayerMap, layer_map
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import RidgeSolution, create_state
 from evergrow.projections import Projection
+from evergrow.projections.contrast import check_contrast
 
 EXACTNESS = 1e-4
 """Share of the smallest ridge that the compact form of the statistics is told to stay exact for: what it may
@@ -91,7 +92,9 @@ class RandomLayerRidge(IncrementalClassifier):
         if "_model" in vars(self):
             return self._model.after_solve() if "_solution" in vars(self) else self._model
         self._seed = resolve_seed(self.random_state)
-        return self._empty(self._draw(self._seed).build(Z, one_hot(codes, n_classes, Z)))
+        layer = self._draw(self._seed).build(Z, one_hot(codes, n_classes, Z))
+        check_contrast(layer, Z)
+        return self._empty(layer)
 
     def _commit(self, model: RidgeModel) -> None:
         self._model = model

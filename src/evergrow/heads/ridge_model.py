@@ -19,7 +19,16 @@ from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.progress import Meter
 from evergrow.heads.moments import MOMENTS, ClassMoments
-from evergrow.linalg import RidgeState, Totals, join_states, read_state, safe_cholesky
+from evergrow.heads.readout import row_energy
+from evergrow.linalg import (
+    ClassGeometry,
+    RidgeState,
+    Totals,
+    alpha_grid,
+    join_states,
+    read_state,
+    safe_cholesky,
+)
 from evergrow.projections import Projection, read_projection
 from evergrow.projections.normalize import NORMALIZATIONS, normalize
 
@@ -72,8 +81,8 @@ class RidgeModel:
     lineage: frozenset[str]
 
     def activations(self, Z: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the rows' activations in chunks of bounded size."""
-        yield from self.projection.iter_transform(normalize(Z, self.normalization))
+        """Return the rows' activations, one chunk of bounded size after the other."""
+        return self.projection.iter_transform(normalize(Z, self.normalization))
 
     def _batches(
         self, Z: Tensor, codes: Tensor, n_classes: int, tick: Meter | None = None
@@ -136,6 +145,29 @@ class RidgeModel:
                         "samples to unlearn must have been learned before, but at least one of the "
                         f"{part.shape[0]} given lies where nothing was learned"
                     ) from None
+
+    def require_sound(self, before: RidgeModel, alpha: float | None) -> None:
+        """Raise :class:`UnlearnError` if rounding of what was taken out of a model drowns what is left.
+
+        Parameters
+        ----------
+        before : RidgeModel
+            The model before.
+        alpha : float or None
+            The ridge that will be asked for; None if it will be chosen from the statistics.
+        """
+        stats, old = self.state.reduced(), before.state.reduced()
+        floor = alpha_grid(row_energy(stats, self.counts))[0] if alpha is None else alpha
+        rounding = float(torch.finfo(old.gram.dtype).eps * old.gram.diagonal().sum())
+        if 1e3 * rounding < floor:  # so that a factorisation is spared where it cannot fail
+            return
+        try:
+            ClassGeometry.of(stats, self.counts).factor(floor)
+        except NumericalError as error:
+            raise UnlearnError(
+                "samples to take out must not be so large beside the others that rounding of them drowns those, but "
+                "nothing could be answered any more; learn the others anew"
+            ) from error
 
     def keep(self, columns: Sequence[int]) -> RidgeModel:
         """Return the model with only the classes at ``columns``.
@@ -248,22 +280,38 @@ class RidgeModel:
         return MODEL.archive(meta, {"counts": self.counts}, parts)
 
     @classmethod
-    def from_archive(cls, archive: Archive, device: torch.device, name: str = "the model") -> RidgeModel:
-        """Return the model that :meth:`to_archive` gave, or raise :class:`FileFormatError` where parts do not fit."""
+    def from_archive(
+        cls, archive: Archive, device: torch.device, name: str = "the model", *, n_features: int | None = None
+    ) -> RidgeModel:
+        """Return the model that :meth:`to_archive` gave, or raise :class:`FileFormatError` where parts do not fit.
+
+        Parameters
+        ----------
+        archive : Archive
+            What a file holds.
+        device : torch.device
+            Where it will compute.
+        name : str
+            What messages call it.
+        n_features : int, optional
+            Width that features must have.
+        """
         fields = archive.open(MODEL.name, name=name)
         layer = read_projection(fields.part("layer"), device, fields.inside("layer"))
+        width = layer.n_outputs
+        fits = n_features is None or layer.n_features_in == n_features
+        fields.require(fits, "its layer is for features of another width")
         state = read_state(fields.part("state"), device, fields.inside("state"))
-        fields.require(state.n_features == layer.n_outputs, "its statistics are of another width than its layer")
-        counts = read_counts(fields, "counts", state.n_targets).to(device)
+        fields.require(state.n_features == width, "its statistics are of another width than its layer")
+        n_targets, learned, squares = state.n_targets, state.count, state.sq_targets
+        counts = read_counts(fields, "counts", n_targets).to(device)
         total = int(counts.sum())
-        fields.require(total <= state.count, "its classes have more samples than were learned")
-        fields.require(
-            abs(state.sq_targets - total) <= 1e-6 * max(total, 1), "its targets are not those of its classes"
-        )
+        fields.require(total <= learned, "its classes have more samples than were learned")
+        fields.require(abs(squares - total) <= 1e-6 * max(total, 1), "its targets are not those of its classes")
         moments = None
         if fields.has("moments"):
             part = fields.open_part("moments", MOMENTS.name)
-            moments = ClassMoments.from_archive(part, len(counts), layer.n_outputs, device)
+            moments = ClassMoments.from_archive(part, len(counts), width, device)
         rule = fields.text("normalization", choices=NORMALIZATIONS)
         return cls(layer, rule, state, counts, moments, frozenset(fields.texts("lineage")))
 

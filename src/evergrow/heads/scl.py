@@ -22,7 +22,7 @@ from evergrow.heads.abilities import ABILITIES
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.diagnostics import describe, random_units
-from evergrow.heads.growing import KINDS, Grower, LayerSpec
+from evergrow.heads.growing import Grower, LayerSpec
 from evergrow.heads.labels import LabelUpdate, as_labels, check_kind, column_map, known_codes
 from evergrow.heads.maps import LayerMap, layer_map
 from evergrow.heads.migrations import model_part
@@ -32,6 +32,7 @@ from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import RIDGE_FORMS
 from evergrow.projections import BlockRecord, Projection
 from evergrow.projections.activations import ACTIVATIONS
+from evergrow.projections.base import selectable_projections
 from evergrow.projections.scales import Scales, check_scales
 
 SOLUTION = register_kind("head-solution")
@@ -86,8 +87,8 @@ class SCLClassifier(IncrementalClassifier):
         Class scores by ridge regression, or by a shrunk linear discriminant from the same statistics.
     max_units : int
         Cap on the width of the layer.
-    projection : {"mgsm", "scsm", "gaussian", "fourier"} or Projection
-        Kind of layer.
+    projection : {"mgsm", "scsm", "gaussian", "fourier", "uniform"} or Projection
+        Kind of layer, or another one that is registered (:data:`~evergrow.projections.PROJECTIONS`), or a layer.
     solver : {"auto", "dense", "recursive", "compact"}
         Form of the statistics, or another one that is registered (:data:`~evergrow.linalg.RIDGE_FORMS`).
     device : str
@@ -226,7 +227,7 @@ class SCLClassifier(IncrementalClassifier):
         check_choice("solver", self.solver, RIDGE_FORMS.names())
         check_choice("normalize", self.normalize, ("none", "l2", "sqrt-l2", "auto"))
         if not isinstance(self.projection, Projection):
-            check_choice("projection", self.projection, KINDS)
+            check_choice("projection", self.projection, selectable_projections())
 
     def _reset(self) -> None:
         for name in ("_model", "_derived", "_holdout_alpha"):
@@ -384,8 +385,8 @@ class SCLClassifier(IncrementalClassifier):
         ndarray of shape (n, C)
             Rows sum to one; columns follow ``classes_``.
         """
-        scores = torch.from_numpy(self.class_scores(X))
-        return np.asarray(torch.softmax(scores / self.temperature_, dim=1).numpy())
+        warmth = self.temperature_
+        return np.asarray(torch.softmax(torch.from_numpy(self.class_scores(X)) / warmth, dim=1).numpy())
 
     @property
     def temperature_(self) -> float:
@@ -419,15 +420,17 @@ class SCLClassifier(IncrementalClassifier):
         scorer = self._novelty_scorer()
         return np.asarray(torch.cat([scorer.score(H) for _, H in self._model.activations(Z)]).cpu().numpy())
 
-    def novelty_without(self, X: Any, y: Any) -> NDArray[np.float64]:
-        """Return the novelty of learned rows as if none of them had been learned.
+    def novelty_without(self, X: Any, y: Any, folds: Any = None) -> NDArray[np.float64]:
+        """Return the novelty of learned rows as if none of them, or of their fold, had been learned.
 
         Parameters
         ----------
         X : array-like or Tensor of shape (n, d)
-            Rows that were learned; of each class at least one learned row must not be among them.
+            Rows that were learned; of each class at least one learned row must not be among those taken out.
         y : array-like of shape (n,)
             The labels they were learned with.
+        folds : ndarray of int of shape (n,), optional
+            The fold of each; by default all are in one.
 
         Returns
         -------
@@ -437,7 +440,8 @@ class SCLClassifier(IncrementalClassifier):
         Z = self._features(X, self.device_, reset=False)
         codes = torch.from_numpy(known_codes(self.classes_, as_labels(y, Z.shape[0]))).to(Z.device)
         H = torch.cat([part for _, part in self._model.activations(Z)])
-        return np.asarray(self._novelty_scorer().without(H, codes).cpu().numpy())
+        parts = None if folds is None else torch.from_numpy(np.asarray(folds, dtype=np.int64)).to(Z.device)
+        return np.asarray(self._novelty_scorer().without(H, codes, parts).cpu().numpy())
 
     def _novelty_scorer(self) -> NoveltyScorer:
         derived, model = self._derived, self._model
@@ -548,6 +552,7 @@ class SCLClassifier(IncrementalClassifier):
             raise UnlearnError("at least one sample must remain; call fit to start anew")
         if len(kept) < len(self.classes_):
             model = model.keep(kept)
+        model.require_sound(self._model, self._fixed_alpha())
         self._commit(model)
         self.classes_ = self.classes_[kept]
         return self
@@ -573,7 +578,9 @@ class SCLClassifier(IncrementalClassifier):
         kept = [column for column in range(len(self.classes_)) if column not in codes]
         if not kept:
             raise UnlearnError("at least one class must remain; call fit to start anew")
-        self._commit(self._current().keep(kept))
+        model = self._current().keep(kept)
+        model.require_sound(self._model, self._fixed_alpha())
+        self._commit(model)
         self.classes_ = self.classes_[kept]
         return self
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evergrow.core.archive import Archive
+from evergrow.core.errors import NumericalError
 from evergrow.core.fields import Fields
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.classifier import Contents
@@ -77,7 +78,10 @@ class SimpleCILClassifier(IncrementalClassifier):
             old = torch.tensor(labels.columns, device=Z.device)
             known = old >= 0
             sums[known], counts[known] = self._sums[old[known]], counts[known] + self._counts[old[known]]
-        self._sums, self._counts = sums.index_add_(0, codes, Z), counts
+        sums = sums.index_add_(0, codes, Z)
+        if not bool(torch.isfinite(sums).all()):
+            raise NumericalError("sums of features must be finite, got some that are not: scale the features")
+        self._sums, self._counts = sums, counts
 
     def _scores(self, Z: Tensor) -> Tensor:
         # The cosine does not care how long the prototype is, so sums do as well as means.

@@ -226,9 +226,7 @@ def fold_out_scores(
         class.
     """
     folds = assign_folds(np.searchsorted(head.classes_, labels), np.asarray(head.class_counts_), seed)
-    scores: list[NDArray[np.float64]] = [np.empty(0)]
-    for fold in range(int(folds.max(initial=-1)) + 1):
-        rows = np.flatnonzero(folds == fold)
-        if len(rows) and sum(map(len, scores)) < ENOUGH:
-            scores.append(head.novelty_without(X[rows], labels[rows]))
-    return np.concatenate(scores)
+    sizes = np.bincount(folds[folds >= 0], minlength=1)
+    before = np.cumsum(sizes) - sizes  # rows in earlier folds; a fold is scored until there are enough
+    rows = np.flatnonzero((folds >= 0) & (before[folds] < ENOUGH))
+    return head.novelty_without(X[rows], labels[rows], folds[rows]) if len(rows) else np.empty(0)

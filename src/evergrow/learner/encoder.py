@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("evergrow")
 
 
+FEW = 4
+"""So many items are encoded at once; it takes no longer than looking for them in the cache."""
+
+
 @dataclass(frozen=True, eq=False)
 class Features:
     """Feature vectors of samples.
@@ -162,6 +166,26 @@ class Encoder:
         fresh._fixed = True
         return fresh
 
+    def encode_now(self, samples: Samples, settings: Any, cache: Any) -> Features:
+        """Return the features of samples that are asked about; a few of them go through the backbone at once.
+
+        Parameters
+        ----------
+        samples : Samples
+            What to encode.
+        settings, cache
+            As for :meth:`encode`, which does it where there is more to it: many samples, images that may be left out, a
+            cache that was named, a GPU.
+        """
+        few = samples.items is not None and len(samples.items) <= FEW and cache in (None, False)
+        if samples.items is None or not few or not _are_plain(settings):
+            return self.encode(samples, settings, cache=cache)
+        self.check(samples)
+        items, backbone = samples.items, self.backbone()
+        if backbone.device.type != "cpu":  # which precision is right there is settled batch by batch
+            return self.encode(samples, settings, cache=False)
+        return Features(backbone.encode_now(items), np.arange(len(items)))
+
     def encode(self, samples: Samples, settings: Any = None, *, cache: Any = None, on_error: Any = None) -> Features:
         """Return the features of samples; those that are features already are only checked.
 
@@ -284,6 +308,16 @@ class Encoder:
         if isinstance(given, str) and given not in ("auto", spec.name):
             raise WeightsError(f"backbone must be the one that the model was made with, {spec.name!r}, got {given!r}")
         return backbone_from_spec(spec, weights=self._weights, device=self._device)
+
+
+def _are_plain(settings: Any) -> bool:
+    """Return whether settings of an extraction ask for nothing that concerns a few samples."""
+    if settings is None:
+        return True
+    return isinstance(settings, dict) and settings.get("on_error", "raise") == "raise" and set(settings) <= _IDLE
+
+
+_IDLE = {"on_error", "progress", "workers"}
 
 
 def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig | None) -> Path | None:

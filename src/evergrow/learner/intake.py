@@ -404,8 +404,7 @@ def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
 
 def _of_strings(items: Sequence[Any], kind: str | None) -> Samples:
     plain = all(isinstance(item, str) for item in items)
-    files = all(is_image(os.fspath(item)) and os.path.isfile(item) for item in items)
-    if not plain or files or kind == "image":
+    if not plain or kind == "image" or all(is_image(item) and os.path.isfile(item) for item in items):
         return _of_paths(items)
     if kind is None and all(is_image(item) for item in items):
         return _of_paths(items)  # raises, and names the files that are missing

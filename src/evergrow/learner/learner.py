@@ -26,6 +26,7 @@ from evergrow.core.errors import (
 from evergrow.core.registry import nearest
 from evergrow.core.validation import check_number
 from evergrow.heads.base import IncrementalClassifier
+from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM, Calibration, fold_out_scores
 from evergrow.learner.changes import Change, fingerprint
 from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
@@ -55,9 +56,10 @@ class Learner:
     method : str
         The head, one of :func:`evergrow.list_methods`. Unlearning, merging, probabilities and novelty need
         ``"scl-mgsm"``.
-    adapt : {None, "adapter", "ssf", "vpt-deep", "vpt-shallow", "lora"}, FsaConfig or dict
+    adapt : str, FsaConfig, dict or None
         What is trained of the backbone: ``fit`` trains it on the images of its data, freezes it, and everything after
-        uses the adapted backbone. None leaves the backbone as it is. A name means RanPAC's protocol, 20 epochs; an
+        uses the adapted backbone. None leaves the backbone as it is. A name, one of
+        :func:`evergrow.tuners.adapting_tuners`, means RanPAC's protocol, 20 epochs; an
         :class:`~evergrow.training.FsaConfig` (or its plain form) says it all.
     settings : {"recommended", "paper"}
         Settings of the head: those for users, where the method has such, or its own defaults.
@@ -298,7 +300,7 @@ class Learner:
             scored as if they had not been learned.
         """
         threshold = self.threshold(false_alarm)
-        return np.asarray(self.novelty_score(items) > threshold)
+        return np.asarray(~(self.novelty_score(items) <= threshold))  # what is no number is not known
 
     def features(self, items: Any) -> Features:
         """Return the feature vectors of items, honouring ``on_error``: all methods take them in the items' place.
@@ -308,8 +310,42 @@ class Learner:
         items : object
             As for :meth:`predict`.
         """
-        self._state()
-        return self._encoded(read_items(items, self._encoder.kind), self._encoder)
+        now = self._state()
+        if isinstance(items, Features):
+            return items
+        samples = read_items(items, self._encoder.kind)
+        if samples.features is not None:  # a backbone answers for its own
+            _check_width(samples.features, now.head.n_features_in_)
+        return self._encoder.encode_now(samples, self.extract, self.cache)
+
+    def ask(self, items: Any, *, false_alarm: float | None = None) -> Answers:
+        """Return everything about items at once; each goes through the backbone once.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        false_alarm : float, optional
+            Share of known things that may be called unknown; None asks nothing about that.
+
+        Returns
+        -------
+        Answers
+        """
+        threshold = None if false_alarm is None else self.threshold(false_alarm)
+        head, features = self._state().head, self.features(items)
+        able = head.can("probabilities")
+        values = head.predict_proba(features.X) if able else head.class_scores(features.X)
+        novelty = None if threshold is None else head.novelty_score(features.X)
+        return Answers(
+            np.asarray(head.classes_, dtype=np.str_),
+            values,
+            "probability" if able else "score",
+            features.rows,
+            features.failures,
+            novelty,
+            None if novelty is None else ~(novelty <= threshold),  # what is no number is not known
+        )
 
     def evaluate(self, data: Any, *, unknown: Any = None, false_alarm: float = FALSE_ALARM) -> Evaluation:
         """Compare answers with labels.
@@ -666,8 +702,8 @@ class Learner:
         width = encoder.spec.n_features if encoder.spec is not None else None
         if now is not None and encoder is self._encoder:
             width = now.head.n_features_in_
-        if width is not None and encoded.X.shape[1] != width:
-            raise InputError(f"features must have {width} columns, got {encoded.X.shape[1]}")
+        if width is not None:
+            _check_width(encoded.X, width)
         return encoded
 
     def _features_and_labels(self, samples: Samples, encoder: Encoder) -> tuple[NDArray[Any], NDArray[np.str_]]:
@@ -688,4 +724,12 @@ class Learner:
     def _answerable(self, items: Any) -> NDArray[Any]:
         """Return the features of items, all of them: answers are in the order of the items."""
         self._state()
+        if isinstance(items, Features):
+            return items.X
         return self._encoded(read_items(items, self._encoder.kind), self._encoder, on_error="raise").X
+
+
+def _check_width(X: NDArray[Any], width: int) -> None:
+    """Raise :class:`InputError` if a head cannot take features."""
+    if X.shape[1] != width:
+        raise InputError(f"features must have {width} columns, got {X.shape[1]}")

@@ -108,7 +108,7 @@ def locked_model(path: str | os.PathLike[str], *, wait: bool = False, **settings
     """
     model = _changeable(path)
     with _hold(model, wait=wait):
-        yield open_model(model, **settings)
+        yield open_model(path, **settings)
 
 
 def commit(
@@ -317,7 +317,7 @@ def _existing(path: str | os.PathLike[str]) -> Path:
         where = f"{os.fspath(path)!r}"
         hint = f"{where}, a link to nothing" if os.path.islink(path) else f"{where}: make one with fit"
         raise ModelNotFoundError(f"model must be an existing file, got {hint}")
-    return real_path(path)
+    return Path(os.path.realpath(path))
 
 
 def _changeable(path: str | os.PathLike[str]) -> Path:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evergrow.core.errors import InputError, ParameterError, UnknownNameError
-from evergrow.core.registry import nearest
+from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
 from evergrow.heads.base import HEADS, IncrementalClassifier
 
@@ -56,12 +56,7 @@ class HeadRecipe:
         for name, value in (("device", device), ("random_state", random_state)):
             if name in accepted:
                 chosen.setdefault(name, value)
-        for name in chosen:
-            if name not in accepted:
-                raise UnknownNameError(
-                    f"option of method {self.method!r} must be one it has, got {name!r}; "
-                    f"nearest: {nearest(name, accepted)}"
-                )
+        check_keys(chosen, accepted, f"option of method {self.method!r}")
         maker = getattr(head, "recommended", head) if self.settings == "recommended" else head
         try:
             made: IncrementalClassifier = maker(**chosen)

@@ -258,9 +258,8 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         fields.text("settings", choices=SETTINGS),
         fields.mapping("options"),
     )
-    head = _head(fields, recipe.method, device)
-    spec = _spec(fields)
-    counts = _counts(fields, head)
+    head, counts = _head(fields, recipe.method, device)
+    spec = BackboneSpec.from_dict(fields.mapping("backbone")) if fields.has("backbone") else None
     history, lineage = read_history(fields)
     if spec is not None:
         fields.require(
@@ -295,35 +294,29 @@ def read_history(fields: Fields) -> tuple[tuple[Change, ...], Lineage]:
     return history, lineage
 
 
-def _head(fields: Fields, method: str, device: str | torch.device | None) -> IncrementalClassifier:
+def _head(
+    fields: Fields, method: str, device: str | torch.device | None
+) -> tuple[IncrementalClassifier, dict[str, int]]:
+    """Return the head, and the samples of each class, which must be those that it has learned."""
     head = HEADS[method].from_archive(fields.part("head"), device, name=fields.inside("head"))
+    learned = head.class_counts_
     fields.require(head.classes_.dtype.kind == "U", "the labels of its head are no names")
+    entries = fields.fields("counts")
+    counts = {name: entries.integer(name, low=1) for name in head.classes_.tolist()}
+    fields.require(not entries.unknown(), f"it counts samples of {next(iter(entries.unknown()), '')!r}, not learned")
+    fields.require(
+        learned is None or list(counts.values()) == learned.tolist(), "it counts other samples than its head learned"
+    )
     if fields.has("solution"):
         fields.require(head.can("solution"), f"heads of method {method!r} have no solution to keep")
         head.adopt_solution(fields.part("solution"), name=fields.inside("solution"))
-    return head
-
-
-def _spec(fields: Fields) -> BackboneSpec | None:
-    return BackboneSpec.from_dict(fields.mapping("backbone")) if fields.has("backbone") else None
+    return head, dict(sorted(counts.items()))
 
 
 def _adaptation(fields: Fields) -> Adaptation:
     from evergrow.training.adaptation import Adaptation  # most models have none, and it takes time to import
 
     return Adaptation.from_archive(fields.part("adaptation"), fields.inside("adaptation"))
-
-
-def _counts(fields: Fields, head: IncrementalClassifier) -> dict[str, int]:
-    """Return the samples of each class, which must be those that the head has learned."""
-    entries = fields.fields("counts")
-    names = [str(name) for name in head.classes_.tolist()]
-    counts = {name: entries.integer(name, low=1) for name in names}
-    fields.require(not entries.unknown(), f"it counts samples of {next(iter(entries.unknown()), '')!r}, not learned")
-    learned = head.class_counts_
-    if learned is not None:
-        fields.require(list(counts.values()) == learned.tolist(), "it counts other samples than its head has learned")
-    return dict(sorted(counts.items()))
 
 
 # -- files of version 0.1 -----------------------------------------------------------------------------------

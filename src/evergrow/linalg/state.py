@@ -31,6 +31,9 @@ ACCUMULATION_DTYPE = torch.float64
 """Statistics are accumulated in float64: the Gram matrix of sigmoid units has one eigenvalue near L N / 4
 beside others near the ridge (condition number about 1e9), which float32 cannot hold."""
 
+LARGEST = 1e150
+"""Numbers beyond this overflow when squares of many are added; those below its inverse vanish."""
+
 Batch = tuple[Tensor, Tensor]
 
 RIDGE_FORMS: Family[RidgeState] = Family("solver", "ridge-state")
@@ -219,6 +222,7 @@ class RidgeState(ABC):
 
     def _checked(self, H: Tensor, Y: Tensor) -> Batch:
         check_matrix("H", H, columns=self.n_features)
+        check_size("H", H)
         check_matrix("Y", Y, columns=self.n_targets, rows=H.shape[0])
         return (
             H.to(self.device, ACCUMULATION_DTYPE),
@@ -322,6 +326,16 @@ def take_columns(matrix: Tensor, index: Sequence[int]) -> Tensor:
     old = chosen >= 0
     out[:, old] = matrix[:, chosen[old]]
     return out
+
+
+def check_size(name: str, rows: Tensor) -> None:
+    """Raise :class:`InputError` for rows so large, or all so small, that sums of their squares say nothing."""
+    largest = float(rows.abs().amax()) if rows.numel() else 0.0
+    if largest > LARGEST or 0.0 < largest < 1.0 / LARGEST:
+        raise InputError(
+            f"{name} must have numbers between {1 / LARGEST:g} and {LARGEST:g}, so that their squares can be added up, "
+            f"got {largest:.3g}: scale the features"
+        )
 
 
 def check_shape(n_features: int, n_targets: int) -> None:

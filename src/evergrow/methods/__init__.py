@@ -32,22 +32,25 @@ __all__ = [
     "method_options",
 ]
 
+CLASSES = {
+    "APTClassifier": "evergrow.methods.apt",
+    "CODAPromptClassifier": "evergrow.methods.coda_prompt",
+    "EASEClassifier": "evergrow.methods.ease",
+    "FsaClassifier": "evergrow.methods.fsa_classifier",
+    "JointFineTuning": "evergrow.methods.joint",
+    "SDLoRAClassifier": "evergrow.methods.sd_lora",
+}
+"""Classes of methods and their modules, which the catalogue imports so that they register themselves."""
+
+_CATALOGUE = "check_options", "create_method", "list_methods", "method_needs", "method_options"
+
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        **CLASSES,
+        **dict.fromkeys(_CATALOGUE, "evergrow.methods.catalog"),
         # The table of image methods is full only once the modules that fill it are imported, which the catalogue does.
         "IMAGE_METHODS": "evergrow.methods.catalog",
-        "APTClassifier": "evergrow.methods.apt",
-        "CODAPromptClassifier": "evergrow.methods.coda_prompt",
-        "EASEClassifier": "evergrow.methods.ease",
-        "FsaClassifier": "evergrow.methods.fsa_classifier",
         "ImageClassifier": "evergrow.methods.image_classifier",
-        "JointFineTuning": "evergrow.methods.joint",
-        "SDLoRAClassifier": "evergrow.methods.sd_lora",
-        "check_options": "evergrow.methods.catalog",
-        "create_method": "evergrow.methods.catalog",
-        "list_methods": "evergrow.methods.catalog",
-        "method_needs": "evergrow.methods.catalog",
-        "method_options": "evergrow.methods.catalog",
     },
 )

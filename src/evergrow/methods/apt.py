@@ -9,16 +9,23 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from evergrow.core.fields import Fields
 from evergrow.core.seeding import RandomState
 from evergrow.core.validation import check_number
 from evergrow.methods.image_classifier import IMAGE_METHODS
-from evergrow.methods.row_classifier import ModuleStates, RowClassifier, TaskNetwork
-from evergrow.training.passes import kept, tuned
+from evergrow.methods.module_states import ModuleStates
+from evergrow.methods.shared_weights import (
+    SharedWeightsClassifier,
+    SharedWeightsState,
+    TaskNetwork,
+    from_version_1,
+)
 from evergrow.training.settings import TrainPrecision
+from evergrow.training.tuned_passes import copy_state, temporary_tuner
 
 
-@IMAGE_METHODS.register("apt")
-class APTClassifier(RowClassifier):
+@IMAGE_METHODS.register("apt", version=2, former=("APTClassifier",), migrations={1: from_version_1})
+class APTClassifier(SharedWeightsClassifier):
     """Additive prompt tuning (Chen et al., "Achieving more with less: additive prompt tuning", ICCV 2025).
 
     In every block a learned vector p_k joins the class token's key and p_v its value. They are trained on from task to
@@ -86,6 +93,7 @@ class APTClassifier(RowClassifier):
         "interpolation": "evaluation",  # the authors resize by one filter throughout
     }
     normalized = True
+    modules = ("current", "merged")
 
     def __init__(
         self,
@@ -126,20 +134,26 @@ class APTClassifier(RowClassifier):
         return "additive", {"std": self.std}
 
     @contextmanager
-    def _training_body(self, parts: ModuleStates, task: int) -> Iterator[TaskNetwork]:
-        with tuned(self._model, *self._tuner(), parts.get("current"), seed=self.seed_) as tuner:
+    def _training_network(self, modules: ModuleStates, task: int) -> Iterator[TaskNetwork]:
+        with temporary_tuner(self._model, *self._tuner(), modules.get("current"), seed=self.seed_) as tuner:
             yield TaskNetwork(self._model, tuner)
 
-    def _learned(self, body: TaskNetwork, parts: ModuleStates) -> ModuleStates:
-        current = kept(body.trained)
-        if "merged" not in parts:
-            return {"current": current, "merged": current}
+    def _learned(self, network: TaskNetwork, modules: ModuleStates) -> ModuleStates:
+        current = copy_state(network.trained)
+        if "merged" not in modules:
+            return {"current": current, "merged": copy_state(network.trained)}
         merged = {
-            name: self.ema * average + (1 - self.ema) * current[name] for name, average in parts["merged"].items()
+            name: self.ema * average + (1 - self.ema) * current[name] for name, average in modules["merged"].items()
         }
         return {"current": current, "merged": merged}
 
     @contextmanager
-    def _answering_body(self, parts: ModuleStates) -> Iterator[TaskNetwork]:
-        with tuned(self._model, *self._tuner(), parts["merged"]) as tuner:
+    def _answering_network(self, modules: ModuleStates) -> Iterator[TaskNetwork]:
+        with temporary_tuner(self._model, *self._tuner(), modules["merged"]) as tuner:
             yield TaskNetwork(self._model, tuner)
+
+    def _read_state(self, fields: Fields) -> SharedWeightsState:
+        state = super()._read_state(fields)
+        current, merged = ({name: t.shape for name, t in state.modules[part].items()} for part in self.modules)
+        fields.require(current == merged, "current and averaged vectors differ in shape")
+        return state

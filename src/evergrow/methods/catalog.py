@@ -3,23 +3,66 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
-import evergrow.heads
-import evergrow.methods.apt
-import evergrow.methods.coda_prompt
-import evergrow.methods.ease
-import evergrow.methods.joint
-import evergrow.methods.sd_lora  # noqa: F401 (these fill the registry of image methods)
+import evergrow.heads  # noqa: F401 (fills the registry)
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.registry import nearest
 from evergrow.core.settings import check_keys
-from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.base import HEADS
+from evergrow.methods import CLASSES
 from evergrow.methods.fsa_classifier import create_fsa, fsa_methods, fsa_options
-from evergrow.methods.image_classifier import IMAGE_METHODS, ImageClassifier
+from evergrow.methods.image_classifier import IMAGE_METHODS
+
+for _module in sorted(set(CLASSES.values())):  # each fills the registry of image methods
+    import_module(_module)
 
 _OF_THE_CALL = ("backbone", "cache", "checkpoint", "progress")
 """Arguments of methods that learn from images that say nothing about the method."""
+
+
+@dataclass(frozen=True)
+class MethodFamily:
+    """Methods that are listed and made in one way.
+
+    Parameters
+    ----------
+    learns_from : {"features", "images"}
+        What its methods take.
+    names : callable
+        Returns the names of all of them, those that were registered later among them.
+    options : callable
+        From a name to the arguments of the method and their defaults.
+    create : callable
+        From a name and options to an unfitted method.
+    """
+
+    learns_from: str
+    names: Callable[[], list[str]]
+    options: Callable[[str], dict[str, Any]]
+    create: Callable[..., Any]
+
+
+def _signature(kind: type) -> dict[str, Any]:
+    parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {item.name: item.default for item in parameters if item.kind in kinds and item.name != "self"}
+
+
+FAMILIES = (
+    MethodFamily("features", HEADS.names, lambda name: _signature(HEADS[name]), lambda name, **o: HEADS[name](**o)),
+    MethodFamily(
+        "images",
+        IMAGE_METHODS.names,
+        lambda name: _signature(IMAGE_METHODS[name]),
+        lambda name, **o: IMAGE_METHODS[name](**o),
+    ),
+    MethodFamily("images", fsa_methods, fsa_options, create_fsa),
+)
+"""All families; a method registered in one of their tables is known everywhere."""
 
 
 def list_methods() -> list[str]:
@@ -31,15 +74,17 @@ def list_methods() -> list[str]:
     >>> {"scl-mgsm", "ranpac+fsa", "ease"} <= set(list_methods())
     True
     """
-    return sorted([*HEADS.names(), *IMAGE_METHODS.names(), *fsa_methods()])
+    return sorted(name for family in FAMILIES for name in family.names())
 
 
-def _check_name(name: str) -> None:
-    known = list_methods()
-    if name not in known:
-        raise UnknownNameError(
-            f"method must be one of the registered names, got {name!r}; nearest: {nearest(str(name), known)}"
-        )
+def _family(name: str) -> MethodFamily:
+    """Return the family of a method, or raise :class:`UnknownNameError`."""
+    for family in FAMILIES:
+        if name in family.names():
+            return family
+    raise UnknownNameError(
+        f"method must be one of the registered names, got {name!r}; nearest: {nearest(str(name), list_methods())}"
+    )
 
 
 def method_needs(name: str) -> str:
@@ -51,8 +96,7 @@ def method_needs(name: str) -> str:
     >>> method_needs("ranpac"), method_needs("ranpac+fsa")
     ('features', 'images')
     """
-    _check_name(name)
-    return "features" if name in HEADS else "images"
+    return _family(name).learns_from
 
 
 def method_options(name: str) -> dict[str, Any]:
@@ -76,23 +120,14 @@ def method_options(name: str) -> dict[str, Any]:
     >>> method_options("scl-mgsm+fsa")["adapt"]
     'auto'
     """
-    _check_name(name)
-    if name in HEADS:
-        return _signature(HEADS[name])
-    known = _signature(IMAGE_METHODS[name]) if name in IMAGE_METHODS else fsa_options(name)
-    return {option: default for option, default in known.items() if option not in _OF_THE_CALL}
-
-
-def _signature(kind: type[IncrementalClassifier] | type[ImageClassifier]) -> dict[str, Any]:
-    parameters = inspect.signature(kind.__init__).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {item.name: item.default for item in parameters if item.kind in kinds and item.name != "self"}
+    family = _family(name)
+    left_out = _OF_THE_CALL if family.learns_from == "images" else ()
+    return {option: default for option, default in family.options(name).items() if option not in left_out}
 
 
 def check_options(name: str, options: dict[str, Any]) -> None:
     """Raise :class:`UnknownNameError` for an option that the method does not have."""
-    known = method_options(name)
-    allowed = {*known, *(_OF_THE_CALL if method_needs(name) == "images" else ())}
+    allowed = {*method_options(name), *(_OF_THE_CALL if method_needs(name) == "images" else ())}
     check_keys(options, allowed, f"option of method {name!r}")
 
 
@@ -131,6 +166,4 @@ def create_method(name: str, **options: Any) -> Any:
     ]
     if missing:
         raise ParameterError(f"method {name!r} must be given {', '.join(missing)}")
-    if name in HEADS:
-        return HEADS[name](**options)
-    return IMAGE_METHODS[name](**options) if name in IMAGE_METHODS else create_fsa(name, **options)
+    return _family(name).create(name, **options)

@@ -159,6 +159,25 @@ class ComponentPool(nn.Module):
         return total
 
     def load_sized(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a state of any number of components."""
-        self.resize(state["past_keys"].shape[1], state["keys"].shape[1])
+        """Take over a state of any number of components.
+
+        Raises
+        ------
+        InputError
+            If a part is missing, or its shape does not fit the others, the blocks or the widths; nothing is changed.
+        """
+        counts = {}
+        for prefix in ("past_", ""):
+            keys = state.get(f"{prefix}keys")
+            counts[prefix] = int(keys.shape[1]) if keys is not None and keys.ndim == 3 else 0
+        wanted = {
+            f"{prefix}{part}": (len(self.blocks), count, size)
+            for prefix, count in counts.items()
+            for part, size in self._sizes.items()
+        }
+        for name in sorted({*wanted, *state}):
+            given = tuple(state[name].shape) if name in state else None
+            if given != wanted.get(name) or not state[name].is_floating_point():
+                raise InputError(f"components must have {name!r} of shape {wanted.get(name)}, got {given}")
+        self.resize(counts["past_"], counts[""])
         self.to(state["keys"].device).load_state_dict(dict(state))

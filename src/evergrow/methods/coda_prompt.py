@@ -16,9 +16,10 @@ from evergrow.core.seeding import RandomState
 from evergrow.core.validation import check_number
 from evergrow.methods.coda_pool import ComponentPool
 from evergrow.methods.image_classifier import IMAGE_METHODS
-from evergrow.methods.row_classifier import ModuleStates, RowClassifier, TaskNetwork
-from evergrow.training.passes import kept, tuned
+from evergrow.methods.module_states import ModuleStates
+from evergrow.methods.shared_weights import SharedWeightsClassifier, TaskNetwork, from_version_1
 from evergrow.training.settings import TrainPrecision
+from evergrow.training.tuned_passes import copy_state, temporary_tuner
 from evergrow.tuners import PrefixTuner, Tuner
 from evergrow.tuners.vit import attention_width, find_blocks
 
@@ -53,8 +54,8 @@ class PromptedNetwork(TaskNetwork):
         return features
 
 
-@IMAGE_METHODS.register("coda-prompt")
-class CODAPromptClassifier(RowClassifier):
+@IMAGE_METHODS.register("coda-prompt", version=2, former=("CODAPromptClassifier",), migrations={1: from_version_1})
+class CODAPromptClassifier(SharedWeightsClassifier):
     """CODA-Prompt (Smith et al., "CODA-Prompt: continual decomposed attention-based prompting", CVPR 2023).
 
     An image's feature q under the plain backbone is its query. In each of the first blocks, with components P_k, keys
@@ -127,6 +128,7 @@ class CODAPromptClassifier(RowClassifier):
     """
 
     method = "coda-prompt"
+    modules = ("pool",)
     protocol: ClassVar[dict[str, Any]] = {
         "optimizer": "adam",
         "schedule": "coda-cosine",
@@ -194,32 +196,32 @@ class CODAPromptClassifier(RowClassifier):
         pool = ComponentPool(numbers, length=self.prompt_length, width=width, query=self.base_.n_features)
         if state is not None:
             pool.load_sized(state)
-        with tuned(self._model, "prefix", {"source": "provider", "blocks": numbers}, None) as tuner:
+        with temporary_tuner(self._model, "prefix", {"source": "provider", "blocks": numbers}, None) as tuner:
             yield PromptedNetwork(self._model, tuner, pool.to(self.device_))
 
     @contextmanager
-    def _training_body(self, parts: ModuleStates, task: int) -> Iterator[TaskNetwork]:
-        with self._prompted(parts.get("pool")) as body:
-            body.trained.start_task(max(self.pool_size // self.n_tasks, 1), seed=self.seed_)
-            yield body
+    def _training_network(self, modules: ModuleStates, task: int) -> Iterator[TaskNetwork]:
+        with self._prompted(modules.get("pool")) as network:
+            network.trained.start_task(max(self.pool_size // self.n_tasks, 1), seed=self.seed_)
+            yield network
 
-    def _learned(self, body: TaskNetwork, parts: ModuleStates) -> ModuleStates:
-        return {"pool": kept(body.trained)}
+    def _learned(self, network: TaskNetwork, modules: ModuleStates) -> ModuleStates:
+        return {"pool": copy_state(network.trained)}
 
     @contextmanager
-    def _answering_body(self, parts: ModuleStates) -> Iterator[TaskNetwork]:
-        with self._prompted(parts["pool"]) as body:
-            yield body
+    def _answering_network(self, modules: ModuleStates) -> Iterator[TaskNetwork]:
+        with self._prompted(modules["pool"]) as network:
+            yield network
 
-    def _loss(self, body: TaskNetwork, logits: Tensor, codes: Tensor) -> Tensor:
+    def _loss(self, network: TaskNetwork, logits: Tensor, codes: Tensor) -> Tensor:
         loss = cross_entropy(logits, codes)
-        if self.ortho_penalty and isinstance(body, PromptedNetwork):
-            loss = loss + self.ortho_penalty * body.trained.orthogonality()
+        if self.ortho_penalty and isinstance(network, PromptedNetwork):
+            loss = loss + self.ortho_penalty * network.trained.orthogonality()
         return loss
 
     @property
     def n_components_(self) -> int:
         """Components per block, of all tasks."""
         self._require_fitted()
-        pool = self._state.parts["pool"]
+        pool = self._state.modules["pool"]
         return int(pool["past_keys"].shape[1] + pool["keys"].shape[1])

@@ -13,23 +13,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from evergrow.core.archive import Archive
 from evergrow.core.errors import FileFormatError, ParameterError
+from evergrow.core.fields import Fields
 from evergrow.core.items import Items
 from evergrow.core.seeding import RandomState, derive_seed
 from evergrow.core.validation import check_number
-from evergrow.methods.image_classifier import IMAGE_METHODS, TaskLabels
-from evergrow.methods.prototypes import BlockMeans
+from evergrow.heads.classifier import Contents
+from evergrow.methods.block_means import BlockMeans
+from evergrow.methods.image_classifier import IMAGE_METHODS, TaskLabels, without_call_settings
+from evergrow.methods.module_states import MODULE, module_state, prefixed
 from evergrow.methods.taskwise import TaskwiseClassifier
 from evergrow.training.classifiers import CosineHead, Network
 from evergrow.training.cost import Cost, inference_gflops
-from evergrow.training.passes import kept, run_network, tuned
 from evergrow.training.settings import TrainPrecision
+from evergrow.training.tuned_passes import copy_state, run_network, temporary_tuner
 from evergrow.tuners import Tuner
 
 
 @dataclass(frozen=True, eq=False)
 class EaseState:
-    """What EASE has learned.
+    """The state of EASE: adapters, and class means under each of them.
 
     Parameters
     ----------
@@ -87,14 +91,25 @@ class _Scoring(nn.Module):
         return self._means.scores(self.stacked.blocks(images), self._weights)
 
 
-@IMAGE_METHODS.register("ease")
+def _from_version_1(old: Archive) -> Archive:
+    """Return an archive of evergrow 0.1 in the present layout: adapters were told apart by a number before a slash."""
+    meta = without_call_settings(old)
+    count = old.meta["state"]["n_adapters"]
+    if count != len({name.partition("/")[0] for name in old.tensors if "/" in name}):
+        raise FileFormatError(f"an ease must have the adapters that it counts, {count!r}, got others")
+    parts = {str(number): MODULE.archive({}, prefixed(old.tensors, f"{number}/")) for number in range(count)}
+    tensors = {name: tensor for name, tensor in old.tensors.items() if "/" not in name}
+    return Archive("method/ease", meta, tensors, parts, version=2)
+
+
+@IMAGE_METHODS.register("ease", version=2, former=("EASEClassifier",), migrations={1: _from_version_1})
 class EASEClassifier(TaskwiseClassifier):
     """EASE (Zhou, Sun, Ye and Zhan, "Expandable subspace ensemble for pre-trained model-based CIL", CVPR 2024).
 
     Every task trains a fresh adapter with a cosine classifier over its classes, and keeps the adapter. Features under
     each adapter form a block. A class has its mean in the blocks that saw its images; in newer blocks, means of old
     classes are composed of those of the newer classes, by their similarity in the old class's own block (see
-    :mod:`evergrow.methods.prototypes`). The score of a class is
+    :mod:`evergrow.methods.block_means`). The score of a class is
 
         cos in its own block + alpha / (number of other blocks) * sum of cos in the others (+ beta * cos unadapted).
 
@@ -243,11 +258,11 @@ class EASEClassifier(TaskwiseClassifier):
         """Train a fresh adapter on a task; the classifier is thrown away."""
         present, codes = np.unique(labels.codes, return_inverse=True)
         seed = derive_seed(self.seed_, self.method, "adapter", task)
-        with tuned(self._model, *self._tuner(), None, seed=seed) as tuner:
+        with temporary_tuner(self._model, *self._tuner(), None, seed=seed) as tuner:
             head = CosineHead(self.base_.n_features, len(present), self.seed_, self.method, task).to(self.device_)
             network, trained = Network(self._model, head, [tuner]), nn.ModuleList([tuner, head])
             cost = self._train(network, trained, items, codes.astype(np.int64), task)
-            return kept(tuner), cost
+            return copy_state(tuner), cost
 
     def _features(self, stacked: Stacked, items: Items, n_blocks: int) -> Tensor:
         """Return the features (B, n, d) of images as they look in evaluation, decoded once for all blocks."""
@@ -261,7 +276,7 @@ class EASEClassifier(TaskwiseClassifier):
     def _stacked(self, adapters: Sequence[dict[str, Tensor]]) -> Iterator[Stacked]:
         """Put all adapters on the backbone, each switched on for its own pass only."""
         with ExitStack() as stack:
-            tuners = [stack.enter_context(tuned(self._model, *self._tuner(), state)) for state in adapters]
+            tuners = [stack.enter_context(temporary_tuner(self._model, *self._tuner(), state)) for state in adapters]
             for tuner in tuners:
                 tuner.freeze().disable()
             yield Stacked(self._model, tuners, plain=self.use_init_ptm)
@@ -289,22 +304,27 @@ class EASEClassifier(TaskwiseClassifier):
 
     # -- files ------------------------------------------------------------------------------------------
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _contents(self) -> Contents:
         state: EaseState = self._state
         means = state.means
         tensors = {"sums": means.sums, "counts": means.counts, "home": means.home, "prototypes": means.prototypes}
-        for number, adapter in enumerate(state.adapters):
-            tensors |= {f"{number}/{name}": tensor for name, tensor in adapter.items()}
-        return tensors, {"n_adapters": len(state.adapters)}
+        parts = {str(number): MODULE.archive({}, adapter) for number, adapter in enumerate(state.adapters)}
+        return Contents({}, tensors, parts)
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        adapters: list[dict[str, Tensor]] = [{} for _ in range(int(meta["n_adapters"]))]
-        for name, tensor in tensors.items():
-            number, _, entry = name.partition("/")
-            if entry:
-                adapters[int(number)][entry] = tensor.to(self.device_)
-        means = BlockMeans(tensors["sums"], tensors["counts"], tensors["home"], tensors["prototypes"])
-        shape = (len(adapters) + self.use_init_ptm, len(self.arrival_), self.base_.n_features)
-        if means.sums.shape != shape or means.prototypes.shape != shape:
-            raise FileFormatError(f"class means must be of shape {shape}, got {tuple(means.sums.shape)}")
-        self._state = EaseState(tuple(adapters), means.to(self.device_))
+    def _read_state(self, fields: Fields) -> EaseState:
+        count = len(fields.part_names())
+        fields.require(count > 0, "it has no adapter")
+        adapters = tuple(module_state(fields, str(number), self.device_) for number in range(count))
+        blocks, classes = count + self.use_init_ptm, len(self.arrival_)
+        shape = (blocks, classes, self.base_.n_features)
+        means = BlockMeans(
+            fields.tensor("sums", shape),
+            fields.tensor("counts", shape[:2], dtype=torch.int64),
+            fields.tensor("home", shape[1:2], dtype=torch.int64),
+            fields.tensor("prototypes", shape),
+        )
+        home = means.home
+        fields.require(bool(((home >= 0) & (home < blocks)).all()), "a class is at home in no block")
+        fields.require(bool((means.counts >= 0).all()), "some counts are negative")
+        fields.require(bool((means.counts[home, torch.arange(classes)] > 0).all()), "a class has no image at home")
+        return EaseState(adapters, means.to(self.device_))

@@ -17,25 +17,44 @@ from torch import Tensor
 import evergrow.heads  # noqa: F401 (fills the registry)
 from evergrow.backbones import ImageBackbone
 from evergrow.backbones.extraction import extract
-from evergrow.core.archive import Archive
+from evergrow.backbones.settings import ExtractConfig
+from evergrow.core.archive import Archive, Kind, register_kind
 from evergrow.core.errors import ParameterError, UnknownNameError
+from evergrow.core.fields import Fields
 from evergrow.core.items import Items
 from evergrow.core.registry import nearest
+from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
 from evergrow.heads.base import HEADS, IncrementalClassifier
-from evergrow.methods.image_classifier import ImageClassifier, TaskLabels
+from evergrow.heads.classifier import Contents
+from evergrow.methods.image_classifier import ImageClassifier, TaskLabels, without_call_settings
+from evergrow.methods.module_states import prefixed
 from evergrow.training.adaptation import Adaptation, adaptation_config
 from evergrow.training.adapted import AdaptedBackbone, adapted_from, shared_copy
 from evergrow.training.cost import Cost, inference_gflops
 from evergrow.training.fsa import adapt
 from evergrow.training.settings import FsaConfig
 from evergrow.tuners import adapting_tuners
-from evergrow.tuners.files import SavedTuner
 
 FSA_SUFFIX = "+fsa"
 """What the name of a head ends in when the backbone is adapted to the first task before."""
 
 _OWN = ("backbone", "random_state", "device")
+
+
+def _from_version_1(old: Archive) -> Archive:
+    """Return an archive of evergrow 0.1 in the present layout: names of tensors told head and tuner apart."""
+    meta = without_call_settings(old)
+    state, parts = old.meta["state"], {}
+    parts["head"] = Archive(state["kind"], state["head"], prefixed(old.tensors, "head."))
+    if state["tuner"] is not None:
+        entry, base = state["tuner"], old.meta["backbone"]
+        about = {"base": base, "entry": entry, "config": None, "training": {}}
+        parts["adaptation"] = Archive("adaptation", about, prefixed(old.tensors, "tuner."))
+    return Archive("method/first-session", meta, {}, parts, version=2)
+
+
+KIND = register_kind("method/first-session", version=2, former=("FsaClassifier",), migrations={1: _from_version_1})
 
 
 class FsaClassifier(ImageClassifier):
@@ -129,7 +148,7 @@ class FsaClassifier(ImageClassifier):
 
     def set_params(self, **params: Any) -> FsaClassifier:
         """Change settings, of the head too."""
-        options = {name: params.pop(name) for name in list(params) if name not in self._get_param_names()}
+        options = {name: params.pop(name) for name in list(params) if name not in self._param_names()}
         super().set_params(**params)
         self.head_options = {**self.head_options, **options}
         return self
@@ -157,17 +176,12 @@ class FsaClassifier(ImageClassifier):
         if self.adapt is not None:
             check_choice("adapt", self.adapt, ("auto", *adapting_tuners()))
         self.config()
+        ExtractConfig(cache=self.cache, progress=self.progress)  # refuses what it cannot be extracted with
         self._new_head(0, "cpu")._check_params()
 
     def _new_head(self, seed: int, device: str) -> IncrementalClassifier:
         """Return an unfitted head; an option that it does not have is an error that names the nearest."""
-        known = head_options(self.head)
-        for option in self.head_options:
-            if option not in known:
-                close = nearest(option, known) if known else "none, it has no options"
-                raise UnknownNameError(
-                    f"option of {self.head}{FSA_SUFFIX} must be one it has, got {option!r}; nearest: {close}"
-                )
+        check_keys(self.head_options, head_options(self.head), f"option of {self.head}{FSA_SUFFIX}")
         shared = {"random_state": seed, "device": device}
         accepted = inspect.signature(HEADS[self.head].__init__).parameters
         return HEADS[self.head](**{n: v for n, v in shared.items() if n in accepted}, **self.head_options)
@@ -189,7 +203,7 @@ class FsaClassifier(ImageClassifier):
         return self._head_cost(cost, len(items), started)
 
     def _adapted(self, items: Items, codes: NDArray[np.int64]) -> tuple[ImageBackbone, Cost]:
-        """Return the backbone to extract with, and what it took to get it."""
+        """Return the backbone that features are extracted with, and the cost of adapting it."""
         config, base = self.config(), self.base_
         if config is None:
             if self.device_ != base.device:
@@ -226,28 +240,35 @@ class FsaClassifier(ImageClassifier):
             scores = np.stack([-scores / 2, scores / 2], axis=1)
         return torch.from_numpy(scores[:, np.searchsorted(self.classes_, self.arrival_)])
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        archive = self.head_.to_archive()
-        tensors = {f"head.{name}": value for name, value in archive.tensors.items()}
-        meta: dict[str, Any] = {"head": archive.meta, "kind": archive.kind, "tuner": None}
-        if isinstance(self.backbone_, AdaptedBackbone):
-            saved = self.backbone_.adaptation().tuner
-            meta["tuner"] = {"tuner": saved.name, "settings": saved.settings, "seed": saved.seed}
-            tensors |= {f"tuner.{name}": value for name, value in saved.tensors.items()}
-        return tensors, meta
+    # -- files ------------------------------------------------------------------------------------------
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"head": {}, "tuner": {}}
-        for name, value in tensors.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = value
-        self.backbone_ = self.base_
-        if meta["tuner"] is not None:
-            entry = meta["tuner"]
-            saved = SavedTuner(entry["tuner"], entry["settings"], entry["seed"], parts["tuner"])
-            self.backbone_ = adapted_from(self.base_, Adaptation(self.base_.spec, saved)).to(self.device_)
-        archive = Archive(meta["kind"], meta["head"], parts["head"])
-        self.head_ = HEADS[self.head].from_archive(archive, self.device_)
+    @classmethod
+    def archive_kind(cls) -> Kind:
+        """Return the kind of archive that it is written as, whatever the head."""
+        return KIND
+
+    @classmethod
+    def _known_params(cls, params: dict[str, Any]) -> list[str]:
+        head = params.get("head")
+        options = head_options(head) if isinstance(head, str) and head in HEADS else {}
+        return [*super()._known_params(params), *options]
+
+    def _contents(self) -> Contents:
+        parts = {"head": self.head_.to_archive()}
+        if isinstance(self.backbone_, AdaptedBackbone):
+            parts["adaptation"] = self.backbone_.adaptation().to_archive()
+        return Contents(parts=parts)
+
+    def _restore(self, fields: Fields) -> None:
+        head = HEADS[self.head].from_archive(fields.part("head"), self.device_, name=fields.inside("head"))
+        fields.require(bool(np.array_equal(head.classes_, self.classes_)), "its head knows other classes")
+        fields.require(head.n_features_in_ == self.base_.n_features, "its head takes features of another width")
+        backbone = self.base_
+        if fields.has("adaptation"):
+            adaptation = Adaptation.from_archive(fields.part("adaptation"), fields.inside("adaptation"))
+            backbone = adapted_from(self.base_, adaptation).to(self.device_)
+        fields.require((self.adapt is not None) == fields.has("adaptation"), "its settings and its backbone differ")
+        self.backbone_, self.head_ = backbone, head
 
 
 def head_options(head: str) -> dict[str, Any]:
@@ -316,12 +337,7 @@ def create_fsa(name: str, **options: Any) -> FsaClassifier:
     >>> create_fsa("ranpac+fsa", n_units=100, adapt="ssf").head
     'ranpac'
     """
-    known = fsa_options(name)
-    for option in options:
-        if option not in known:
-            raise UnknownNameError(
-                f"option of method {name!r} must be one it has, got {option!r}; nearest: {nearest(option, known)}"
-            )
+    check_keys(options, fsa_options(name), f"option of method {name!r}")
     return FsaClassifier(_head_of(name), **options)
 
 

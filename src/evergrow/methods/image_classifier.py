@@ -1,47 +1,51 @@
-"""What all classifiers that train a network on images share: labels, atomic learning, answers, cost, files."""
+"""The base of all classifiers that train a network on images: labels, atomic learning, answers, cost, files."""
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.backbones import BackboneSpec, ImageBackbone, backbone_from_spec, best_backbone, create_backbone
 from evergrow.backbones.base import Backbone
-from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.archive import Archive, read_archive
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import (
-    EvergrowError,
-    FileFormatError,
-    InputError,
-    LabelError,
-    NotFittedError,
-    ParameterError,
-    WeightsError,
-)
+from evergrow.core.errors import InputError, LabelError, ParameterError, WeightsError
+from evergrow.core.families import Family
+from evergrow.core.fields import Fields
 from evergrow.core.items import ImageArrays, Items
-from evergrow.core.registry import Registry
 from evergrow.core.seeding import resolve_seed
+from evergrow.heads.classifier import SEEDS, Classifier
 from evergrow.heads.labels import as_labels, check_kind
 from evergrow.training.cost import Cost
 
 __all__ = ["IMAGE_METHODS", "Cost", "ImageClassifier", "TaskLabels", "as_items", "resolve_backbone"]
 
-IMAGE_METHODS: Registry[type[ImageClassifier]] = Registry("method")
+IMAGE_METHODS: Family[ImageClassifier] = Family("method", "method")
 """Every method that trains a network, by the name users know it under; filled by ``@IMAGE_METHODS.register(name)``."""
+
+
+OF_THE_CALL = ("backbone", "cache", "checkpoint", "device", "progress", "workers")
+"""Settings that say nothing about what is learned. Files do not hold them: it is for whoever reads a file to say where
+to compute and what to write where."""
+
+
+def without_call_settings(old: Archive) -> dict[str, Any]:
+    """Return the plain values of an archive of evergrow 0.1 without its state and without settings of the call."""
+    params = {name: value for name, value in old.meta["params"].items() if name not in OF_THE_CALL}
+    return {**{key: value for key, value in old.meta.items() if key != "state"}, "params": params}
 
 
 @dataclass(frozen=True)
 class TaskLabels:
-    """What the labels of a task mean for a network whose outputs grow at the end.
+    """The labels of a task, and their numbers in a network whose outputs grow at the end.
 
     Classes are numbered in the order of their arrival: those of the first task from 0 on, sorted among themselves,
     then the new ones of the second, and so on. A number never changes.
@@ -63,19 +67,14 @@ class TaskLabels:
     n_old: int
     n_classes: int
 
-    @property
-    def n_new(self) -> int:
-        """Classes that are new in the task; their numbers are the last ones."""
-        return self.n_classes - self.n_old
 
-
-class ImageClassifier(BaseEstimator, ABC):  # type: ignore[misc]
+class ImageClassifier(Classifier):
     """A classifier that learns from images, task by task, over an open set of classes.
 
     A method implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the pair
-    :meth:`_export` / :meth:`_import`; ``__init__`` only stores its arguments. ``_learn`` either succeeds or leaves what
-    was learned before as it was; the base commits the labels after it returns. Inside the hooks ``self.base_`` is the
-    frozen backbone, ``self.seed_`` the seed and ``self.device_`` the device; the backbone is the caller's, so a method
+    :meth:`_contents` / :meth:`_restore`; ``__init__`` only stores its arguments. ``_learn`` either succeeds or leaves
+    what was learned before as it was; the base commits the labels after it returns. Inside the hooks ``self.base_`` is
+    the frozen backbone, ``self.seed_`` the seed and ``self.device_`` the device. The backbone is the caller's: a method
     that puts tuners on it or changes weights works on a copy (:func:`~evergrow.training.adapted.shared_copy`).
 
     Attributes
@@ -90,25 +89,18 @@ class ImageClassifier(BaseEstimator, ABC):  # type: ignore[misc]
         What learning has cost so far, and what an answer costs.
     """
 
-    needs: ClassVar[str] = "images"
+    family: ClassVar[Family[Any]] = IMAGE_METHODS
+    sorted_labels: ClassVar[bool] = False
     joint: ClassVar[bool] = False
     """Whether it learns everything at once, so that only its answers after the last task mean anything."""
-    min_first_classes: ClassVar[int] = 1
     backbone: Any
     random_state: Any
-    device: str | torch.device
-    classes_: NDArray[Any]
     arrival_: NDArray[Any]
     base_: ImageBackbone
     seed_: int
-    device_: torch.device
     cost_: Cost
 
     # -- hooks ------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _check_params(self) -> None:
-        """Raise :class:`~evergrow.core.errors.ParameterError` for settings out of range."""
 
     @abstractmethod
     def _reset(self) -> None:
@@ -116,19 +108,11 @@ class ImageClassifier(BaseEstimator, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:
-        """Learn a task, all or nothing, and return what it cost."""
+        """Learn a task, all or nothing, and return the cost."""
 
     @abstractmethod
     def _scores(self, items: Items) -> Tensor:
         """Return scores (n, C), one column per entry of ``arrival_``."""
-
-    @abstractmethod
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and JSON-serialisable settings that :meth:`_import` rebuilds what was learned from."""
-
-    @abstractmethod
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Rebuild what was learned; backbone, seed, device and labels are there."""
 
     def _start(self, backbone: ImageBackbone) -> None:
         """Say whether the method can work with a backbone, by a typed error, before anything is trained."""
@@ -160,7 +144,7 @@ class ImageClassifier(BaseEstimator, ABC):  # type: ignore[misc]
         device = backbone.device if self.device == "auto" else resolve_device(self.device)
         self._start(backbone)
         before = self.__dict__.copy()
-        for name in ("classes_", "arrival_", "cost_"):
+        for name in ("classes_", "arrival_", "cost_", "_unknown_fields"):
             self.__dict__.pop(name, None)
         self._reset()
         self.base_, self.device_, self.seed_ = backbone, device, resolve_seed(self.random_state)
@@ -249,91 +233,88 @@ class ImageClassifier(BaseEstimator, ABC):  # type: ignore[misc]
         best = self.decision_function(items).argmax(axis=1)
         return np.asarray(self.classes_[best])
 
-    def _require_fitted(self) -> None:
-        if not self._is_fitted():
-            raise NotFittedError(f"this {type(self).__name__} must learn something first: call fit or partial_fit")
-
-    def score(self, items: Any, y: Any) -> float:
-        """Return the share of right answers.
-
-        Parameters
-        ----------
-        items : Items or ndarray
-            Images.
-        y : array-like of shape (n,)
-            Their labels.
-        """
-        answers = self.predict(items)
-        return float((answers == as_labels(y, len(answers))).mean())
-
-    def _is_fitted(self) -> bool:
-        return "classes_" in vars(self)
-
     # -- files ------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was trained to one safetensors file, atomically; never the backbone.
+    def _label_table(self) -> NDArray[Any]:
+        return self.arrival_
 
-        Parameters
-        ----------
-        path : path-like
-            Where to.
-        """
-        self._require_fitted()
-        tensors, meta = self._export()
-        head = {
-            "params": {name: _plain(name, value) for name, value in self.get_params(deep=False).items()},
-            "labels": {"kind": self.arrival_.dtype.kind, "values": self.arrival_.tolist()},
-            "backbone": self.base_.spec.to_dict(),
-            "seed": self.seed_,
-            "cost": self.cost_.to_dict(),
-            "state": meta,
-        }
-        write_archive(path, Archive(type(self).__name__, head, tensors))
+    def _adopt_labels(self, labels: NDArray[Any]) -> None:
+        self.arrival_, self.classes_ = labels, np.sort(labels)
+
+    def _plain_param(self, name: str, value: Any) -> Any:
+        if name in OF_THE_CALL:
+            return None
+        return super()._plain_param(name, value.to_dict() if hasattr(value, "to_dict") else value)
+
+    @classmethod
+    def _known_params(cls, params: dict[str, Any]) -> list[str]:
+        return [name for name in super()._known_params(params) if name not in OF_THE_CALL]
+
+    def to_archive(self) -> Archive:
+        """Return the archive that :meth:`save` writes; the backbone is described in it, not contained."""
+        archive = super().to_archive()
+        stored = {name: value for name, value in archive.meta["params"].items() if name not in OF_THE_CALL}
+        own = {"backbone": self.base_.spec.to_dict(), "seed": self.seed_, "cost": self.cost_.to_dict()}
+        archive.meta.update(own, params=stored)
+        return archive
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, backbone: Any = None, device: str | torch.device | None = None
+        cls, path: str | os.PathLike[str], device: str | torch.device | None = None, *, backbone: Any = None
     ) -> Self:
-        """Read what :meth:`save` wrote and put it on its backbone.
+        """Read a saved classifier and put it on its backbone.
 
         Parameters
         ----------
         path : path-like
             Where from.
-        backbone : ImageBackbone, optional
-            The backbone that it was trained on; made anew from its description by default.
         device : str or torch.device, optional
             Where to compute; by default where the backbone is.
+        backbone : ImageBackbone, optional
+            The backbone that it was trained on; made anew from its description by default.
 
         Raises
         ------
         FileFormatError
-            If the file is no method of this class, is truncated or was altered.
+            If the file is no method of this class, is damaged or contradicts itself.
         WeightsError
             If the backbone has other weights, or its weights are nowhere to be found.
         """
-        archive = read_archive(path, cls.__name__)
-        try:
-            head = archive.meta
-            learner = cls(**{key: _value(value) for key, value in head["params"].items()})
-            learner.device = "auto" if device is None else device
-            base = _required_backbone(BackboneSpec.from_dict(head["backbone"]), backbone, learner.device)
-            learner.backbone = learner.base_ = base
-            learner.device_ = base.device if device is None else resolve_device(device)
-            learner.seed_, learner.cost_ = int(head["seed"]), Cost.from_dict(head["cost"])
-            learner.arrival_ = np.asarray(head["labels"]["values"], dtype=_DTYPES[head["labels"]["kind"]])
-            learner.classes_ = np.sort(learner.arrival_)
-            learner._import(archive.tensors, head["state"])
-        except EvergrowError:
-            raise
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
-            name = os.fspath(path)
-            raise FileFormatError(f"{name} must be a whole {cls.__name__}, but it lacks or garbles {error}") from error
-        return learner
+        return cls.from_archive(read_archive(path), device, name=os.fspath(path), backbone=backbone)
 
+    @classmethod
+    def from_archive(
+        cls,
+        archive: Archive,
+        device: str | torch.device | None = None,
+        *,
+        name: str = "the archive",
+        backbone: Any = None,
+    ) -> Self:
+        """Rebuild a classifier from its archive and put it on its backbone.
 
-_DTYPES: dict[str, Any] = {"b": np.bool_, "i": np.int64, "u": np.uint64, "f": np.float64, "U": np.str_}
+        Parameters
+        ----------
+        archive : Archive
+            Of this class.
+        device, backbone
+            As for :meth:`load`.
+        name : str
+            What messages call the source.
+        """
+        fields = archive.open(cls.archive_kind().name, name=name)
+        made = cls._from_settings(fields, device)
+        made._place(fields, device, backbone)
+        return made._restored(fields)
+
+    def _place(self, fields: Fields, device: str | torch.device | None, backbone: Any) -> None:
+        """Take over backbone, seed, device and cost; :meth:`_restore` comes after it."""
+        fields.require(len(self.arrival_) > 0, "it knows no class")
+        self.device = "auto" if device is None else device
+        self.seed_, self.cost_ = fields.integer("seed", **SEEDS), Cost.from_fields(fields.fields("cost"))
+        spec = BackboneSpec.from_dict(fields.mapping("backbone"))
+        self.backbone = self.base_ = _required_backbone(spec, backbone, self.device)
+        self.device_ = self.base_.device if device is None else resolve_device(device)
 
 
 def as_items(items: Any) -> Items:
@@ -393,26 +374,3 @@ def _required_backbone(spec: BackboneSpec, given: Any, device: str | torch.devic
             f"and {backbone.spec.preset!r}"
         )
     return backbone
-
-
-def _plain(name: str, value: Any) -> Any:
-    """Return a constructor argument in a form that JSON holds; what is not needed to answer becomes None."""
-    if name in ("backbone", "checkpoint") or isinstance(value, (np.random.RandomState, np.random.Generator)):
-        return None
-    if hasattr(value, "to_dict"):
-        return value.to_dict()
-    if isinstance(value, (torch.device, os.PathLike)):
-        return str(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, (list, tuple)):
-        return [_plain(name, item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(name, item) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise InputError(f"{name} must be a plain value to be saved, got {type(value).__name__}")
-
-
-def _value(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

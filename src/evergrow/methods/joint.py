@@ -14,16 +14,25 @@ from torch.nn.functional import cross_entropy
 
 from evergrow.backbones import ImageBackbone
 from evergrow.backbones.extraction import extract
+from evergrow.core.archive import Archive
 from evergrow.core.errors import InputError
+from evergrow.core.fields import Fields
 from evergrow.core.items import Items, concat_items
-from evergrow.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels
+from evergrow.heads.classifier import Contents
+from evergrow.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels, without_call_settings
 from evergrow.training.adapted import own_copy
 from evergrow.training.classifiers import CosineHead, Network
 from evergrow.training.cost import Cost, count_parameters, inference_gflops, training_gflops
 from evergrow.training.loop import TrainConfig, train
 
 
-@IMAGE_METHODS.register("joint-ft")
+def _from_version_1(old: Archive) -> Archive:
+    """Return an archive of evergrow 0.1 in the present layout."""
+    meta = without_call_settings(old)
+    return Archive(old.kind, meta, old.tensors, version=2)
+
+
+@IMAGE_METHODS.register("joint-ft", version=2, former=("JointFineTuning",), migrations={1: _from_version_1})
 class JointFineTuning(ImageClassifier):
     """A network fine-tuned on everything seen so far, as if all of it came at once.
 
@@ -183,10 +192,16 @@ class JointFineTuning(ImageClassifier):
         logits = extract(ImageBackbone(network, spec, self.device_), items, cache=False).features
         return torch.from_numpy(np.array(logits))
 
-    def _export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return dict(self.network().state_dict()), {}
+    def _contents(self) -> Contents:
+        return Contents({}, dict(self.network().state_dict()))
 
-    def _import(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+    def _restore(self, fields: Fields) -> None:
+        shapes = {f"backbone.{name}": value for name, value in self.base_.module.state_dict().items()}
+        head = {"head.weight": (len(self.arrival_), self.base_.n_features), "head.scale": (1,)}
+        tensors = {name: fields.tensor(name, value.shape, dtype=value.dtype) for name, value in shapes.items()}
+        tensors |= {name: fields.tensor(name, shape, dtype=torch.float32) for name, shape in head.items()}
+        strange = set(fields.tensor_names()) - set(tensors)
+        fields.require(not strange, f"{min(strange, default='')!r} is no part of the network")
         network = self._new_network()
         network.load_state_dict(tensors)
         self._network = network.requires_grad_(False).eval()

@@ -13,14 +13,15 @@ from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import RandomState
 from evergrow.core.validation import check_number
 from evergrow.methods.image_classifier import IMAGE_METHODS
-from evergrow.methods.row_classifier import ModuleStates, RowClassifier, TaskNetwork
-from evergrow.training.passes import kept, tuned
+from evergrow.methods.module_states import ModuleStates
+from evergrow.methods.shared_weights import SharedWeightsClassifier, TaskNetwork, from_version_1
 from evergrow.training.settings import TrainPrecision
+from evergrow.training.tuned_passes import copy_state, temporary_tuner
 from evergrow.tuners import SDLoRATuner
 
 
-@IMAGE_METHODS.register("sd-lora")
-class SDLoRAClassifier(RowClassifier):
+@IMAGE_METHODS.register("sd-lora", version=2, former=("SDLoRAClassifier",), migrations={1: from_version_1})
+class SDLoRAClassifier(SharedWeightsClassifier):
     """SD-LoRA (Wu et al., "SD-LoRA: scalable decoupled low-rank adaptation for class incremental learning", ICLR 2025).
 
     In task t the maps to queries and values of every block become
@@ -85,6 +86,7 @@ class SDLoRAClassifier(RowClassifier):
     """
 
     method = "sd-lora"
+    modules = ("tuner",)
     protocol: ClassVar[dict[str, Any]] = {"optimizer": "sgd", "schedule": "constant", "momentum": 0.9}
 
     def __init__(
@@ -135,23 +137,23 @@ class SDLoRAClassifier(RowClassifier):
         return max(round(self.rank * share), 1)
 
     @contextmanager
-    def _training_body(self, parts: ModuleStates, task: int) -> Iterator[TaskNetwork]:
-        with tuned(self._model, *self._tuner(), parts.get("tuner"), seed=self.seed_) as tuner:
+    def _training_network(self, modules: ModuleStates, task: int) -> Iterator[TaskNetwork]:
+        with temporary_tuner(self._model, *self._tuner(), modules.get("tuner"), seed=self.seed_) as tuner:
             if task and isinstance(tuner, SDLoRATuner):
                 tuner.start_task(self._rank(task))
             yield TaskNetwork(self._model, tuner)
 
-    def _learned(self, body: TaskNetwork, parts: ModuleStates) -> ModuleStates:
-        return {"tuner": kept(body.trained)}
+    def _learned(self, network: TaskNetwork, modules: ModuleStates) -> ModuleStates:
+        return {"tuner": copy_state(network.trained)}
 
     @contextmanager
-    def _answering_body(self, parts: ModuleStates) -> Iterator[TaskNetwork]:
-        with tuned(self._model, *self._tuner(), parts["tuner"]) as tuner:
+    def _answering_network(self, modules: ModuleStates) -> Iterator[TaskNetwork]:
+        with temporary_tuner(self._model, *self._tuner(), modules["tuner"]) as tuner:
             yield TaskNetwork(self._model, tuner)
 
     @property
     def magnitudes_(self) -> list[float]:
         """One scalar per task, as learned in the last one."""
         self._require_fitted()
-        values: list[float] = self._state.parts["tuner"]["scalars.values"].tolist()
+        values: list[float] = self._state.modules["tuner"]["scalars.values"].tolist()
         return values

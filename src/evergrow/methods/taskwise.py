@@ -18,14 +18,15 @@ from torch.nn.functional import cross_entropy
 
 from evergrow.backbones.vision import ImageBackbone
 from evergrow.backbones.weights import hash_weights
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.core.fields import Fields
 from evergrow.core.items import Items
 from evergrow.methods.image_classifier import ImageClassifier, TaskLabels
 from evergrow.training.adapted import shared_copy
 from evergrow.training.cost import Cost, count_parameters, inference_gflops, training_gflops
 from evergrow.training.loop import train
-from evergrow.training.passes import run_network, tuned
 from evergrow.training.settings import TrainConfig
+from evergrow.training.tuned_passes import run_network, temporary_tuner
 
 _NOT_DECISIVE = {"backbone", "checkpoint", "device", "progress", "workers", "random_state"}
 
@@ -33,8 +34,8 @@ _NOT_DECISIVE = {"backbone", "checkpoint", "device", "progress", "workers", "ran
 class TaskwiseClassifier(ImageClassifier):
     """A classifier that trains a few parameters beside a frozen backbone in every task.
 
-    Every call of ``fit`` or ``partial_fit`` is a task. What is learned is one immutable state: a task that fails leaves
-    the one before. Tuners sit on a copy of the backbone that shares its weights, and only while a call lasts.
+    Every call of ``fit`` or ``partial_fit`` is a task. It makes a new state, never changed in place: a task that fails
+    leaves the one before. Tuners sit on a copy of the backbone that shares its weights, and only while a call lasts.
 
     Subclasses set ``method`` and ``protocol`` and say what a task trains (:meth:`_task`), how to answer
     (:meth:`_answering`), and what a file holds.
@@ -58,7 +59,7 @@ class TaskwiseClassifier(ImageClassifier):
 
     @abstractmethod
     def _check_own(self) -> None:
-        """Check what the method has beside the settings of training."""
+        """Raise :class:`ParameterError` for a setting out of range that is none of the training."""
 
     @abstractmethod
     def _tuner(self) -> tuple[str, dict[str, Any]]:
@@ -66,11 +67,15 @@ class TaskwiseClassifier(ImageClassifier):
 
     @abstractmethod
     def _task(self, items: Items, labels: TaskLabels) -> tuple[Any, Cost]:
-        """Train on a task and return the new state with what training cost."""
+        """Train on a task and return the new state and the cost."""
 
     @abstractmethod
     def _answering(self, state: Any) -> AbstractContextManager[nn.Module]:
         """Put a network on the backbone that gives scores (n, C), for the time of a ``with`` statement."""
+
+    @abstractmethod
+    def _read_state(self, fields: Fields) -> Any:
+        """Return the state in a file: finite numbers, of shapes that fit each other and the classes."""
 
     # -- what the base asks for -------------------------------------------------------------------------
 
@@ -83,8 +88,17 @@ class TaskwiseClassifier(ImageClassifier):
 
     def _start(self, backbone: ImageBackbone) -> None:
         name, settings = self._tuner()
-        with tuned(shared_copy(backbone.module), name, settings, None):
+        with temporary_tuner(shared_copy(backbone.module), name, settings, None):
             pass  # a backbone that the tuner cannot serve is refused when it is put on
+
+    def _restore(self, fields: Fields) -> None:
+        state = self._read_state(fields)
+        try:
+            with self._answering(state):
+                pass  # what does not fit the backbone or the settings is refused when it is put together
+        except (InputError, ParameterError) as error:
+            raise FileFormatError(f"{fields.name} must fit its settings and its backbone: {error}") from error
+        self._state = state
 
     def _reset(self) -> None:
         self.__dict__.pop("_state", None)
@@ -134,7 +148,7 @@ class TaskwiseClassifier(ImageClassifier):
         task: int,
         loss: Callable[[Any, Tensor], Tensor] | None = None,
     ) -> Cost:
-        """Train a module inside a network on the images of a task and return what that cost."""
+        """Train a module inside a network on the images of a task and return the cost."""
         parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
         size, config = self.base_.transform.size, self.config()
         log = train(
@@ -169,7 +183,7 @@ class TaskwiseClassifier(ImageClassifier):
         return folder / f"{self.method}-task-{task}.evg"
 
     def _identity(self, trained: nn.Module) -> dict[str, Any]:
-        """Return what decides the result of a task beside data and settings of training: options, and the start."""
+        """Return options, backbone and start, which decide a result beside data and settings of training."""
         given = self.get_params(deep=False)
         return {
             "method": self.method,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from evergrow.core.fields import Fields
 from evergrow.core.validation import check_matrix
 from evergrow.projections.activations import ACTIVATIONS
 from evergrow.projections.layers import ReadoutParts, Units
+from evergrow.projections.settings import LayerSettings
 
 CHUNK_BYTES = 256 * 2**20
 """The largest matrix of activations that is ever held at once, unless a caller states another bound."""
@@ -44,12 +46,24 @@ class Projection(ABC):
         Biases, float64 where they depend on the data.
     """
 
+    selectable: ClassVar[bool] = True
+    """Whether heads may be told to use this kind by its name."""
+
     def __init__(self, activation: str = "sigmoid", random_state: int = 0) -> None:
         ACTIVATIONS[activation]  # raises for unknown names
         self.activation = activation
         self.random_state = int(random_state)
         self.weights: Tensor | None = None
         self.bias: Tensor | None = None
+
+    @classmethod
+    def from_settings(cls, settings: LayerSettings) -> Self:
+        """Return a layer, not yet built, as the settings of a head want it.
+
+        By default ``cls(n_units=..., activation=..., random_state=...)``; kinds with other arguments override it.
+        """
+        make: Callable[..., Self] = cls
+        return make(n_units=settings.width, activation=settings.activation, random_state=settings.seed)
 
     @abstractmethod
     def build(self, Z: Tensor, Y: Tensor) -> Self:
@@ -157,6 +171,11 @@ class Projection(ABC):
         fields.require(weights.shape[0] > 0, "units have no inputs")
         projection.weights, projection.bias = weights.to(device), bias.to(device)
         return projection
+
+
+def selectable_projections() -> list[str]:
+    """Return the kinds of layer that heads may be told to use by name."""
+    return [name for name in PROJECTIONS.names() if PROJECTIONS[name].selectable]
 
 
 def read_projection(archive: Archive, device: torch.device, name: str = "the layer") -> Projection:

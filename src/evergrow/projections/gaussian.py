@@ -9,11 +9,13 @@ from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.archive import Archive
+from evergrow.core.errors import ParameterError
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_matrix, check_number
 from evergrow.projections.base import PROJECTIONS, Projection, nothing_new
 from evergrow.projections.scales import Scales, check_scales
+from evergrow.projections.settings import LayerSettings
 from evergrow.projections.units import UnitSampler
 
 _BLOCK = 256  # units per draw: a wider layer begins with the units of a narrower one
@@ -61,6 +63,12 @@ class GaussianProjection(Projection):
         self.scales: Scales = (float(scales),) if isinstance(scales, (int, float)) else scales
         check_scales(self.scales)
         self.bias_rule = bias
+
+    @classmethod
+    def from_settings(cls, settings: LayerSettings) -> Self:
+        """Return the layer of a head; the paper's random initialisation has unit variance, its scales are MGSM's."""
+        drawn: float | Scales = 1.0 if settings.scales == "paper" else settings.scales
+        return cls(settings.width, settings.activation, drawn, random_state=settings.seed)
 
     def build(self, Z: Tensor, Y: Tensor) -> Self:
         """Draw the units; only their scales and bias points may depend on Z."""
@@ -110,6 +118,13 @@ class FourierProjection(Projection):
             check_number("gamma", gamma, low=0, low_open=True)
         self.requested = int(n_units)
         self.gamma = gamma
+
+    @classmethod
+    def from_settings(cls, settings: LayerSettings) -> Self:
+        """Return the layer of a head; its one scale is the bandwidth of the kernel."""
+        if settings.scales not in ("paper", "auto"):
+            raise ParameterError("scales must be 'paper' or 'auto' for projection='fourier'")
+        return cls(settings.width, random_state=settings.seed)
 
     def build(self, Z: Tensor, Y: Tensor) -> Self:
         """Draw frequencies and phases; only the bandwidth may depend on Z."""

@@ -17,6 +17,7 @@ from evergrow.core.validation import check_matrix
 from evergrow.projections.base import PROJECTIONS, Projection, nothing_new
 from evergrow.projections.residual import FORMS, DualResidual, Residual, choose_form
 from evergrow.projections.search import STATUSES, BlockRecord, GuidedConfig, Search, fill_units, read_log, written_log
+from evergrow.projections.settings import LayerSettings
 from evergrow.projections.units import UnitSampler
 
 CONSTRUCTION_DTYPE = torch.float64
@@ -67,6 +68,20 @@ class GuidedProjection(Projection):
         self.log: list[BlockRecord] = []
         self.n_guided = 0
         self.form = self.config.form
+
+    @classmethod
+    def from_settings(cls, settings: LayerSettings) -> Self:
+        """Return the layer of a head."""
+        return cls(
+            random_state=settings.seed,
+            verbose=settings.verbose,
+            scales=settings.scales,
+            activation=settings.activation,
+            alpha=settings.alpha,
+            max_units=settings.max_units,
+            n_units=None if settings.n_units is None else settings.width,
+            **settings.guidance,
+        )
 
     def build(self, Z: Tensor, Y: Tensor, base: Tensor | None = None) -> Self:
         """Grow the layer on first-task features and one-hot targets.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -30,6 +32,8 @@ class IdentityProjection(Projection):
     >>> IdentityProjection(intercept=True).build(Z, Z).transform(Z).tolist()
     [[2.0, 3.0, 1.0]]
     """
+
+    selectable: ClassVar[bool] = False
 
     def __init__(self, intercept: bool = False) -> None:
         super().__init__("identity")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -43,6 +45,8 @@ class LinkedProjection(Projection):
     >>> layer.transform(Z).shape
     torch.Size([8, 8])
     """
+
+    selectable: ClassVar[bool] = False
 
     def __init__(self, inner: Projection) -> None:
         super().__init__("identity", inner.random_state)

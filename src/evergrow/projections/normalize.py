@@ -23,7 +23,7 @@ def resolve_normalization(rule: str, Z: Tensor) -> str:
 
 
 def normalize(Z: Tensor, rule: str) -> Tensor:
-    """Apply a rule to rows.
+    """Apply a rule to rows, of whatever size they are; a row of zeros stays one.
 
     Examples
     --------
@@ -37,4 +37,11 @@ def normalize(Z: Tensor, rule: str) -> Tensor:
     if rule == "sqrt-l2":
         Z = Z.sign() * Z.abs().sqrt()
     norms: Tensor = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
-    return Z / norms.clamp_min(1e-12)
+    # Squares of large numbers overflow and those of small ones vanish: such rows are brought to size first.
+    limits = torch.finfo(Z.dtype)
+    extreme = ~((norms > limits.tiny**0.5 / limits.eps) & (norms < limits.max**0.5 * limits.eps))
+    if bool(extreme.any()):
+        largest = Z.abs().amax(dim=1, keepdim=True)
+        Z = torch.where(extreme & (largest > 0.0), Z / largest, Z)
+        norms = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
+    return Z / torch.where(norms > 0.0, norms, torch.ones_like(norms))

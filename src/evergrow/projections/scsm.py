@@ -20,6 +20,7 @@ from evergrow.projections.base import PROJECTIONS, Projection, nothing_new
 from evergrow.projections.residual import DenseDual, DualResidual, FactoredDual
 from evergrow.projections.scales import check_scales
 from evergrow.projections.search import STATUSES, BlockRecord, read_log, written_log
+from evergrow.projections.settings import LayerSettings
 
 SCN_SCALES = (0.5, 1.0, 3.0, 5.0, 7.0, 9.0, 15.0, 25.0, 50.0, 100.0, 150.0, 200.0)
 """Half-widths Lambda of the uniform weights that the published networks search through."""
@@ -104,6 +105,20 @@ class SCSMProjection(Projection):
         self.tol, self.alpha, self.shrink_mu, self.verbose = tol, alpha, shrink_mu, verbose
         self.status = "unbuilt"
         self.log: list[BlockRecord] = []
+
+    @classmethod
+    def from_settings(cls, settings: LayerSettings) -> Self:
+        """Return the layer of a head; scales by name are those of the published networks."""
+        return cls(
+            n_units=settings.width,
+            n_candidates=settings.guidance.get("n_candidates", 100),
+            tol=0.0,
+            alpha=settings.alpha,
+            activation=settings.activation,
+            random_state=settings.seed,
+            verbose=settings.verbose,
+            scales=SCN_SCALES if isinstance(settings.scales, str) else tuple(settings.scales),
+        )
 
     def build(self, Z: Tensor, Y: Tensor) -> Self:
         """Grow the layer on first-task features and targets."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from evergrow.core.errors import FileFormatError, ParameterError
 from evergrow.core.fields import Fields
 from evergrow.core.progress import meter
-from evergrow.core.registry import nearest
+from evergrow.core.settings import from_mapping
 from evergrow.core.validation import check_choice, check_number
 from evergrow.projections.activations import ACTIVATIONS
 from evergrow.projections.blocks import BlockScores, CandidateBlocks, score_blocks
@@ -114,11 +114,7 @@ class GuidedConfig:
     @classmethod
     def of(cls, options: dict[str, Any]) -> GuidedConfig:
         """Build a config, naming the nearest setting for a key that is none."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in options:
-            if key not in known:
-                raise ParameterError(f"{key!r} must be a setting of {cls.__name__}; nearest: {nearest(key, known)}")
-        return cls(**options)
+        return from_mapping(cls, options, "setting of a guided layer")
 
     @classmethod
     def read(cls, fields: Fields, key: str) -> GuidedConfig:

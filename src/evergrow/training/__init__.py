@@ -1,4 +1,4 @@
-"""What trains a network: loop, data, crops, checkpoints, cost, first-session adaptation."""
+"""Training of networks: loop, data, crops, checkpoints, cost, first-session adaptation."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from evergrow.tuners.files import SavedTuner
 
 
 def _from_version_1(old: Archive) -> Archive:
-    """Return what models of evergrow 0.1 said of an adaptation in the present layout."""
+    """Return an archive with the fields of evergrow 0.1 in the present layout: the tuner is an archive inside it."""
     entry = old.meta["entry"]
     tuner = SavedTuner(entry["tuner"], entry["settings"], entry["seed"], dict(old.tensors))
     if entry["base"] != old.meta["base"]["weights_hash"]:
@@ -33,7 +33,7 @@ KIND = register_kind("adaptation", version=2, migrations={1: _from_version_1})
 
 @dataclass(frozen=True, eq=False)
 class Adaptation:
-    """What first-session adaptation has learned, and from what.
+    """A tuner that first-session adaptation has trained, with its backbone's description and how it was trained.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Adaptation:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:
-        """Return what is worth knowing, in plain values."""
+        """Return kind, size, backbone and training for people, in plain values."""
         return {
             "tuner": self.tuner.name,
             "settings": dict(self.tuner.settings),
@@ -131,7 +131,7 @@ def _checked_training(fields: Fields) -> dict[str, Any]:
 
 
 def adaptation_of(backbone: Backbone) -> Adaptation | None:
-    """Return what was learned by a backbone that was adapted elsewhere; None for any other.
+    """Return the adaptation of a backbone that was adapted elsewhere; None for any other.
 
     Its ``config`` is None: a model that is given such a backbone does not adapt it, nor will it when it is fitted anew.
     """

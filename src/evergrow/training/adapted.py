@@ -1,4 +1,4 @@
-"""A backbone with a tuner on it: tells itself apart from the one it was made of, and can be made again."""
+"""Adapted backbones: a frozen network with a frozen tuner on it, told apart from the plain one by a hash."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class AdaptedBackbone(ImageBackbone):
         return self
 
     def adaptation(self) -> Adaptation:
-        """Return what was learned, apart from the network; :func:`adapted_from` puts it on the backbone again."""
+        """Return the tuner apart from the network; :func:`adapted_from` puts it on the backbone again."""
         if self._restored is not None:
             return self._restored
         training: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Where a training stands, in one file: it goes on from there to the same weights."""
+"""Checkpoints: one file from which an interrupted training goes on to the same weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def _from_version_1(old: Archive) -> Archive:
     A training goes on only with the settings it began with. One that came later was not written down, but had a value:
     whoever adds a setting raises the version and adds that value here.
     """
-    identity = {"interpolation": "bilinear", **old.meta["identity"]}
+    given = {"images" if key == "pictures" else key: value for key, value in old.meta["identity"].items()}
+    identity = {"interpolation": "bilinear", **given}
     meta = {**old.meta, "identity": identity}
     return Archive("checkpoint", meta, old.tensors, version=2)
 
@@ -58,7 +59,7 @@ class Progress:
 
 
 class TrainState:
-    """The numbers that training changes: parameters and what the optimizer remembers of them.
+    """The numbers that training changes: parameters, and the optimizer's memory of them.
 
     Parameters
     ----------
@@ -120,7 +121,7 @@ class TrainState:
         return fields.tensor(name, parameter.shape, dtype=parameter.dtype)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what :meth:`tensors` or :meth:`checked` gave."""
+        """Take over tensors that :meth:`tensors` or :meth:`checked` returned."""
         remembered: dict[int, dict[str, Tensor]] = {}
         with torch.no_grad():
             for name, value in tensors.items():
@@ -137,7 +138,7 @@ class TrainState:
 def write_checkpoint(
     path: str | os.PathLike[str], state: TrainState, progress: Progress, identity: Mapping[str, Any]
 ) -> None:
-    """Write where a training stands, atomically.
+    """Write a checkpoint, atomically.
 
     Parameters
     ----------
@@ -155,7 +156,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: str | os.PathLike[str], state: TrainState, identity: Mapping[str, Any]) -> Progress | None:
-    """Take over what a checkpoint holds and return how far it is; None if there is no file.
+    """Take over the numbers in a checkpoint and return how far it is; None if there is no file.
 
     Raises
     ------

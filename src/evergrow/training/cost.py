@@ -1,4 +1,4 @@
-"""What learning and answering cost: operations counted on one batch, parameters, seconds, memory."""
+"""Costs of learning and answering: operations counted on one batch, parameters, seconds, memory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from evergrow.core.fields import Fields
+
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -19,7 +21,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a method has cost so far.
+    """The cost of a method so far.
 
     Operations are those of matrix products, convolutions and attention, multiplications and additions counted apart;
     the algebra of analytic heads is not among them, its seconds are.
@@ -59,7 +61,7 @@ class Cost:
     peak_memory_bytes: int = 0
 
     def __add__(self, later: Cost) -> Cost:
-        """Return the cost of learning one task after another; answering costs what it does after the later one."""
+        """Return the cost of learning one task after another; that of answering is the later one's."""
         if not isinstance(later, Cost):
             return NotImplemented
         return Cost(
@@ -77,9 +79,14 @@ class Cost:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return the cost that :meth:`to_dict` gave."""
-        return cls(**values)
+    def from_fields(cls, fields: Fields) -> Self:
+        """Return the cost in a file."""
+        counts = ("trainable_parameters", "epochs", "samples", "peak_memory_bytes")
+        amounts = ("train_seconds", "inference_gflops", "train_gflops")
+        return cls(
+            **{name: fields.integer(name) for name in counts},
+            **{name: fields.number(name, low=0) for name in amounts},  # type: ignore[arg-type]
+        )
 
 
 def count_parameters(parameters: Iterable[nn.Parameter]) -> int:

@@ -32,7 +32,7 @@ _RESIDENT_SHARE = 0.25
 
 @dataclass(frozen=True)
 class TrainingSeed:
-    """A named source of randomness: what an epoch looks like depends on nothing else.
+    """A named source of randomness; the batches of an epoch depend on nothing else.
 
     Parameters
     ----------

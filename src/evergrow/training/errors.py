@@ -1,4 +1,4 @@
-"""What can go wrong while a network is trained."""
+"""Errors of trainings."""
 
 from __future__ import annotations
 

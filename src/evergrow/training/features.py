@@ -58,7 +58,7 @@ def featurize(data: RawSet, backbone: Backbone, *, config: ExtractConfig | None 
 
 
 def describe_features(data: RawSet, spec: BackboneSpec) -> dict[str, Any]:
-    """Return what records will say about the features of a data set, before they are computed."""
+    """Return the description of a data set's features for records, before they are computed."""
     backbone = backbone_entry(spec)
     return {
         "name": data.name,
@@ -72,7 +72,7 @@ def describe_features(data: RawSet, spec: BackboneSpec) -> dict[str, Any]:
 
 
 def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
-    """Return what records and feature files say about a backbone; never a path."""
+    """Return the description of a backbone for records and feature files; never a path."""
     return {
         "name": spec.name,
         "weights": spec.weights.partition(":")[0],

@@ -135,7 +135,7 @@ def check_adaptable(backbone: ImageBackbone, config: FsaConfig) -> None:
 
 
 def _untrained(config: FsaConfig) -> dict[str, Any]:
-    """Return what decides an adaptation beside the settings of training, which the loop looks at by itself."""
+    """Return the settings that decide an adaptation, without those of training, which the loop compares by itself."""
     return {name: value for name, value in config.to_dict().items() if name != "train"}
 
 
@@ -147,7 +147,7 @@ def _head(config: FsaConfig, n_features: int, n_classes: int, seed: int) -> nn.M
 
 
 def _cost(network: Network, tuner: Tuner, size: tuple[int, int], log: TrainLog) -> Cost:
-    """Return what an adaptation cost; inference is that of the tuned backbone alone."""
+    """Return the cost of an adaptation; inference is that of the tuned backbone alone."""
     trained = [*tuner.parameters(), *network.head.parameters()]
     device = trained[0].device
     step = training_gflops(network, trained, size, device, cross_entropy)

@@ -45,7 +45,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class EpochLog:
-    """What an epoch gave.
+    """Loss and learning rate of an epoch.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def train(
 
 
 def _groups(parameters: Parameters, config: TrainConfig) -> list[dict[str, Any]]:
-    """Return parameter groups with a learning rate each, without what is frozen."""
+    """Return parameter groups with a learning rate each, without frozen parameters."""
     given: list[Any] = list(parameters)
     groups = given if given and isinstance(given[0], dict) else [{"params": given}]
     kept = []
@@ -248,7 +248,7 @@ def _identity(
 
 
 class _Run:
-    """One training: what does not change in its course, and the steps."""
+    """One training: its fixed parts, and the steps."""
 
     def __init__(
         self,

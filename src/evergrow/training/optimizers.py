@@ -1,4 +1,4 @@
-"""Optimizers by name, and what each remembers of a parameter."""
+"""Optimizers by name, and the tensors that each remembers of a parameter."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from typing_extensions import Self
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.settings import check_keys, field_names, lists_to_tuples, to_plain, with_changes
+from evergrow.core.settings import check_keys, field_names, from_mapping, lists_to_tuples, to_plain, with_changes
 from evergrow.core.validation import check_choice, check_number
 from evergrow.training.optimizers import OPTIMIZERS
 from evergrow.training.schedules import SCHEDULES
@@ -152,8 +152,8 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings that :meth:`to_dict` gave; what is missing is a default."""
-        return cls().changed(**values)
+        """Return settings from plain values; a missing one has its default."""
+        return from_mapping(cls, values, "setting of a training")
 
 
 _ANACP_ADAPTER = {"bottleneck": 8, "scale": 1.0, "dropout": 0.0, "activation": "none", "placement": "mlp"}
@@ -241,7 +241,9 @@ class FsaConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings that :meth:`to_dict` gave; what is missing is a default."""
+        """Return settings from plain values; a missing one has its default."""
+        if not isinstance(values, Mapping):
+            raise ParameterError(f"settings of an adaptation must be values by name, got {type(values).__name__}")
         known = dict(values)
         inner = TrainConfig.from_dict(known.pop("train", {}))
         return cls(train=inner).changed(**known)

@@ -1,4 +1,4 @@
-"""Settings of tuners: frozen dataclasses that refuse what they do not know."""
+"""Settings of tuners: frozen dataclasses that refuse unknown names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evergrow.core.settings import from_mapping, lists_to_tuples, to_plain
 
 @dataclass(frozen=True)
 class TunerConfig:
-    """What all settings of tuners share.
+    """The base of all settings of tuners.
 
     Subclasses declare fields and override :meth:`check`. Lists become tuples, so that settings read from JSON
     equal the ones that were written.

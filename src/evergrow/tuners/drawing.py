@@ -72,8 +72,10 @@ class Drawer:
         return drawn.to(like.device, like.dtype)
 
     def truncated(self, shape: tuple[int, ...], like: Tensor, std: float, *purpose: str | int) -> Tensor:
-        """Return a tensor from N(0, std), cut off at two standard deviations."""
+        """Return a tensor from N(0, std), cut off at two standard deviations; zeros for a std of 0."""
         self._count(shape)
+        if std == 0:  # which torch would divide by
+            return like.new_zeros(shape)
         drawn = nn.init.trunc_normal_(
             torch.empty(shape), std=std, a=-2 * std, b=2 * std, generator=self._stream(purpose)
         )

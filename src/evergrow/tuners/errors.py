@@ -1,4 +1,4 @@
-"""What can go wrong with a tuner."""
+"""Errors of tuners."""
 
 from __future__ import annotations
 

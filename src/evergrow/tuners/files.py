@@ -13,7 +13,7 @@ from evergrow.tuners.errors import ArchitectureError
 
 
 def _from_version_1(old: Archive) -> Archive:
-    """Return what evergrow 0.1 wrote in the present layout: settings were called config."""
+    """Return an archive of evergrow 0.1 in the present layout: settings were called config."""
     meta = {"settings" if key == "config" else key: value for key, value in old.meta.items()}
     return Archive("tuner", meta, old.tensors, version=2)
 
@@ -86,7 +86,7 @@ class SavedTuner:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SavedTuner:
-        """Read what :meth:`write` wrote, or raise :class:`FileFormatError`."""
+        """Read a tuner's file, or raise :class:`FileFormatError`."""
         return cls.from_archive(read_archive(path), os.fspath(path))
 
     def require_architecture(self, path: str | os.PathLike[str], here: dict[str, Any]) -> None:

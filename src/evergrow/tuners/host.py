@@ -1,4 +1,4 @@
-"""What the tuners of one model share: who they are, what was frozen for them, and what kind of model it is."""
+"""The record that the tuners of one model share: who they are, which parameters they froze, the architecture."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class PromptLayer(nn.Module):
 
 
 class _PromptTuner(Tuner):
-    """What deep and shallow prompts share."""
+    """The base of deep and shallow prompts."""
 
     config_class = VPTConfig
     adapts = True

@@ -35,7 +35,7 @@ class BlockMeans:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.methods.prototypes import BlockMeans
+    >>> from evergrow.methods.block_means import BlockMeans
     >>> first = BlockMeans.empty(2).extended(1, blocks=1).added(torch.ones(1, 3, 2), torch.tensor([0, 0, 0]))
     >>> second = first.extended(2, blocks=2).added(torch.ones(2, 1, 2), torch.tensor([1]))
     >>> second.completed().prototypes[1, 0].tolist()  # the old class under the new extractor

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evergrow.methods.prototypes import BlockMeans
+from evergrow.methods.block_means import BlockMeans
 
 WIDTH = 5
 

@@ -1,4 +1,4 @@
-"""Put tuners on a backbone for the time of a call, and run what results over images."""
+"""Passes of a backbone with a tuner on it for the time of a call."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from evergrow.backbones.base import Backbone
 from evergrow.backbones.extraction import extract
 from evergrow.backbones.vision import ImageBackbone
 from evergrow.core.items import Items
-from evergrow.tuners import Tuner, create_tuner
+from evergrow.tuners import Tuner, create_tuner, restore_tuner
+from evergrow.tuners.files import SavedTuner
 
 
 @contextmanager
-def tuned(
+def temporary_tuner(
     model: nn.Module, name: str, settings: Mapping[str, Any], state: Mapping[str, Tensor] | None, *, seed: int = 0
 ) -> Iterator[Tuner]:
     """Put a tuner on a model until the end of the ``with`` statement; the model is then exactly as it came.
@@ -42,30 +43,31 @@ def tuned(
     Examples
     --------
     >>> import timm
-    >>> from evergrow.training.passes import tuned
+    >>> from evergrow.training.tuned_passes import temporary_tuner
     >>> from evergrow.tuners import tuners_of
     >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
-    >>> with tuned(model, "additive", {}, None) as tuner:
+    >>> with temporary_tuner(model, "additive", {}, None) as tuner:
     ...     tuner.enabled
     True
     >>> tuners_of(model)
     []
     """
-    tuner = create_tuner(name, model, seed=seed, **settings)
+    if state is None:
+        tuner = create_tuner(name, model, seed=seed, **settings)
+    else:
+        tuner = restore_tuner(SavedTuner(name, dict(settings), seed, dict(state)), model)
     try:
-        if state is not None:
-            tuner.load_state_dict(state)
         yield tuner
     finally:
         tuner.remove()
 
 
-def kept(module: nn.Module) -> dict[str, Tensor]:
+def copy_state(module: nn.Module) -> dict[str, Tensor]:
     """Return a copy of a module's state that later training does not change."""
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
-class _Pass(Backbone):
+class _NetworkAsBackbone(Backbone):
     """Dresses a network up as a backbone, so that it is run over items by the same loader at a checked precision."""
 
     def __init__(self, backbone: ImageBackbone, network: nn.Module, width: int) -> None:
@@ -86,7 +88,7 @@ class _Pass(Backbone):
 
 
 def run_network(backbone: ImageBackbone, network: nn.Module, items: Items, width: int) -> NDArray[np.float32]:
-    """Return what a network makes of images as the backbone is shown them in evaluation, (n, width).
+    """Return the outputs (n, width) of a network for images preprocessed as the backbone is evaluated.
 
     Nothing is cached: what a tuned backbone computes is not decided by the backbone's description.
 
@@ -104,7 +106,7 @@ def run_network(backbone: ImageBackbone, network: nn.Module, items: Items, width
     modes = [part for part in network.modules() if part.training]
     network.eval()
     try:
-        return extract(_Pass(backbone, network, width), items, cache=False).features
+        return extract(_NetworkAsBackbone(backbone, network, width), items, cache=False).features
     finally:
         for part in modes:
             part.training = True

@@ -1,0 +1,39 @@
+"""What a learner says about items, all of it at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Answers about items, one row for each that could be read.
+
+    Parameters
+    ----------
+    classes : ndarray of str of shape (C,)
+        The columns of ``values``.
+    values : ndarray of shape (n, C)
+        Probabilities, or scores where the method has none.
+    measure : {"probability", "score"}
+        Which of the two.
+    rows : ndarray of int of shape (n,)
+        The items that the rows belong to: all, unless some could not be read and were skipped.
+    failures : tuple of (str, str)
+        Name of every item left out, and why.
+    novelty : ndarray of shape (n,) or None
+        How unlike anything learned each is, where that was asked for.
+    unknown : ndarray of bool of shape (n,) or None
+        Which belong to no class that was learned, where that was asked for.
+    """
+
+    classes: NDArray[np.str_]
+    values: NDArray[np.float64]
+    measure: str
+    rows: NDArray[np.int64]
+    failures: tuple[tuple[str, str], ...] = ()
+    novelty: NDArray[np.float64] | None = None
+    unknown: NDArray[np.bool_] | None = None

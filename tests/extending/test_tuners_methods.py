@@ -1,0 +1,287 @@
+"""A tuner, a head, an image method, a schedule and an optimizer from outside the package, used by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.training.tiny import stripes, tiny_vit
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from evergrow.cli.registry import build_app
+from evergrow.core.errors import ParameterError
+from evergrow.core.fields import Fields
+from evergrow.core.items import Items
+from evergrow.core.validation import check_number
+from evergrow.heads import HEADS
+from evergrow.heads.base import IncrementalClassifier
+from evergrow.heads.classifier import Contents
+from evergrow.heads.labels import LabelUpdate
+from evergrow.learner.learner import Learner
+from evergrow.methods import IMAGE_METHODS, ImageClassifier, create_method, list_methods, method_needs, method_options
+from evergrow.methods.image_classifier import TaskLabels
+from evergrow.training import Cost, FsaConfig, TrainConfig
+from evergrow.training.optimizers import OPTIMIZERS, OptimizerKind
+from evergrow.training.schedules import SCHEDULES
+from evergrow.tuners import TUNERS, Tuner, TunerConfig, adapting_tuners, create_tuner, list_tuners, load_tuner
+from evergrow.tuners.base import layer_parameter
+
+
+def help_of(command: str) -> str:
+    """Return the help of a command with its line breaks and boxes taken out."""
+    result = CliRunner().invoke(build_app(), [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert result.exit_code == 0
+    return " ".join(result.stdout.replace("│", " ").split())
+
+
+# -- a tuner --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GainConfig(TunerConfig):
+    """Settings of the tuner below."""
+
+    start: float = 1.0
+
+    def check(self) -> None:
+        check_number("start", self.start)
+
+
+class GainTuner(Tuner):
+    """Multiplies what the last block gives by a learned vector."""
+
+    name = "gain"
+    config_class = GainConfig
+    adapts = True
+
+    def _build(self, model: Any) -> None:
+        self._block = model.blocks[-1]
+        layer = nn.Module()
+        zeros = self._drawer().zeros((model.embed_dim,), next(model.parameters()))
+        layer.gain = layer_parameter(zeros + self.config.start)
+        self._gains = layer
+        self._plant("gain", layer)
+
+    def _attach(self) -> Iterator[Any]:
+        yield self._block.register_forward_hook(lambda block, args, output: output * self._gains.gain)
+
+
+@pytest.fixture
+def gain() -> Iterator[None]:
+    TUNERS.register("gain")(GainTuner)
+    yield
+    TUNERS.remove("gain")
+
+
+@pytest.mark.usefixtures("gain")
+class TestTuner:
+    def test_it_is_listed_made_saved_and_read(self, tmp_path: Path) -> None:
+        assert "gain" in list_tuners()
+        assert "gain" in adapting_tuners()
+        module = tiny_vit().module
+        create_tuner("gain", module, start=2.0).save(tmp_path / "tuner")
+        assert load_tuner(tmp_path / "tuner", tiny_vit().module).config == GainConfig(2.0)
+
+    def test_settings_and_methods_take_it_by_name(self, tmp_path: Path) -> None:
+        assert FsaConfig(tuner="gain", settings={"start": 1.5}).to_dict()["tuner"] == "gain"
+        items, y = stripes(3, 4)
+        model = create_method("simplecil+fsa", backbone=tiny_vit(), adapt="gain", epochs=1).fit(items, y)
+        assert model.backbone_.spec.name.endswith("+gain")
+        model.save(tmp_path / "m")
+        again = type(model).load(tmp_path / "m", backbone=tiny_vit())
+        np.testing.assert_array_equal(again.predict(items), model.predict(items))
+
+    def test_the_product_adapts_with_it(self, tmp_path: Path) -> None:
+        items, y = stripes(3, 4)
+        config = FsaConfig.recipe(tuner="gain", epochs=1)
+        learner = Learner(tiny_vit(), adapt=config, options={"n_units": 20}, cache=False, device="cpu")
+        learner.fit((items, np.array(["ant", "bee", "cat"])[y])).save(tmp_path / "m.evg")
+        again = Learner.load(tmp_path / "m.evg", backbone=tiny_vit(), cache=False)
+        assert again.info()["adaptation"]["tuner"] == "gain"
+        np.testing.assert_array_equal(again.predict(items), learner.predict(items))
+
+    def test_the_command_knows_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert "adapter, gain, lora" in help_of("fit")
+        items, y = stripes(2, 3)
+        for row, label in enumerate(y):
+            folder = tmp_path / "data" / f"class-{label}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(items.raw(row)).save(folder / f"{row}.png")
+        options = ["--adapt", "gain", "--epochs", "1", "--units", "10", "--backbone", "test_vit", "--weights", "random"]
+        result = CliRunner().invoke(build_app(), ["fit", "data", "-m", "m.evg", "--no-cache", *options])
+        assert result.exit_code == 0, result.output
+        assert "adapted: gain" in result.output
+        refused = CliRunner().invoke(build_app(), ["fit", "data", "-m", "n.evg", "--adapt", "gian"])
+        assert refused.exit_code == 2
+        assert "nearest: 'gain'" in refused.stderr
+
+
+def test_without_it_the_help_does_not_name_it() -> None:
+    assert "adapter, lora, ssf, vpt-deep, vpt-shallow" in help_of("fit")
+    with pytest.raises(ParameterError, match="tuner must be one of"):
+        FsaConfig(tuner="gain")
+
+
+# -- a head ---------------------------------------------------------------------------------------------------
+
+
+class LastRow(IncrementalClassifier):
+    """Scores a class by the distance to the last row that came of it."""
+
+    def __init__(self, power: float = 2.0, *, device: str = "auto") -> None:
+        self.power = power
+        self.device = device
+
+    def _check_params(self) -> None:
+        check_number("power", self.power, low=0)
+
+    def _reset(self) -> None:
+        self._rows: dict[Any, Tensor] = {}
+
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        names = labels.classes[labels.codes].tolist()
+        self._rows = {**self._rows, **dict(zip(names, Z, strict=True))}
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        rows = torch.stack([self._rows[label] for label in self.classes_.tolist()])
+        return -(torch.cdist(Z, rows) ** self.power)
+
+    def _contents(self) -> Contents:
+        return Contents(tensors={"rows": torch.stack([self._rows[label] for label in self.classes_.tolist()])})
+
+    def _restore(self, fields: Fields) -> None:
+        rows = fields.tensor("rows", (len(self.classes_), self.n_features_in_))
+        self._rows = dict(zip(self.classes_.tolist(), rows, strict=True))
+
+
+@pytest.fixture
+def last_row() -> Iterator[None]:
+    HEADS.register("last-row")(LastRow)
+    yield
+    HEADS.remove("last-row")
+
+
+@pytest.mark.usefixtures("last_row")
+class TestHead:
+    X, y = np.eye(4), np.array(["a", "b", "c", "d"])
+
+    def test_it_is_a_method_like_any_other(self, tmp_path: Path) -> None:
+        assert {"last-row", "last-row+fsa"} <= set(list_methods())
+        assert (method_needs("last-row"), method_needs("last-row+fsa")) == ("features", "images")
+        assert method_options("last-row") == {"power": 2.0, "device": "auto"}
+        model = create_method("last-row", power=1.0).fit(self.X, self.y)
+        model.save(tmp_path / "m")
+        again = LastRow.load(tmp_path / "m")
+        assert again.get_params() == model.get_params()
+        assert again.predict(self.X).tolist() == self.y.tolist()
+        assert again.archive_kind().name == "head/last-row"
+
+    def test_it_sits_on_an_adapted_backbone(self, tmp_path: Path) -> None:
+        items, y = stripes(3, 4)
+        model = create_method("last-row+fsa", backbone=tiny_vit(), adapt="ssf", epochs=1, power=1.0).fit(items, y)
+        model.save(tmp_path / "m")
+        again = type(model).load(tmp_path / "m", backbone=tiny_vit())
+        np.testing.assert_array_equal(again.predict(items), model.predict(items))
+
+    def test_the_product_takes_it_by_name(self, tmp_path: Path) -> None:
+        learner = Learner(None, method="last-row", options={"power": 1.0}).fit((self.X, self.y))
+        learner.save(tmp_path / "m.evg")
+        assert Learner.load(tmp_path / "m.evg").predict(self.X).tolist() == self.y.tolist()
+
+    def test_commands_know_it(self) -> None:
+        listed = CliRunner().invoke(build_app(), ["methods"]).stdout.split()
+        assert {"last-row", "last-row+fsa"} <= set(listed)
+
+
+# -- an image method ------------------------------------------------------------------------------------------
+
+
+class MeanColour(ImageClassifier):
+    """Scores a class by the distance of mean colours; trains nothing."""
+
+    def __init__(
+        self, backbone: Any = None, *, scale: float = 1.0, random_state: Any = 0, device: str = "auto"
+    ) -> None:
+        self.backbone = backbone
+        self.scale = scale
+        self.random_state = random_state
+        self.device = device
+
+    def _check_params(self) -> None:
+        check_number("scale", self.scale, low=0, low_open=True)
+
+    def _reset(self) -> None:
+        self._colours = torch.zeros(0, 3)
+
+    def _mean(self, items: Items) -> Tensor:
+        return torch.stack([torch.from_numpy(items.raw(row)).float().mean(dim=(0, 1)) for row in range(len(items))])
+
+    def _learn(self, items: Items, labels: TaskLabels) -> Cost:
+        colours, codes = self._mean(items), torch.from_numpy(labels.codes)
+        new = [colours[codes == code].mean(dim=0) for code in range(labels.n_old, labels.n_classes)]
+        self._colours = torch.cat([self._colours, torch.stack(new)])
+        return Cost()
+
+    def _scores(self, items: Items) -> Tensor:
+        return -self.scale * torch.cdist(self._mean(items), self._colours)
+
+    def _contents(self) -> Contents:
+        return Contents(tensors={"colours": self._colours})
+
+    def _restore(self, fields: Fields) -> None:
+        self._colours = fields.tensor("colours", (len(self.arrival_), 3), dtype=torch.float32)
+
+
+@pytest.fixture
+def mean_colour() -> Iterator[None]:
+    IMAGE_METHODS.register("mean-colour")(MeanColour)
+    yield
+    IMAGE_METHODS.remove("mean-colour")
+
+
+@pytest.mark.usefixtures("mean_colour")
+class TestImageMethod:
+    def test_it_is_made_trained_saved_and_read_by_name(self, tmp_path: Path) -> None:
+        assert method_needs("mean-colour") == "images"
+        assert method_options("mean-colour") == {"scale": 1.0, "random_state": 0, "device": "auto"}
+        items, y = stripes(4, 3)
+        model = create_method("mean-colour", backbone=tiny_vit(), scale=2.0)
+        model.fit(items.take(np.flatnonzero(y < 2)), y[y < 2]).partial_fit(items.take(np.flatnonzero(y > 1)), y[y > 1])
+        assert model.score(items, y) == 1.0
+        model.save(tmp_path / "m")
+        again = MeanColour.load(tmp_path / "m", backbone=tiny_vit())
+        assert again.archive_kind().name == "method/mean-colour"
+        np.testing.assert_array_equal(again.decision_function(items), model.decision_function(items))
+
+    def test_commands_know_it(self) -> None:
+        assert "mean-colour" in CliRunner().invoke(build_app(), ["methods"]).stdout.split()
+
+
+# -- how a network is trained ---------------------------------------------------------------------------------
+
+
+def test_a_schedule_and_an_optimizer() -> None:
+    SCHEDULES.register("last-only")(lambda config, epoch: float(epoch == config.epochs - 1))
+    OPTIMIZERS.register("plain")(
+        OptimizerKind(lambda groups, config, fused: torch.optim.SGD(groups, lr=config.lr), ("momentum_buffer",))
+    )
+    try:
+        config = TrainConfig(schedule="last-only", optimizer="plain", epochs=2, lr=0.5)
+        assert [config.rate(epoch) for epoch in range(2)] == [0.0, 0.5]
+        items, y = stripes(3, 4)
+        changed = FsaConfig.recipe(tuner="ssf").changed(train=config)
+        model = create_method("simplecil+fsa", backbone=tiny_vit(), fsa=changed).fit(items, y)
+        assert len(model.backbone_.log.losses) == 2
+    finally:
+        SCHEDULES.remove("last-only")
+        OPTIMIZERS.remove("plain")
+    with pytest.raises(ParameterError, match="schedule must be one of"):
+        TrainConfig(schedule="last-only")
