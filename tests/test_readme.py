@@ -15,7 +15,9 @@ PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 SHELL = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("index", range(len(PYTHON)))
+@pytest.mark.parametrize(
+    "index", [pytest.param(index, marks=pytest.mark.slow) if index < 2 else index for index in range(len(PYTHON))]
+)
 def test_python_runs(index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}

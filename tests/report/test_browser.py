@@ -53,6 +53,7 @@ class Opened:
         return str(self.page.eval_on_selector(selector, f"node => getComputedStyle(node).{name}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_opens_cleanly(browser: Any, committed: Report, width: int, scheme: str) -> None:
@@ -70,6 +71,7 @@ def test_the_page_opens_cleanly(browser: Any, committed: Report, width: int, sch
     page.close()
 
 
+@pytest.mark.slow
 def test_text_stays_inside_of_its_panel(browser: Any, committed: Report) -> None:
     opened = Opened(browser, committed, 1280, "light")
     clipped = opened.page.evaluate(
@@ -86,6 +88,7 @@ def test_text_stays_inside_of_its_panel(browser: Any, committed: Report) -> None
     opened.page.close()
 
 
+@pytest.mark.slow
 def test_the_button_turns_the_page_and_its_figures(browser: Any, committed: Report) -> None:
     opened = Opened(browser, committed, 1280, "light")
     before = (opened.colour("body", "backgroundColor"), opened.colour("svg.figure text", "fill"))
@@ -98,6 +101,7 @@ def test_the_button_turns_the_page_and_its_figures(browser: Any, committed: Repo
     opened.page.close()
 
 
+@pytest.mark.slow
 def test_a_wide_table_scrolls_inside_of_its_own_frame(browser: Any, committed: Report) -> None:
     opened = Opened(browser, committed, 390, "light")
     wider = opened.page.evaluate(
