@@ -303,7 +303,8 @@ def _choose_strength(shapes: ClassShapes, counts: Tensor, lower: Tensor, block: 
         free = (counts[part] - 1).to(lower)
         half = torch.linalg.solve_triangular(lower, shapes.scatters(part, counts), upper=False)
         whitened = torch.linalg.solve_triangular(lower, half.mT.contiguous(), upper=False)
-        values = torch.linalg.eigvalsh(0.5 * (whitened + whitened.mT)).clamp_min(0.0)
+        # A GPU decomposes many small matrices one after the other.
+        values = torch.linalg.eigvalsh((0.5 * (whitened + whitened.mT)).cpu()).clamp_min(0.0).to(free)
         for index, strength in enumerate(_STRENGTHS):
             prior = strength + k + 1.0
             gammas = torch.mvlgamma((prior + free) / 2, k) - torch.mvlgamma(free.new_tensor(prior / 2), k)
