@@ -24,11 +24,9 @@ from evergrow.core.errors import EvergrowError, FileFormatError, InputError
 from evergrow.core.families import Family
 from evergrow.core.fields import Fields
 from evergrow.core.registry import nearest
+from evergrow.core.seeding import SEEDS as SEEDS
 from evergrow.heads.estimator import Estimator, not_fitted
 from evergrow.heads.labels import read_labels, written_labels
-
-SEEDS = {"low": -(2**63), "high": 2**64}
-"""Bounds of a seed in a file."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,13 +12,13 @@ from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.archive import Archive, register_kind
-from evergrow.core.errors import LabelError, MergeError, UnlearnError, UnsupportedError
+from evergrow.core.errors import UnsupportedError
 from evergrow.core.fields import Fields
 from evergrow.core.progress import meter
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.abilities import ABILITIES
-from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.base import HEADS
 from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.denoised import (
     CHOICE,
@@ -32,15 +31,16 @@ from evergrow.heads.denoised import (
     solved_scatter,
 )
 from evergrow.heads.diagnostics import describe, random_units
+from evergrow.heads.editable import EditableRidge
 from evergrow.heads.fold_outs import FoldOuts, Rows, fold_outs
 from evergrow.heads.growing import UNITS, Grower, LayerSpec
-from evergrow.heads.labels import LabelUpdate, as_labels, check_kind, column_map, known_codes
+from evergrow.heads.labels import LabelUpdate, as_labels, known_codes
 from evergrow.heads.maps import LayerMap, ShapeMap, layer_map
 from evergrow.heads.migrations import model_part
 from evergrow.heads.novelty import NoveltyScorer, bounded
 from evergrow.heads.novelty_pool import STANDARD, KnownTerms, NoveltyPool, NoveltyStandard
 from evergrow.heads.novelty_terms import NoveltyTerms
-from evergrow.heads.readout import Readout, row_energy, solve_readout, temperature
+from evergrow.heads.readout import Readout, solve_readout, temperature
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.heads.temperatures import guessed_temperature
 from evergrow.linalg import RIDGE_FORMS, ShapeScores, SolvedScatter
@@ -85,7 +85,7 @@ class _Derived:
 
 
 @HEADS.register("scl-mgsm", version=2, former=("SCLClassifier",), migrations={1: model_part})
-class SCLClassifier(IncrementalClassifier):
+class SCLClassifier(EditableRidge):
     """A classifier that learns new classes batch by batch, exactly as if it saw everything at once.
 
     ``fit`` grows a layer of random units from the first task (MGSM) and freezes it; every later batch only adds
@@ -280,9 +280,6 @@ class SCLClassifier(IncrementalClassifier):
         for name in ("_model", "_derived", "_holdout_alpha", "_temperature", "_standard"):
             self.__dict__.pop(name, None)
 
-    def _is_started(self) -> bool:
-        return hasattr(self, "_model")
-
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = torch.from_numpy(labels.codes).to(Z.device)
         model = self._current() if self._is_started() else self._first_model(Z, codes)
@@ -372,6 +369,12 @@ class SCLClassifier(IncrementalClassifier):
         kept.scatter = scatter
         self._derived, self._model = kept, model
 
+    def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor) -> None:
+        self._commit(model, follow(self._followable(), model, Z, codes, None))
+
+    def _choose_anew(self) -> None:
+        self._derived.choice = None
+
     def _followable(self) -> SolvedScatter | None:
         """Return the solution that may follow the next change."""
         return self._derived.scatter if self._is_started() else None
@@ -386,6 +389,11 @@ class SCLClassifier(IncrementalClassifier):
         if isinstance(self.alpha, str):
             return self._holdout() if self.alpha == "holdout" else None
         return float(self.alpha)
+
+    def _inherit(self, parent: Self) -> None:
+        self._seed = parent._seed
+        if parent._holdout() is not None:
+            self._holdout_alpha = parent._holdout_alpha
 
     def _holdout(self) -> float | None:
         return getattr(self, "_holdout_alpha", None)
@@ -697,180 +705,7 @@ class SCLClassifier(IncrementalClassifier):
             derived.novelty = NoveltyScorer.of(model.state, model.counts)
         return derived.novelty
 
-    # -- exact edits ------------------------------------------------------------------------------------
-
-    def spawn(self) -> Self:
-        """Return an empty learner with the same frozen layer, for another site or worker.
-
-        What it learns can be brought back with :meth:`merge`. Calling ``fit`` on it starts from scratch with a
-        layer of its own; ``partial_fit`` keeps the shared one.
-        """
-        self._require_started()
-        child = type(self)(**self.get_params(deep=False))
-        child.device_, child.n_features_in_, child._seed = self.device_, self.n_features_in_, self._seed
-        if hasattr(self, "feature_names_in_"):
-            child.feature_names_in_ = self.feature_names_in_
-        if self._holdout() is not None:
-            child._holdout_alpha = self._holdout_alpha
-        child.classes_ = self.classes_[:0]
-        child._commit(self._model.empty())
-        return child
-
-    def merge(self, other: SCLClassifier) -> Self:
-        """Add everything another learner with the same layer has learned; exact, nothing counted twice.
-
-        Parameters
-        ----------
-        other : SCLClassifier
-            Made by :meth:`spawn` from this learner or from a common ancestor; not changed.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        MergeError
-            If the layers differ, or if both learned the same first batch (one is a copy of the other, or the
-            same learner is merged twice), so that samples would be counted twice.
-        """
-        self._require_started()
-        if not isinstance(other, SCLClassifier) or not other._is_started():
-            raise MergeError(f"other must be a learner that shares this layer, got {type(other).__name__}")
-        if len(self.classes_) and len(other.classes_):
-            check_kind(self.classes_, other.classes_)
-        classes = np.union1d(self.classes_, other.classes_) if len(self.classes_) else other.classes_
-        mine, theirs = column_map(self.classes_, classes), column_map(other.classes_, classes)
-        self._commit(self._current().merge(other._model, mine, theirs))
-        self.classes_ = classes
-        return self
-
-    def join(self, other: SCLClassifier, base: SCLClassifier) -> Self:
-        """Return a learner that knows what this one and another know, with what both have from ``base`` counted once.
-
-        Parameters
-        ----------
-        other : SCLClassifier
-            A learner that began as a copy of the same base; not changed, as this one is not.
-        base : SCLClassifier
-            What both began as.
-
-        Raises
-        ------
-        MergeError
-            If the layers differ, if the base is not part of both, or if second moments are kept per class.
-        """
-        self._require_started()
-        for name, head in (("other", other), ("base", base)):
-            if not isinstance(head, SCLClassifier) or not head._is_started():
-                raise MergeError(f"{name} must be a learner that shares this layer, got {type(head).__name__}")
-        classes = np.union1d(self.classes_, other.classes_)
-        missing = np.setdiff1d(base.classes_, np.intersect1d(self.classes_, other.classes_))
-        if len(missing):
-            raise MergeError(f"base must be part of both learners, but they lack its classes {missing[:5].tolist()}")
-        mine, theirs, common = (column_map(head.classes_, classes) for head in (self, other, base))
-        joined = self.branch()
-        joined._commit(self._current().join(other._model, base._model, (mine, theirs, common)))
-        joined.classes_ = classes
-        return joined
-
-    def unlearn(self, X: Any, y: Any) -> Self:
-        """Take samples out again that were learned before: the learner then equals one that never saw them.
-
-        A class whose last sample goes is gone.
-
-        Parameters
-        ----------
-        X : array-like or Tensor of shape (n, d)
-            The samples, as they were learned.
-        y : array-like of shape (n,)
-            The labels they were learned with.
-
-        Raises
-        ------
-        UnlearnError
-            If more samples of a class are given than were learned, or some lie where nothing was learned.
-        """
-        self._require_fitted()
-        Z = self._features(X, self.device_, reset=False)
-        codes = torch.from_numpy(known_codes(self.classes_, as_labels(y, Z.shape[0]))).to(Z.device)
-        model = self._current().unlearn(Z, codes, self._check_alpha())
-        kept = torch.nonzero(model.counts).ravel().tolist()
-        if not kept:
-            raise UnlearnError("at least one sample must remain; call fit to start anew")
-        if len(kept) < len(self.classes_):
-            model = model.keep(kept)
-            followed = None
-        else:
-            followed = follow(self._followable(), model, Z, codes, None)
-        model.require_sound(self._model, self._fixed_alpha())
-        self._commit(model, followed)
-        self.classes_ = self.classes_[kept]
-        return self
-
-    def forget_classes(self, labels: Iterable[Any]) -> Self:
-        """Remove whole classes: they are never predicted again.
-
-        With ``class_moments=True`` the learner then equals one that never saw them. Without, label, count and mean
-        of each class are gone, but the spread of its samples around that mean stays in the pooled
-        second moments (as it does for every class) and keeps a slight influence on the others' scores; pass the
-        samples to :meth:`unlearn` to remove that too.
-
-        Parameters
-        ----------
-        labels : iterable
-            Classes to forget.
-        """
-        self._require_fitted()
-        names = [labels] if isinstance(labels, str) else list(labels)
-        if not names:
-            raise LabelError("labels must name at least one class, got none")
-        codes = set(known_codes(self.classes_, as_labels(names, len(names))).tolist())
-        kept = [column for column in range(len(self.classes_)) if column not in codes]
-        if not kept:
-            raise UnlearnError("at least one class must remain; call fit to start anew")
-        model = self._current().keep(kept)
-        model.require_sound(self._model, self._fixed_alpha())
-        self._commit(model)
-        self.classes_ = self.classes_[kept]
-        return self
-
-    def regularize(self, alpha: float | str) -> Self:
-        """Change the ridge without data.
-
-        Parameters
-        ----------
-        alpha : float or "gcv"
-            The new ridge, or its choice from the statistics from now on.
-        """
-        self._require_started()
-        if alpha == "gcv":
-            self.alpha = alpha
-        else:
-            check_number("alpha", alpha, low=0, low_open=True)
-            self.alpha = float(alpha)
-        self._commit(self._current())
-        self._derived.choice = None
-        return self
-
-    def _check_alpha(self) -> float:
-        """Return a ridge for consistency checks without forcing a choice."""
-        fixed = self._fixed_alpha()
-        if fixed is not None:
-            return fixed
-        return 1e-3 * max(row_energy(self._model.state.reduced(), self._model.counts), 1e-12)
-
-    def _require_started(self) -> None:
-        if not self._is_started():
-            self._require_fitted()
-
     # -- looking inside ---------------------------------------------------------------------------------
-
-    @property
-    def model_(self) -> RidgeModel:
-        """The layer and the statistics behind it, as a record that nobody changes."""
-        self._require_started()
-        return self._model
 
     @property
     def last_ridge_(self) -> float | None:
@@ -888,12 +723,6 @@ class SCLClassifier(IncrementalClassifier):
     def n_units_(self) -> int:
         """Width L of the layer."""
         return self.layer_.n_units
-
-    @property
-    def class_counts_(self) -> NDArray[np.int64]:
-        """Samples learned of each class."""
-        self._require_started()
-        return np.asarray(self._model.counts.cpu().numpy())
 
     @property
     def alpha_(self) -> float:

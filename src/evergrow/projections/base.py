@@ -15,6 +15,7 @@ from evergrow.core.archive import Archive
 from evergrow.core.errors import NotFittedError, ParameterError
 from evergrow.core.families import Family
 from evergrow.core.fields import Fields
+from evergrow.core.seeding import SEEDS
 from evergrow.core.validation import check_matrix
 from evergrow.projections.activations import ACTIVATIONS
 from evergrow.projections.layers import ReadoutParts, Units
@@ -25,9 +26,6 @@ CHUNK_BYTES = 256 * 2**20
 
 PROJECTIONS: Family[Projection] = Family("projection", "projection")
 """Every kind of layer by name; filled by ``@PROJECTIONS.register(name)``."""
-
-SEEDS = {"low": -(2**63), "high": 2**64}
-"""Bounds of a seed in a file."""
 
 
 def nothing_new(old: Archive) -> Archive:
