@@ -22,7 +22,10 @@ def digits():
 
 
 def make(X, y, **options):
-    return SCLClassifier.recommended(**{"n_units": 60, "random_state": 0, "device": "cpu", **options}).fit(X, y)
+    readout = {"readout": "discriminant", "shape_directions": 0}
+    return SCLClassifier.recommended(**{"n_units": 60, "random_state": 0, "device": "cpu", **readout, **options}).fit(
+        X, y
+    )
 
 
 def activations(model, X):

@@ -21,7 +21,9 @@ from evergrow.core.errors import UnknownNameError, UnsupportedError
 from evergrow.core.registry import nearest
 
 if TYPE_CHECKING:
+    from evergrow.heads.fold_outs import FoldOuts
     from evergrow.heads.maps import HeadMap
+    from evergrow.heads.novelty_pool import NoveltyStandard
     from evergrow.heads.ridge_model import RidgeModel
     from evergrow.linalg import RidgeState
 
@@ -35,6 +37,7 @@ ABILITIES = {
     "regularize": "change the ridge without data",
     "novelty": "say how unlike anything learned something is",
     "probabilities": "give class probabilities",
+    "calibrate": "be calibrated by rows as if they had not been learned",
     "settle": "work out in advance what answers need",
     "solution": "keep what was worked out in a file",
     "linear-map": "say what it computes as plain matrices",
@@ -130,12 +133,22 @@ class Abilities:
         def novelty_without(self, X: Any, y: Any, folds: Any = None) -> NDArray[np.float64]:
             """Return the novelty of learned rows as if none of them, or of their fold, had been learned."""
 
+        def novelty_terms(self, X: Any) -> NDArray[np.float64]:
+            """Return what novelty is weighed from."""
+
+        def fold_outs(self, X: Any, y: Any, folds: Any = None) -> FoldOuts:
+            """Return log losses and terms of novelty of learned rows as if their fold had not been learned."""
+
+        def calibrate(self, *, temperature: float | None = None, novelty: NoveltyStandard | None = None) -> Self:
+            """Set what was found out from rows as if they had not been learned."""
+
         def diagnostics(self) -> dict[str, Any]:
             """Return rank, conditioning, form and size of the statistics."""
     else:
         spawn, merge, join, unlearn = (Lacking(ability) for ability in ("spawn", "merge", "join", "unlearn"))
         forget_classes, regularize, predict_proba = Lacking("forget"), Lacking("regularize"), Lacking("probabilities")
         novelty_score, novelty_without, diagnostics = Lacking("novelty"), Lacking("novelty"), Lacking("diagnostics")
+        novelty_terms, fold_outs, calibrate = (Lacking("calibrate") for _ in range(3))
 
     # -- copies ---------------------------------------------------------------------------------------------
 
@@ -151,6 +164,11 @@ class Abilities:
     def temperature_(self) -> float | None:
         """Temperature of the softmax that turns scores into probabilities; None for heads that have none."""
         return None
+
+    @property
+    def is_calibrated_by_rows(self) -> bool:
+        """Whether probabilities and novelty are calibrated by rows as if they had not been learned."""
+        return False
 
     # -- what answers need ----------------------------------------------------------------------------------
 

@@ -78,11 +78,14 @@ class Solution:
         What can follow further rows; None where the statistics are kept in fewer coordinates and solving is cheap.
     readout : Readout
         Linear scores.
+    spread : float
+        Energy of a true class mean around the centre of all.
     """
 
     choice: Choice
     scatter: SolvedScatter | None
     readout: Readout
+    spread: float
 
 
 def solve_model(
@@ -114,11 +117,9 @@ def solve_model(
     if scatter is None:
         scatter = SolvedScatter.of(geometry, last.alpha)
     estimates = estimate_means(scatter)
-    offset = estimates.offset
-    if prior == "counts":
-        offset = offset + (scatter.counts / scatter.counts.sum()).log()
+    offset = class_offset(estimates, scatter.counts, prior)
     readout = Readout(stats.lift(estimates.weights), offset, last.alpha, last.alpha, scatter.factor.jitter)
-    return Solution(last, scatter if stats.basis is None else None, readout)
+    return Solution(last, scatter if stats.basis is None else None, readout, estimates.spread)
 
 
 def choose(model: RidgeModel, geometry: ClassGeometry, fixed: float | None, start: int | None = None) -> Choice:
@@ -150,16 +151,37 @@ def _scale(geometry: ClassGeometry, counts: Tensor) -> float:
     return energy if energy > 1e-10 * whole else whole
 
 
-def estimate_means(scatter: SolvedScatter) -> MeanEstimates:
-    """Return the scores of estimated class means."""
-    counts = scatter.counts
-    order, free = scatter.means.shape[0], float(counts.sum()) - len(counts)
+def solved_scatter(model: RidgeModel, choice: Choice) -> SolvedScatter:
+    """Return the class means solved at a choice that was made before, in the coordinates of the statistics."""
+    return SolvedScatter.of(ClassGeometry.of(model.state.reduced(), model.counts), choice.alpha)
+
+
+def freedom(scatter: SolvedScatter) -> float:
+    """Return the degrees of freedom f of the scatter, at least one."""
+    return max(float(scatter.counts.sum()) - len(scatter.counts), 1.0)
+
+
+def noise_energy(scatter: SolvedScatter, *, inside: bool = False) -> float:
+    """Return the energy of a new row about the mean of its class, or with ``inside`` that of a learned one.
+
+    Zero where the rows tell nothing of their spread: one row of each class, or copies of it.
+    """
+    order, free = scatter.means.shape[0], float(scatter.counts.sum()) - len(scatter.counts)
     within = order - (scatter.alpha + scatter.factor.jitter) * scatter.trace_inverse()
-    noise = torch.zeros_like(counts)
-    if free >= 1.0 and within > 1e-8:  # else rows tell nothing of the spread: every mean is taken at its word
-        leverage = min(within / free, _MAX_LEVERAGE)
-        noise = within / (counts * (1.0 - leverage))
-    return MeanEstimates.of(scatter.means, scatter.solve_means(), noise, max(free, 1.0))
+    if free < 1.0 or within <= 1e-8:
+        return 0.0
+    return within if inside else within / (1.0 - min(within / free, _MAX_LEVERAGE))
+
+
+def estimate_means(scatter: SolvedScatter) -> MeanEstimates:
+    """Return the scores of estimated class means; where rows tell nothing of the spread each is taken at its word."""
+    noise = noise_energy(scatter) / scatter.counts
+    return MeanEstimates.of(scatter.means, scatter.solve_means(), noise, freedom(scatter))
+
+
+def class_offset(estimates: MeanEstimates, counts: Tensor, prior: str) -> Tensor:
+    """Return what is added to the linear scores."""
+    return estimates.offset + (counts / counts.sum()).log() if prior == "counts" else estimates.offset
 
 
 def shape_scores(model: RidgeModel, choice: Choice) -> ShapeScores | None:

@@ -227,12 +227,7 @@ class NoveltyScorer:
             If a row of ordinary size has no finite score: the statistics are not those of samples.
         """
         scores = self._score(self.whitening.factor.half_solve(self._reduced(H)), self._outside(H))
-        finite = torch.isfinite(scores)
-        if bool(finite.all()):
-            return scores
-        if not bool((finite | (H.abs().amax(dim=1) > TOO_LARGE)).all()):
-            raise NumericalError("novelty must be finite, but the statistics are not those of samples")
-        return torch.where(finite, scores, torch.finfo(scores.dtype).max)
+        return bounded(scores, H)
 
     def without(self, H: Tensor, codes: Tensor, folds: Tensor | None = None) -> Tensor:
         """Return the novelty (n,) of learned rows H (n, L) as if none of them, or of their fold, had been learned.
@@ -293,6 +288,23 @@ class NoveltyScorer:
         excess = rest / self.whitening.expected
         ratio = nearest / (inside + REST_WEIGHT * rest).clamp_min(1e-300)
         return ratio + torch.maximum(excess / REST_LIMIT - 1.0, excess / 100.0)
+
+
+def bounded(found: Tensor, H: Tensor) -> Tensor:
+    """Return scores (n,) or terms (n, k) with the largest number there is for rows too large to be squared.
+
+    Raises
+    ------
+    NumericalError
+        If those of a row of ordinary size are not finite: the statistics are not those of samples.
+    """
+    finite = torch.isfinite(found) if found.dim() == 1 else torch.isfinite(found).all(dim=1)
+    if bool(finite.all()):
+        return found
+    if not bool((finite | (H.abs().amax(dim=1) > TOO_LARGE)).all()):
+        raise NumericalError("novelty must be finite, but the statistics are not those of samples")
+    kept = finite if found.dim() == 1 else finite[:, None]
+    return torch.where(kept, found, torch.finfo(found.dtype).max)
 
 
 def _trace_inverse(factor: CholeskyFactor, freedom: float) -> float:

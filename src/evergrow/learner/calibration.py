@@ -1,14 +1,16 @@
-"""When is something unknown? Thresholds on novelty from samples that the scoring model had not learned.
+"""When is something unknown, and how sure is an answer? Calibration by samples that the scoring model had not learned.
 
 Every time a model learns, it scores samples of the batch, each as if the fold of the batch that it is in had not been
 learned; this is exact and takes no second model. The scores of all batches are pooled, those of younger models counting
-less, and a threshold for a stated share of false alarms is a quantile of them. No sample is kept, only such scores.
+less, and a threshold for a stated share of false alarms is a quantile of them. With the denoised readout the same
+samples give the temperature of probabilities and, with those of new classes before they are learned, the weights of the
+terms of novelty. No sample is kept, only such scores and sums.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,10 @@ from evergrow.core.fields import Fields
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
 from evergrow.heads.base import IncrementalClassifier
+from evergrow.heads.fold_outs import FoldOuts
+from evergrow.heads.novelty_pool import KnownTerms, NoveltyPool, UnknownTerms
+from evergrow.heads.pooling import ageing_weights
+from evergrow.heads.temperatures import TEMPERATURES, best_temperature, guess_losses
 
 KIND = register_kind("calibration")
 
@@ -36,19 +42,13 @@ FOLD_ROWS = 500
 ENOUGH = 1000
 """Scores of a batch that suffice; further folds are not scored."""
 
-SUFFICIENT = 200
-"""Scores that a threshold should rest on before those of younger models are set aside."""
-
-AGEING = (8, 6, 4, 3, 2, 1)
-"""Powers to try, the strongest discount of young models first."""
-
 MOST_POINTS = 200
 """Scores kept of a batch; larger batches are thinned to their quantiles."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Novelty of samples of one batch as if they had not been learned.
+    """What samples of one batch look like as if they had not been learned.
 
     Parameters
     ----------
@@ -57,12 +57,18 @@ class Scores:
     size : int
         How many samples the scoring model had learned.
     points : tuple of float
-        Their scores, ascending, or as many quantiles of them.
+        Their novelty, ascending, or as many quantiles of it.
+    losses : tuple of 57 floats, optional
+        Mean log loss at every temperature, where probabilities are calibrated, with a little for being off a guess.
+    terms : KnownTerms, optional
+        Moments of the terms of novelty, where their weights are learned.
     """
 
     n: int
     size: int
     points: tuple[float, ...]
+    losses: tuple[float, ...] | None = None
+    terms: KnownTerms | None = None
 
     @classmethod
     def of(cls, scores: NDArray[np.float64], size: int) -> Self:
@@ -72,15 +78,26 @@ class Scores:
             ordered = ordered[((np.arange(MOST_POINTS) + 0.5) * len(ordered) / MOST_POINTS).astype(np.int64)]
         return cls(len(scores), int(size), tuple(float(score) for score in ordered))
 
+    def to_values(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        values: dict[str, Any] = {"n": self.n, "size": self.size, "points": list(self.points)}
+        if self.losses is not None:
+            values["losses"] = list(self.losses)
+        if self.terms is not None:
+            values |= {"term_means": list(self.terms.mean), "term_products": list(self.terms.second)}
+        return values
+
 
 @dataclass(frozen=True)
 class Calibration:
-    """Pooled scores of known things.
+    """Pooled scores of known things, and sums over unknown ones.
 
     Parameters
     ----------
     parts : tuple of Scores
         One entry per batch that was learned.
+    unknown : tuple of UnknownTerms
+        One entry per batch that brought new classes, where the weights of novelty are learned.
 
     Examples
     --------
@@ -92,6 +109,7 @@ class Calibration:
     """
 
     parts: tuple[Scores, ...] = ()
+    unknown: tuple[UnknownTerms, ...] = ()
 
     @property
     def n(self) -> int:
@@ -100,25 +118,56 @@ class Calibration:
 
     def with_scores(self, scores: NDArray[np.float64], size: int) -> Calibration:
         """Return the calibration with one more batch, scored by a model that had learned so many samples."""
-        return Calibration((*self.parts, Scores.of(scores, size))) if len(scores) else self
+        return replace(self, parts=(*self.parts, Scores.of(scores, size))) if len(scores) else self
+
+    def with_fold_outs(self, found: FoldOuts, size: int) -> Calibration:
+        """Return the calibration with one more batch, as a model of so many samples sees it that has not learned it."""
+        terms = KnownTerms.of(found.terms, size)
+        pool = self.pool()
+        standard = replace(pool, known=(*pool.known, terms)).standard()
+        losses = tuple((found.log_losses + guess_losses(found.guess) / terms.n).tolist())
+        scores = replace(Scores.of(standard.score(found.terms), size), losses=losses, terms=terms)
+        return replace(self, parts=(*self.parts, scores))
+
+    def with_unknown(self, terms: NDArray[np.float64], size: int) -> Calibration:
+        """Return the calibration with rows of new classes, by their terms to a model of so many samples."""
+        found = self.pool().measured(terms, size)
+        return self if found is None else replace(self, unknown=(*self.unknown, found))
+
+    def pool(self) -> NoveltyPool:
+        """Return what the weights of novelty are learned from."""
+        return NoveltyPool(tuple(part.terms for part in self.parts if part.terms is not None), self.unknown)
+
+    def temperature(self) -> float | None:
+        """Return the temperature at which samples were likeliest as if not learned; None where there are none."""
+        parts = [part for part in self.parts if part.losses is not None]
+        if not parts:
+            return None
+        numbers = [part.n for part in parts]
+        weights = ageing_weights(numbers, [part.size for part in parts]) * np.array(numbers)
+        return best_temperature(weights @ np.array([part.losses for part in parts]) / weights.sum())
+
+    def apply(self, head: IncrementalClassifier) -> None:
+        """Let a head give probabilities and novelty as calibrated; nothing for heads that are not calibrated so."""
+        if head.is_calibrated_by_rows:
+            pool = self.pool()
+            head.calibrate(temperature=self.temperature(), novelty=pool.standard() if pool.known else None)
 
     def merged(self, other: Calibration, base: Calibration | None = None) -> Calibration:
         """Return both sides' parts; what both have from a common ancestor counts once."""
-        common = set(base.parts) if base is not None else set()
-        return Calibration((*self.parts, *(part for part in other.parts if part not in common)))
+        common = base if base is not None else Calibration()
+        parts, unknown = set(common.parts), set(common.unknown)
+        return Calibration(
+            (*self.parts, *(part for part in other.parts if part not in parts)),
+            (*self.unknown, *(part for part in other.unknown if part not in unknown)),
+        )
 
     def weights(self) -> NDArray[np.float64]:
         """Return what a score of each batch counts for: the less, the smaller the model was that gave it.
 
         Novelty changes while a model learns: it rises with the number of classes and falls with what is known of each.
-        Scores of a model that had learned a share q of the samples count ``q**p``, with the largest p that leaves the
-        weight of SUFFICIENT scores. With few scores all count, since then chance does more harm than age.
         """
-        shares = np.array([part.size for part in self.parts], dtype=np.float64)
-        shares /= shares.max()
-        numbers = np.array([part.n for part in self.parts], dtype=np.float64)
-        powers = (power for power in AGEING if float(numbers @ shares**power) >= SUFFICIENT)
-        return np.asarray(shares ** next(powers, 0))
+        return ageing_weights([part.n for part in self.parts], [part.size for part in self.parts])
 
     def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
         """Return the smallest score that at most this share of known things exceeds.
@@ -153,21 +202,34 @@ class Calibration:
 
     def to_archive(self) -> Archive:
         """Return what a file holds of it."""
-        return KIND.archive(
-            {"batches": [{"n": part.n, "size": part.size, "points": list(part.points)} for part in self.parts]}
-        )
+        meta: dict[str, Any] = {"batches": [part.to_values() for part in self.parts]}
+        if self.unknown:
+            meta["unknown"] = [part.to_values() for part in self.unknown]
+        return KIND.archive(meta)
 
     @classmethod
     def from_archive(cls, archive: Archive, name: str = "the calibration") -> Self:
         """Return the calibration that :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
-        return cls(tuple(_scores(batch) for batch in archive.open(KIND.name, name=name).records("batches")))
+        fields = archive.open(KIND.name, name=name)
+        unknown = fields.records("unknown") if fields.has("unknown") else []
+        return cls(
+            tuple(_scores(batch) for batch in fields.records("batches")),
+            tuple(UnknownTerms.from_fields(batch) for batch in unknown),
+        )
 
 
 def _scores(batch: Fields) -> Scores:
     n, size, points = batch.integer("n", low=1), batch.integer("size", low=1), batch.numbers("points")
     batch.require(0 < len(points) <= n, f"it has {len(points)} scores of {n} samples")
     batch.require(points == sorted(points), "its scores are not in ascending order")
-    return Scores(n, size, tuple(points))
+    losses, terms = None, None
+    if batch.has("losses"):
+        losses = tuple(batch.numbers("losses"))
+        batch.require(len(losses) == len(TEMPERATURES), f"it has losses at {len(losses)} temperatures")
+        batch.require(min(losses) >= 0.0, "a log loss is negative")
+    if batch.has("term_means"):
+        terms = KnownTerms.from_fields(batch, n, size)
+    return Scores(n, size, tuple(points), losses, terms)
 
 
 def assign_folds(codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
@@ -208,7 +270,7 @@ def assign_folds(codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int)
 def fold_out_scores(
     head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[Any], seed: int
 ) -> NDArray[np.float64]:
-    """Score samples of a batch that a head has learned, each as if its fold had not been.
+    """Return the novelty of samples of a batch that a head has learned, each as if its fold had not been.
 
     Parameters
     ----------
@@ -225,8 +287,56 @@ def fold_out_scores(
         Of all samples in a small batch, of about a thousand in a large one; empty where each is the only one of its
         class.
     """
+    rows, folds = _fold_rows(head, labels, seed)
+    return head.novelty_without(X[rows], labels[rows], folds) if len(rows) else np.empty(0)
+
+
+def calibrated(
+    before: Calibration, head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[Any], seed: int
+) -> Calibration:
+    """Return the calibration with a batch that a head has just learned.
+
+    Parameters
+    ----------
+    before : Calibration
+        The calibration without it.
+    head, X, labels, seed
+        As for :func:`fold_out_scores`.
+    """
+    size = int(np.asarray(head.class_counts_).sum())
+    if not head.is_calibrated_by_rows:
+        return before.with_scores(fold_out_scores(head, X, labels, seed), size)
+    rows, folds = _fold_rows(head, labels, seed)
+    return before.with_fold_outs(head.fold_outs(X[rows], labels[rows], folds), size) if len(rows) else before
+
+
+def with_new_classes(
+    before: Calibration, head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[Any]
+) -> Calibration:
+    """Return the calibration with the rows of a batch that are of new classes to a head that has not learned it yet.
+
+    Parameters
+    ----------
+    before : Calibration
+        The calibration without them.
+    head : IncrementalClassifier
+        The head before the batch; not changed.
+    X, labels : ndarray of shapes (n, d) and (n,)
+        The batch.
+    """
+    new = np.flatnonzero(~np.isin(labels, head.classes_))
+    if not head.is_calibrated_by_rows or not len(head.classes_) or not len(new) or not before.pool().known:
+        return before
+    rows = new[np.linspace(0, len(new) - 1, min(len(new), ENOUGH)).astype(np.int64)]
+    return before.with_unknown(head.novelty_terms(X[rows]), int(np.asarray(head.class_counts_).sum()))
+
+
+def _fold_rows(
+    head: IncrementalClassifier, labels: NDArray[Any], seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of a batch that are scored, and the fold of each."""
     folds = assign_folds(np.searchsorted(head.classes_, labels), np.asarray(head.class_counts_), seed)
     sizes = np.bincount(folds[folds >= 0], minlength=1)
     before = np.cumsum(sizes) - sizes  # rows in earlier folds; a fold is scored until there are enough
     rows = np.flatnonzero((folds >= 0) & (before[folds] < ENOUGH))
-    return head.novelty_without(X[rows], labels[rows], folds[rows]) if len(rows) else np.empty(0)
+    return rows, folds[rows]

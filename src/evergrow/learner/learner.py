@@ -27,7 +27,7 @@ from evergrow.core.registry import nearest
 from evergrow.core.validation import check_number
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.learner.answers import Answers
-from evergrow.learner.calibration import FALSE_ALARM, Calibration, fold_out_scores
+from evergrow.learner.calibration import FALSE_ALARM, Calibration, calibrated, with_new_classes
 from evergrow.learner.changes import Change, fingerprint
 from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
@@ -198,10 +198,11 @@ class Learner:
         now, encoder = self._state(), self._encoder
         X, labels = self._features_and_labels(read_labelled(data, "train", encoder.kind), encoder)
         warn_alike(now.classes, labels)
+        calibration = with_new_classes(now.calibration, now.head, X, labels)
         head = now.head.branch() if now.head.can("branch") else now.head
         head.partial_fit(X, labels)  # of other methods the last step that can fail, and it fails whole
         head.settle(cheap_only=True)
-        calibration = self._calibrated(now.calibration, head, X, labels)
+        calibration = self._calibrated(calibration, head, X, labels)
         new = np.setdiff1d(labels, now.classes).tolist()
         change = Change.now("update", len(labels), new, data=[fingerprint(X, labels)])
         counts = counted(now.counts, labels)
@@ -220,11 +221,12 @@ class Learner:
     def _calibrated(
         self, before: Calibration, head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[np.str_]
     ) -> Calibration:
-        """Return the calibration with a batch that a head has just learned."""
+        """Return the calibration with a batch that a head has just learned, and let the head answer by it."""
         if not head.can("novelty"):
             return before
-        scores = fold_out_scores(head, X, labels, self._seed())
-        return before.with_scores(scores, int(np.asarray(head.class_counts_).sum()))
+        calibration = calibrated(before, head, X, labels, self._seed())
+        calibration.apply(head)
+        return calibration
 
     # -- answering ------------------------------------------------------------------------------------------
 

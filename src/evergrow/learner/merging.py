@@ -29,6 +29,7 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
         counts[name] = counts.get(name, 0) + count - known.get(name, 0)
     head = _merged_head(mine.head, theirs.head, None if base is None else base.head).settle(cheap_only=True)
     calibration = mine.calibration.merged(theirs.calibration, None if base is None else base.calibration)
+    calibration.apply(head)
     change = Change.now(
         "merge",
         sum(theirs.counts.values()) - sum(known.values()),

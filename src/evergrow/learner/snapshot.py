@@ -266,11 +266,13 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
             spec.n_features == head.n_features_in_,
             f"its backbone has {spec.n_features} features and its head takes {head.n_features_in_}",
         )
+    calibration = Calibration.from_archive(fields.part("calibration"), fields.inside("calibration"))
+    calibration.apply(head)
     snapshot = Snapshot(
         head,
         spec,
         counts,
-        Calibration.from_archive(fields.part("calibration"), fields.inside("calibration")),
+        calibration,
         history,
         lineage,
         reason=fields.text("reason", default=""),

@@ -208,6 +208,17 @@ class SolvedScatter:
             return self.solved_means
         return self.solved_means - self.solved_columns @ self._correct(self.solved_columns.T @ self.means)
 
+    def quadratic(self, rhs: Tensor) -> Tensor:
+        """Return ``x^T A^-1 x`` (m,) for every column x of ``rhs`` (k, m)."""
+        if self.inverse is not None:
+            base = (rhs * (self.inverse @ rhs)).sum(dim=0)
+        else:
+            base = self.factor.half_solve(rhs).square().sum(dim=0)
+        if not len(self.signs):
+            return base
+        across = self.solved_columns.T @ rhs
+        return base - (across * self._correct(across)).sum(dim=0)
+
     def trace_inverse(self) -> float:
         """Return ``tr A^-1``."""
         if not len(self.signs):
