@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import warnings
@@ -24,6 +25,7 @@ from evergrow.export import onnx_export as export_module  # noqa: E402
 from evergrow.export.folding import FoldError, fold, rms_norm  # noqa: E402
 from evergrow.export.head_maps import Units, read_head  # noqa: E402
 from evergrow.export.onnx_export import ExportConfig, ExportError, export_learner, export_onnx  # noqa: E402
+from evergrow.export.onnx_graph import GraphBuilder, add_answers, add_scores  # noqa: E402
 from evergrow.export.straightening import (  # noqa: E402
     ball_bound,
     bend,
@@ -33,6 +35,7 @@ from evergrow.export.straightening import (  # noqa: E402
 )
 from evergrow.heads import HEADS, IncrementalClassifier, SCLClassifier, SimpleCILClassifier  # noqa: E402
 from evergrow.learner.learner import Learner  # noqa: E402
+from evergrow.linalg.class_shapes import LIKELIEST  # noqa: E402
 from evergrow.methods import create_method  # noqa: E402
 from evergrow.projections.activations import ACTIVATIONS  # noqa: E402
 from evergrow.training import FsaConfig  # noqa: E402
@@ -42,6 +45,9 @@ PAPER = {"max_units": 400}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scl-mgsm, paper": ("scl-mgsm", PAPER),
     "scl-mgsm, recommended": ("recommended", {"n_units": 200}),
+    "scl-mgsm, recommended, link alone": ("recommended", {"n_units": 0}),
+    "scl-mgsm, recommended, no shapes": ("recommended", {"n_units": 200, "shape_directions": 0}),
+    "scl-mgsm, recommended, counts": ("recommended", {"n_units": 50, "shape_directions": 3, "prior": "counts"}),
     "scl-mgsm, gaussian tanh": ("scl-mgsm", {"projection": "gaussian", "activation": "tanh", "n_units": 60}),
     "scl-mgsm, gelu": ("scl-mgsm", {"projection": "gaussian", "activation": "gelu", "n_units": 60}),
     "scl-mgsm, fourier, link": ("scl-mgsm", {"projection": "fourier", "n_units": 60, "direct_link": True}),
@@ -108,6 +114,52 @@ def test_a_head_answers_the_same(name: str, blobs: tuple[np.ndarray, np.ndarray]
     assert report.check is not None
     assert report.check.difference <= 1e-4
     assert report.nbytes == path.stat().st_size
+
+
+def many_classes(n_classes: int, rows: int, width: int = 12) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of classes that differ in shape, with one class of a single row, and other rows to ask about."""
+    rng = np.random.default_rng(7)
+    means, spreads = rng.normal(size=(n_classes, width)), rng.uniform(0.3, 2.0, size=(n_classes, width))
+    y = np.append(np.repeat(np.arange(n_classes - 1), rows), n_classes - 1)
+    X = means[y] + spreads[y] * rng.normal(size=(len(y), width))
+    return X, y, 2.0 * rng.normal(size=(300, width)).astype(np.float32)
+
+
+@pytest.mark.parametrize("opset", [17, 20])
+@pytest.mark.parametrize("n_classes", [1 + LIKELIEST // 2, 3 * LIKELIEST])
+def test_shapes_of_classes_are_in_the_graph(n_classes: int, opset: int, tmp_path: Path) -> None:
+    X, y, rest = many_classes(n_classes, 20)
+    head = SCLClassifier.recommended(n_units=40, random_state=0, normalize="none").fit(X, y)
+    plain = dataclasses.replace(read_head(head)[0], shape=None).scores(torch.from_numpy(rest).double()).numpy()
+    ours = head.class_scores(rest)
+    assert np.abs(ours - plain).max() > 1.0
+    export_onnx(None, head, tmp_path / "m.onnx", config=ExportConfig(opset=opset))
+    answers = outputs(tmp_path / "m.onnx", rest)
+    assert np.abs(answers["scores"] - ours).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+    assert (head.classes_[answers["label_index"]] == head.predict(rest)).all()
+    alone = outputs(tmp_path / "m.onnx", rest[:1])["scores"]
+    assert np.abs(alone - ours[:1]).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+
+
+def test_a_head_in_float32_has_shapes_too(tmp_path: Path) -> None:
+    X, y, rest = many_classes(3 * LIKELIEST, 20)
+    head = SCLClassifier.recommended(n_units=40, random_state=0, normalize="none").fit(X, y)
+    found = read_head(head)[0]
+    graph = GraphBuilder(torch.float32)
+    names = add_answers(graph, add_scores(graph, found, graph.cast("features", graph.onnx_dtype)), None, double=False)
+    proto, helper = onnx.TensorProto, onnx.helper
+    kinds = {"scores": (proto.FLOAT, ["n", 3 * LIKELIEST]), "label_index": (proto.INT64, ["n"])}
+    made = helper.make_graph(
+        graph.nodes,
+        "m",
+        [helper.make_tensor_value_info("features", proto.FLOAT, ["n", 12])],
+        [helper.make_tensor_value_info(name, *kinds[name]) for name in names],
+        graph.constants,
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    answers, ours = outputs(tmp_path / "m.onnx", rest), head.class_scores(rest)
+    assert np.abs(answers["scores"] - ours).max() <= 1e-3 * np.ptp(ours, axis=1).max()
 
 
 def test_every_registered_head_is_among_them() -> None:
@@ -476,6 +528,36 @@ def test_a_head_that_is_one_matrix_already_stays_as_it_is(name: str, blobs: tupl
     assert "already" in report.summary()
 
 
+def test_shapes_of_classes_stay_when_a_layer_is_folded() -> None:
+    options = {"max_units": 200, "readout": "denoised", "shape_directions": 4, "random_state": 0}
+    for n_classes in (LIKELIEST, 2 * LIKELIEST):
+        X, y, rest = many_classes(n_classes, 20)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConstructionWarning)
+            head = SCLClassifier(**options).fit(0.01 * X, y)
+        found = read_head(head)[0]
+        assert found.shape is not None
+        if n_classes > LIKELIEST:
+            with pytest.raises(FoldError, match="shapes of all classes"):
+                fold(found, tolerance=1e6)
+            continue
+        folded, report = fold(found, tolerance=1e6)
+        assert folded.shape is found.shape
+        assert "beside the shapes of classes in 4 directions" in report.summary()
+        assert report.to_dict()["shape_directions"] == 4
+        Z = 0.01 * torch.from_numpy(rest).double()
+        assert float((folded.scores(Z) - found.scores(Z)).abs().max()) <= report.bound
+
+
+def test_the_link_alone_folds_with_its_shapes(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    head = fitted("scl-mgsm, recommended, link alone", blobs)
+    report = export_onnx(None, head, tmp_path / "m.onnx", config=ExportConfig(fold=True))
+    assert report.fold is not None
+    assert (report.fold.units, report.fold.shape_directions) == (0, 10)
+    X = blobs[0].astype(np.float32)
+    assert np.abs(outputs(tmp_path / "m.onnx", X)["scores"] - head.class_scores(X)).max() < 1e-3
+
+
 def test_tolerance_and_radius_decide(blobs: tuple[np.ndarray, np.ndarray]) -> None:
     found = read_head(fitted("scl-mgsm, paper", blobs))[0]
     usual = fold(found)[1]
@@ -524,6 +606,18 @@ def test_real_features_at_recommended_scales_do_not(shared: Path) -> None:
     with pytest.raises(FoldError, match="norm up to 1;") as caught:
         fold(read_head(head)[0])
     assert caught.value.bound > 1.0
+
+
+def test_real_features_through_onnx(shared: Path, tmp_path: Path) -> None:
+    with np.load(shared / "features" / "cub200_efficientnet_lite0.npz") as file:
+        X, y, rest = file["X_train"], file["y_train"], file["X_test"]
+    few = np.isin(y, np.unique(y)[:60])
+    head = SCLClassifier.recommended(n_units=300, random_state=0).fit(X[few], y[few])
+    assert read_head(head)[0].shape is not None
+    export_onnx(None, head, tmp_path / "m.onnx")
+    answers, ours = outputs(tmp_path / "m.onnx", rest.astype(np.float32)), head.class_scores(rest)
+    assert np.abs(answers["scores"] - ours).max() <= onnx_check.AGREEMENT * np.ptp(ours, axis=1).max()
+    assert (head.classes_[answers["label_index"]] == head.predict(rest)).all()
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from evergrow.core.errors import (
     DatasetNotFoundError,
     DataWarning,
     EvergrowError,
+    FewSamplesWarning,
     FileFormatError,
     ImageError,
     InputError,
@@ -140,6 +141,39 @@ def test_classes_that_differ_in_case_only_are_warned_of(fitted: Learner, blobs: 
         fitted.partial_fit((X, ["heron"] * len(y)))
     with pytest.warns(DataWarning, match="only in upper and lower case"):
         small().fit((X, ["a", "A"] * (len(y) // 2)))
+
+
+def with_rows(data: Data, counts: dict[int, int]) -> Data:
+    """Return so many rows of each class."""
+    rows = np.concatenate([np.flatnonzero(data[1] == label)[:count] for label, count in counts.items()])
+    return data[0][rows], data[1][rows]
+
+
+def test_classes_with_few_samples_are_warned_of_once(blobs: Data, tmp_path: Path) -> None:
+    learner = small().fit(part(blobs, 0, 1))
+    usual = learner.n_samples_["0"]
+    with pytest.warns(FewSamplesWarning, match=rf"1 of 3 class has fewer than .* beside a median of {usual} \(2: 2\)"):
+        learner.partial_fit(with_rows(blobs, {2: 2}))
+    learner.partial_fit(with_rows(blobs, {0: 5}))  # the same class is poor as before: nothing new to say
+    learner.save(tmp_path / "m.evg")
+    later = Learner.load(tmp_path / "m.evg").partial_fit(with_rows(blobs, {2: 1}))
+    with pytest.warns(FewSamplesWarning, match=r"2 of 4 classes have .* \(3: 1, 2: 3\): they are recognised less"):
+        later.partial_fit(with_rows(blobs, {3: 1}))
+    later.partial_fit(with_rows(blobs, {2: 10, 3: 10}))
+    with pytest.warns(FewSamplesWarning, match=r"\(2: 1\): it is recognised less surely; teach at least 10"):
+        small().fit(with_rows(blobs, {0: 30, 1: 30, 2: 1}))
+
+
+def test_classes_of_few_samples_each_are_not_warned_of(blobs: Data) -> None:
+    small().fit(with_rows(blobs, {0: 9, 1: 1})).partial_fit(with_rows(blobs, {2: 2}))
+    small().fit(with_rows(blobs, {0: 20, 1: 4}))
+
+
+def test_a_warning_that_is_an_error_leaves_the_learner_as_it_was(fitted: Learner, blobs: Data) -> None:
+    before = state(fitted)
+    with pytest.raises(FewSamplesWarning):
+        fitted.partial_fit(with_rows(blobs, {4: 1}))
+    assert state(fitted).meta == before.meta
 
 
 # -- failures leave everything as it was --------------------------------------------------------------------

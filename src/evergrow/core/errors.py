@@ -106,5 +106,9 @@ class DataWarning(EvergrowWarning):
     """Data that can be used but is not what was expected: counts that differ, images left out."""
 
 
+class FewSamplesWarning(DataWarning):
+    """Classes with too few samples beside the others to be recognised as surely."""
+
+
 class CacheWarning(EvergrowWarning):
     """The feature cache cannot be used; work goes on without it."""

@@ -64,6 +64,8 @@ class FoldReport:
         How far the score of a class stands out at its mean, on average.
     tolerance : float
         Largest ``bound / scale`` that was allowed.
+    shape_directions : int
+        Directions in which the shapes of classes add to the scores, as before; 0 where they do not.
     """
 
     units: int
@@ -73,6 +75,7 @@ class FoldReport:
     bound: float
     scale: float
     tolerance: float
+    shape_directions: int = 0
 
     @property
     def relative(self) -> float:
@@ -87,6 +90,8 @@ class FoldReport:
     def summary(self) -> str:
         """Return one sentence on what was done."""
         matrix = f"one matrix of {self.shape[0]:,} x {self.shape[1]:,}"
+        if self.shape_directions:
+            matrix += f" beside the shapes of classes in {self.shape_directions:,} directions"
         if not self.units:
             return f"folded: the head is {matrix} already, nothing was approximated"
         if self.domain == "all":
@@ -151,7 +156,7 @@ def score_gap(model: RidgeModel, found: LayerMap, readout: Tensor) -> float:
 def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None = None) -> tuple[LayerMap, FoldReport]:
     """Return a head without hidden units whose scores are the same within a bound, and what was done.
 
-    Normalisation of the features stays as it is.
+    Normalisation of the features and the terms of class shapes stay as they are.
 
     Parameters
     ----------
@@ -166,7 +171,8 @@ def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None
     Raises
     ------
     FoldError
-        If the bound exceeds the tolerance, or the head is not a single layer.
+        If the bound exceeds the tolerance, or the head is not a single layer, or it looks at the shapes of only some
+        classes of a row: which ones, no bound on the scores can promise.
 
     Examples
     --------
@@ -190,7 +196,7 @@ def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None
         if found.linear is None:
             raise ParameterError("a head must have units or linear weights, got neither")
         shape = (found.linear.shape[0] + 1, found.linear.shape[1])
-        return found, FoldReport(0, shape, math.inf, "all", 0.0, 1.0, tolerance)
+        return found, FoldReport(0, shape, math.inf, "all", 0.0, 1.0, tolerance, _shape_directions(found))
     if found.model is None:
         raise FoldError(
             f"a layer must have class means to judge a bound by, got none beside its {found.units.activation} units"
@@ -210,7 +216,9 @@ def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None
         value = bound(found.units, lines, found.readout, radius)
         relative = min(relative, value / scale)
         if relative <= tolerance:
-            report = FoldReport(len(found.units.bias), shape, radius, domain, value, scale, tolerance)
+            _require_all_shapes(found)
+            directions = _shape_directions(found)
+            report = FoldReport(len(found.units.bias), shape, radius, domain, value, scale, tolerance, directions)
             return _straightened(found, found.units, lines, found.readout), report
     raise FoldError(
         f"a layer must be affine on the data to be folded, its scores changing by at most {tolerance:g} of the gap "
@@ -218,6 +226,19 @@ def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None
         f"and features of norm up to {radius:.4g}; export without folding",
         relative,
     )
+
+
+def _shape_directions(found: LayerMap) -> int:
+    return 0 if found.shape is None else int(found.shape.directions.shape[1])
+
+
+def _require_all_shapes(found: LayerMap) -> None:
+    """Raise :class:`FoldError` if a small change of the linear scores can change whose shape is looked at."""
+    if found.shape is not None and found.shape.likeliest < len(found.constant):
+        raise FoldError(
+            f"a head with units must look at the shapes of all classes to be folded, got {len(found.constant):,} "
+            f"classes of which the {found.shape.likeliest} likeliest are looked at; learn with shape_directions=0"
+        )
 
 
 def _straightened(found: LayerMap, units: Units, lines: Lines, readout: Tensor) -> LayerMap:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from evergrow.core.errors import EvergrowError, UnsupportedError
 from evergrow.heads.base import IncrementalClassifier
-from evergrow.heads.maps import ContrastMap, HeadMap, LayerMap, VoteMap
+from evergrow.heads.maps import ContrastMap, HeadMap, LayerMap, ShapeMap, VoteMap
 from evergrow.projections.layers import Units
 
-__all__ = ["ContrastMap", "ExportError", "HeadMap", "LayerMap", "Units", "VoteMap", "read_head"]
+__all__ = ["ContrastMap", "ExportError", "HeadMap", "LayerMap", "ShapeMap", "Units", "VoteMap", "read_head"]
 
 
 class ExportError(EvergrowError, RuntimeError):

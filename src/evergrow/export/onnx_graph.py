@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from evergrow.core.optional import require
-from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, Units
+from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, ShapeMap, Units
 from evergrow.projections.activations import ACTIVATIONS
 
 PURPOSE = "writing ONNX files"
@@ -54,6 +54,13 @@ class GraphBuilder:
         name = f"{PREFIX}/{operator.lower()}_{len(self.nodes)}"
         self.nodes.append(self._onnx.helper.make_node(operator, list(inputs), [name], name=name, **attributes))
         return name
+
+    def top(self, name: str, k: int, *, largest: bool = True) -> tuple[str, str]:
+        """Add the k largest (or smallest) entries of every row, in order, and return their name and that of where."""
+        values = self.node("TopK", name, self.array(np.asarray([k], dtype=np.int64)), axis=1, largest=int(largest))
+        places = f"{values}/places"
+        self.nodes[-1].output.append(places)
+        return values, places
 
     def rename(self, name: str) -> None:
         """Give the output of the last node a name of its own."""
@@ -136,7 +143,29 @@ def _add_layer(graph: GraphBuilder, found: LayerMap, features: str) -> str:
     total = parts.pop()
     while parts:
         total = graph.node("Add", total, parts.pop())
-    return total
+    return total if found.shape is None else _add_shape(graph, found.shape, features, total)
+
+
+def _add_shape(graph: GraphBuilder, shape: ShapeMap, features: str, scores: str) -> str:
+    """Add the terms of class shapes to linear scores; see :class:`~evergrow.heads.maps.ShapeMap`."""
+    k = shape.directions.shape[1]
+    inside = graph.node("MatMul", features, graph.constant(shape.directions))
+    inside = graph.node("Add", inside, graph.constant(shape.shift))
+    # p p^T is symmetric: products of two entries are made once, and stand for both of their places.
+    rows, columns = torch.triu_indices(k, k)
+    twice = torch.where(rows == columns, 1.0, 2.0).to(shape.quadratic)
+    first, second = (graph.node("Gather", inside, graph.array(part.numpy()), axis=1) for part in (rows, columns))
+    quadratic = graph.constant(shape.quadratic[rows * k + columns] * twice[:, None])
+    terms = graph.node("MatMul", graph.node("Mul", first, second), quadratic)
+    terms = graph.node("Add", terms, graph.node("MatMul", inside, graph.constant(shape.linear)))
+    terms = graph.node("Add", terms, graph.constant(shape.constant))
+    terms = graph.node("Max", terms, graph.constant(shape.floor))
+    # TopK finds the smallest too: ReduceMin takes its axes in another way from operator set 18 on.
+    _, likeliest = graph.top(scores, shape.likeliest)
+    own = graph.node("GatherElements", terms, likeliest, axis=1)
+    lowest = graph.node("Min", graph.top(own, 1, largest=False)[0], graph.number(0.0))
+    others = graph.node("Expand", lowest, graph.node("Shape", scores))
+    return graph.node("Add", scores, graph.node("ScatterElements", others, likeliest, own, axis=1))
 
 
 def _add_units(graph: GraphBuilder, units: Units, features: str) -> str:

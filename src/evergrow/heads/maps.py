@@ -80,10 +80,10 @@ class ShapeMap:
         outer = (P[:, :, None] * P[:, None, :]).flatten(1)
         terms = outer @ self.quadratic.to(Z) + P @ self.linear.to(Z) + self.constant.to(Z)
         terms = torch.maximum(terms, self.floor.to(Z))
-        bar = scores.topk(self.likeliest, dim=1).values[:, -1:]
-        chosen = scores >= bar
-        lowest = torch.where(chosen, terms, torch.inf).min(dim=1, keepdim=True).values.clamp_max(0.0)
-        return scores + torch.where(chosen, terms, lowest)
+        likeliest = scores.topk(self.likeliest, dim=1).indices
+        own = terms.gather(1, likeliest)
+        lowest = own.min(dim=1, keepdim=True).values.clamp_max(0.0)
+        return scores + lowest.expand_as(scores).scatter(1, likeliest, own)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
 import warnings
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError, LabelError
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, FewSamplesWarning, InputError, LabelError
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind, Texts, concat_items
 from evergrow.datasets import FeatureSet, RawSet, load_data
 from evergrow.datasets.folders import Walk, is_image
@@ -209,6 +210,55 @@ def warn_alike(known: NDArray[np.str_], labels: NDArray[np.str_]) -> None:
                 DataWarning,
                 stacklevel=3,
             )
+
+
+ENOUGH = 10
+"""Samples from which on a class is recognised about as well as one with many."""
+
+
+def few_samples(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the classes that are not to be trusted yet, the rarest first, with their counts.
+
+    They have fewer than ten samples, and fewer than a fifth of what a class has that is not so poor.
+
+    Parameters
+    ----------
+    counts : mapping of str to int
+        Samples of each class.
+
+    Examples
+    --------
+    >>> from evergrow.learner.intake import few_samples
+    >>> few_samples({"ant": 100, "bee": 140, "cat": 9, "dog": 2})
+    {'dog': 2, 'cat': 9}
+    >>> few_samples({"ant": 30, "bee": 30, "cat": 9, "dog": 2}), few_samples({"ant": 9, "bee": 1})
+    ({'dog': 2}, {})
+    """
+    usual = _usual(counts)
+    few = {name: count for name, count in counts.items() if count < ENOUGH and 5 * count < usual}
+    return dict(sorted(few.items(), key=lambda entry: (entry[1], entry[0])))
+
+
+def warn_few(before: Mapping[str, int], after: Mapping[str, int]) -> None:
+    """Warn of classes that have few samples beside others after a change, unless all of them had before."""
+    few = few_samples(after)
+    if few.keys() <= few_samples(before).keys():
+        return
+    usual = _usual(after)
+    named = [f"{name}: {count}" for name, count in list(few.items())[:5]] + ["..."] * (len(few) > 5)
+    noun, pronoun = ("class has", "it is") if len(few) == 1 else ("classes have", "they are")
+    warnings.warn(
+        f"{len(few)} of {len(after)} {noun} fewer than {min(ENOUGH, math.ceil(usual / 5))} samples beside a median of "
+        f"{usual:g} ({', '.join(named)}): {pronoun} recognised less surely; teach at least {ENOUGH} of each",
+        FewSamplesWarning,
+        stacklevel=3,
+    )
+
+
+def _usual(counts: Mapping[str, int]) -> float:
+    """Return the median count of classes that have enough; 0 where none has."""
+    enough = [count for count in counts.values() if count >= ENOUGH]
+    return float(np.median(enough)) if enough else 0.0
 
 
 # -- images in memory -----------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from evergrow.learner.calibration import FALSE_ALARM, Calibration, calibrated, w
 from evergrow.learner.changes import Change, fingerprint
 from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
-from evergrow.learner.intake import Samples, read_items, read_labelled, read_unknown, warn_alike
+from evergrow.learner.intake import Samples, read_items, read_labelled, read_unknown, warn_alike, warn_few
 from evergrow.learner.merging import merged
 from evergrow.learner.recipe import HeadRecipe
 from evergrow.learner.snapshot import Snapshot, counted, describe, read_snapshot
@@ -153,6 +153,11 @@ class Learner:
         ------
         CheckpointError
             If the checkpoint is of another training: other images, labels, settings, seed or backbone.
+
+        Warns
+        -----
+        FewSamplesWarning
+            Where classes have fewer than ten samples, and fewer than a fifth of what the others have.
         """
         head, config = self._new_head(), self._adaptation_config()
         kept = checkpoint_file(checkpoint, config)
@@ -163,7 +168,9 @@ class Learner:
         if config is not None:
             encoder, samples = self._adapted(encoder, samples, config, kept)
         X, labels = self._features_and_labels(samples, encoder)
+        counts = counted({}, labels)
         warn_alike(np.empty(0, dtype=np.str_), labels)
+        warn_few({}, counts)
         head.fit(X, labels).settle()
         calibration = self._calibrated(Calibration(), head, X, labels)
         change = Change.now("fit", len(labels), np.unique(labels).tolist(), data=[fingerprint(X, labels)])
@@ -172,7 +179,7 @@ class Learner:
         self._snapshot = Snapshot(
             head,
             encoder.spec,
-            counted({}, labels),
+            counts,
             calibration,
             (change.numbered(1 if before is None else before.revision + 1),),
             reason=encoder.reason,
@@ -192,12 +199,19 @@ class Learner:
         Returns
         -------
         self
+
+        Warns
+        -----
+        FewSamplesWarning
+            As for :meth:`fit`, where a class becomes one of those; later batches do not repeat it.
         """
         if self._snapshot_or_none() is None:
             return self.fit(data)
         now, encoder = self._state(), self._encoder
         X, labels = self._features_and_labels(read_labelled(data, "train", encoder.kind), encoder)
+        counts = counted(now.counts, labels)
         warn_alike(now.classes, labels)
+        warn_few(now.counts, counts)
         calibration = with_new_classes(now.calibration, now.head, X, labels)
         head = now.head.branch() if now.head.can("branch") else now.head
         head.partial_fit(X, labels)  # of other methods the last step that can fail, and it fails whole
@@ -205,7 +219,6 @@ class Learner:
         calibration = self._calibrated(calibration, head, X, labels)
         new = np.setdiff1d(labels, now.classes).tolist()
         change = Change.now("update", len(labels), new, data=[fingerprint(X, labels)])
-        counts = counted(now.counts, labels)
         self._snapshot = now.after(change, head=head, counts=counts, calibration=calibration)
         return self
 
