@@ -146,7 +146,7 @@ def with_rows(data: Data, counts: dict[int, int]) -> Data:
 def test_classes_with_few_samples_are_warned_of_once(blobs: Data, tmp_path: Path) -> None:
     learner = small().fit(part(blobs, 0, 1))
     usual = learner.n_samples_["0"]
-    with pytest.warns(FewSamplesWarning, match=rf"1 of 3 class has fewer than .* beside a median of {usual} \(2: 2\)"):
+    with pytest.warns(FewSamplesWarning, match=rf"1 of 3 classes has fewer than .* beside a median of {usual} \(2: 2\)"):
         learner.partial_fit(with_rows(blobs, {2: 2}))
     learner.partial_fit(with_rows(blobs, {0: 5}))  # the same class is poor as before: nothing new to say
     learner.save(tmp_path / "m.evg")
