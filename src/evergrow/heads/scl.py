@@ -592,7 +592,7 @@ class SCLClassifier(EditableRidge):
         self._require_denoised()
         terms = self._novelty_terms()
         found = []
-        for block in self._features(X, self.device_, reset=False).split(_TERM_ROWS):
+        for block in torch.split(self._features(X, self.device_, reset=False), _TERM_ROWS):
             rows = Rows.of(self._model, block)
             found.append(bounded(terms.of_rows(rows.reduced, rows.outside), block))
         return np.asarray(torch.cat(found).cpu().numpy())
