@@ -63,7 +63,7 @@ class SolvedScatter:
     >>> codes = torch.tensor([0, 1, 2] * 3)
     >>> def scatter(n):
     ...     Y = torch.nn.functional.one_hot(codes[:n], 3).double()
-    ...     stats = DenseState(3, 3).update(H[:n], Y).reduced()
+    ...     stats = DenseState.create(3, 3).update(H[:n], Y).reduced()
     ...     return SolvedScatter.of(ClassGeometry.of(stats, Y.sum(dim=0)), alpha=0.1)
     >>> followed = scatter(6).learned(H[6:], codes[6:], [0, 1, 2])
     >>> bool(torch.allclose(followed.solve_means(), scatter(9).solve_means()))
