@@ -586,7 +586,9 @@ class SCLClassifier(EditableRidge):
         self._require_denoised()
         terms = self._novelty_terms()
         found = []
-        for block in self._features(X, self.device_, reset=False).split(_TERM_ROWS):
+        Z = self._features(X, self.device_, reset=False)
+        for start in range(0, max(len(Z), 1), _TERM_ROWS):
+            block = Z[start : start + _TERM_ROWS]
             rows = Rows.of(self._model, block)
             found.append(bounded(terms.of_rows(rows.reduced, rows.outside), block))
         return np.asarray(torch.cat(found).cpu().numpy())
