@@ -396,7 +396,9 @@ def test_an_interrupted_adaptation_goes_on(
 ) -> None:
     wanted = expected("checkpoints")[name]
     path = shutil.copyfile(DATA / "checkpoints" / f"{name}.evg", tmp_path / "training")
-    settings: dict[str, Any] = {"adapt": config, "options": {"n_units": 9}, "device": "cpu", "cache": False}
+    head = {"n_units": 9, "projection": "mgsm", "units": "activation", "scales": "auto", "shape_directions": 0}
+    head["readout"] = "discriminant"  # what was recommended then
+    settings: dict[str, Any] = {"adapt": config, "options": head, "device": "cpu", "cache": False}
     learner = Learner(tiny_backbone(), **settings)
     learner.fit((pictures["first"], NAMES[pictures["y_first"]]), checkpoint=path)
     assert learner.backbone_().log.resumed_epochs == wanted["epochs"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evergrow import Learner
-from evergrow.core.errors import FileFormatError
+from evergrow.core.errors import FewSamplesWarning, FileFormatError
 from evergrow.heads.temperatures import TEMPERATURES
 from evergrow.learner.calibration import KIND, Calibration
 from evergrow.learner.modelfile import commit, open_model, rollback
@@ -111,7 +111,8 @@ def test_edits_leave_it_and_one_row_of_a_class_adds_only_to_the_unknown(stream: 
     data = blobs(40)
     learner = small().fit(part(data, 0, 1, 2))
     warmth = learner.head_.temperature_
-    learner.partial_fit((data[0][data[1] == 3][:1], np.array([3])))
+    with pytest.warns(FewSamplesWarning):
+        learner.partial_fit((data[0][data[1] == 3][:1], np.array([3])))
     calibration = learner._state().calibration
     assert len(calibration.parts) == 1
     assert [part.n for part in calibration.unknown] == [1]

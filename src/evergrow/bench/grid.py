@@ -15,6 +15,7 @@ from evergrow.bench.spec import MethodEntry, Spec
 from evergrow.core.errors import ParameterError
 from evergrow.core.registry import nearest
 from evergrow.methods import method_options
+from evergrow.methods.catalog import later_options
 from evergrow.records import plain
 from evergrow.streams import Protocol
 
@@ -24,6 +25,9 @@ _FILTERS: dict[str, Callable[[Run], tuple[str, ...]]] = {
     "protocol": lambda run: (run.protocol.name,),
     "seed": lambda run: (str(run.seed),),
 }
+
+
+_NONE = object()
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,10 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """All that decides the outcome; labels, paths and threads do not."""
+        later = later_options(self.method.name)
         return {
             "method": self.method.name,
-            "options": plain(self.options),
+            "options": {name: value for name, value in plain(self.options).items() if later.get(name, _NONE) != value},
             "dataset": {key: self.dataset[key] for key in ("name", "fingerprint")},
             "protocol": self.protocol_entry,
             "seed": self.seed,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -66,6 +67,8 @@ class Classifier(Estimator, ABC):
     """The registry that it is in."""
     sorted_labels: ClassVar[bool] = True
     """Whether files hold the labels sorted; False for classifiers that number classes as they come."""
+    later_params: ClassVar[Mapping[str, Any]] = {}
+    """Settings that came after a release, with the value that means what was before: records of then still count."""
     min_first_classes: ClassVar[int] = 1
     """Classes that the first batch must have at least."""
     classes_: NDArray[Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -69,6 +70,8 @@ class _Derived:
     ----------
     last_alpha : float or None
         The ridge that was chosen before the last change, where the next choice begins.
+    settled : bool
+        Whether ridge and strength were chosen for just these statistics.
     """
 
     last_alpha: float | None = None
@@ -78,6 +81,7 @@ class _Derived:
     choice: Choice | None = None
     scatter: SolvedScatter | None = None
     shapes: ShapeScores | None = None
+    settled: bool = False
     spread: float | None = None
     terms: NoveltyTerms | None = None
     expected: NoveltyStandard | None = None
@@ -172,6 +176,7 @@ class SCLClassifier(EditableRidge):
     True
     """
 
+    later_params: ClassVar[Mapping[str, Any]] = {"units": "activation", "shape_directions": 0, "prior": "uniform"}
     min_first_classes: ClassVar[int] = 2
     abilities: ClassVar[frozenset[str]] = frozenset(ABILITIES)
 
@@ -406,6 +411,7 @@ class SCLClassifier(EditableRidge):
         derived, model, fixed = self._derived, self._model, self._fixed_alpha()
         if derived.readout is None and self.readout == "denoised":
             solved = solve_model(model, fixed, self.prior, derived.choice, derived.scatter)
+            derived.settled = derived.settled or solved.choice is not derived.choice
             derived.choice, derived.scatter, derived.readout = solved.choice, solved.scatter, solved.readout
             derived.spread = solved.spread
         elif derived.readout is None:
@@ -444,8 +450,8 @@ class SCLClassifier(EditableRidge):
 
     def _settle(self) -> None:
         derived = self._derived
-        if derived.choice is not None and derived.choice.rows != int(self._model.counts.sum()):
-            # The ridge of an answer may be that of somewhat fewer rows; who settles wants the one of all of them.
+        if derived.choice is not None and not derived.settled:
+            # The ridge of an answer may be that of somewhat other rows; who settles wants the one of just these.
             self._derived = _Derived(last_alpha=derived.hint(), choice=replace(derived.choice, rows=0))
         self._solved()
         _ = self.temperature_
@@ -489,7 +495,8 @@ class SCLClassifier(EditableRidge):
         fields.require(
             self.readout != "denoised" or solved is None or choice is not None, "it does not say how it was chosen"
         )
-        self._derived = _Derived(last, solved, warmth, choice=choice)
+        settled = choice is not None and choice.rows == int(self._model.counts.sum())
+        self._derived = _Derived(last, solved, warmth, choice=choice, settled=settled)
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""
