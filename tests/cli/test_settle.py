@@ -48,7 +48,7 @@ def test_answers_are_those_of_a_file_that_was_not_settled(both):
 def test_later_commands_find_the_solution_in_the_file(shell, both, later, monkeypatch):
     plain, settled = both
     expected = shell.json("predict", plain, later)["predictions"]
-    monkeypatch.setattr("evergrow.heads.scl.solve_readout", never)
+    monkeypatch.setattr("evergrow.heads.scl.solve_model", never)
     monkeypatch.setattr("evergrow.heads.scl.temperature", never)
     answers = shell.json("predict", settled, later)["predictions"]
     assert [row["class"] for row in answers] == [row["class"] for row in expected]
@@ -85,7 +85,7 @@ def test_update_says_what_it_settled(shell, model, later, first, wide):
 
 def test_narrow_layers_are_settled_anyway(shell, model, later, monkeypatch):
     assert "settled already: " in shell.run("update", model, later, "--settle").stdout
-    monkeypatch.setattr("evergrow.heads.scl.solve_readout", never)
+    monkeypatch.setattr("evergrow.heads.scl.solve_model", never)
     shell.run("predict", model, later)
 
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_settled_changes_nothing(shell, model, later, wide, monke
         raise NumericalError("gram must be finite")
 
     before = model.read_bytes()
-    monkeypatch.setattr("evergrow.heads.scl.solve_readout", fail)
+    monkeypatch.setattr("evergrow.heads.scl.solve_model", fail)
     assert shell.error("update", model, later, "--settle") == "error: gram must be finite"
     assert model.read_bytes() == before
 
@@ -125,7 +125,7 @@ def test_other_changes_settle_too(shell, model, later, first, wide, monkeypatch,
     shutil.copy("before.evg", model)
     values = shell.json(*arguments, *(["--force"] if command == "merge" else []), "--settle")
     assert values["settled"]["solved"] is True
-    monkeypatch.setattr("evergrow.heads.scl.solve_readout", never)
+    monkeypatch.setattr("evergrow.heads.scl.solve_model", never)
     answers = shell.json("predict", target, later)["predictions"]
     assert [row["class"] for row in answers] == [row["class"] for row in expected]
 

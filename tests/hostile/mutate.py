@@ -40,9 +40,23 @@ NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "
 
 WORDS = (
     *("dense", "recursive", "compact", "auto", "mgsm", "scsm", "gaussian", "fourier", "linked", "identity", "uniform"),
-    *("ridge", "discriminant", "none", "l2", "sqrt-l2", "gcv", "holdout", "task", "paper", "recommended", "exact"),
+    *(
+        "ridge",
+        "discriminant",
+        "denoised",
+        "none",
+        "l2",
+        "sqrt-l2",
+        "gcv",
+        "holdout",
+        "task",
+        "paper",
+        "recommended",
+        "exact",
+    ),
     *("cpu", "cuda", "cuda:99", "meta", "mps", "b", "i", "u", "f", "U", "O", "S", "sigmoid", "relu", "cos", "tanh"),
     *("fit", "update", "rollback", "image", "text", "features", "float32", "float16", "bundled", "module", "random"),
+    *("activation", "orthogonal-fourier", "counts"),
     *("scl-mgsm", "ranpac", "simplecil", "SCLClassifier", "RanPACClassifier", "Learner", "Tuner", "Training"),
 )
 """Words that mean something in some place, and are wrong in most."""

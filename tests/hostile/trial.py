@@ -576,13 +576,19 @@ def fresh(folder: Path) -> list[Subject]:
 
     rows = dict(np.load(DATA / "rows.npz"))
     names = np.array(["ant", "bee", "cat", "dog"])[rows["y_first"]]
-    head = SCLClassifier.recommended(n_units=9, random_state=0, device="cpu").fit(rows["first"], rows["y_first"])
+    head = SCLClassifier.recommended(n_units=12, shape_directions=3, random_state=0, device="cpu")
+    head.fit(rows["first"], rows["y_first"])
     head.save(folder / "fresh-head.evg")
-    learner = Learner(None, options={"n_units": 9}, device="cpu").fit((rows["first"], names))
+    options = {"n_units": 12, "shape_directions": 3}
+    learner = Learner(None, options=options, device="cpu").fit((rows["first"], names))
     learner.save(folder / "fresh-learner.evg")
+    # One that has learned more since: its ridge was chosen a second time, from where the first choice was.
+    later = np.array(["ant", "bee", "cat", "dog"])[rows["y_later"]]
+    learner.partial_fit((rows["later"], later)).save(folder / "fresh-updated.evg")
     return [
         Subject("fresh-head", "head", str(folder / "fresh-head.evg"), "scl-mgsm"),
         Subject("fresh-learner", "learner", str(folder / "fresh-learner.evg")),
+        Subject("fresh-updated", "learner", str(folder / "fresh-updated.evg")),
     ]
 
 

@@ -152,7 +152,9 @@ def with_rows(data: Data, counts: dict[int, int]) -> Data:
 def test_classes_with_few_samples_are_warned_of_once(blobs: Data, tmp_path: Path) -> None:
     learner = small().fit(part(blobs, 0, 1))
     usual = learner.n_samples_["0"]
-    with pytest.warns(FewSamplesWarning, match=rf"1 of 3 class has fewer than .* beside a median of {usual} \(2: 2\)"):
+    with pytest.warns(
+        FewSamplesWarning, match=rf"1 of 3 classes has fewer than .* beside a median of {usual} \(2: 2\)"
+    ):
         learner.partial_fit(with_rows(blobs, {2: 2}))
     learner.partial_fit(with_rows(blobs, {0: 5}))  # the same class is poor as before: nothing new to say
     learner.save(tmp_path / "m.evg")
@@ -568,7 +570,7 @@ def test_a_loaded_model_answers_without_solving(
     def never(*_: object) -> None:
         raise AssertionError("solved again")
 
-    monkeypatch.setattr("evergrow.heads.scl.solve_readout", never)
+    monkeypatch.setattr("evergrow.heads.scl.solve_model", never)
     monkeypatch.setattr("evergrow.heads.scl.temperature", never)
     assert np.allclose(Learner.load(tmp_path / "m.evg").predict_proba(blobs[0]), expected, rtol=1e-9)
 

@@ -12,7 +12,7 @@ from evergrow import Learner
 from evergrow.core.errors import FileFormatError
 from evergrow.heads.temperatures import TEMPERATURES
 from evergrow.learner.calibration import KIND, Calibration
-from evergrow.learner.modelfile import ModelFile
+from evergrow.learner.modelfile import commit, open_model, rollback
 
 Data = tuple[np.ndarray, np.ndarray]
 
@@ -69,13 +69,16 @@ def test_files_and_revisions_keep_it(stream: Learner, tmp_path: Path) -> None:
 
 def test_rolling_back_brings_the_calibration_back(tmp_path: Path) -> None:
     data = blobs(20)
-    learner = small().fit(part(data, 0, 1, 2))
-    file = ModelFile(tmp_path / "m.evg")
-    file.create(learner) if hasattr(file, "create") else learner.save(tmp_path / "m.evg")
-    first = Learner.load(tmp_path / "m.evg", device="cpu")
-    later = Learner.load(tmp_path / "m.evg", device="cpu").partial_fit(part(data, 3, 4))
-    assert later.head_.temperature_ != first.head_.temperature_
-    assert Learner.load(tmp_path / "m.evg", device="cpu").head_.temperature_ == learner.head_.temperature_
+    path = tmp_path / "m.evg"
+    commit(path, small().fit(part(data, 0, 1, 2)))
+    first = open_model(path, device="cpu")
+    commit(path, open_model(path, device="cpu").partial_fit(part(data, 3, 4)))
+    assert open_model(path, device="cpu").head_.temperature_ != first.head_.temperature_
+    rollback(path)
+    again = open_model(path, device="cpu")
+    assert again.head_.temperature_ == first.head_.temperature_
+    assert again._state().calibration == first._state().calibration
+    np.testing.assert_allclose(again.novelty_score(data[0]), first.novelty_score(data[0]))
 
 
 def test_merging_joins_both_sides_in_any_order() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
-from evergrow.linalg import choose_ridge
+from evergrow.linalg import ClassGeometry, CompactState, choose_ridge
 from evergrow.linalg import ridge_search as module
 
 
@@ -73,3 +74,21 @@ def test_constant_rows_are_degenerate(make_classes):
 def test_the_same_data_give_the_same_ridge(make_classes):
     geometry = make_classes(10, 60, 40).geometry()
     assert choose_ridge(geometry, 2.0) == choose_ridge(geometry, 2.0)
+
+
+def test_coordinates_do_not_matter_where_statistics_have_their_own():
+    source = torch.Generator().manual_seed(3)
+    codes = torch.arange(40) % 5
+    H = torch.randn(40, 90, generator=source, dtype=torch.float64) + codes[:, None]
+    Y = torch.nn.functional.one_hot(codes, 5).double()
+    stats = CompactState.empty(90, 5, 0.0).update(H, Y).reduced()
+    assert stats.basis is not None
+    order = stats.gram.shape[0]
+    turn = torch.linalg.qr(torch.randn(order, order, generator=source, dtype=torch.float64)).Q
+    turned = dataclasses.replace(
+        stats, basis=stats.basis @ turn, gram=turn.T @ stats.gram @ turn, cross=turn.T @ stats.cross
+    )
+    searches = [module._Search(ClassGeometry.of(part, Y.sum(dim=0)), 90.0) for part in (stats, turned)]
+    for step in (-8, -2, 0, 3):
+        mine, other = (search._at(step) for search in searches)
+        assert mine == pytest.approx(other, rel=1e-8)

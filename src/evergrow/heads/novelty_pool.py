@@ -153,7 +153,7 @@ class NoveltyStandard:
             excess = standard @ np.asarray(self.weights) - self.slope * (terms[:, _TERMS] - mean[_TERMS])
             scores = excess / self.spread + np.maximum(standard[:, REST] - GUARD, 0.0)
         # What is too large for arithmetic is as unknown as can be.
-        return np.where(np.isfinite(scores), scores, np.finfo(np.float64).max)
+        return np.asarray(np.where(np.isfinite(scores), scores, np.finfo(np.float64).max))
 
     def to_archive(self) -> Archive:
         """Return what a file holds."""
@@ -221,7 +221,7 @@ class NoveltyPool:
         """Return the weights of the terms, not negative, with sum 1."""
         default = DEFAULT_WEIGHTS
         if not self.unknown:
-            return default / default.sum()
+            return np.asarray(default / default.sum())
         sizes = np.array([part.size for part in self.unknown], dtype=np.float64)
         shares = np.array([part.n for part in self.unknown]) * (sizes / sizes.max()) ** _UNKNOWN_AGEING
         shares = shares / shares.sum()
@@ -231,7 +231,7 @@ class NoveltyPool:
         found = nonnegative_minimiser(
             spread + PRIOR_STRENGTH * np.eye(_TERMS), mean + PRIOR_STRENGTH * strength * default
         )
-        return found / found.sum() if found.sum() > 0.0 else default / default.sum()
+        return np.asarray(found / found.sum() if found.sum() > 0.0 else default / default.sum())
 
     def standard(self) -> NoveltyStandard:
         """Return how terms become a score; at least one batch of known rows is needed."""

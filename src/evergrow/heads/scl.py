@@ -54,6 +54,9 @@ READOUTS = ("ridge", "discriminant", "denoised")
 
 _TERM_ROWS = 4096  # rows whose terms of novelty are worked out at once
 
+_LARGEST = 1e100
+"""Class weights of a file that are not below this would overflow in the next product."""
+
 SOLUTION = register_kind("head-solution")
 """What follows from the statistics: class weights, offset, ridge and temperature; the layout that 0.1 had too."""
 
@@ -478,6 +481,8 @@ class SCLClassifier(EditableRidge):
                 fields.number("minimiser", low=0.0),
                 fields.number("jitter", low=0.0),
             )
+            largest = max(float(part.abs().max()) for part in (solved.weights, solved.offset) if part.numel())
+            fields.require(largest < _LARGEST, "its class weights are larger than any data can make them")
             warmth = fields.optional_number("temperature", low=0.0)
             largest = max(float(part.abs().max()) for part in (solved.weights, solved.offset) if part.numel())
             fields.require(largest < 1e150, "its class weights are larger than those of any statistics")
@@ -589,7 +594,7 @@ class SCLClassifier(EditableRidge):
         self._require_denoised()
         terms = self._novelty_terms()
         found = []
-        for block in self._features(X, self.device_, reset=False).split(_TERM_ROWS):
+        for block in torch.split(self._features(X, self.device_, reset=False), _TERM_ROWS):
             rows = Rows.of(self._model, block)
             found.append(bounded(terms.of_rows(rows.reduced, rows.outside), block))
         return np.asarray(torch.cat(found).cpu().numpy())

@@ -17,7 +17,7 @@ from evergrow.core.errors import InputError
 
 STEPS_PER_OCTAVE = 4
 
-TEMPERATURES = tuple(2.0 ** (step / STEPS_PER_OCTAVE) for step in range(-8, 49))
+TEMPERATURES: tuple[float, ...] = tuple(float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-8, 49))
 """The grid, from 1/4 to 4,096."""
 
 UNCALIBRATED = 0.06

@@ -197,7 +197,9 @@ class Calibration:
         )
         order = np.argsort(points, kind="stable")
         reached = np.cumsum(weights[order])
-        place = int(np.searchsorted(reached, (1.0 - false_alarm) * reached[-1] * (1.0 - 1e-12)))
+        # One more thing, of the latest model, is as likely in any place among the scores: it counts as one of them.
+        more = float(weights.max()) if any(part.terms is not None for part in self.parts) else 0.0
+        place = int(np.searchsorted(reached, (1.0 - false_alarm) * (reached[-1] + more) * (1.0 - 1e-12)))
         return float(points[order][min(place, len(points) - 1)])
 
     def to_archive(self) -> Archive:

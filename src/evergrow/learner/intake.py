@@ -246,10 +246,11 @@ def warn_few(before: Mapping[str, int], after: Mapping[str, int]) -> None:
         return
     usual = _usual(after)
     named = [f"{name}: {count}" for name, count in list(few.items())[:5]] + ["..."] * (len(few) > 5)
-    noun, pronoun = ("class has", "it is") if len(few) == 1 else ("classes have", "they are")
+    have, they = ("has", "it is") if len(few) == 1 else ("have", "they are")
+    bar = min(ENOUGH, math.ceil(usual / 5))
     warnings.warn(
-        f"{len(few)} of {len(after)} {noun} fewer than {min(ENOUGH, math.ceil(usual / 5))} samples beside a median of "
-        f"{usual:g} ({', '.join(named)}): {pronoun} recognised less surely; teach at least {ENOUGH} of each",
+        f"{len(few)} of {len(after)} classes {have} fewer than {bar} samples beside a median "
+        f"of {usual:g} ({', '.join(named)}): {they} recognised less surely; teach at least {ENOUGH} of each",
         FewSamplesWarning,
         stacklevel=3,
     )

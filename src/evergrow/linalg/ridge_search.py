@@ -7,7 +7,9 @@ follow from one factorisation of ``A = S_w + alpha I``: with counts N, means D a
     T + alpha I = A + D N D^T        W = (T + alpha I)^-1 D N = E (N^-1 + D^T E)^-1 =: E S
     tr (T + alpha I)^-1 = tr A^-1 - tr(S E^T E)
 
-Traces are estimated with the same random signs for every ridge, so that their error does not move the minimum.
+Traces are estimated with the same random signs for every ridge, so that their error does not move the minimum. Where
+statistics are kept in coordinates of their own, which depend on the order in which rows came, they are worked out: the
+choice must not depend on that order, and there are no more coordinates than rows.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from evergrow.core.seeding import generator
-from evergrow.linalg.cholesky import safe_cholesky
+from evergrow.linalg.cholesky import CholeskyFactor, safe_cholesky
 from evergrow.linalg.discriminant import ClassGeometry
 
 MAX_LEVERAGE = 0.25
@@ -169,7 +171,7 @@ class _Search:
         factor, order = self.geometry.factor(alpha), self.signs.shape[0]
         solved = factor.solve(torch.cat([self.centred, self.signs], dim=1))
         means, probes = solved[:, : self.centred.shape[1]], solved[:, self.centred.shape[1] :]
-        trace = float((self.signs * probes).sum()) / PROBES
+        trace = self._trace(factor, probes)
         leverage = min(max((order - alpha * trace) / self.free, 0.0), 1.0)
         return leverage, self._score(alpha, means, trace)
 
@@ -198,8 +200,14 @@ class _Search:
         solved = factor.solve(torch.cat([cross, self.signs], dim=1))
         weights, probes = solved[:, : len(counts)], solved[:, len(counts) :]
         explained = float((weights * cross).sum()) + alpha * float(weights.square().sum())
-        trace = float((self.signs * probes).sum()) / PROBES
+        trace = self._trace(factor, probes)
         return self._ratio(counts, explained, self.signs.shape[0] - alpha * trace)
+
+    def _trace(self, factor: CholeskyFactor, probes: Tensor) -> float:
+        """Return the trace of an inverse, estimated from the solutions for the signs where they serve."""
+        if self.geometry.stats.basis is not None:
+            return factor.trace_inverse()
+        return float((self.signs * probes).sum()) / PROBES
 
     def _ratio(self, counts: Tensor, explained: float, freedom: float) -> float:
         targets = float(counts.sum()) - float(counts.square().sum()) / self.rows
