@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import struct
@@ -123,3 +124,19 @@ def test_header_with_absurd_length(tmp_path):
     path.write_bytes(struct.pack("<Q", 2**62) + json.dumps({}).encode())
     with pytest.raises(FileFormatError):
         read_archive(path, "Thing")
+
+
+def test_a_key_given_twice_is_refused(tmp_path):
+    path = tmp_path / "a.evg"
+    write_archive(path, Archive("toy", {"n": 1}))
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    head = json.loads(header["__metadata__"]["evergrow"])
+    head["archive"] = head["archive"].replace('"n": 1', '"n": 1, "n": 2')
+    head["digest"] = hashlib.blake2b((head["needs"] + head["archive"]).encode(), digest_size=16).hexdigest()
+    header["__metadata__"]["evergrow"] = json.dumps(head)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+    with pytest.raises(FileFormatError, match="once in an object"):
+        read_archive(path)

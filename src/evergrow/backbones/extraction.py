@@ -335,7 +335,9 @@ def _batches(work: _Work, plan: BatchPlan) -> Iterator[Iterator[LoadedBatch]]:
 
 def _image_bytes(work: _Work) -> int:
     """Return the size of a transformed image; a guess on the safe side where the preprocessing does not tell."""
-    size = work.backbone.spec.preprocessing.get("size", (512, 512))
+    size = work.backbone.spec.preprocessing.get("size")
+    if not isinstance(size, (list, tuple)) or len(size) != 2 or not all(isinstance(part, int) for part in size):
+        size = (512, 512)
     return 3 * 4 * int(size[0]) * int(size[1])
 
 

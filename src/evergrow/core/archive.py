@@ -439,7 +439,9 @@ def _require_schema(path: str | os.PathLike[str], head: dict[str, Any]) -> None:
 
 def _parsed(path: str | os.PathLike[str], text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
+        return json.loads(
+            text, parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_each_once
+        )
     except (ValueError, RecursionError) as error:
         raise FileFormatError(
             f"{path} must describe its contents in plain JSON, got a damaged text: {error}"
@@ -448,6 +450,14 @@ def _parsed(path: str | os.PathLike[str], text: str) -> Any:
 
 def _refuse_constant(word: str) -> Any:
     raise ValueError(f"numbers must be finite, got {word}")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object whose keys differ: of two with one name, other programs would see the other one."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("every key must be given once in an object")
+    return found
 
 
 def _finite_float(word: str) -> float:

@@ -251,6 +251,8 @@ class NoveltyPool:
         mean = weights @ np.array([part.mean for part in self.known])
         second = (weights @ np.array([part.second for part in self.known])).reshape(_COLUMNS, _COLUMNS)
         covariance = second - np.outer(mean, mean)
+        # A term that never varies, as one does with two classes, may come out below zero by rounding.
+        np.fill_diagonal(covariance, np.maximum(covariance.diagonal(), 0.0))
         variance = np.maximum(covariance.diagonal()[:_TERMS], 1e-24)
         return mean, np.maximum(np.sqrt(variance), _FLAT * np.abs(mean[:_TERMS])), covariance
 

@@ -490,6 +490,8 @@ class SCLClassifier(EditableRidge):
             largest = max(float(part.abs().max()) for part in (solved.weights, solved.offset) if part.numel())
             fields.require(largest < _LARGEST, "its class weights are larger than any data can make them")
             warmth = fields.optional_number("temperature", low=0.0)
+            largest = max(float(part.abs().max()) for part in (solved.weights, solved.offset) if part.numel())
+            fields.require(largest < 1e150, "its class weights are larger than those of any statistics")
         fields.require(last != 0.0 and warmth != 0.0, "a ridge or a temperature is zero")
         choice = Choice.from_archive(fields.open_part("choice", CHOICE.name)) if fields.has("choice") else None
         fields.require(

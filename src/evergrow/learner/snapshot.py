@@ -268,6 +268,7 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         )
     calibration = Calibration.from_archive(fields.part("calibration"), fields.inside("calibration"))
     calibration.apply(head)
+    fields.require(spec is not None or not fields.has("adaptation"), "a backbone was adapted that it does not describe")
     snapshot = Snapshot(
         head,
         spec,
