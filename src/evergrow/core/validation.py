@@ -43,7 +43,7 @@ def check_number(
     expected = f"{'an integer' if integer else 'a number'} {' and '.join(bounds)}".strip()
     ok = isinstance(value, kind) and not isinstance(value, bool) and _is_finite(value)
     if ok and integer and high is None:
-        ok = abs(value) < 2**53  # larger ones count nothing, and overflow where they are used
+        ok = abs(value) < 2**63  # larger ones overflow where they are used
     if ok and low is not None:
         ok = value > low if low_open else value >= low
     if ok and high is not None:
