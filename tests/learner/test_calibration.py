@@ -40,12 +40,14 @@ def test_folds_of_large_batches_are_small() -> None:
 
 
 def test_large_batches_are_scored_in_part() -> None:
-    rng = np.random.default_rng(0)
-    y = np.arange(4000) % 4
-    X = rng.normal(size=(4000, 6)) + 4 * np.eye(6)[y]
-    learner = Learner(None, options={"n_units": 20}, device="cpu").fit((X, y))
-    assert ENOUGH <= learner.info()["novelty"]["calibrated_on"] < 2 * ENOUGH
-    assert abs(learner.is_unknown(rng.normal(size=(4000, 6)) + 4 * np.eye(6)[y]).mean() - 0.05) < 0.02
+    y, shares = np.arange(4000) % 4, []
+    for seed in range(4):  # one threshold from a thousand scores is off by a percent as often as not
+        rng = np.random.default_rng(seed)
+        X = rng.normal(size=(4000, 6)) + 4 * np.eye(6)[y]
+        learner = Learner(None, options={"n_units": 20}, device="cpu").fit((X, y))
+        assert ENOUGH <= learner.info()["novelty"]["calibrated_on"] < 2 * ENOUGH
+        shares.append(learner.is_unknown(rng.normal(size=(4000, 6)) + 4 * np.eye(6)[y]).mean())
+    assert abs(np.mean(shares) - 0.05) < 0.01
 
 
 def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned() -> None:

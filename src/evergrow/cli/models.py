@@ -131,14 +131,14 @@ def settle_model(learner: Learner, wanted: bool) -> tuple[dict[str, Any] | None,
     """Solve for the class weights, if that is wanted, and return the outcome for programs and for people."""
     if not wanted:
         return None, []
-    before = _ridge(learner)  # narrow layers are solved by the update itself
+    before = _ridge(learner)  # an update that calibrates has solved, though perhaps with the ridge of fewer samples
     started = time.perf_counter()
     learner.settle()
     seconds, ridge = time.perf_counter() - started, _ridge(learner)
     values = {"solved": ridge is not None, "seconds": seconds, "ridge": ridge}
     if ridge is None:
         return values, [f"nothing to settle: models of method {learner.method} have no solution to keep"]
-    took = "already" if before is not None else f"in {seconds:.1f} s"
+    took = "already" if before == ridge else f"in {seconds:.1f} s"
     return values, [f"settled {took}: class weights and ridge ({ridge:.4g}) are in the file, no answer solves for them"]
 
 
