@@ -49,7 +49,7 @@ def test_later_commands_find_the_solution_in_the_file(shell, both, later, monkey
     plain, settled = both
     expected = shell.json("predict", plain, later)["predictions"]
     monkeypatch.setattr("evergrow.heads.scl.solve_model", never)
-    monkeypatch.setattr("evergrow.heads.scl.temperature", never)
+    monkeypatch.setattr("evergrow.heads.calibrated.temperature", never)
     answers = shell.json("predict", settled, later)["predictions"]
     assert [row["class"] for row in answers] == [row["class"] for row in expected]
     probabilities = [[row["probability"] for row in rows] for rows in (answers, expected)]

@@ -142,7 +142,7 @@ def test_a_solution_spares_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
     assert solution is not None
     fresh.adopt_solution(solution)
     monkeypatch.setattr("evergrow.heads.scl.solve_readout", None)
-    monkeypatch.setattr("evergrow.heads.scl.temperature", None)
+    monkeypatch.setattr("evergrow.heads.calibrated.temperature", None)
     np.testing.assert_array_equal(fresh.predict_proba(X), settled.predict_proba(X))
 
 

@@ -571,7 +571,7 @@ def test_a_loaded_model_answers_without_solving(
         raise AssertionError("solved again")
 
     monkeypatch.setattr("evergrow.heads.scl.solve_model", never)
-    monkeypatch.setattr("evergrow.heads.scl.temperature", never)
+    monkeypatch.setattr("evergrow.heads.calibrated.temperature", never)
     assert np.allclose(Learner.load(tmp_path / "m.evg").predict_proba(blobs[0]), expected, rtol=1e-9)
 
 

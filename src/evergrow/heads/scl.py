@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.archive import Archive, register_kind
-from evergrow.core.errors import UnsupportedError
 from evergrow.core.fields import Fields
 from evergrow.core.progress import meter
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.heads.abilities import ABILITIES
 from evergrow.heads.base import HEADS
+from evergrow.heads.calibrated import CalibratedRidge
 from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.denoised import (
     CHOICE,
     PRIORS,
     Choice,
-    estimate_means,
     follow,
     shape_scores,
     solve_model,
-    solved_scatter,
 )
+from evergrow.heads.derived import Derived
 from evergrow.heads.diagnostics import describe, random_units
-from evergrow.heads.editable import EditableRidge
-from evergrow.heads.fold_outs import FoldOuts, Rows, fold_outs
 from evergrow.heads.growing import UNITS, Grower, LayerSpec
-from evergrow.heads.labels import LabelUpdate, as_labels, known_codes
+from evergrow.heads.labels import LabelUpdate
 from evergrow.heads.maps import LayerMap, ShapeMap, layer_map
 from evergrow.heads.migrations import model_part
-from evergrow.heads.novelty import NoveltyScorer, bounded
-from evergrow.heads.novelty_pool import STANDARD, KnownTerms, NoveltyPool, NoveltyStandard
-from evergrow.heads.novelty_terms import NoveltyTerms
-from evergrow.heads.readout import Readout, solve_readout, temperature
+from evergrow.heads.novelty_pool import STANDARD, NoveltyStandard
+from evergrow.heads.readout import Readout, solve_readout
 from evergrow.heads.ridge_model import RidgeModel
-from evergrow.heads.temperatures import guessed_temperature
 from evergrow.linalg import RIDGE_FORMS, ShapeScores, SolvedScatter
 from evergrow.projections import BlockRecord, Projection
 from evergrow.projections.activations import ACTIVATIONS
@@ -53,8 +45,6 @@ from evergrow.projections.scales import Scales, check_scales
 
 READOUTS = ("ridge", "discriminant", "denoised")
 
-_TERM_ROWS = 4096  # rows whose terms of novelty are worked out at once
-
 _LARGEST = 1e100
 """Class weights of a file that are not below this would overflow in the next product."""
 
@@ -62,37 +52,8 @@ SOLUTION = register_kind("head-solution")
 """What follows from the statistics: class weights, offset, ridge and temperature; the layout that 0.1 had too."""
 
 
-@dataclass
-class _Derived:
-    """What follows from the statistics and is worked out when first asked for.
-
-    Parameters
-    ----------
-    last_alpha : float or None
-        The ridge that was chosen before the last change, where the next choice begins.
-    settled : bool
-        Whether ridge and strength were chosen for just these statistics.
-    """
-
-    last_alpha: float | None = None
-    readout: Readout | None = None
-    temperature: float | None = None
-    novelty: NoveltyScorer | None = None
-    choice: Choice | None = None
-    scatter: SolvedScatter | None = None
-    shapes: ShapeScores | None = None
-    settled: bool = False
-    spread: float | None = None
-    terms: NoveltyTerms | None = None
-    expected: NoveltyStandard | None = None
-
-    def hint(self) -> float | None:
-        """Return the latest choice."""
-        return self.readout.minimiser if self.readout is not None else self.last_alpha
-
-
 @HEADS.register("scl-mgsm", version=2, former=("SCLClassifier",), migrations={1: model_part})
-class SCLClassifier(EditableRidge):
+class SCLClassifier(CalibratedRidge):
     """A classifier that learns new classes batch by batch, exactly as if it saw everything at once.
 
     ``fit`` grows a layer of random units from the first task (MGSM) and freezes it; every later batch only adds
@@ -373,8 +334,8 @@ class SCLClassifier(EditableRidge):
 
         A solution that has followed the change is kept, and with it nothing of large order is solved again.
         """
-        before: _Derived | None = getattr(self, "_derived", None)
-        kept = _Derived() if before is None else _Derived(last_alpha=before.hint(), choice=before.choice)
+        before: Derived | None = getattr(self, "_derived", None)
+        kept = Derived() if before is None else Derived(last_alpha=before.hint(), choice=before.choice)
         kept.scatter = scatter
         self._derived, self._model = kept, model
 
@@ -424,27 +385,6 @@ class SCLClassifier(EditableRidge):
             derived.shapes = shape_scores(self._model, derived.choice)
         return derived.shapes
 
-    def _scatter(self) -> tuple[Choice, SolvedScatter]:
-        """Return ridge and strength, and the class means solved at them; factored only where nothing has followed."""
-        self._solved()
-        derived = self._derived
-        if derived.choice is None:
-            raise RuntimeError("a denoised readout is always solved at a choice")
-        if derived.scatter is not None:
-            return derived.choice, derived.scatter
-        if derived.terms is not None:
-            return derived.choice, derived.terms.scatter
-        scatter = solved_scatter(self._model, derived.choice)
-        if self._model.state.reduced().basis is None:
-            derived.scatter = scatter
-        return derived.choice, scatter
-
-    def _novelty_terms(self) -> NoveltyTerms:
-        derived = self._derived
-        if derived.terms is None:
-            derived.terms = NoveltyTerms.of(self._scatter()[1])
-        return derived.terms
-
     def _solve_order(self) -> float:
         return self._model.state.order
 
@@ -452,7 +392,7 @@ class SCLClassifier(EditableRidge):
         derived = self._derived
         if derived.choice is not None and not derived.settled:
             # The ridge of an answer may be that of somewhat other rows; who settles wants the one of just these.
-            self._derived = _Derived(last_alpha=derived.hint(), choice=replace(derived.choice, rows=0))
+            self._derived = Derived(last_alpha=derived.hint(), choice=replace(derived.choice, rows=0))
         self._solved()
         _ = self.temperature_
 
@@ -498,7 +438,7 @@ class SCLClassifier(EditableRidge):
             self.readout != "denoised" or solved is None or choice is not None, "it does not say how it was chosen"
         )
         settled = choice is not None and choice.rows == int(self._model.counts.sum())
-        self._derived = _Derived(last, solved, warmth, choice=choice, settled=settled)
+        self._derived = Derived(last, solved, warmth, choice=choice, settled=settled)
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""
@@ -512,213 +452,6 @@ class SCLClassifier(EditableRidge):
         if shapes is None or scores is None or not scores.has_terms:
             return found
         return replace(found, shape=ShapeMap.of(shapes, scores))
-
-    # -- answers ----------------------------------------------------------------------------------------
-
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Return class probabilities: a softmax of the scores at :attr:`temperature_`.
-
-        Expect them to be honest on data like the learned, not on unknown classes: use :meth:`novelty_score` for those.
-
-        Parameters
-        ----------
-        X : array-like or Tensor of shape (n, d)
-            Features.
-
-        Returns
-        -------
-        ndarray of shape (n, C)
-            Rows sum to one; columns follow ``classes_``.
-        """
-        warmth = self.temperature_
-        return np.asarray(torch.softmax(torch.from_numpy(self.class_scores(X)) / warmth, dim=1).numpy())
-
-    @property
-    def temperature_(self) -> float:
-        """Temperature of the softmax that turns scores into probabilities.
-
-        Of the denoised readout the one given to :meth:`calibrate`, else a rough guess from the energy of class means.
-        Of the other readouts it corrects the scores on learned rows by their average leave-one-out inflation
-        (see :func:`evergrow.heads.readout.temperature`).
-        """
-        self._require_fitted()
-        derived, model, calibrated = self._derived, self._model, self._calibrated()[0]
-        if calibrated is not None:
-            return calibrated
-        if derived.temperature is None and self.readout == "denoised":
-            self._solved()
-            if derived.spread is None:
-                derived.spread = estimate_means(self._scatter()[1]).spread
-            derived.temperature = guessed_temperature(derived.spread)
-        elif derived.temperature is None:
-            derived.temperature = temperature(model.state, model.counts, self._solved(), self.readout)
-        return derived.temperature
-
-    def novelty_score(self, X: Any) -> NDArray[np.float64]:
-        """Return how unlike anything learned each row is; higher means more novel.
-
-        With the denoised readout a weighted sum of five terms (see :mod:`evergrow.heads.novelty_terms`), with mean 0
-        and spread 1 on known things once :meth:`calibrate` has been told what these are like, and about so before. With
-        the other readouts the one score of :mod:`evergrow.heads.novelty`, which is not negative and 0.1 to 0.9 for
-        known things. Things of another world have larger ones without bound.
-
-        Parameters
-        ----------
-        X : array-like or Tensor of shape (n, d)
-            Features.
-
-        Returns
-        -------
-        ndarray of shape (n,)
-            Compare them with those of known data.
-        """
-        self._require_fitted()
-        if self.readout == "denoised":
-            return self._novelty_standard().score(self.novelty_terms(X))
-        Z = self._features(X, self.device_, reset=False)
-        scorer = self._novelty_scorer()
-        return np.asarray(torch.cat([scorer.score(H) for _, H in self._model.activations(Z)]).cpu().numpy())
-
-    def novelty_terms(self, X: Any) -> NDArray[np.float64]:
-        """Return what novelty is weighed from: five terms, and 1 / count of the nearest class.
-
-        Parameters
-        ----------
-        X : array-like or Tensor of shape (n, d)
-            Features.
-
-        Returns
-        -------
-        ndarray of shape (n, 6)
-            Columns as in :data:`~evergrow.heads.novelty_terms.TERMS`, each larger for what is less known, and the last.
-
-        Raises
-        ------
-        UnsupportedError
-            If the readout is not denoised.
-        """
-        self._require_fitted()
-        self._require_denoised()
-        terms = self._novelty_terms()
-        found = []
-        for block in torch.split(self._features(X, self.device_, reset=False), _TERM_ROWS):
-            rows = Rows.of(self._model, block)
-            found.append(bounded(terms.of_rows(rows.reduced, rows.outside), block))
-        return np.asarray(torch.cat(found).cpu().numpy())
-
-    def novelty_without(self, X: Any, y: Any, folds: Any = None) -> NDArray[np.float64]:
-        """Return the novelty of learned rows as if none of them, or of their fold, had been learned.
-
-        Parameters
-        ----------
-        X : array-like or Tensor of shape (n, d)
-            Rows that were learned; of each class at least one learned row must not be among those taken out.
-        y : array-like of shape (n,)
-            The labels they were learned with.
-        folds : ndarray of int of shape (n,), optional
-            The fold of each; by default all are in one.
-
-        Returns
-        -------
-        ndarray of shape (n,)
-        """
-        self._require_fitted()
-        if self.readout == "denoised":
-            return self._novelty_standard().score(self.fold_outs(X, y, folds).terms)
-        Z, codes, parts = self._learned_rows(X, y, folds)
-        H = torch.cat([part for _, part in self._model.activations(Z)])
-        return np.asarray(self._novelty_scorer().without(H, codes, parts).cpu().numpy())
-
-    def fold_outs(self, X: Any, y: Any, folds: Any = None) -> FoldOuts:
-        """Return log losses and terms of novelty of learned rows as if they, or their fold, had not been learned.
-
-        Parameters
-        ----------
-        X, y, folds
-            As for :meth:`novelty_without`.
-
-        Raises
-        ------
-        UnsupportedError
-            If the readout is not denoised.
-        """
-        self._require_fitted()
-        self._require_denoised()
-        Z, codes, parts = self._learned_rows(X, y, folds)
-        choice, scatter = self._scatter()
-        return fold_outs(
-            self._model, scatter, choice, self.prior, Z, codes, torch.zeros_like(codes) if parts is None else parts
-        )
-
-    def calibrate(self, *, temperature: float | None = None, novelty: NoveltyStandard | None = None) -> Self:
-        """Set what was found out from rows as if they had not been learned; it stays when more is learned.
-
-        Parameters
-        ----------
-        temperature : float, optional
-            Of the softmax; None for a guess from the statistics.
-        novelty : NoveltyStandard, optional
-            How terms of novelty become a score; None for default weights and what the statistics say of known rows.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        UnsupportedError
-            If the readout is not denoised.
-
-        Examples
-        --------
-        >>> from sklearn.datasets import load_digits
-        >>> from evergrow import SCLClassifier
-        >>> from evergrow.heads.temperatures import best_temperature
-        >>> X, y = load_digits(return_X_y=True)
-        >>> model = SCLClassifier.recommended(n_units=100, random_state=0).fit(X[:900], y[:900])
-        >>> found = model.fold_outs(X[:90], y[:90])
-        >>> model.calibrate(temperature=best_temperature(found.log_losses)).temperature_ > 1.0
-        True
-        """
-        self._require_started()
-        self._require_denoised()
-        if temperature is not None:
-            check_number("temperature", temperature, low=0, low_open=True)
-        self._temperature, self._standard = None if temperature is None else float(temperature), novelty
-        return self
-
-    def _calibrated(self) -> tuple[float | None, NoveltyStandard | None]:
-        return getattr(self, "_temperature", None), getattr(self, "_standard", None)
-
-    def _novelty_standard(self) -> NoveltyStandard:
-        derived, calibrated = self._derived, self._calibrated()[1]
-        if calibrated is not None:
-            return calibrated
-        if derived.expected is None:
-            rows = np.asarray(self._novelty_terms().expected_rows().cpu().numpy())
-            derived.expected = NoveltyPool((KnownTerms.of(rows, int(self._model.counts.sum())),)).standard()
-        return derived.expected
-
-    def _learned_rows(self, X: Any, y: Any, folds: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return rows, their classes and their folds as tensors."""
-        Z = self._features(X, self.device_, reset=False)
-        codes = torch.from_numpy(known_codes(self.classes_, as_labels(y, Z.shape[0]))).to(Z.device)
-        return Z, codes, None if folds is None else torch.from_numpy(np.asarray(folds, dtype=np.int64)).to(Z.device)
-
-    def _require_denoised(self) -> None:
-        if not self.is_calibrated_by_rows:
-            raise UnsupportedError(f"readout must be 'denoised' to be calibrated by rows, got {self.readout!r}")
-
-    @property
-    def is_calibrated_by_rows(self) -> bool:
-        """Whether probabilities and novelty are calibrated by rows as if they had not been learned."""
-        return self.readout == "denoised"
-
-    def _novelty_scorer(self) -> NoveltyScorer:
-        derived, model = self._derived, self._model
-        if derived.novelty is None:
-            derived.novelty = NoveltyScorer.of(model.state, model.counts)
-        return derived.novelty
 
     # -- looking inside ---------------------------------------------------------------------------------
 

@@ -1,0 +1,41 @@
+"""What a ridge head works out from its statistics and keeps until they change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evergrow.heads.denoised import Choice
+from evergrow.heads.novelty import NoveltyScorer
+from evergrow.heads.novelty_pool import NoveltyStandard
+from evergrow.heads.novelty_terms import NoveltyTerms
+from evergrow.heads.readout import Readout
+from evergrow.linalg import ShapeScores, SolvedScatter
+
+
+@dataclass
+class Derived:
+    """What follows from the statistics and is worked out when first asked for.
+
+    Parameters
+    ----------
+    last_alpha : float or None
+        The ridge that was chosen before the last change, where the next choice begins.
+    settled : bool
+        Whether ridge and strength were chosen for just these statistics.
+    """
+
+    last_alpha: float | None = None
+    readout: Readout | None = None
+    temperature: float | None = None
+    novelty: NoveltyScorer | None = None
+    choice: Choice | None = None
+    scatter: SolvedScatter | None = None
+    shapes: ShapeScores | None = None
+    settled: bool = False
+    spread: float | None = None
+    terms: NoveltyTerms | None = None
+    expected: NoveltyStandard | None = None
+
+    def hint(self) -> float | None:
+        """Return the latest choice."""
+        return self.readout.minimiser if self.readout is not None else self.last_alpha
