@@ -131,6 +131,7 @@ def test_a_question_that_nobody_can_answer(shell: Shell, tmp_path: Path) -> None
     assert entry.is_dir()
 
 
+@pytest.mark.slow
 @posix
 def test_file_names_that_are_no_utf8(shell: Shell, image_model: Path, images: Path) -> None:
     name = os.fsdecode(b"caf\xe9.png")

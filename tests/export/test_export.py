@@ -608,6 +608,7 @@ def test_real_features_at_recommended_scales_do_not(shared: Path) -> None:
     assert caught.value.bound > 1.0
 
 
+@pytest.mark.slow
 def test_real_features_through_onnx(shared: Path, tmp_path: Path) -> None:
     with np.load(shared / "features" / "cub200_efficientnet_lite0.npz") as file:
         X, y, rest = file["X_train"], file["y_train"], file["X_test"]

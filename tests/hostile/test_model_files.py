@@ -63,6 +63,7 @@ def sized(subjects: list[Subject], tmp_path_factory: pytest.TempPathFactory) -> 
     return try_all(Job(chosen, 10_000, mode="sizes"), tmp_path_factory.mktemp("sized"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZED)
 def test_no_number_in_a_file_decides_how_much_memory_is_taken(name: str, sized: list[Result]) -> None:
     results = [result for result in sized if result.subject == name]
