@@ -349,3 +349,16 @@ def test_an_empty_batch_changes_nothing(solver, L, rng):
     state = state.accumulate([])
     assert state.count == 5
     assert torch.equal(state.solve(ALPHA).weights, before)
+
+
+def test_sums_that_overflow_are_a_file_error():
+    from evergrow.core.archive import Archive
+    from evergrow.core.errors import FileFormatError
+    from evergrow.linalg import DenseState, read_state
+
+    archive = DenseState.create(3, 1, alpha=1.0, floor=1.0).update(torch.eye(3), torch.ones(3, 1)).to_archive()
+    huge = Archive(
+        archive.kind, archive.meta, {**archive.tensors, "gram": 1e307 * archive.tensors["gram"]}, {}, archive.version
+    )
+    with pytest.raises(FileFormatError, match="cannot be added up"):
+        read_state(huge, torch.device("cpu"))

@@ -34,6 +34,9 @@ beside others near the ridge (condition number about 1e9), which float32 cannot 
 LARGEST = 1e150
 """Numbers beyond this overflow when squares of many are added; those below its inverse vanish."""
 
+_LARGEST_SUM = 1e305
+"""Sums of squares beyond this overflow when they are added up."""
+
 Batch = tuple[Tensor, Tensor]
 
 RIDGE_FORMS: Family[RidgeState] = Family("solver", "ridge-state")
@@ -304,6 +307,8 @@ def read_gram(fields: Fields, key: str, order: int | None, device: torch.device)
     fields.require(gram.shape[0] == gram.shape[1], f"{key!r} is not square")
     if len(gram):
         scale = float(gram.diagonal().abs().amax())
+        # Sums of squares that are learned stay far below this; beyond it, the energy of all rows is no number any more.
+        fields.require(scale * len(gram) < _LARGEST_SUM, f"{key!r} has numbers that cannot be added up")
         for start in range(0, len(gram), 1024):  # piece by piece: a second matrix of this size may not fit
             piece = gram[start : start + 1024] - gram[:, start : start + 1024].T
             fields.require(float(piece.abs().amax()) <= 1e-9 * scale, f"{key!r} is not symmetric")
