@@ -174,3 +174,11 @@ def test_discriminant_equals_the_textbook(rng):
         m = H[codes == c].mean(0)
         truth = H @ inverse @ m - 0.5 * m @ inverse @ m
         assert torch.allclose(H @ solved.weights[:, c] + solved.offset[c], truth, atol=1e-10)
+
+
+def test_eigenvalues_that_cannot_be_computed_are_a_typed_error():
+    from evergrow.core.errors import NumericalError
+    from evergrow.linalg import symmetric_eigh
+
+    with pytest.raises(NumericalError, match="eigenvalues"):
+        symmetric_eigh(torch.full((4, 4), float("nan"), dtype=torch.float64))
