@@ -1,16 +1,17 @@
 """Features from several depths: every head with the final vector and with all blocks, and what each block is worth.
 
 Command:   python experiments/depths_heads.py NAME=BLOCKS.npz ... [--parts heads few widths blocks] [--device cuda]
-           [--units 3000 10000] [--orders 1993 1994] [--heads ...]; results go to standard output, one JSON object a line
+           results go to standard output, one JSON object a line
 Results:   depths_heads.jsonl beside this file, its tables by ``python experiments/depths_heads.py --show``
 
-BLOCKS.npz has ``blocks``, the names of the blocks beginning with the final vector's, for every name ``<name>_train`` and
-``<name>_test``, and ``y_train``, ``y_test``. Numbers are floats of any type, or int8 in units of the row's own, or uint8
-whose squares are meant, since a block is brought to unit length anyway.
+BLOCKS.npz has ``blocks``, the names of the blocks beginning with the final vector's, for every name ``<name>_train``
+and ``<name>_test``, and ``y_train``, ``y_test``. Numbers are floats of any type, or int8 in units of the row's own, or
+uint8 whose squares are meant, since a block is brought to unit length anyway.
 
-``heads``: ten new classes at a time; A_last, A_avg, seconds of learning and of all answers, bytes of the file. ``final``
-is the first block, ``rich`` all blocks joined; all heads get the same rows, each block of unit length. ``few``: half of the classes have k rows. ``widths``: the recommended head
-with a budget of width. ``blocks``: the link alone (no units) on every block by itself and on growing sets of them.
+``heads``: ten new classes at a time; A_last, A_avg, seconds of learning and of all answers, bytes of the file.
+``final`` is the first block, ``rich`` all blocks joined; all heads get the same rows, each block of unit length.
+``few``: half of the classes have k rows. ``widths``: the recommended head with a budget of width. ``blocks``: the link
+alone (no units) on every block by itself and on growing sets of them.
 """
 
 from __future__ import annotations

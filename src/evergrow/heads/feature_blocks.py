@@ -122,13 +122,13 @@ class FeatureBlocks:
     def apply(self, Z: Tensor) -> Tensor:
         """Return features (n, d) reduced and weighted, (n, k)."""
         if self.bases is None:
-            return Z * self._column_weights(self.sizes).to(Z)
+            return Z * self.column_weights().to(Z)
         parts = zip(torch.split(Z, self.sizes, dim=1), self.bases, self.weights, strict=True)
         return torch.cat([part @ (basis.to(Z) * weight) for part, basis, weight in parts], dim=1)
 
     def lift(self, weights: Tensor) -> Tensor:
         """Return weights (d, m) of features from weights (k, m) of what they become: the two give the same products."""
-        scaled = weights * self._column_weights(self.kept).to(weights)[:, None]
+        scaled = weights * self.column_weights().to(weights)[:, None]
         if self.bases is None:
             return scaled
         parts = zip(torch.split(scaled, self.kept, dim=0), self.bases, strict=True)
@@ -139,10 +139,11 @@ class FeatureBlocks:
         if self.bases is not None:
             parts = zip(torch.split(weights, self.sizes, dim=0), self.bases, strict=True)
             weights = torch.cat([basis.to(part).T @ part for part, basis in parts])
-        return weights / self._column_weights(self.kept).to(weights)[:, None]
+        return weights / self.column_weights().to(weights)[:, None]
 
-    def _column_weights(self, sizes: Sequence[int]) -> Tensor:
-        return torch.repeat_interleave(torch.tensor(self.weights, dtype=torch.float64), torch.tensor(sizes))
+    def column_weights(self) -> Tensor:
+        """Return the weight (k,) of every column that remains."""
+        return torch.repeat_interleave(torch.tensor(self.weights, dtype=torch.float64), torch.tensor(self.kept))
 
     def to(self, device: torch.device) -> FeatureBlocks:
         """Return the record on a device."""
@@ -196,8 +197,8 @@ def reduction(Z: Tensor, codes: Tensor, sizes: Sequence[int], budget: int, seed:
     """Return an orthonormal basis for every block, ``budget`` columns in all and at least one of each.
 
     A direction counts by its share of the block's variance plus its share of the variance of class means, times the
-    energy of the block, and the directions that count most, of whichever block, are kept. Where the first task has fewer rows than that, what
-    remains of the budget goes to directions drawn at random from the rest of each block.
+    energy of the block, and the directions that count most, of whichever block, are kept. Where the first task has
+    fewer rows than that, what remains of the budget goes to directions drawn at random from the rest of each block.
 
     Parameters
     ----------

@@ -26,13 +26,14 @@ from evergrow.heads.denoised import (
     CHOICE,
     PRIORS,
     Choice,
+    column_scale,
     follow,
     shape_scores,
     solve_model,
 )
 from evergrow.heads.derived import Derived
 from evergrow.heads.diagnostics import describe, random_units
-from evergrow.heads.feature_blocks import check_blocks
+from evergrow.heads.feature_blocks import FeatureBlocks, check_blocks
 from evergrow.heads.growing import UNITS, Grower, LayerSpec
 from evergrow.heads.labels import LabelUpdate
 from evergrow.heads.maps import LayerMap, ShapeMap, layer_map
@@ -523,11 +524,23 @@ class SCLClassifier(CalibratedRidge):
         What the first task fixed times what the statistics say now.
         """
         self._require_fitted()
+        if self._model.blocks is None:
+            return None
+        self._solved()
+        return self._block_weights(self._model.blocks)
+
+    @property
+    def blocks_(self) -> list[dict[str, Any]] | None:
+        """What is known of every block of features, by the choice made last; nothing is solved for it."""
+        self._require_started()
         blocks = self._model.blocks
         if blocks is None:
             return None
-        self._solved()
-        choice, weights = self._derived.choice, np.asarray(blocks.weights)
+        columns = zip(blocks.sizes, blocks.kept, self._block_weights(blocks).tolist(), strict=True)
+        return [{"columns": size, "kept": kept, "weight": weight} for size, kept, weight in columns]
+
+    def _block_weights(self, blocks: FeatureBlocks) -> NDArray[np.float64]:
+        weights, choice = np.asarray(blocks.weights), self._derived.choice
         if choice is not None and choice.weights:
             weights = weights * np.asarray(choice.weights)
         return np.asarray(weights / np.sqrt(np.mean(weights**2)))
@@ -553,4 +566,5 @@ class SCLClassifier(CalibratedRidge):
             in its largest direction), ``solver``, ``error_bound`` and ``state_bytes``. Costs one decomposition.
         """
         self._require_fitted()
-        return describe(self._model, self._solved())
+        solved, choice = self._solved(), self._derived.choice
+        return describe(self._model, solved, None if choice is None else column_scale(self._model, choice.weights))
