@@ -46,8 +46,13 @@ _START = 0.1
 _FURTHEST = 2.0
 """Longest step, in natural logarithms of a ridge."""
 
+_DECADE = math.log(10.0)
+
+_FREE = 1.0
+"""What a ten times larger ridge may cost, as a log-likelihood, to be where the search begins."""
+
 _ENOUGH = 0.1
-"""Gain of a step, as a log-likelihood, below which the search ends."""
+"""Gain that a step promises, as a log-likelihood, below which the search ends."""
 
 
 @dataclass(frozen=True)
@@ -138,30 +143,33 @@ class _Search:
     def minimum(self, ridges: Tensor) -> Tensor | None:
         """Return the best logarithms of ridges, or None where no ridge can be judged: quasi-Newton steps (BFGS)."""
         value, slopes = self._judge(ridges)
-        for _ in range(4):
-            if math.isfinite(value):
+        for _ in range(5):
+            # Where rows are many a small ridge changes nothing, and no slope shows which block would do without.
+            more, above = self._judge(ridges + _DECADE)
+            if math.isfinite(value) and not more < value + _FREE:
                 break
-            ridges = ridges + math.log(10.0)  # so few rows that they are fitted exactly
-            value, slopes = self._judge(ridges)
+            ridges, value, slopes = ridges + _DECADE, more, above
         if not math.isfinite(value):
             return None
         curvature: Tensor | None = None  # inverse of it, as far as it is known
         for _ in range(STEPS):
-            step = -slopes / max(float(slopes.norm()), 1.0) if curvature is None else -(curvature @ slopes)
-            step = step * min(1.0, _FURTHEST / max(float(step.abs().max()), 1e-12))
+            step = -slopes if curvature is None else -(curvature @ slopes)
+            # Nothing is known of the curvature at first; where slopes are small the minimum may be far away.
+            furthest = float(step.abs().max())
+            step = step * (_FURTHEST / max(furthest, 1e-12) if curvature is None else min(1.0, _FURTHEST / furthest))
+            if -float(step @ slopes) < _ENOUGH:
+                break
             found = self._along(ridges, value, slopes, step)
             if found is None:
                 break
             after, lower, bent = found
             curvature = _bent(curvature, after - ridges, bent - slopes)
-            gained, ridges, value, slopes = value - lower, after, lower, bent
-            if gained < _ENOUGH:
-                break
+            ridges, value, slopes = after, lower, bent
         return ridges
 
     def _along(self, ridges: Tensor, value: float, slopes: Tensor, step: Tensor) -> tuple[Tensor, float, Tensor] | None:
         """Return the first of ever shorter steps that pays, with value and slopes there, or None."""
-        for share in (1.0, 0.4, 0.16):
+        for share in (1.0, 0.3, 0.1):
             after = ridges + share * step
             lower, bent = self._judge(after)
             if lower <= value + 1e-4 * share * float(step @ slopes):
@@ -187,7 +195,7 @@ class _Search:
             return math.inf, torch.zeros_like(ridges)
         classes = self.cross.shape[1]
         solved = factor.solve(torch.cat([self.cross, self.signs, ridge * self.signs], dim=1))
-        weights, probes, weighted = solved.split([classes, PROBES, PROBES], dim=1)
+        weights, probes, weighted = torch.split(solved, [classes, PROBES, PROBES], dim=1)
         shrunk = ridge * weights
         rss = self.targets - float((weights * self.cross).sum()) - float((weights * shrunk).sum())
         kept = ridge[:, 0] * (self.signs * probes).sum(dim=1) / PROBES
