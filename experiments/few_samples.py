@@ -2,12 +2,13 @@
 
 Command:   python experiments/few_samples.py NAME=FEATURES.npz ... [--methods ...] [--orders ...] [--device cuda]
            FEATURES.npz has X_train, y_train, X_test, y_test; results go to standard output, one JSON object a line
-Results:   few_samples.jsonl beside this file, its tables by ``python experiments/few_samples.py --show``: order 1993, which
-           every method has in full; of other orders there are the recommended learner's (1994) and some rivals'
+Results:   few_samples.jsonl beside this file, its tables by ``python experiments/few_samples.py --show``: class order
+           1993, which every method has in full; of other orders there are the recommended learner's and some rivals'
 
 In ``one``, ``ten`` and ``half``, one class, ten or half of all have k rows and all others theirs (``one`` for three
-classes in turn); ``tail`` gives the classes from 100 down to 2 rows, in equal ratios. Accuracy is measured on the test rows of old and new classes apart, all classes competing; in ``tail`` the
-new ones are the half with fewer rows. The first ten classes are learned first, the others ten at a time.
+classes in turn); ``tail`` gives the classes from 100 down to 2 rows, in equal ratios. Accuracy is measured on the test
+rows of old and new classes apart, all classes competing; in ``tail`` the new ones are the half with fewer rows. The
+first ten classes are learned first, the others ten at a time.
 """
 
 from __future__ import annotations
