@@ -35,6 +35,7 @@ from evergrow.heads.maps import LayerMap, ShapeMap, layer_map
 from evergrow.heads.migrations import model_part
 from evergrow.heads.novelty_pool import STANDARD, NoveltyStandard
 from evergrow.heads.readout import Readout, solve_readout
+from evergrow.heads.regrouping import Regrouping
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import RIDGE_FORMS, ShapeScores, SolvedScatter
 from evergrow.linalg.state import LARGEST_WEIGHT
@@ -339,6 +340,12 @@ class SCLClassifier(CalibratedRidge):
 
     def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor) -> None:
         self._commit(model, follow(self._followable(), model, Z, codes, None))
+
+    def _commit_regrouped(self, model: RidgeModel, change: Regrouping) -> None:
+        if change.is_permutation:
+            self._derived, self._model = self._derived.reordered(change.order), model
+        else:
+            super()._commit_regrouped(model, change)
 
     def _choose_anew(self) -> None:
         self._derived.choice = None

@@ -38,6 +38,7 @@ from evergrow.linalg.state import (
     check_alpha,
     check_shape,
     read_gram,
+    sum_columns,
     take_columns,
     without_shape,
 )
@@ -206,6 +207,10 @@ class CompactState(RidgeState):
     def select_targets(self, index: Sequence[int]) -> Self:
         """Return the state with other target columns."""
         return dataclasses.replace(self, cross=take_columns(self.cross, index))
+
+    def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
+        """Return the state whose target columns are sums of old ones."""
+        return dataclasses.replace(self, cross=sum_columns(self.cross, groups))
 
     def with_totals(self, totals: Totals) -> Self:
         """Return the state with other totals."""

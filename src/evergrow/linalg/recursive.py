@@ -28,6 +28,7 @@ from evergrow.linalg.state import (
     check_alpha,
     check_shape,
     read_gram,
+    sum_columns,
     take_columns,
     without_shape,
 )
@@ -156,6 +157,12 @@ class RecursiveState(RidgeState):
         """Return the state with other target columns of the cross statistics and of the weights."""
         return dataclasses.replace(
             self, cross=take_columns(self.cross, index), weights=take_columns(self.weights, index)
+        )
+
+    def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
+        """Return the state whose target columns are sums of old ones."""
+        return dataclasses.replace(
+            self, cross=sum_columns(self.cross, groups), weights=sum_columns(self.weights, groups)
         )
 
     def with_totals(self, totals: Totals) -> Self:
