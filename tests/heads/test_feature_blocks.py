@@ -1,4 +1,4 @@
-"""Features in blocks: against a diagonal ridge by hand, exact under every change, refused where a file says nonsense."""
+"""Features in blocks: against a diagonal ridge by hand, exact under every change, nonsense in files refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def test_noise_counts_less_and_accuracy_gains(data):
     assert weights[0] > 2 * weights[1]
     assert np.mean(weights**2) == pytest.approx(1.0)
     assert model.score(X[1::2], y[1::2]) >= plain.score(X[1::2], y[1::2])
-    assert plain.block_weights_ is None and plain.blocks_ is None
+    assert plain.block_weights_ is None
+    assert plain.blocks_ is None
     assert [block["columns"] for block in model.blocks_] == list(SIZES)
 
 
@@ -145,7 +146,8 @@ def test_files_and_maps_give_the_same(data, settings, tmp_path: Path):
     model.settle()
     assert np.allclose(loaded.class_scores(X), model.class_scores(X), rtol=1e-8, atol=1e-8)
     assert loaded.blocks_ == model.blocks_
-    assert np.isfinite(scores).all() and np.isfinite(novelty).all()
+    assert np.isfinite(scores).all()
+    assert np.isfinite(novelty).all()
     branch = SCLClassifier.load(tmp_path / "model")
     branch.adopt_solution(model.solution())
     assert np.array_equal(branch.class_scores(X), model.class_scores(X))

@@ -88,6 +88,16 @@ def test_few_rows_stay_near_equal():
     assert max(near) / min(near) < 0.5 * max(far) / min(far)
 
 
+def test_weights_come_on_top_of_those_given():
+    gram, cross, counts = statistics(400)
+    once = torch.tensor(choose_block_weights(gram, cross, counts, SIZES).weights, dtype=torch.float64)
+    columns = torch.repeat_interleave(once, torch.tensor(SIZES))
+    again = choose_block_weights(
+        columns[:, None] * gram * columns, columns[:, None] * cross, counts, SIZES, once.tolist()
+    )
+    assert again.weights == pytest.approx((1.0, 1.0, 1.0), rel=0.15)
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_units_of_the_features_do_not_matter(scale):
     gram, cross, counts = statistics(200)

@@ -21,7 +21,7 @@ from evergrow.core.fields import Fields
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_number
 from evergrow.linalg import choose_block_weights, symmetric_eigh
-from evergrow.linalg.block_weights import LARGEST_WEIGHT
+from evergrow.linalg.block_weights import LARGEST_BLOCK_WEIGHT
 
 BLOCKS = register_kind("feature-blocks")
 
@@ -184,7 +184,7 @@ def read_weights(fields: Fields, key: str, blocks: int | None = None) -> tuple[f
     """Return weights of blocks, each positive and within bounds, or raise :class:`FileFormatError`."""
     weights = tuple(fields.numbers(key))
     fields.require(blocks is None or len(weights) == blocks, f"{key!r} has another number of blocks")
-    low, high = 1.0 / LARGEST_WEIGHT, LARGEST_WEIGHT
+    low, high = 1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT
     within = all(0.999 * low <= weight <= 1.001 * high for weight in weights)
     fields.require(within, f"{key!r} has a block whose weight is not from {low:g} to {high:g}")
     return weights

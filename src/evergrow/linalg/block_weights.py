@@ -37,7 +37,7 @@ training rows of birds and intents: 1 to 4 do alike."""
 PROBES = 32
 STEPS = 8
 
-LARGEST_WEIGHT = 1e3
+LARGEST_BLOCK_WEIGHT = 1e3
 """No weight is larger, or smaller than its inverse."""
 
 _START = 0.1
@@ -71,7 +71,9 @@ class BlockChoice:
     factorisations: int
 
 
-def choose_block_weights(gram: Tensor, cross: Tensor, counts: Tensor, blocks: Sequence[int]) -> BlockChoice:
+def choose_block_weights(
+    gram: Tensor, cross: Tensor, counts: Tensor, blocks: Sequence[int], given: Sequence[float] | None = None
+) -> BlockChoice:
     """Choose the weights of blocks of columns.
 
     Parameters
@@ -84,6 +86,9 @@ def choose_block_weights(gram: Tensor, cross: Tensor, counts: Tensor, blocks: Se
         Rows per class.
     blocks : sequence of int
         Columns of each block; they add up to d.
+    given : sequence of float, optional
+        Weights that the columns of each block were multiplied by before; those returned come on top of them, and it is
+        both together that should not be far apart.
 
     Examples
     --------
@@ -106,7 +111,7 @@ def choose_block_weights(gram: Tensor, cross: Tensor, counts: Tensor, blocks: Se
         return BlockChoice(even, 0)
     mean = cross.sum(dim=1) / rows
     total = gram - rows * torch.outer(mean, mean)
-    search = _Search(total, cross - torch.outer(mean, counts), counts, blocks)
+    search = _Search(total, cross - torch.outer(mean, counts), counts, blocks, given)
     energy = float(search.energies.sum()) / rows
     if not energy > 1e-10 * float(gram.diagonal().sum()) / rows:
         return BlockChoice(even, 0)
@@ -116,17 +121,19 @@ def choose_block_weights(gram: Tensor, cross: Tensor, counts: Tensor, blocks: Se
 
 def _weights(ridges: Tensor, energies: Tensor) -> tuple[float, ...]:
     """Return the weights of blocks with these logarithms of ridges, all columns' energy staying what it is."""
-    limit = 0.5 * math.log(LARGEST_WEIGHT)
+    limit = 0.5 * math.log(LARGEST_BLOCK_WEIGHT)
     weights = (-0.5 * (ridges - ridges.mean())).clamp(-limit, limit).exp()
     kept = float((weights.square() * energies).sum())
     weights = weights * math.sqrt(float(energies.sum()) / kept) if kept > 0.0 else weights
-    return tuple(weights.clamp(1.0 / LARGEST_WEIGHT, LARGEST_WEIGHT).tolist())
+    return tuple(weights.clamp(1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT).tolist())
 
 
 class _Search:
     """Descends on the penalised score of cross-validation."""
 
-    def __init__(self, total: Tensor, cross: Tensor, counts: Tensor, blocks: Sequence[int]) -> None:
+    def __init__(
+        self, total: Tensor, cross: Tensor, counts: Tensor, blocks: Sequence[int], given: Sequence[float] | None = None
+    ) -> None:
         self.total, self.cross, self.blocks = total, cross, list(blocks)
         self.rows = float(counts.sum())
         self.targets = self.rows - float(counts.square().sum()) / self.rows
@@ -134,6 +141,8 @@ class _Search:
         signs = torch.randint(0, 2, (len(total), PROBES), generator=generator(0, "block weights", len(total)))
         self.signs = signs.to(total).mul_(2.0).sub_(1.0)
         self.energies = self._by_block(total.diagonal().clamp_min(0.0))
+        # Columns w x with a ridge are columns x with a ridge that is w^2 times smaller.
+        self.given = 2.0 * torch.tensor(list(given or [1.0] * len(blocks)), dtype=torch.float64).log()
         self.tried = 0
 
     def _by_block(self, values: Tensor) -> Tensor:
@@ -179,7 +188,8 @@ class _Search:
     def _judge(self, ridges: Tensor) -> tuple[float, Tensor]:
         """Return the penalised score and its slopes."""
         score, slopes = self._score(ridges)
-        apart = ridges - ridges.mean()
+        apart = ridges - self.given
+        apart = apart - apart.mean()
         value = 0.5 * self.rows * score + float(apart.square().sum()) / (2.0 * SPREAD**2)
         return value, 0.5 * self.rows * slopes + apart / SPREAD**2
 
