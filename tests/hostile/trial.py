@@ -585,7 +585,14 @@ def fresh(folder: Path) -> list[Subject]:
     # One that has learned more since: its ridge was chosen a second time, from where the first choice was.
     later = np.array(["ant", "bee", "cat", "dog"])[rows["y_later"]]
     learner.partial_fit((rows["later"], later)).save(folder / "fresh-updated.evg")
+    # One whose features are blocks with weights, reduced to a budget of width.
+    width = rows["first"].shape[1]
+    blocks = {**options, "blocks": (width - 2, 2), "max_features": width - 1}
+    deep = Learner(None, options=blocks, device="cpu").fit((rows["first"], names))
+    deep.predict(rows["first"][:1])
+    deep.save(folder / "fresh-blocks.evg")
     return [
+        Subject("fresh-blocks", "learner", str(folder / "fresh-blocks.evg")),
         Subject("fresh-head", "head", str(folder / "fresh-head.evg"), "scl-mgsm"),
         Subject("fresh-learner", "learner", str(folder / "fresh-learner.evg")),
         Subject("fresh-updated", "learner", str(folder / "fresh-updated.evg")),
