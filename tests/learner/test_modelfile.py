@@ -69,7 +69,7 @@ def test_rollback_restores_every_byte_and_is_recorded(path: Path) -> None:
     rollback(path)
     assert path.read_bytes() == first
     assert [entry.what for entry in history(path)] == ["fit", "rollback", "rollback"]
-    with pytest.raises(ParameterError, match="n must be at most 0"):
+    with pytest.raises(ParameterError, match="nothing to undo"):
         rollback(path)
 
 

@@ -9,6 +9,7 @@ MODULES = (
     "predict",
     "evaluate",
     "inspect",
+    "log",
     "change",
     "classes",
     "share",

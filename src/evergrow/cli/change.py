@@ -1,4 +1,4 @@
-"""``evergrow update``, ``forget``, ``unlearn`` and ``rollback``: changes to a model, each atomic and recorded."""
+"""``evergrow update``, ``forget``, ``unlearn``, ``rollback`` and ``redo``: changes to a model, each atomic."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def rollback_command(
 ) -> Answer:
     """Undo the last changes: the file is again, byte for byte, what it was before them.
 
-    The last ten states are kept beside the model, in MODEL.history.
+    The last ten states are kept beside the model, in MODEL.history. [bold]redo[/bold] takes it back.
 
     For example:
 
@@ -177,3 +177,31 @@ def rollback_command(
     values = change_values(model, learner, change, note=change.note)
     done = f"{model} is revision {learner.revision_} again"
     return Answer(values, [change.note or "undone", model_line(model, learner)], done=done)
+
+
+@command("redo", panel="Edit")
+def redo_command(
+    model: ModelFile,
+    n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many rollbacks to take back.")] = 1,
+    wait: Wait = False,
+    as_json: Json = False,
+) -> Answer:
+    """Take the last rollback back: the file is again, byte for byte, what it was before it.
+
+    That is possible until the model learns or changes otherwise.
+
+    For example:
+
+      evergrow redo birds.evg
+
+      evergrow redo birds.evg -n 2 --json
+
+    Exit codes: 0 redone, 2 nothing can be redone and nothing changed, 3 another process is changing the model.
+    """
+    from evergrow.learner.modelfile import redo
+
+    change = redo(model, n, wait=wait)
+    learner = load_model(model)
+    values = change_values(model, learner, change, note=change.note)
+    done = f"{model} is revision {learner.revision_} again"
+    return Answer(values, [change.note, model_line(model, learner)], done=done)

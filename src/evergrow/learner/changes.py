@@ -111,6 +111,10 @@ class Change:
         """Return the change with the revision that it led to."""
         return replace(self, revision=revision)
 
+    def by(self, who: str) -> Self:
+        """Return the change with who made it, unless that is known already."""
+        return self if self.who else replace(self, who=who)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return {
