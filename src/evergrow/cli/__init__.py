@@ -12,6 +12,7 @@ MODULES = (
     "log",
     "change",
     "classes",
+    "answering",
     "share",
     "export",
     "demo",

@@ -84,7 +84,7 @@ def _check_separate(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> 
     for name, side in (("the first", mine), ("the second", theirs)):
         if _events(side.history[: len(base.history)]) != _events(base.history):
             raise MergeError(f"base must be what both learners began as, but {name} has another history")
-        edits = sorted({change.what for change in side.history[len(base.history) :]} - {"update", "merge"})
+        edits = sorted({change.what for change in side.history[len(base.history) :]} - {"update", "merge", "answering"})
         if edits:
             raise MergeError(
                 f"learners may only have learned or merged since their base, but {name} has {', '.join(edits)} in its "

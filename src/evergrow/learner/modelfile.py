@@ -295,7 +295,7 @@ def _redo_step(model: Path, place: History, entry: Undone, number: int, who: str
 
 def _nothing_to_undo(model: Path, lineage: Lineage, place: History) -> str:
     if lineage.ancestors:
-        return f"nothing to undo: none of the earlier states of {model} is kept in {place.folder} any more"
+        return f"nothing to undo: none of the earlier states of {model} is kept in {place.folder}"
     return f"nothing to undo: {model} is as it was first written; earlier states would lie in {place.folder}"
 
 

@@ -18,6 +18,7 @@ from evergrow.core.fields import Fields
 from evergrow.core.version import __version__
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.learner import calibration as calibrations
+from evergrow.learner.answering import Answering
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.changes import Change
 from evergrow.learner.recipe import SETTINGS, HeadRecipe
@@ -105,6 +106,8 @@ class Snapshot:
         Seed of the head and of the adaptation.
     adaptation : Adaptation or None
         What the backbone was adapted with, where it was.
+    answering : Answering
+        How answers follow from probabilities.
     extra : Extra
         Optional contents of a file that a later evergrow wrote, kept as they were read.
     """
@@ -118,6 +121,7 @@ class Snapshot:
     reason: str = ""
     seed: int = 0
     adaptation: Adaptation | None = None
+    answering: Answering = field(default_factory=Answering)
     extra: Extra = field(default_factory=lambda: Extra())
 
     @property
@@ -138,7 +142,8 @@ class Snapshot:
     def after(self, change: Change, **values: Any) -> Snapshot:
         """Return what is known after a change."""
         history = (*self.history, change.numbered(self.revision + 1))
-        return dataclasses.replace(self, history=history, **values)
+        after = dataclasses.replace(self, history=history, **values)
+        return dataclasses.replace(after, answering=after.answering.limited(after.counts))
 
     def to_archive(self, recipe: HeadRecipe) -> Archive:
         """Return what a file holds: numbers, plain settings and never a sample."""
@@ -161,6 +166,8 @@ class Snapshot:
             "revision": self.revision,
             "lineage": self.lineage.to_values(),
         }
+        if not self.answering.is_plain or self.answering.extra:
+            meta["answering"] = self.answering.to_values()
         return KIND.archive(meta, parts={**self.extra.parts, **parts})
 
 
@@ -208,7 +215,8 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         (None, or its description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the
         backbone was adapted with: tuner, settings, number of parameters, the backbone before, and how the training
         went), ``n_features``, ``n_units``, ``n_classes``, ``n_samples``, ``classes`` (name and samples of each),
-        ``novelty`` (None, or the number of calibrated scores and the threshold), ``revision``, ``history``, and with
+        ``novelty`` (None, or the number of calibrated scores and the threshold), ``answering`` (prior, costs and
+        thresholds that answers follow), ``revision``, ``history``, and with
         ``numerics`` the head's diagnostics.
     """
     head = now.head
@@ -226,6 +234,7 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "n_samples": sum(now.counts.values()),
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
         "novelty": _novelty(now),
+        "answering": now.answering.to_values(),
         "revision": now.revision,
         "history": [change.to_dict() for change in now.history],
     }
@@ -279,6 +288,7 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         reason=fields.text("reason", default=""),
         seed=fields.integer("seed", low=-(2**63), high=2**64, default=0),
         adaptation=_adaptation(fields) if fields.has("adaptation") else None,
+        answering=_answering(fields, head, counts) if fields.has("answering") else Answering(),
     )
     return dataclasses.replace(snapshot, extra=Extra(fields.unknown(), fields.unknown_parts())), recipe
 
@@ -314,6 +324,13 @@ def _head(
         fields.require(head.can("solution"), f"heads of method {method!r} have no solution to keep")
         head.adopt_solution(fields.part("solution"), name=fields.inside("solution"))
     return head, dict(sorted(counts.items()))
+
+
+def _answering(fields: Fields, head: IncrementalClassifier, counts: dict[str, int]) -> Answering:
+    answering = Answering.from_fields(fields.fields("answering"), counts)
+    able = answering.is_plain or head.can("probabilities")
+    fields.require(able, "it says how answers follow from probabilities, and its method has none")
+    return answering
 
 
 def _adaptation(fields: Fields) -> Adaptation:
