@@ -14,7 +14,10 @@ from evergrow.learner.modelfile import open_model
 
 @pytest.fixture
 def asked(shell):
-    np.save("asked.npy", clouds(NAMES[:3], 20, 9)[0] * 0.4)
+    """Things between two classes, more and more of the second."""
+    (ants, _), (bees, _) = clouds(("ant",), 40, 9), clouds(("bee",), 40, 8)
+    share = np.linspace(0, 1, 40)[:, None]
+    np.save("asked.npy", (1 - share) * ants + share * bees)
     return Path("asked.npy")
 
 
