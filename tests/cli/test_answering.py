@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.conftest import NAMES, clouds
+from tests.cli.conftest import clouds
 
 from evergrow.learner.modelfile import open_model
 

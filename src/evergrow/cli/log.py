@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergrow.cli.console import Answer, listed, plural, table
+from evergrow.cli.console import Answer, listed, percent, plural, table
 from evergrow.cli.options import Json, ModelFile
 from evergrow.cli.registry import command
 
@@ -64,4 +64,7 @@ def described(change: Change) -> str:
     elif change.classes:
         sign = "-" if change.what in ("forget", "unlearn") else "+"
         parts.append(f"{sign}{len(change.classes)}: {listed(change.classes, 3)}")
+    if change.tested is not None and change.tested.after is not None:
+        before = "" if change.tested.before is None else f"{percent(change.tested.before)} -> "
+        parts.append(f"accuracy {before}{percent(change.tested.after)}")
     return "; ".join([*parts, *([change.note] if change.note else [])])

@@ -22,6 +22,7 @@ from evergrow.learner.answering import Answering
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.changes import Change
 from evergrow.learner.recipe import SETTINGS, HeadRecipe
+from evergrow.learner.reference import Reference
 
 if TYPE_CHECKING:
     from evergrow.training.adaptation import Adaptation
@@ -108,6 +109,8 @@ class Snapshot:
         What the backbone was adapted with, where it was.
     answering : Answering
         How answers follow from probabilities.
+    reference : Reference or None
+        Test data that it is tested on after every update.
     extra : Extra
         Optional contents of a file that a later evergrow wrote, kept as they were read.
     """
@@ -122,6 +125,7 @@ class Snapshot:
     seed: int = 0
     adaptation: Adaptation | None = None
     answering: Answering = field(default_factory=Answering)
+    reference: Reference | None = None
     extra: Extra = field(default_factory=lambda: Extra())
 
     @property
@@ -168,6 +172,8 @@ class Snapshot:
         }
         if not self.answering.is_plain or self.answering.extra:
             meta["answering"] = self.answering.to_values()
+        if self.reference is not None:
+            meta["reference"] = self.reference.to_values()
         return KIND.archive(meta, parts={**self.extra.parts, **parts})
 
 
@@ -216,8 +222,8 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         backbone was adapted with: tuner, settings, number of parameters, the backbone before, and how the training
         went), ``n_features``, ``n_units``, ``n_classes``, ``n_samples``, ``classes`` (name and samples of each),
         ``novelty`` (None, or the number of calibrated scores and the threshold), ``answering`` (prior, costs and
-        thresholds that answers follow), ``revision``, ``history``, and with
-        ``numerics`` the head's diagnostics.
+        thresholds that answers follow), ``reference`` (None, or the test data that it remembers), ``revision``,
+        ``history``, and with ``numerics`` the head's diagnostics.
     """
     head = now.head
     values = {
@@ -235,6 +241,7 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
         "novelty": _novelty(now),
         "answering": now.answering.to_values(),
+        "reference": None if now.reference is None else now.reference.to_values(),
         "revision": now.revision,
         "history": [change.to_dict() for change in now.history],
     }
@@ -289,6 +296,7 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         seed=fields.integer("seed", low=-(2**63), high=2**64, default=0),
         adaptation=_adaptation(fields) if fields.has("adaptation") else None,
         answering=_answering(fields, head, counts) if fields.has("answering") else Answering(),
+        reference=Reference.from_fields(fields.fields("reference")) if fields.has("reference") else None,
     )
     return dataclasses.replace(snapshot, extra=Extra(fields.unknown(), fields.unknown_parts())), recipe
 
