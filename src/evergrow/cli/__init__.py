@@ -10,6 +10,7 @@ MODULES = (
     "evaluate",
     "inspect",
     "log",
+    "diff",
     "change",
     "classes",
     "answering",
