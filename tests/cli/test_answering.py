@@ -63,7 +63,7 @@ def test_costs_as_a_matrix_and_as_json(shell, model):
     [
         (("--threshold", "ant"), "--threshold must be CLASS=PROBABILITY, got 'ant'"),
         (("--threshold", "ant=high"), "--threshold must have a number, got 'high'"),
-        (("--threshold", "ant=2"), "from above 0 to 1, got 2.0 for 'ant'"),
+        (("--threshold", "ant=2"), "from 1e-12 to 1, got 2.0 for 'ant'"),
         (("--threshold", "antt=0.5"), "nearest: 'ant'"),
         (("--prior", "equal"), "--prior must be an existing file, got 'equal'"),
         (("--prior", "bad.csv"), "two columns"),

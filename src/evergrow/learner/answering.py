@@ -30,7 +30,7 @@ LEARNED = "learned"
 """The prior that probabilities assume as they are."""
 
 LARGEST = 1e12
-"""No cost and no weight of a prior is larger: sums of products with probabilities stay numbers."""
+"""No cost and no weight is larger, and no weight or threshold smaller than its inverse: products stay numbers."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Answering:
         if limited.all():
             return np.asarray(best)
         others = np.flatnonzero(~limited)
-        return np.where(ratios.max(axis=1) >= 1.0, best, others[loss[:, others].argmin(axis=1)])
+        return np.asarray(np.where(ratios.max(axis=1) >= 1.0, best, others[loss[:, others].argmin(axis=1)]))
 
     def _cost_matrix(self, names: list[str]) -> NDArray[np.float64]:
         """Return what each answer (column) to something of each class (row) costs."""
@@ -276,17 +276,16 @@ def _numbers(name: str, values: Any, highest: float = LARGEST, *, positive: bool
     for key, value in _mapping(name, values).items():
         numeric = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
         number = float(value) if numeric else math.nan
-        if not 0.0 <= number <= highest or (positive and number == 0.0):
-            low = "above 0" if positive else "0"
-            raise ParameterError(f"{name} must be numbers from {low} to {highest:g}, got {value!r} for {str(key)!r}")
+        low = 1.0 / LARGEST if positive else 0.0
+        if not low <= number <= highest:
+            raise ParameterError(f"{name} must be numbers from {low:g} to {highest:g}, got {value!r} for {str(key)!r}")
         found[str(key)] = number
     return found
 
 
 def _read_numbers(fields: Fields, highest: float = LARGEST, *, positive: bool = False) -> dict[str, float]:
-    found = {name: fields.number(name, low=0.0, high=highest) for name in fields.names()}
-    fields.require(not positive or all(value > 0.0 for value in found.values()), "a number in it is zero")
-    return found
+    low = 1.0 / LARGEST if positive else 0.0
+    return {name: fields.number(name, low=low, high=highest) for name in fields.names()}
 
 
 def _listed(values: Mapping[str, float], most: int = 5) -> str:
