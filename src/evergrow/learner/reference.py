@@ -128,14 +128,15 @@ def measured_change(learner: Learner, data: Any = None) -> Iterator[Trial]:
     >>> trial.tested.before, trial.tested.after > 0.9, learner.history_[-1].tested == trial.tested
     (None, True, True)
     """
-    trial, fitted = Trial(), learner._snapshot_or_none() is not None
+    trial, start = Trial(), learner._snapshot_or_none()
+    fitted = start is not None
     rows = _rows(learner, data, trial) if fitted else None
     before = None if rows is None else _measured(learner, rows)
     samples = None if fitted or data is None else read_labelled(data, "test")  # what is wrong is said before the work
     yield trial
     if samples is not None:
         rows = _encoded(learner, samples, data, {})
-    if rows is None:
+    if rows is None or learner._snapshot_or_none() is start:  # nothing to test on, or nothing was changed
         return
     now = learner._state()
     trial.tested = outcome(before, _measured(learner, rows), rows.reference)
