@@ -22,9 +22,10 @@ from evergrow.cli.models import (
     classes_note,
     model_line,
     skipped_caution,
+    trial_lines,
     written_note,
 )
-from evergrow.cli.options import Cache, Data, Device, Json, OnError, OnErrorOption, Weights
+from evergrow.cli.options import Cache, Data, Device, Json, OnError, OnErrorOption, TestData, Weights
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
@@ -58,6 +59,7 @@ def fit_command(
     units: Annotated[int | None, typer.Option(min=1, help="Width of the random layer: wider is slower.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of layer, --adapt and --holdout.")] = 0,
     holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
+    test: TestData = None,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
     device: Device = "auto",
@@ -67,7 +69,8 @@ def fit_command(
 ) -> Answer:
     """Learn a first set of classes and write a model file.
 
-    Of data with a training and a test part the training part is learned, else all of it but --holdout.
+    Of data with a training and a test part the training part is learned, else all of it but --holdout. The data of
+    --test are remembered by the model: later updates test on them again.
 
     For example:
 
@@ -84,6 +87,7 @@ def fit_command(
     """
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
+    from evergrow.learner.reference import measured_change
 
     check_target("--model", model, force=force, existing=REPLACING)
     if not 0 <= holdout < 1:
@@ -106,11 +110,14 @@ def fit_command(
     started = time.perf_counter()
     with _resumable(checkpoint):
         samples, held = _read(data, holdout, seed)
-        learner.fit(samples, checkpoint=checkpoint)
+        with measured_change(learner, test) as trial:
+            learner.fit(samples, checkpoint=checkpoint)
         commit(model, learner)
     left = _remove(checkpoint)
     answer = _answer(model, learner, samples, held, time.perf_counter() - started)
-    return replace(answer, cautions=[*answer.cautions, *left])
+    tested = None if trial.tested is None else trial.tested.to_dict()
+    lines = [*answer.lines[:-1], *trial_lines(learner, trial), answer.lines[-1]]
+    return replace(answer, values={**answer.values, "test": tested}, lines=lines, cautions=[*answer.cautions, *left])
 
 
 def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:

@@ -54,3 +54,10 @@ Wait = Annotated[bool, typer.Option("--wait", help="Wait for another process tha
 Settle = Annotated[
     bool, typer.Option("--settle", help="Solve for the class weights now, so that no later predict has to.")
 ]
+
+TestData = Annotated[
+    str | None,
+    typer.Option(
+        "--test", metavar="DATA", help="Labelled data to test with before and after; remembered for later updates."
+    ),
+]
