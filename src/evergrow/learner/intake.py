@@ -17,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FewSamplesWarning, InputError, LabelError
+from evergrow.core.image_formats import is_image
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind, Texts, concat_items
 from evergrow.datasets import FeatureSet, RawSet, load_data
-from evergrow.datasets.folders import Walk, is_image
+from evergrow.datasets.folders import Walk
 from evergrow.datasets.labelled import LabelledItems
 from evergrow.datasets.load import read_path
 from evergrow.datasets.tables import TABLE_SUFFIXES, read_texts
+from evergrow.datasets.trees import DiskTree
 
 Part = Literal["train", "test", "all"]
 """Which part of a source is wanted; a source without parts is always whole."""
@@ -397,9 +399,13 @@ def _of_name(name: str | os.PathLike[str], kind: str | None) -> Samples:
 
 
 def _images_below(folder: Path) -> list[str]:
-    names = [name.removeprefix("./") for name in Walk(folder).images(".")]
+    walk = Walk(DiskTree(folder))
+    names = [name.removeprefix("./") for name in walk.images(".")]
+    unread = "; ".join(walk.cautions())
     if not names:
-        raise InputError(f"folder must hold images, got none in {folder}")
+        raise InputError(f"folder must hold images, got none in {folder}" + (f"; {unread}" if unread else ""))
+    if unread:
+        warnings.warn(f"folder {str(folder)!r} can be used but: {unread}", DataWarning, stacklevel=2)
     return names
 
 
