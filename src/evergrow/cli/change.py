@@ -19,7 +19,20 @@ from evergrow.cli.models import (
     skipped_caution,
     written_note,
 )
-from evergrow.cli.options import Cache, Data, Device, Json, ModelFile, OnError, OnErrorOption, Settle, Wait, Weights
+from evergrow.cli.options import (
+    AS_FOUND,
+    Cache,
+    Data,
+    Device,
+    Json,
+    ModelFile,
+    OnError,
+    OnErrorOption,
+    Reading,
+    Settle,
+    Wait,
+    Weights,
+)
 from evergrow.cli.registry import command
 
 
@@ -27,6 +40,7 @@ from evergrow.cli.registry import command
 def update_command(
     model: ModelFile,
     data: Data,
+    reading: Reading = AS_FOUND,
     settle: Settle = False,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
@@ -58,7 +72,7 @@ def update_command(
     running = Running(on_error, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
         started = time.perf_counter()
-        samples = read_labelled(data, "train", learner.kind_)
+        samples = read_labelled(data, "train", learner.kind_, reading.options())
         before = learned_data(learner.history_)
         learner.partial_fit(samples)
         twice = before & set(learner.history_[-1].data)
@@ -117,6 +131,7 @@ def forget_command(
 def unlearn_command(
     model: ModelFile,
     data: Data,
+    reading: Reading = AS_FOUND,
     settle: Settle = False,
     cache: Cache = True,
     device: Device = "auto",
@@ -137,11 +152,12 @@ def unlearn_command(
     Exit codes: 0 unlearned, 2 some were never learned, or cannot be read, and nothing changed, 3 another process is
     changing the model, 130 interrupted and nothing changed.
     """
+    from evergrow.learner.intake import read_labelled
     from evergrow.learner.modelfile import commit
 
     running = Running(OnError.RAISE, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
-        learner.unlearn(data)
+        learner.unlearn(read_labelled(data, "train", learner.kind_, reading.options()))
         settled, notes = settle_model(learner, settle)
         commit(model, learner)
     change = learner.history_[-1]

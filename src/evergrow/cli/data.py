@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +10,8 @@ import typer
 from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer
 from evergrow.cli.exits import ExitCode
-from evergrow.cli.options import Json
+from evergrow.cli.options import AS_FOUND, Json, Reading
 from evergrow.cli.registry import command
-from evergrow.core.errors import DataWarning
 
 LAYOUTS = registered_names("evergrow.datasets:list_layouts")
 
@@ -24,12 +22,17 @@ def data_command(
     layout: Annotated[str, typer.Option(help=f"Layout of a folder: auto looks, or {LAYOUTS}.")] = "auto",
     root: Annotated[Path | None, typer.Option(help="Folder that benchmarks or listed images are in.")] = None,
     expect: Annotated[str, typer.Option(help="Benchmark to compare with; auto goes by the name.")] = "auto",
-    test_size: Annotated[float, typer.Option(help="Test share, where a test set has to be drawn.")] = 0.2,
+    test_size: Annotated[
+        float | None, typer.Option(help="Draw a test set of this share where there is none, as bench does.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of that draw.")] = 1993,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Leave class folders without images out.")] = False,
+    reading: Reading = AS_FOUND,
     as_json: Json = False,
 ) -> Answer:
     """Check a data set: what it is, its classes and counts, and how it differs from the benchmark it is named after.
+
+    What it counts is what fit learns; no test set is drawn unless --test-size asks for one.
 
     For example:
 
@@ -37,14 +40,11 @@ def data_command(
 
     Exit codes: 0 all is as expected, 1 it differs from the benchmark, 2 it cannot be loaded.
     """
-    from evergrow.datasets import DataOptions, inspect_data, load_data
+    from evergrow.datasets.load import survey
 
-    options = DataOptions(
-        layout=layout, root=root, expect=expect, test_size=test_size, seed=seed, allow_empty=allow_empty
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # the report says it all
-        report = inspect_data(load_data(source, options))
+    drawn = {"split": "none"} if test_size is None else {"test_size": test_size}
+    options = reading.options(layout=layout, root=root, expect=expect, seed=seed, allow_empty=allow_empty, **drawn)
+    report = survey(source, options)
     code = ExitCode.LOOK if report.differences else ExitCode.OK
     return Answer(report.to_dict(), _lines(report.to_dict()), code=code)
 

@@ -22,6 +22,11 @@ TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
 _SYSTEM = frozenset({"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"})
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder is one that people do not see: hidden, or of the system."""
+    return name.startswith(".") or name.lower() in _SYSTEM
+
+
 @dataclass
 class Walk:
     """Listing of images below a root, with a count of what was left out.
@@ -63,7 +68,7 @@ class Walk:
         while pending:
             current, above = pending.pop()
             for name, kind in self._entries(current):
-                path = f"{current}/{name}"
+                path = f"{current}/{name}" if current else name
                 if kind == "folder":
                     identity = self.tree.identity(path)
                     if identity in above:
@@ -95,7 +100,7 @@ class Walk:
 
     def _entries(self, folder: str) -> Iterator[tuple[str, str]]:
         for name, kind in self.tree.entries(folder):
-            if name.startswith(".") or name.lower() in _SYSTEM:
+            if is_hidden(name):
                 self.ignored["hidden"] += 1
             else:
                 yield name, kind
@@ -264,9 +269,7 @@ def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[s
 
 def _repeated_below(tree: FileTree, part: str, folders: list[str]) -> list[str]:
     """Return a caution where the folders hold folders of the same names, which may be the classes that were meant."""
-    inner = Counter(
-        name for folder in folders for name in Walk(tree).subfolders(posixpath.join(part, folder)) if name
-    )
+    inner = Counter(name for folder in folders for name in Walk(tree).subfolders(posixpath.join(part, folder)) if name)
     repeated = sorted(name for name, count in inner.items() if count > 1)
     if not repeated or 2 * len(repeated) < len(inner):
         return []

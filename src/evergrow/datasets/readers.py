@@ -162,7 +162,7 @@ def list_layouts() -> list[str]:
     --------
     >>> from evergrow.datasets import list_layouts
     >>> list_layouts()[-2:]
-    ['tables', 'class-folders']
+    ['single-table', 'class-folders']
     """
     return sorted(LAYOUTS, key=lambda name: LAYOUTS[name].rank)
 

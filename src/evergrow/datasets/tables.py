@@ -13,6 +13,7 @@ from pathlib import Path
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.items import Items, Texts
+from evergrow.datasets.folders import is_hidden
 from evergrow.datasets.labelled import LabelledItems, integers, listed
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import pair_reader, partner
@@ -110,7 +111,7 @@ def read_table_files(train: TableFile, test: TableFile | None, options: DataOpti
     """Read a table and, if there is one, a table of test samples, wherever they are."""
     columns, rows = read_table(train, options)
     notes: list[str] = []
-    parts = _split_rows(train, rows, columns, notes) if test is None else (rows, None)
+    parts = split_rows(train, rows, columns, notes) if test is None else (rows, None)
     if test is not None:
         test_columns, test_rows = read_table(test, options)
         if test_columns.images != columns.images:
@@ -137,6 +138,22 @@ def _tables_in(tree: FileTree, train: str, test: str | None, options: DataOption
 
 _FITS, _READ_FOLDER = pair_reader(TABLE_SUFFIXES, _tables_in)
 register_tree_layout("tables", fits=_FITS, rank=70)(_READ_FOLDER)
+
+
+def _single_table(tree: FileTree) -> str | None:
+    """Return the only table of a folder without class folders: one that holds the images of the table at most."""
+    tables = [name for name in tree.files() if name.lower().endswith(TABLE_SUFFIXES)]
+    folders = [name for name, kind in tree.entries("") if kind == "folder" and not is_hidden(name)]
+    return tables[0] if len(tables) == 1 and len(folders) <= 1 else None
+
+
+@register_tree_layout("single-table", fits=lambda tree: _single_table(tree) is not None, rank=80)
+def read_single_table(tree: FileTree, options: DataOptions) -> LabelledItems:
+    """Read the one table of a folder, and images in the folder beside it."""
+    name = _single_table(tree)
+    if name is None:
+        raise DatasetNotFoundError(f"{tree.title} must hold one table and at most one folder, got something else")
+    return read_table_files(TableFile(tree, name), None, options)
 
 
 def read_texts(path: Path, column: str = "text") -> list[str]:
@@ -167,7 +184,7 @@ def read_texts(path: Path, column: str = "text") -> list[str]:
     if path.suffix.lower() == ".txt":
         texts = [line.strip() for line in TableFile.on_disk(path).text().split("\n")]
     else:
-        header, rows = _read_rows(TableFile.on_disk(path))
+        header, rows = read_table_rows(TableFile.on_disk(path))
         if column not in header:
             raise FileFormatError(f"{path} must have a column {column!r}, got {listed(header, most=8)}")
         lacking = [line for line, cells in rows if column not in cells]
@@ -188,7 +205,7 @@ def _labelled(
     labels = integers(
         [cells[columns[0].label] for _, cells in rows] + [cells[columns[1].label] for _, cells in test_part]
     )
-    items = [_items(train, part, column) for part, column in zip((rows, test_part), columns, strict=True)]
+    items = [row_items(train, part, column) for part, column in zip((rows, test_part), columns, strict=True)]
     if columns[0].images:
         check_unique(str(train), [part.name(row) for part in items for row in range(len(part))])
     return LabelledItems(
@@ -201,7 +218,8 @@ def _labelled(
     )
 
 
-def _items(table: TableFile, rows: list[Row], columns: Columns) -> Items:
+def row_items(table: TableFile, rows: list[Row], columns: Columns) -> Items:
+    """Return the texts of rows, or the images that they name."""
     values = [cells[columns.sample] for _, cells in rows]
     if not columns.images:
         return Texts(tuple(values))
@@ -225,7 +243,9 @@ def check_unique(title: str, names: Sequence[str]) -> None:
         seen.add(name)
 
 
-def _split_rows(path: TableFile, rows: list[Row], columns: Columns, notes: list[str]) -> tuple[list[Row], list[Row] | None]:
+def split_rows(
+    path: TableFile, rows: list[Row], columns: Columns, notes: list[str]
+) -> tuple[list[Row], list[Row] | None]:
     """Share the rows out by the split column; without one, or with training rows only, the test set is drawn later."""
     if not columns.split:
         return rows, None
@@ -249,7 +269,8 @@ def _split_rows(path: TableFile, rows: list[Row], columns: Columns, notes: list[
 
 
 def read_table(path: TableFile, options: DataOptions) -> tuple[Columns, list[Row]]:
-    header, rows = _read_rows(path)
+    """Return which columns of a table hold what, and its rows, of which none lacks a sample or a label."""
+    header, rows = read_table_rows(path)
     if not rows:
         raise FileFormatError(f"{path} must hold at least one row, got none")
     columns = choose_columns(path, header, options)
@@ -270,12 +291,29 @@ def read_table(path: TableFile, options: DataOptions) -> tuple[Columns, list[Row
     return columns, checked
 
 
-def _read_rows(path: TableFile) -> tuple[list[str], list[Row]]:
+def read_table_rows(path: TableFile) -> tuple[list[str], list[Row]]:
+    """Return the columns of a table, and the cells of every row with its line."""
     return _read_json_lines(path) if path.suffix in (".jsonl", ".ndjson") else _read_csv(path)
 
 
-def choose_columns(path: TableFile, header: Sequence[str], options: DataOptions) -> Columns:
-    images = [options.image_column] if options.image_column else [name for name in IMAGE_COLUMNS if name in header]
+def choose_columns(
+    path: TableFile, header: Sequence[str], options: DataOptions, holding: Sequence[str] = ()
+) -> Columns:
+    """Return which columns hold what: those that the options name, else those of usual names.
+
+    Parameters
+    ----------
+    path : TableFile
+        The table, for messages.
+    header : sequence of str
+        Its columns.
+    options : DataOptions
+        What to call for.
+    holding : sequence of str
+        Columns that hold images themselves, whatever they are called.
+    """
+    usual = [name for name in (*IMAGE_COLUMNS, *holding) if name in header]
+    images = [options.image_column] if options.image_column else usual
     use_images = bool(options.image_column) or (options.text_column not in header and bool(images))
     sample = images[0] if use_images else options.text_column
     for column in (sample, options.label_column):
