@@ -97,7 +97,7 @@ class Reading(OptionGroup):
         from evergrow.datasets.options import DataOptions
 
         named = {"image_column": self.image_column, "text_column": self.text_column, "label_column": self.label_column}
-        given = {name: value for name, value in named.items() if value}
+        given: dict[str, Any] = {name: value for name, value in named.items() if value}
         return DataOptions(**given, class_level=self.class_level, **more)
 
 

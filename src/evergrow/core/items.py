@@ -254,11 +254,13 @@ class JoinedItems(Items):
 
     def name(self, row: int) -> str:
         """Return the name that the image has where it comes from."""
-        return self.parts[self.places[row, 0]].name(int(self.places[row, 1]))
+        part, within = self.places[row].tolist()
+        return self.parts[part].name(within)
 
     def raw(self, row: int) -> Any:
         """Return one image."""
-        return self.parts[self.places[row, 0]].raw(int(self.places[row, 1]))
+        part, within = self.places[row].tolist()
+        return self.parts[part].raw(within)
 
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> JoinedItems:
         """Return the images of these rows."""

@@ -212,10 +212,11 @@ def _plain(value: Any) -> bool:
 
 
 def _id(record: Mapping[str, Any], title: str, key: str) -> int | str:
-    value = record.get("id")
+    value: Any = record.get("id")
     if not _plain(value):
         raise FileFormatError(f"{title}: every one of {key} must have a number or a name as its id, got {value!r}")
-    return value  # type: ignore[no-any-return]
+    number: int | str = value
+    return number
 
 
 def _word(record: Mapping[str, Any], key: str, title: str) -> str:

@@ -147,7 +147,7 @@ def origin_fingerprint(origin: str, backbone: Mapping[str, Any]) -> str:
 
 
 def _check_part(part: str, X: Any, y: Any, *, empty: bool = False) -> None:
-    shape = getattr(X, "shape", ())
+    shape: tuple[int, ...] = getattr(X, "shape", ())
     if empty and len(shape) == 2 and shape[0]:
         raise InputError(f"X_{part} must be empty where whole is true, got {shape[0]} rows")
     bad = shape[1:] == (0,) if empty else 0 in shape

@@ -118,8 +118,8 @@ def _read_parts(train: Sequence[Path], test: Sequence[Path], options: DataOption
         parts.append(_joined(tables[len(train) :]))
     elif len(tables) == 1 and tables[0].columns.split:
         return _by_split(tables[0])
-    names = tables[0].names
-    return LabelledItems("parquet", *parts[0], *(parts[1] if test else (None, ())), names=names, notes=[], cautions=[])
+    test_items, test_labels = parts[1] if test else (None, ())
+    return LabelledItems("parquet", *parts[0], test_items, test_labels, names=tables[0].names)
 
 
 def _joined(tables: Sequence[_Table]) -> tuple[Items, Sequence[Label]]:

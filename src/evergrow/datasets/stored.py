@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import DatasetNotFoundError
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError
 from evergrow.core.items import Items, Kind
 
 
@@ -66,7 +66,10 @@ class StoredImages(Items):
 
     def raw(self, row: int) -> bytes | Path:
         """Return the bytes of one image file, or the path of one."""
-        return self.store.read(int(self.rows[row]))
+        try:
+            return self.store.read(int(self.rows[row]))
+        except FileFormatError as error:  # one damaged image among many, which can be left out
+            raise ImageError(str(error)) from error
 
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> StoredImages:
         """Return the images of these rows; none is read."""

@@ -170,6 +170,21 @@ def _open(source: str | os.PathLike[str], options: DataOptions) -> RawSet | Feat
     return read_path(source, options) if is_on_disk(source) else load_data(source, options, split="none")
 
 
+def read_parts(source: str | os.PathLike[str], options: DataOptions | None = None) -> tuple[Samples, Samples | None]:
+    """Return the training part of a source, or all of it, and the test part where it has one.
+
+    Parameters
+    ----------
+    source : str or path-like
+        A path or name as :func:`read_labelled` takes it.
+    options : DataOptions, optional
+        How to read it.
+    """
+    data = _open(source, options or DataOptions())
+    whole = data.test is None if isinstance(data, LabelledItems) else data.whole
+    return read_labelled(data, "train"), None if whole else read_labelled(data, "test")
+
+
 def _of_reading(reading: LabelledItems, part: Part) -> Samples:
     parts = [(reading.train, reading.train_labels)]
     if reading.test is not None:
