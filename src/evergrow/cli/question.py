@@ -121,12 +121,7 @@ def _images(items: list[str], reading: Reading) -> Question:
     parts: list[Items] = []
     names: list[str] = []
     for item in items:
-        if item != STDIN:
-            shown, images = _named_images(item, reading)
-        elif image := _piped_image():
-            shown, images = [STDIN], _held(image)
-        else:
-            shown, images = _listed_images(_piped(), reading)
+        shown, images = _piped_images(reading) if item == STDIN else _named_images(item, reading)
         names += shown
         parts += images
     if not names:
@@ -163,26 +158,31 @@ def _listed_images(lines: list[str], reading: Reading) -> tuple[list[str], list[
 # -- an image on standard input -------------------------------------------------------------------------------
 
 _LONGEST = 256 * 2**20
-"""Bytes that an image on standard input may have."""
-
-_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
+"""Bytes that an image, or a list of names, on standard input may have."""
 
 
-def _piped_image() -> bytes:
-    """Return the image that standard input begins with, whole; empty where it holds text, of which nothing is lost."""
+def _is_image(body: bytes) -> bool:
+    """Return whether bytes begin like an image file, and not like the name of one."""
+    plain = body.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*"))
+    windows = body.startswith(b"BM") and b"\0" in body[:16]
+    return plain or windows or body[8:12] == b"WEBP" or body[4:8] == b"ftyp"
+
+
+def _piped_images(reading: Reading) -> tuple[list[str], list[Items]]:
+    """Return the one image that standard input holds, or the images whose names it lists."""
     source = getattr(sys.stdin, "buffer", None)
-    if source is None or not hasattr(source, "peek"):
-        return b""
+    if source is None:
+        return _listed_images(_piped(), reading)
     try:
-        first = source.peek(16)[:16]
-        if not first.startswith(_MAGIC) and first[4:8] != b"ftyp":
-            return b""
         body: bytes = source.read(_LONGEST + 1)
     except OSError as error:
         raise _unreadable(error) from error
     if len(body) > _LONGEST:
-        raise InputError(f"- must stand for an image of at most {_LONGEST // 2**20} MiB, got more")
-    return body
+        raise InputError(f"- must stand for one image or names in at most {_LONGEST // 2**20} MiB, got more")
+    if _is_image(body):
+        return [STDIN], _held(body)
+    lines = body.decode("utf-8", "surrogateescape").split("\n")
+    return _listed_images([line.rstrip("\r") for line in lines if line.strip()], reading)
 
 
 def _held(image: bytes) -> list[Items]:

@@ -254,12 +254,12 @@ class JoinedItems(Items):
 
     def name(self, row: int) -> str:
         """Return the name that the image has where it comes from."""
-        part, within = self.places[row].tolist()
+        part, within = (int(number) for number in self.places[row])
         return self.parts[part].name(within)
 
     def raw(self, row: int) -> Any:
         """Return one image."""
-        part, within = self.places[row].tolist()
+        part, within = (int(number) for number in self.places[row])
         return self.parts[part].raw(within)
 
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> JoinedItems:

@@ -89,7 +89,7 @@ class Misplaced:
 
 @dataclass(frozen=True)
 class ClassOverlap:
-    """A class of which half or more belongs to another, by content or by features.
+    """A class of which half or more belongs to another: the same content, or more neighbours there than in its own.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ def check_samples(
     >>> [(pair.labels, pair.exact) for pair in found.pairs]
     [(('spam', 'ham'), True)]
     """
-    parts = (train,) if test is None else (train, test)
+    parts: tuple[Samples, ...] = (train,) if test is None else (train, test)
     if len({part.kind for part in parts}) > 1:
         raise InputError(f"test must hold {train.kind} samples like the training part, got {parts[1].kind}")
     labels = np.concatenate([part.required_labels() for part in parts])
@@ -348,8 +348,9 @@ def _by_features(
             continue
         around = Counter(labels[near].tolist())
         vote, count = max(around.items(), key=lambda entry: (entry[1], entry[0]))
-        if vote != mine and not around[mine] and count >= _AGREEING:
+        if vote != mine and count > around[mine]:
             votes[number] = str(vote)
+        if vote != mine and not around[mine] and count >= _AGREEING:
             place = next(index for index, other in enumerate(near.tolist()) if labels[other] == vote)
             misplaced.append(
                 Misplaced(
