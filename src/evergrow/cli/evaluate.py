@@ -74,7 +74,7 @@ def evaluate_command(
     if report is not None:
         check_target("--report", report)
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
-    strange = None if unknown is None else read_unknown(unknown, learner.kind_, reading.options())
+    strange = None if unknown is None else read_unknown(unknown, learner.kind_, options=reading.options())
     samples = read_labelled(data, "test", learner.kind_, reading.options())
     result = learner.evaluate(samples, unknown=strange, false_alarm=false_alarm)
     if report is not None:
