@@ -25,7 +25,7 @@ from evergrow.cli.models import (
     trial_lines,
     written_note,
 )
-from evergrow.cli.options import Cache, Data, Device, Json, OnError, OnErrorOption, TestData, Weights
+from evergrow.cli.options import AS_FOUND, Cache, Data, Device, Json, OnError, OnErrorOption, Reading, TestData, Weights
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
@@ -60,6 +60,7 @@ def fit_command(
     seed: Annotated[int, typer.Option(min=0, help="Seed of layer, --adapt and --holdout.")] = 0,
     holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
     test: TestData = None,
+    reading: Reading = AS_FOUND,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
     device: Device = "auto",
@@ -109,7 +110,7 @@ def fit_command(
     )
     started = time.perf_counter()
     with _resumable(checkpoint):
-        samples, held = _read(data, holdout, seed)
+        samples, held = _read(data, holdout, seed, reading)
         with measured_change(learner, test) as trial:
             learner.fit(samples, checkpoint=checkpoint)
         commit(model, learner)
@@ -167,7 +168,7 @@ def _remove(checkpoint: Path | None) -> list[str]:
     return []
 
 
-def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None]:
+def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Samples, Samples | None]:
     """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
@@ -175,7 +176,7 @@ def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None
     from evergrow.datasets.options import DataOptions
     from evergrow.learner.intake import read_labelled
 
-    samples = read_labelled(data, "train")
+    samples = read_labelled(data, "train", options=reading.options())
     if not holdout:
         return samples, None
     names, codes = np.unique(samples.required_labels(), return_inverse=True)

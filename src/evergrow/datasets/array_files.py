@@ -82,6 +82,7 @@ def read_arrays(path: Path) -> ArrayFile:
         If a newer evergrow wrote it.
     """
     arrays, texts = _read_npz(path) if path.suffix.lower() == ".npz" else _read_safetensors(path)
+    arrays = _with_empty_test(arrays)
     missing = [key for key in REQUIRED if key not in arrays]
     if missing:
         raise FileFormatError(f"{path} must hold {', '.join(REQUIRED)}, but it lacks {', '.join(missing)}")
@@ -93,6 +94,13 @@ def read_arrays(path: Path) -> ArrayFile:
     contents["backbone"] = parse_json(texts.get("backbone", "{}"), f"{path}: backbone")
     given = open_document(contents, KIND, str(path), version=stamp.get("version"), writer=stamp.get("writer"))
     return ArrayFile(arrays, tuple(given.texts("classes")), given.mapping("backbone"), given.unknown())
+
+
+def _with_empty_test(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file without a test set with empty ones in its place."""
+    if not {"X_train", "y_train"} <= arrays.keys() or {"X_test", "y_test"} & arrays.keys():
+        return arrays
+    return {**arrays, "X_test": arrays["X_train"][:0], "y_test": arrays["y_train"][:0]}
 
 
 def write_arrays(path: Path, file: ArrayFile) -> None:
