@@ -36,9 +36,10 @@ def depth_names(module: nn.Module) -> list[str]:
     """
     for name in _CONTAINERS:
         parts = getattr(module, name, None)
-        if isinstance(parts, (nn.Sequential, nn.ModuleList)) and len(parts) > 1:
-            if not any(isinstance(part, nn.ModuleList) for part in parts):  # which are never called themselves
-                return [f"{name}.{place}" for place in range(len(parts))]
+        if not isinstance(parts, (nn.Sequential, nn.ModuleList)) or len(parts) < 2:
+            continue
+        if not any(isinstance(part, nn.ModuleList) for part in parts):  # which are never called themselves
+            return [f"{name}.{place}" for place in range(len(parts))]
     for names in _NUMBERED:
         if all(isinstance(getattr(module, name, None), nn.Module) for name in names):
             return list(names)
@@ -197,8 +198,8 @@ class DepthReader:
             )
         if output.ndim not in (2, 3, 4) or len(output) != n:
             raise InputError(
-                f"block {str(block)!r} must be read at a submodule that returns ({n}, positions, width) or ({n}, width, "
-                f"height, width), got shape {tuple(output.shape)} from {name}"
+                f"block {str(block)!r} must be read at a submodule that returns ({n}, positions, channels) or "
+                f"({n}, channels, height, width), got shape {tuple(output.shape)} from {name}"
             )
         if output.ndim == 4:
             output = self._normed(output, name)

@@ -86,9 +86,7 @@ class Extraction:
 
     @property
     def joined(self) -> NDArray[np.float32]:
-        """The features as heads take them, see :func:`~evergrow.core.feature_blocks.join_blocks`; a single block is
-        not copied.
-        """
+        """The features as heads take them, blocks at equal energy; a single block is not copied."""
         return join_blocks(self.features, self.widths)
 
 

@@ -68,8 +68,8 @@ def resolve_recipe(recipe: Any, shape: NetworkShape, read: Read) -> FeatureRecip
         found = _named(recipe, shape, read)
         if found.is_final and recipe != FINAL and not lenient:
             raise ParameterError(
-                f"recipe must be 'final' or a list of blocks at named submodules, since no depth of {shape.name} can be "
-                f"read, got {recipe!r}"
+                f"recipe must be 'final' or a list of blocks at named submodules, since no depth of {shape.name} can "
+                f"be read, got {recipe!r}"
             )
     else:
         given = recipe.blocks if isinstance(recipe, FeatureRecipe) else recipe
