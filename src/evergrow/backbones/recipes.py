@@ -141,19 +141,40 @@ class FeatureRecipe:
             raise FileFormatError(f"the feature recipe of a backbone must be whole: {error}") from error
 
 
-def parse_blocks(blocks: Any) -> tuple[Block, ...]:
+def parse_blocks(blocks: Any, name: str = "recipe") -> tuple[Block, ...]:
     """Return the blocks of a list of texts, or raise :class:`ParameterError`."""
     if isinstance(blocks, str) or not isinstance(blocks, Sequence) or not 1 <= len(blocks) <= _MOST:
-        raise ParameterError(f"recipe must be a list of 1 to {_MOST} blocks, got {blocks!r}")
+        raise ParameterError(f"{name} must be a list of 1 to {_MOST} blocks, got {blocks!r}")
     parsed = tuple(Block.parse(text) for text in blocks)
     repeated = next((block for place, block in enumerate(parsed) if block in parsed[:place]), None)
     if repeated is not None:
-        raise ParameterError(f"blocks of a recipe must differ, got {str(repeated)!r} twice")
+        raise ParameterError(f"blocks of {name} must differ, got {str(repeated)!r} twice")
     return parsed
 
 
-def check_recipe(recipe: Any) -> None:
+def recipe_of_text(text: str) -> str | list[str]:
+    """Return the recipe that a text stands for: a name, or blocks with commas between them.
+
+    Examples
+    --------
+    >>> from evergrow.backbones.recipes import recipe_of_text
+    >>> recipe_of_text("rich"), recipe_of_text("final, mean@-2")
+    ('rich', ['final', 'mean@-2'])
+    """
+    if "," not in text and "@" not in text:
+        return text
+    return [part.strip() for part in text.split(",")]
+
+
+def check_recipe(recipe: Any, name: str = "recipe") -> None:
     """Raise :class:`ParameterError` unless this is the name of a recipe, or a list of blocks that could be one.
+
+    Parameters
+    ----------
+    recipe : object
+        What was asked for.
+    name : str
+        What to call it in messages.
 
     Examples
     --------
@@ -166,6 +187,6 @@ def check_recipe(recipe: Any) -> None:
     if isinstance(recipe, str):
         if recipe not in RECIPES:
             known = ", ".join(map(repr, RECIPES))
-            raise ParameterError(f"recipe must be {known} or a list of blocks, got {recipe!r}")
+            raise ParameterError(f"{name} must be {known} or a list of blocks, got {recipe!r}")
     elif not isinstance(recipe, FeatureRecipe):
-        parse_blocks(recipe)
+        parse_blocks(recipe, name)

@@ -107,6 +107,8 @@ class Snapshot:
         What the backbone was adapted with, where it was.
     extra : Extra
         Optional contents of a file that a later evergrow wrote, kept as they were read.
+    widths : tuple of int
+        Columns of each block, where samples are features of several; with a backbone its description says so.
     """
 
     head: IncrementalClassifier
@@ -119,6 +121,7 @@ class Snapshot:
     seed: int = 0
     adaptation: Adaptation | None = None
     extra: Extra = field(default_factory=lambda: Extra())
+    widths: tuple[int, ...] = ()
 
     @property
     def revision(self) -> int:
@@ -161,6 +164,8 @@ class Snapshot:
             "revision": self.revision,
             "lineage": self.lineage.to_values(),
         }
+        if self.widths:
+            meta["widths"] = list(self.widths)
         return KIND.archive(meta, parts={**self.extra.parts, **parts})
 
 
@@ -266,6 +271,10 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
             spec.n_features == head.n_features_in_,
             f"its backbone has {spec.n_features} features and its head takes {head.n_features_in_}",
         )
+    widths = tuple(fields.integers("widths", low=1, default=[]))
+    fields.require(
+        not widths or (spec is None and sum(widths) == head.n_features_in_), "its blocks do not fit its features"
+    )
     calibration = Calibration.from_archive(fields.part("calibration"), fields.inside("calibration"))
     calibration.apply(head)
     fields.require(spec is not None or not fields.has("adaptation"), "a backbone was adapted that it does not describe")
@@ -279,6 +288,7 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         reason=fields.text("reason", default=""),
         seed=fields.integer("seed", low=-(2**63), high=2**64, default=0),
         adaptation=_adaptation(fields) if fields.has("adaptation") else None,
+        widths=widths,
     )
     return dataclasses.replace(snapshot, extra=Extra(fields.unknown(), fields.unknown_parts())), recipe
 
