@@ -41,7 +41,8 @@ def test_a_part_of_what_is_cached_needs_no_image(items: Any, tmp_path: Path, mak
     backbone = make(part)
     backbone.encode = never
     found = extract(backbone, items, cache=tmp_path / "cache")
-    assert found.from_cache and not whole.from_cache
+    assert found.from_cache
+    assert not whole.from_cache
     np.testing.assert_array_equal(np.asarray(found.features), expected.features)
     np.testing.assert_array_equal(found.joined, expected.joined)
     assert len(FeatureCache(tmp_path / "cache").list()) == 1

@@ -47,9 +47,7 @@ def test_tokens_are_those_of_timms_intermediates_after_the_final_norm(name: str)
     batch = images(backbone)
     read = blocks_of(backbone, batch)
     with torch.inference_mode():
-        _, found = backbone.module.forward_intermediates(
-            batch, norm=True, output_fmt="NLC", return_prefix_tokens=True
-        )
+        _, found = backbone.module.forward_intermediates(batch, norm=True, output_fmt="NLC", return_prefix_tokens=True)
         torch.testing.assert_close(read["final"], backbone.module(batch), rtol=0, atol=0)
     for depth in (1, 2, 3):
         patches, prefix = found[-depth]
@@ -86,7 +84,8 @@ def test_what_goes_into_the_pooling_layer_is_the_final_map() -> None:
     backbone = backbone_of("tf_efficientnet_lite0", ["final", "mean@final", "max@final", "mean@-2"])
     read = blocks_of(backbone, images(backbone, 2))
     torch.testing.assert_close(read["mean@final"], read["final"])
-    assert (read["max@final"] >= read["final"]).all() and read["mean@-2"].shape == (2, 192)
+    assert (read["max@final"] >= read["final"]).all()
+    assert read["mean@-2"].shape == (2, 192)
 
 
 def test_named_recipes_follow_the_structure_and_leave_out_what_is_said_twice() -> None:
@@ -252,7 +251,8 @@ def test_a_backbone_without_depths_takes_its_own_vector_only() -> None:
     from tests.backbones.extraction_toys import Toy
 
     toy = Toy()
-    assert toy.with_recipe("auto") is toy and toy.with_recipe("final") is toy
+    assert toy.with_recipe("auto") is toy
+    assert toy.with_recipe("final") is toy
     with pytest.raises(ParameterError, match="recipe must be 'final' for Toy, which has no depths, got 'rich'"):
         toy.with_recipe("rich")
 
@@ -273,7 +273,9 @@ def test_a_description_without_a_recipe_is_what_it_always_was() -> None:
 def test_a_description_has_its_recipe_and_hash() -> None:
     backbone = backbone_of("test_vit")
     spec = BackboneSpec.from_dict(backbone.spec.to_dict())
-    assert spec == backbone.spec and spec.recipe is not None and spec.n_features == 384
+    assert spec == backbone.spec
+    assert spec.recipe is not None
+    assert spec.n_features == 384
     assert feature_key("00", spec, "auto") != feature_key("00", backbone_of("test_vit", "final").spec, "auto")
     again = backbone_from_spec(spec, device="cpu")
     batch = images(backbone)
@@ -301,16 +303,16 @@ def test_a_damaged_recipe_in_a_file_is_refused(recipe: Any) -> None:
 
 def test_a_recipe_whose_widths_the_network_does_not_have_is_refused() -> None:
     spec = backbone_of("test_vit", ["final", "mean@-2"]).spec
-    other = BackboneSpec.from_dict(
-        {**spec.to_dict(), "recipe": {"blocks": ["final", "mean@-2"], "widths": [100, 28]}}
-    )
+    other = BackboneSpec.from_dict({**spec.to_dict(), "recipe": {"blocks": ["final", "mean@-2"], "widths": [100, 28]}})
     with pytest.raises(WeightsError, match=r"must be 64 \+ 64 wide, got 100 \+ 28"):
         backbone_from_spec(other, device="cpu")
 
 
 def test_recipes_on_the_command_line() -> None:
-    assert recipe_of_text("max") == "max" and recipe_of_text("mean@-1") == ["mean@-1"]
-    assert str(Block.parse("cls@-3")) == "cls@-3" and Block.parse("mean@blocks.3").place == "blocks.3"
+    assert recipe_of_text("max") == "max"
+    assert recipe_of_text("mean@-1") == ["mean@-1"]
+    assert str(Block.parse("cls@-3")) == "cls@-3"
+    assert Block.parse("mean@blocks.3").place == "blocks.3"
 
 
 def test_a_few_items_come_joined_and_half_precision_is_judged_block_by_block() -> None:
@@ -351,7 +353,8 @@ def test_every_family_has_a_rich_recipe(name: str) -> None:
     backbone = backbone_of(name)
     batch = images(backbone, 2)
     read = blocks_of(backbone, batch)
-    assert len(read) >= 3 and all(bool(torch.isfinite(block).all()) for block in read.values())
+    assert len(read) >= 3
+    assert all(bool(torch.isfinite(block).all()) for block in read.values())
     with torch.inference_mode():
         torch.testing.assert_close(read["final"], backbone.module(batch), rtol=0, atol=0)
     assert timm.is_model(name)

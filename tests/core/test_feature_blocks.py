@@ -49,7 +49,8 @@ def test_extreme_numbers_neither_overflow_nor_vanish() -> None:
 
 def test_a_single_block_is_handed_on_as_it_is() -> None:
     X = np.random.default_rng(2).normal(size=(4, 9))
-    assert join_blocks(X, (9,)) is X and join_blocks(X, ()) is X
+    assert join_blocks(X, (9,)) is X
+    assert join_blocks(X, ()) is X
 
 
 @pytest.mark.parametrize("widths", [(3, 2), (3, 0, 6), (True, 8), "39", (3.0, 6)])

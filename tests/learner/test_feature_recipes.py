@@ -45,7 +45,8 @@ def test_the_head_gets_joined_blocks_and_is_told_so(data: Any) -> None:
     if "blocks" in options_for_blocks(SCLClassifier, (24, 24, 24), {}):
         expected.set_params(blocks=(24, 24, 24))
     expected.fit(join_blocks(raw, (24, 24, 24)), y.astype(str))
-    assert made.head_.normalize == "none" and made.info()["backbone"]["recipe"]["widths"] == [24, 24, 24]
+    assert made.head_.normalize == "none"
+    assert made.info()["backbone"]["recipe"]["widths"] == [24, 24, 24]
     np.testing.assert_allclose(made.decision_function(images), expected.class_scores(join_blocks(raw, (24,) * 3)))
     few = made.features(images[:2])  # which go through the backbone at once
     np.testing.assert_allclose(few.X, join_blocks(raw, (24,) * 3)[:2], rtol=1e-4, atol=1e-6)
@@ -65,10 +66,12 @@ def test_a_saved_model_has_its_recipe_and_answers_the_same(data: Any, tmp_path: 
     made = Learner("test_vit", weights="random", features="rich", options=UNITS, device="cpu").fit(data)
     made.save(tmp_path / "model.evg")
     again = Learner.load(tmp_path / "model.evg", device="cpu")
-    assert again.spec_ == made.spec_ and again.recipe == list(made.spec_.recipe.blocks)
+    assert again.spec_ == made.spec_
+    assert again.recipe == list(made.spec_.recipe.blocks)
     np.testing.assert_allclose(again.decision_function(data[0]), made.decision_function(data[0]), rtol=1e-6)
     again.partial_fit((data[0][:3], ["new"] * 3))
-    assert "new" in again.classes_ and again.spec_ == made.spec_
+    assert "new" in again.classes_
+    assert again.spec_ == made.spec_
 
 
 def test_learning_elsewhere_and_merging_keep_the_recipe(data: Any) -> None:
@@ -85,7 +88,8 @@ def test_an_adapted_backbone_is_read_at_the_same_depths(data: Any, tmp_path: Pat
     config = FsaConfig.recipe(tuner="vpt-shallow", epochs=1)
     made = Learner(tiny_vit(), adapt=config, features="rich", options=UNITS).fit(data)
     plain = learner().fit(data)
-    assert made.spec_.recipe == plain.spec_.recipe and made.spec_.name.endswith("+vpt-shallow")
+    assert made.spec_.recipe == plain.spec_.recipe
+    assert made.spec_.name.endswith("+vpt-shallow")
     made.save(tmp_path / "model.evg")
     again = Learner.load(tmp_path / "model.evg", backbone=tiny_vit())
     np.testing.assert_allclose(again.decision_function(data[0]), made.decision_function(data[0]), rtol=1e-6)
@@ -130,7 +134,8 @@ def test_rows_of_a_feature_set_are_handed_on_joined() -> None:
     np.testing.assert_array_equal(made.train(rows)[0], join_blocks(made.X_train[rows], made.widths))
     np.testing.assert_array_equal(made.test(rows)[0], join_blocks(made.X_test[rows], made.widths))
     final = feature_set("final")
-    assert final.widths == () and made.fingerprint != final.fingerprint
+    assert final.widths == ()
+    assert made.fingerprint != final.fingerprint
     np.testing.assert_array_equal(final.train(rows)[0], final.X_train[rows])
     with pytest.raises(InputError, match="widths must add up to the 72 columns"):
         FeatureSet("toy", made.X_train, made.y_train, made.X_test, made.y_test, widths=(24, 24))
