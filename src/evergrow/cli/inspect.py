@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, facts, listed, plural, table
-from evergrow.cli.models import adapted_note, load_model
+from evergrow.cli.models import adapted_note, load_model, recipe_note
 from evergrow.cli.options import Json, ModelFile
 from evergrow.cli.registry import command
 
@@ -55,6 +55,7 @@ def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
         ("blocks", _blocks(info["blocks"])),
         ("numerics", _numerics(info.get("numerics"))),
         ("backbone", _backbone(info["backbone"])),
+        ("features", recipe_note(info["backbone"])),
         ("adapted", adapted_note(info["adaptation"]) if info["adaptation"] else ""),
         ("preprocessing", _preprocessing(info["backbone"])),
         ("unknown things", _novelty(info["novelty"])),
