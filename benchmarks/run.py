@@ -34,6 +34,7 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "extraction": extraction.throughput,
     "warm-cache": extraction.warm_cache,
     "extraction-memory": extraction.memory,
+    "depths": extraction.depths,
     "training": training.throughput,
     "startup": startup.predict_against_torch,
 }
