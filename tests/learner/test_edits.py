@@ -117,6 +117,14 @@ def test_renamed_classes_are_those_taught_with_the_new_names(options: dict[str, 
     require_same(learner, expected)
 
 
+@pytest.mark.filterwarnings("error")
+def test_many_classes_are_renamed_without_a_warning() -> None:
+    X = np.random.default_rng(0).normal(size=(50, 12))
+    learner = Learner(method="simplecil").fit((X, [f"class {row:02}" for row in range(25)] * 2))
+    learner.rename_class("class 03", "x").merge_classes(["class 05", "class 06"], "y")
+    assert len(learner.classes_) == 24
+
+
 def test_two_classes_swap_their_names() -> None:
     X, y = birds()
     learner = Learner(options={"n_units": 40}).fit((X, y))
