@@ -21,6 +21,7 @@ from evergrow.cli.models import (
     written_note,
 )
 from evergrow.cli.options import (
+    AS_FOUND,
     Cache,
     Data,
     Device,
@@ -28,6 +29,7 @@ from evergrow.cli.options import (
     ModelFile,
     OnError,
     OnErrorOption,
+    Reading,
     Settle,
     TestData,
     Wait,
@@ -41,6 +43,7 @@ def update_command(
     model: ModelFile,
     data: Data,
     test: TestData = None,
+    reading: Reading = AS_FOUND,
     settle: Settle = False,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
@@ -76,7 +79,7 @@ def update_command(
     running = Running(on_error, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
         started = time.perf_counter()
-        samples = read_labelled(data, "train", learner.kind_)
+        samples = read_labelled(data, "train", learner.kind_, reading.options())
         before = learned_data(learner.history_)
         with measured_change(learner, test) as trial:
             learner.partial_fit(samples)
@@ -140,6 +143,7 @@ def forget_command(
 def unlearn_command(
     model: ModelFile,
     data: Data,
+    reading: Reading = AS_FOUND,
     settle: Settle = False,
     cache: Cache = True,
     device: Device = "auto",
@@ -160,11 +164,12 @@ def unlearn_command(
     Exit codes: 0 unlearned, 2 some were never learned, or cannot be read, and nothing changed, 3 another process is
     changing the model, 130 interrupted and nothing changed.
     """
+    from evergrow.learner.intake import read_labelled
     from evergrow.learner.modelfile import commit
 
     running = Running(OnError.RAISE, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
-        learner.unlearn(data)
+        learner.unlearn(read_labelled(data, "train", learner.kind_, reading.options()))
         settled, notes = settle_model(learner, settle)
         commit(model, learner)
     change = learner.history_[-1]

@@ -156,6 +156,21 @@ def classes_note(classes: tuple[str, ...], what: str) -> str:
     return f" ({plural(len(classes), f'{what} class', f'{what} classes')}: {listed(classes)})"
 
 
+def recipe_note(spec: dict[str, Any] | None) -> str:
+    """Return the blocks that feature vectors are made of and their widths, on one line; empty for a single one.
+
+    Examples
+    --------
+    >>> from evergrow.cli.models import recipe_note
+    >>> recipe_note({"recipe": {"blocks": ["final", "mean@-2"], "widths": [64, 32]}})
+    'final 64 + mean@-2 32'
+    """
+    recipe = (spec or {}).get("recipe")
+    if not recipe:
+        return ""
+    return " + ".join(f"{name} {width:,}" for name, width in zip(recipe["blocks"], recipe["widths"], strict=True))
+
+
 def adapted_note(found: dict[str, Any]) -> str:
     """Return the tuner of an adapted backbone and the course of its training, on one line.
 

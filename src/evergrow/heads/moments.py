@@ -12,6 +12,7 @@ from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.linalg import symmetric_eigh
+from evergrow.linalg.state import LARGEST
 
 MOMENTS = register_kind("class-moments")
 
@@ -44,7 +45,8 @@ class ClassMoments:
     def from_archive(cls, fields: Fields, n_classes: int, width: int, device: torch.device) -> ClassMoments:
         """Return the moments that :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
         fields.require(len(fields.tensor_names()) == n_classes, "there are not as many moments as classes")
-        return cls(tuple(fields.tensor(str(index), (None, width)).to(device) for index in range(n_classes)))
+        factors = (fields.tensor(str(index), (None, width), largest=LARGEST) for index in range(n_classes))
+        return cls(tuple(factor.to(device) for factor in factors))
 
     def select(self, columns: Sequence[int], width: int, like: Tensor) -> ClassMoments:
         """Reorder classes; -1 is a new one without samples."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import LabelError, UnlearnError
 from evergrow.core.registry import nearest
+from evergrow.datasets import DataOptions
 from evergrow.learner.changes import Change, fingerprint, fingerprints
 from evergrow.learner.intake import Samples, as_names, read_items, read_unknown
 from evergrow.learner.snapshot import Snapshot, counted
@@ -105,11 +106,11 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
     return now.after(change, head=head, counts=counts, answering=answering, reference=reference)
 
 
-def read_movable(data: Any, kind: str | None) -> Samples:
+def read_movable(data: Any, kind: str | None, options: DataOptions | None = None) -> Samples:
     """Return samples with labels, of two parts the training part, or those of data that have none."""
     if isinstance(data, (str, os.PathLike)) and os.path.splitext(data)[1].lower() in (".txt", ".npy"):
         return read_items(data, kind)
-    return read_unknown(data, kind, "train")
+    return read_unknown(data, kind, "train", options)
 
 
 def samples_to_move(samples: Samples, source: str) -> Samples:

@@ -71,6 +71,10 @@ class Learner:
         :class:`~evergrow.training.FsaConfig` (or its plain form) says it all.
     settings : {"recommended", "paper"}
         Settings of the head: those for users, where the method has such, or its own defaults.
+    features : {"auto", "final", "rich", "max"} or sequence of str
+        What feature vectors are made of: the network's own vector (``"final"``), blocks from several depths of the
+        same pass by name, or blocks such as ``["final", "mean@-2"]``; see :mod:`evergrow.backbones.recipes`.
+        ``"auto"`` keeps the recipe of a backbone that has one, and is ``"final"`` elsewhere.
     options : dict, optional
         Options of the head to set otherwise; see :func:`evergrow.methods.method_options`.
     weights, preset : optional
@@ -117,6 +121,7 @@ class Learner:
         adapt: Any = None,
         *,
         settings: str = "recommended",
+        features: Any = "auto",
         options: dict[str, Any] | None = None,
         weights: str | os.PathLike[str] | None = None,
         preset: Any = "timm",
@@ -129,6 +134,7 @@ class Learner:
         self.method = method
         self.adapt = adapt
         self.settings = settings
+        self.recipe = features  # the method of that name gives feature vectors
         self.options = options
         self.weights = weights
         self.preset = preset
@@ -167,7 +173,8 @@ class Learner:
         FewSamplesWarning
             Where classes have fewer than ten samples, and fewer than a fifth of what the others have.
         """
-        head, config = self._new_head(), self._adaptation_config()
+        self._new_head()  # wrong options are refused before anything is read
+        config = self._adaptation_config()
         kept = checkpoint_file(checkpoint, config)
         samples = read_labelled(data, "train", self._open_encoder().kind)
         if config is not None:
@@ -176,6 +183,7 @@ class Learner:
         if config is not None:
             encoder, samples = self._adapted(encoder, samples, config, kept)
         X, labels = self._features_and_labels(samples, encoder)
+        head = self._new_head(encoder.widths)
         counts = counted({}, labels)
         warn_alike(np.empty(0, dtype=np.str_), labels)
         warn_few({}, counts)
@@ -193,6 +201,7 @@ class Learner:
             reason=encoder.reason,
             seed=self._seed(),
             adaptation=encoder.adaptation,
+            widths=encoder.widths if encoder.spec is None else (),
         )
         return self
 
@@ -612,7 +621,13 @@ class Learner:
         head, now = self._able("spawn"), self._state()
         child = self._twin()
         child._snapshot = Snapshot(
-            head.spawn(), now.spec, {}, reason=now.reason, seed=now.seed, adaptation=now.adaptation
+            head.spawn(),
+            now.spec,
+            {},
+            reason=now.reason,
+            seed=now.seed,
+            adaptation=now.adaptation,
+            widths=now.widths,
         )
         return child
 
@@ -729,13 +744,14 @@ class Learner:
             method=recipe.method,
             adapt=None if snapshot.adaptation is None else snapshot.adaptation.config,
             settings=recipe.settings,
+            features=_recipe_of(snapshot.spec),
             options=dict(recipe.options or {}) or None,
             weights=weights,
             device="auto" if device is None else device,
             cache=cache,
             extract=extract,
         )
-        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.adaptation)
+        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.adaptation, snapshot.widths)
         learner._snapshot = snapshot
         return learner
 
@@ -819,8 +835,8 @@ class Learner:
 
     # -- making parts ---------------------------------------------------------------------------------------
 
-    def _new_head(self) -> IncrementalClassifier:
-        return self._recipe().create(device=self.device, random_state=self.random_state)
+    def _new_head(self, widths: tuple[int, ...] = ()) -> IncrementalClassifier:
+        return self._recipe().create(device=self.device, random_state=self.random_state, widths=widths)
 
     def _adaptation_config(self) -> FsaConfig | None:
         if self.adapt is None:  # asked first: what trains takes time to import
@@ -833,7 +849,7 @@ class Learner:
         return HeadRecipe(self.method, self.settings, self.options)
 
     def _open_encoder(self) -> Encoder:
-        return Encoder(self.backbone, weights=self.weights, preset=self.preset, device=self.device)
+        return Encoder(self.backbone, weights=self.weights, preset=self.preset, device=self.device, recipe=self.recipe)
 
     def _adapted(
         self, encoder: Encoder, samples: Samples, config: FsaConfig, checkpoint: Path | None
@@ -849,7 +865,7 @@ class Learner:
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""
         names = list(inspect.signature(type(self).__init__).parameters)[1:]
-        twin = type(self)(**{name: getattr(self, name) for name in names})
+        twin = type(self)(**{name: getattr(self, "recipe" if name == "features" else name) for name in names})
         twin._encoder = self._encoder
         return twin
 
@@ -900,6 +916,13 @@ class Learner:
         if isinstance(items, Features):
             return items.X
         return self._encoded(read_items(items, self._encoder.kind), self._encoder, on_error="raise").X
+
+
+def _recipe_of(spec: BackboneSpec | None) -> Any:
+    """Return what a saved model's feature vectors are made of, as it is asked for."""
+    if spec is None:
+        return "auto"
+    return "final" if spec.recipe is None else list(spec.recipe.blocks)
 
 
 def _check_width(X: NDArray[Any], width: int) -> None:

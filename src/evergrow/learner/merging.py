@@ -65,9 +65,9 @@ def backbone_differences(a: BackboneSpec | None, b: BackboneSpec | None) -> list
         return [] if a is b else [f"backbone {names[0]} and {names[1]}"]
     mine, theirs = a.to_dict(), b.to_dict()
     return [
-        f"{name} {mine[name]!r} and {theirs[name]!r}"
-        for name in mine
-        if name not in ("weights", "options") and mine[name] != theirs[name]
+        f"{name} {mine.get(name)!r} and {theirs.get(name)!r}"
+        for name in {**mine, **theirs}
+        if name not in ("weights", "options") and mine.get(name) != theirs.get(name)
     ]
 
 

@@ -113,6 +113,8 @@ class Snapshot:
         Test data that it is tested on after every update.
     extra : Extra
         Optional contents of a file that a later evergrow wrote, kept as they were read.
+    widths : tuple of int
+        Columns of each block, where samples are features of several; with a backbone its description says so.
     """
 
     head: IncrementalClassifier
@@ -127,6 +129,7 @@ class Snapshot:
     answering: Answering = field(default_factory=Answering)
     reference: Reference | None = None
     extra: Extra = field(default_factory=lambda: Extra())
+    widths: tuple[int, ...] = ()
 
     @property
     def revision(self) -> int:
@@ -174,6 +177,8 @@ class Snapshot:
             meta["answering"] = self.answering.to_values()
         if self.reference is not None:
             meta["reference"] = self.reference.to_values()
+        if self.widths:
+            meta["widths"] = list(self.widths)
         return KIND.archive(meta, parts={**self.extra.parts, **parts})
 
 
@@ -220,10 +225,11 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         ``evergrow`` (version here), ``method``, ``settings``, ``options``, ``kind`` (of the samples), ``backbone``
         (None, or its description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the
         backbone was adapted with: tuner, settings, number of parameters, the backbone before, and how the training
-        went), ``n_features``, ``n_units``, ``n_classes``, ``n_samples``, ``classes`` (name and samples of each),
-        ``novelty`` (None, or the number of calibrated scores and the threshold), ``answering`` (prior, costs and
-        thresholds that answers follow), ``reference`` (None, or the test data that it remembers), ``revision``,
-        ``history``, and with ``numerics`` the head's diagnostics.
+        went), ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``,
+        ``n_classes``, ``n_samples``, ``classes`` (name and samples of each), ``novelty`` (None, or the number of
+        calibrated scores and the threshold), ``answering`` (prior, costs and thresholds that answers follow),
+        ``reference`` (None, or the test data that it remembers), ``revision``, ``history``, and with ``numerics`` the
+        head's diagnostics.
     """
     head = now.head
     values = {
@@ -235,6 +241,7 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "backbone": None if now.spec is None else {**now.spec.to_dict(), "reason": now.reason},
         "adaptation": None if now.adaptation is None else now.adaptation.describe(),
         "n_features": head.n_features_in_,
+        "blocks": head.blocks_,
         "n_units": head.n_units_ if head.can("diagnostics") else None,
         "n_classes": len(now.classes),
         "n_samples": sum(now.counts.values()),
@@ -282,6 +289,10 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
             spec.n_features == head.n_features_in_,
             f"its backbone has {spec.n_features} features and its head takes {head.n_features_in_}",
         )
+    widths = tuple(fields.integers("widths", low=1, default=[]))
+    fields.require(
+        not widths or (spec is None and sum(widths) == head.n_features_in_), "its blocks do not fit its features"
+    )
     calibration = Calibration.from_archive(fields.part("calibration"), fields.inside("calibration"))
     calibration.apply(head)
     fields.require(spec is not None or not fields.has("adaptation"), "a backbone was adapted that it does not describe")
@@ -297,6 +308,7 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         adaptation=_adaptation(fields) if fields.has("adaptation") else None,
         answering=_answering(fields, head, counts) if fields.has("answering") else Answering(),
         reference=Reference.from_fields(fields.fields("reference")) if fields.has("reference") else None,
+        widths=widths,
     )
     return dataclasses.replace(snapshot, extra=Extra(fields.unknown(), fields.unknown_parts())), recipe
 

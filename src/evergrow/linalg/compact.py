@@ -27,6 +27,7 @@ from evergrow.linalg.cholesky import safe_cholesky
 from evergrow.linalg.eigen import symmetric_eigh
 from evergrow.linalg.state import (
     ACCUMULATION_DTYPE,
+    LARGEST,
     NOTHING,
     RIDGE_FORMS,
     Batch,
@@ -242,7 +243,7 @@ class CompactState(RidgeState):
             bool((basis.square().sum(dim=0) - 1.0).abs().amax() < 1e-6), "the columns of its basis are not of length 1"
         )
         gram = read_gram(fields, "gram", rank, device)
-        cross = fields.tensor("cross", (rank, None)).to(device)
+        cross = fields.tensor("cross", (rank, None), largest=LARGEST).to(device)
         budget, dropped = fields.number("budget", low=0.0), fields.number("dropped", low=0.0)
         return cls(basis.to(device), gram, cross, budget, dropped, Totals.read(fields))
 

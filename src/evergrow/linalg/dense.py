@@ -15,6 +15,7 @@ from evergrow.core.fields import Fields
 from evergrow.linalg.cholesky import safe_cholesky
 from evergrow.linalg.state import (
     ACCUMULATION_DTYPE,
+    LARGEST,
     NOTHING,
     RIDGE_FORMS,
     Batch,
@@ -159,4 +160,4 @@ class DenseState(RidgeState):
         """Return the dense state that :meth:`to_archive` gave."""
         gram = read_gram(fields, "gram", None, device)
         fields.require(len(gram) > 0, "its Gram matrix is empty")
-        return cls(gram, fields.tensor("cross", (len(gram), None)).to(device), Totals.read(fields))
+        return cls(gram, fields.tensor("cross", (len(gram), None), largest=LARGEST).to(device), Totals.read(fields))

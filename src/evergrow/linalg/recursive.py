@@ -16,6 +16,8 @@ from evergrow.core.fields import Fields
 from evergrow.linalg.cholesky import safe_cholesky
 from evergrow.linalg.state import (
     ACCUMULATION_DTYPE,
+    LARGEST,
+    LARGEST_WEIGHT,
     NOTHING,
     RIDGE_FORMS,
     Batch,
@@ -191,8 +193,8 @@ class RecursiveState(RidgeState):
         """Return the recursive state that :meth:`to_archive` gave."""
         inverse = read_gram(fields, "inverse", None, device)
         fields.require(len(inverse) > 0 and bool((inverse.diagonal() > 0.0).all()), "its inverse is of no matrix")
-        cross = fields.tensor("cross", (len(inverse), None))
-        weights = fields.tensor("weights", cross.shape)
+        cross = fields.tensor("cross", (len(inverse), None), largest=LARGEST)
+        weights = fields.tensor("weights", cross.shape, largest=LARGEST_WEIGHT)
         alpha = fields.number("alpha", low=0.0)
         fields.require(alpha > 0.0, "its ridge is zero")
         return cls(inverse, weights.to(device), cross.to(device), alpha, Totals.read(fields))
