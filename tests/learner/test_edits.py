@@ -22,6 +22,7 @@ READOUTS: dict[str, dict[str, Any]] = {
     "recursive": {"n_units": 40, "readout": "ridge", "alpha": 0.5, "solver": "recursive"},
     "compact": {"n_units": 40, "readout": "ridge", "solver": "compact"},
     "dense": {"n_units": 40, "solver": "dense"},
+    "blocks": {"n_units": 40, "blocks": (5, 7)},
 }
 
 
