@@ -81,7 +81,7 @@ def update_command(
         started = time.perf_counter()
         samples = read_labelled(data, "train", learner.kind_, reading.options())
         before = learned_data(learner.history_)
-        with measured_change(learner, test) as trial:
+        with measured_change(learner, test, reading.options()) as trial:
             learner.partial_fit(samples)
         twice = before & set(learner.history_[-1].data)
         settled, notes = settle_model(learner, settle)

@@ -127,7 +127,7 @@ def fit_command(
     started = time.perf_counter()
     with _resumable(checkpoint):
         samples, held = _read(data, holdout, seed, reading)
-        with measured_change(learner, test) as trial:
+        with measured_change(learner, test, reading.options()) as trial:
             learner.fit(samples, checkpoint=checkpoint)
         commit(model, learner)
     left = _remove(checkpoint)
