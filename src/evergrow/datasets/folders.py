@@ -275,7 +275,7 @@ def _repeated_below(tree: FileTree, part: str, folders: list[str]) -> list[str]:
         return []
     return [
         f"folders of the same names ({listed(repeated)}) repeat in {listed(folders)}: the outer {len(folders)} were "
-        f"taken for classes; class_level=2 takes the inner {len(inner)}, class_level=1 says that the outer are meant"
+        f"taken for classes; a class level of 2 takes the inner {len(inner)}, one of 1 says that the outer are meant"
     ]
 
 
