@@ -56,8 +56,27 @@ FalseAlarm = Annotated[
 
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for another process that changes the model.")]
 
+RECIPE_HELP = "final, rich or max (from several depths), or blocks such as final,mean@-2"
+
+
+def checked_recipe(option: str, text: str) -> str | list[str]:
+    """Return the recipe that an option names, or raise :class:`ParameterError` in the option's words."""
+    from evergrow.backbones.recipes import check_recipe, recipe_of_text
+
+    recipe = recipe_of_text(text)
+    check_recipe(recipe, option)
+    return recipe
+
+
 Settle = Annotated[
     bool, typer.Option("--settle", help="Solve for the class weights now, so that no later predict has to.")
+]
+
+TestData = Annotated[
+    str | None,
+    typer.Option(
+        "--test", metavar="DATA", help="Labelled data to test with before and after; remembered for later updates."
+    ),
 ]
 
 

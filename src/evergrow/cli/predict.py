@@ -31,9 +31,7 @@ from evergrow.cli.registry import command
 from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
 
 UNKNOWN = "(unknown)"
@@ -206,7 +204,7 @@ def answer_table(
         Share of known things that may be called unknown; None rejects nothing.
     """
     found = learner.ask(question.items, false_alarm=false_alarm)
-    ranked = _ranked(found.classes, found.values, top)
+    ranked = _ranked(found, top)
     rows = []
     for place, row in enumerate(found.rows.tolist()):
         if found.novelty is None or found.unknown is None:
@@ -217,11 +215,10 @@ def answer_table(
     return AnswerTable(rows, found.measure, found.novelty is not None, min(top, len(found.classes)), found.failures)
 
 
-def _ranked(classes: NDArray[np.str_], values: NDArray[np.float64], top: int) -> list[list[tuple[str, float]]]:
-    order = (-values).argsort(axis=1, kind="stable")[:, :top]
+def _ranked(found: Answers, top: int) -> list[list[tuple[str, float]]]:
     return [
-        [(str(classes[column]), float(values[row, column])) for column in columns]
-        for row, columns in enumerate(order.tolist())
+        [(str(found.classes[column]), float(found.values[row, column])) for column in columns]
+        for row, columns in enumerate(found.ranked(top).tolist())
     ]
 
 

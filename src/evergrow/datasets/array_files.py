@@ -63,12 +63,15 @@ class ArrayFile:
         What computed the features; may be empty.
     unknown : dict
         Optional fields of the stamp that a later evergrow wrote, kept to be written again.
+    widths : tuple of int
+        Columns of each block of features; empty where rows are one block.
     """
 
     arrays: dict[str, NDArray[Any]]
     class_names: tuple[str, ...]
     backbone: dict[str, Any]
     unknown: dict[str, Any] = field(default_factory=dict)
+    widths: tuple[int, ...] = ()
 
 
 def read_arrays(path: Path) -> ArrayFile:
@@ -93,7 +96,8 @@ def read_arrays(path: Path) -> ArrayFile:
     contents["classes"] = parse_json(texts.get("classes", "[]"), f"{path}: classes")
     contents["backbone"] = parse_json(texts.get("backbone", "{}"), f"{path}: backbone")
     given = open_document(contents, KIND, str(path), version=stamp.get("version"), writer=stamp.get("writer"))
-    return ArrayFile(arrays, tuple(given.texts("classes")), given.mapping("backbone"), given.unknown())
+    widths = tuple(given.integers("widths", low=1, default=[]))
+    return ArrayFile(arrays, tuple(given.texts("classes")), given.mapping("backbone"), given.unknown(), widths)
 
 
 def _with_empty_test(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -105,7 +109,8 @@ def _with_empty_test(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]
 
 def write_arrays(path: Path, file: ArrayFile) -> None:
     """Write an array file in one step; a safetensors file takes numbers only."""
-    stamp = json.dumps({**file.unknown, "kind": KIND.name, "version": KIND.version, "writer": __version__})
+    blocks = {"widths": list(file.widths)} if file.widths else {}
+    stamp = json.dumps({**file.unknown, **blocks, "kind": KIND.name, "version": KIND.version, "writer": __version__})
     about = json.dumps(file.backbone)
     if path.suffix == ".npz":
         names = np.array(file.class_names, dtype=np.str_)

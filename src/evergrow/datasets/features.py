@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError, ParameterError
+from evergrow.core.feature_blocks import check_widths, join_blocks
 from evergrow.core.registry import nearest
 from evergrow.datasets.array_files import REQUIRED, SUFFIXES, ArrayFile, read_arrays, write_arrays
 from evergrow.streams.orders import DEFAULT_SEED
@@ -45,6 +46,9 @@ class FeatureSet:
         Optional fields that a later evergrow wrote into the file, kept to be written again.
     whole : bool
         Whether there is no test set on purpose, because the data have none; only then ``X_test`` is empty.
+    widths : tuple of int
+        Columns of each block, where a row holds several side by side as a network gave them; :meth:`train` and
+        :meth:`test` hand them on joined, at equal energy. Empty where rows are to be taken as they are.
 
     Examples
     --------
@@ -68,6 +72,7 @@ class FeatureSet:
     origin: str = ""
     unknown: Mapping[str, Any] = field(default_factory=dict)
     whole: bool = False
+    widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
@@ -77,6 +82,7 @@ class FeatureSet:
             raise InputError(
                 f"X_test must have {self.X_train.shape[1]} columns like X_train, got {self.X_test.shape[1]}"
             )
+        check_widths("widths", self.widths, self.X_train.shape[1])
         unknown = np.setdiff1d(self.y_test, self.y_train)
         if len(unknown):
             raise LabelError(f"y_test must only hold labels of y_train, got {unknown[:5].tolist()} besides")
@@ -88,11 +94,11 @@ class FeatureSet:
 
     def train(self, rows: Indices) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return a copy of these training rows and their labels."""
-        return self.X_train[rows], self.y_train[rows]
+        return join_blocks(self.X_train[rows], self.widths), self.y_train[rows]
 
     def test(self, rows: Indices) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return a copy of these test rows and their labels."""
-        return self.X_test[rows], self.y_test[rows]
+        return join_blocks(self.X_test[rows], self.widths), self.y_test[rows]
 
     def stream(
         self,
@@ -119,7 +125,7 @@ class FeatureSet:
         """A hash of the contents, so that records know which data they are about whatever the file's name."""
         if self.origin:
             return origin_fingerprint(self.origin, self.backbone)
-        digest = hashlib.blake2b(digest_size=8)
+        digest = hashlib.blake2b(repr(self.widths).encode() if self.widths else b"", digest_size=8)
         for name in REQUIRED:
             array = np.ascontiguousarray(getattr(self, name))
             digest.update(f"{name}:{array.dtype.str}:{array.shape}".encode())
@@ -235,7 +241,7 @@ def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
     if target.suffix != ".npz" and "U" in (data.y_train.dtype.kind, data.y_test.dtype.kind):
         raise ParameterError("labels must be integers in a .safetensors file, got strings: write .npz instead")
     arrays = {name: getattr(data, name) for name in REQUIRED}
-    write_arrays(target, ArrayFile(arrays, data.class_names, dict(data.backbone), dict(data.unknown)))
+    write_arrays(target, ArrayFile(arrays, data.class_names, dict(data.backbone), dict(data.unknown), data.widths))
 
 
 def features_of(path: Path, file: ArrayFile) -> FeatureSet:
@@ -253,6 +259,7 @@ def features_of(path: Path, file: ArrayFile) -> FeatureSet:
             file.backbone,
             unknown=file.unknown,
             whole=whole,
+            widths=file.widths,
         )
     except (InputError, LabelError) as error:
         hint = "; images are read by load_data" if file.arrays["X_train"].dtype == np.uint8 else ""

@@ -66,7 +66,9 @@ def renamed(now: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
         taken[new] = old
     change = Change.now("rename", sum(now.counts[old] for old in mapping), sorted(mapping.values()), names=mapping)
     counts = dict(sorted((mapping.get(name, name), n) for name, n in now.counts.items()))
-    return now.after(change, head=now.head.branch().rename_classes(mapping), counts=counts)
+    head, answering = now.head.branch().rename_classes(mapping), now.answering.renamed(mapping)
+    reference = None if now.reference is None else now.reference.renamed(mapping)
+    return now.after(change, head=head, counts=counts, answering=answering, reference=reference)
 
 
 def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snapshot:
@@ -99,7 +101,9 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
     head = now.head.branch().merge_classes(gone, target).settle(cheap_only=True)
     moved = sum(now.counts[name] for name in mapping)
     change = Change.now("merge-classes", moved, [target], names=mapping)
-    return now.after(change, head=head, counts=counts)
+    reference = None if now.reference is None else now.reference.renamed(mapping)
+    answering = now.answering.merged(gone, target)
+    return now.after(change, head=head, counts=counts, answering=answering, reference=reference)
 
 
 def read_movable(data: Any, kind: str | None, options: DataOptions | None = None) -> Samples:

@@ -49,6 +49,8 @@ class Samples:
         Whether they lie on disk, so that it pays to keep what was computed from them.
     origin : mapping
         What computed the features, as far as that is known.
+    widths : tuple of int
+        Columns of each block of the features, as far as that is known.
     """
 
     kind: str
@@ -57,6 +59,7 @@ class Samples:
     labels: NDArray[np.str_] | None = None
     lasting: bool = False
     origin: Mapping[str, Any] = field(default_factory=dict)
+    widths: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.features) if self.features is not None else len(self.raw_items())
@@ -88,6 +91,7 @@ class Samples:
             None if self.labels is None else self.labels[rows],
             self.lasting,
             self.origin,
+            self.widths,
         )
 
 
@@ -216,7 +220,8 @@ def _of_features(data: FeatureSet, part: Part) -> Samples:
     labels = [
         known[value] if known and isinstance(value, int) and 0 <= value < len(known) else value for value in values
     ]
-    return Samples("features", features=_widened(X), labels=as_names(labels, len(X)), origin=data.backbone)
+    names = as_names(labels, len(X))
+    return Samples("features", features=_widened(X), labels=names, origin=data.backbone, widths=data.widths)
 
 
 def warn_alike(known: NDArray[np.str_], labels: NDArray[np.str_]) -> None:

@@ -31,7 +31,7 @@ def featurize(data: RawSet, backbone: Backbone, *, config: ExtractConfig | None 
     -------
     FeatureSet
         Memory-mapped where the features lie in a cache. Items that could not be read are left out if ``on_error`` is
-        ``"skip"``.
+        ``"skip"``. Blocks of a recipe are kept apart.
 
     Examples
     --------
@@ -57,7 +57,8 @@ def featurize(data: RawSet, backbone: Backbone, *, config: ExtractConfig | None 
     features = data.features(
         train.features, tested, train_rows=train.rows, test_rows=train.rows[:0] if test is None else test.rows
     )
-    return replace(features, backbone=backbone_entry(backbone.spec), origin=data.fingerprint)
+    widths = () if backbone.spec.recipe is None else backbone.spec.recipe.widths
+    return replace(features, backbone=backbone_entry(backbone.spec), origin=data.fingerprint, widths=widths)
 
 
 def describe_features(data: RawSet, spec: BackboneSpec) -> dict[str, Any]:
@@ -76,6 +77,7 @@ def describe_features(data: RawSet, spec: BackboneSpec) -> dict[str, Any]:
 
 def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a backbone for records and feature files; never a path."""
+    recipe = {} if spec.recipe is None else {"recipe": spec.recipe.to_dict()}
     return {
         "name": spec.name,
         "weights": spec.weights.partition(":")[0],
@@ -84,4 +86,5 @@ def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
         "preprocessing": spec.preprocessing,
         "options": spec.options,
         "n_features": spec.n_features,
+        **recipe,
     }
