@@ -215,6 +215,8 @@ def survey(source: str | os.PathLike[str], options: DataOptions | None = None) -
             if strange:
                 return inspect_reading(data, name=_name_of_source(source), source=os.fspath(source))
             return inspect_data(_finish(data, os.fspath(source), _name_of_source(source), chosen))
+        if isinstance(data, FeatureSet):
+            return inspect_data(data if chosen.split == "none" else with_test_part(data, chosen))
         return inspect_data(load_data(source, chosen))
 
 
