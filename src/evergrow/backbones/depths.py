@@ -204,7 +204,8 @@ class DepthReader:
         if output.ndim == 4:
             output = self._normed(output, name)
             last = self._channels_last(output, name)
-            return (output.flatten(1, 2) if last else output.flatten(2).transpose(1, 2)).float()
+            rows: Tensor = output.flatten(1, 2) if last else output.flatten(2).transpose(1, 2)
+            return rows.float()
         if output.ndim == 3:
             if name in self._depths and tokens.n is not None:
                 output = output[:, : tokens.n]  # a tuner's prompts run behind the tokens of the image
