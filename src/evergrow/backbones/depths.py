@@ -96,7 +96,7 @@ class DepthReader:
     def __call__(self, images: Tensor) -> list[Tensor]:
         """Return the blocks (n, width) of a batch, in float32, from one pass of the network."""
         read: dict[Block, Tensor] = {}
-        with self._reading(read, len(images)):
+        with self._reading(read, images.shape[0]):
             output = self._module(images)
         if not isinstance(output, Tensor):
             raise InputError(f"module must return a tensor (n, d), got {type(output).__name__}")
@@ -196,7 +196,7 @@ class DepthReader:
                 f"block {str(block)!r} must be read at a submodule that returns a tensor, got "
                 f"{type(output).__name__} from {name}"
             )
-        if output.ndim not in (2, 3, 4) or len(output) != n:
+        if output.ndim not in (2, 3, 4) or output.shape[0] != n:
             raise InputError(
                 f"block {str(block)!r} must be read at a submodule that returns ({n}, positions, channels) or "
                 f"({n}, channels, height, width), got shape {tuple(output.shape)} from {name}"
