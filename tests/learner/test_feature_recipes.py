@@ -172,11 +172,15 @@ def test_a_model_file_whose_blocks_do_not_fit_is_refused(tmp_path: Path) -> None
 # -- what is asked for ----------------------------------------------------------------------------------------
 
 
+def test_the_recommended_settings_take_rich_features_and_the_papers_do_not(data: Any) -> None:
+    assert Learner(tiny_vit(), options=UNITS).fit(data).spec_.recipe == tiny_vit().with_recipe("rich").spec.recipe
+    paper = Learner(tiny_vit(), settings="paper", options={"max_units": 20}).fit(data)
+    assert paper.spec_.recipe is None
+
+
 def test_auto_keeps_what_a_backbone_has_and_never_asks_too_much(data: Any) -> None:
     own = Learner(tiny_vit().with_recipe(["final", "max@-1"]), options=UNITS).fit(data)
     assert own.spec_.blocks.blocks == ("final", "max@-1")
-    paper = Learner(tiny_vit(), settings="paper", options={"max_units": 20}).fit(data)
-    assert paper.spec_.recipe is None
     assert Learner(Colours(), options=UNITS).fit(data).spec_.recipe is None
     assert Learner(Letters(), options=UNITS).fit((["aab", "abb", "bcc"], list("xyz"))).spec_.recipe is None
 

@@ -802,7 +802,14 @@ class Learner:
         return HeadRecipe(self.method, self.settings, self.options)
 
     def _open_encoder(self) -> Encoder:
-        return Encoder(self.backbone, weights=self.weights, preset=self.preset, device=self.device, recipe=self.recipe)
+        return Encoder(
+            self.backbone,
+            weights=self.weights,
+            preset=self.preset,
+            device=self.device,
+            recipe=self.recipe,
+            automatic="auto" if self.settings == "recommended" else "final",
+        )
 
     def _adapted(
         self, encoder: Encoder, samples: Samples, config: FsaConfig, checkpoint: Path | None
