@@ -10,6 +10,7 @@ MODULES = (
     "evaluate",
     "inspect",
     "change",
+    "watch",
     "share",
     "export",
     "demo",

@@ -106,14 +106,14 @@ def solve_model(
     scatter : SolvedScatter or None
         A solution that has followed all rows since that choice.
     """
-    rows = int(model.counts.sum())
+    rows = round(float(model.mass.sum()))
     held = last is not None and last.holds(rows) and (fixed is None or last.alpha == fixed)
     stats = model.state.reduced()
     if last is None or not held:
-        geometry = ClassGeometry.of(stats, model.counts)
+        geometry = ClassGeometry.of(stats, model.mass)
         last, scatter = choose(model, geometry, fixed, None if last is None else last.step), None
     elif scatter is None:
-        geometry = ClassGeometry.of(stats, model.counts)
+        geometry = ClassGeometry.of(stats, model.mass)
     if scatter is None:
         scatter = SolvedScatter.of(geometry, last.alpha)
     estimates = estimate_means(scatter)
@@ -138,22 +138,23 @@ def choose(model: RidgeModel, geometry: ClassGeometry, fixed: float | None, star
     """
     alpha, step = fixed, 0
     if alpha is None:
-        chosen = choose_ridge(geometry, _scale(geometry, model.counts), start)
+        chosen = choose_ridge(geometry, _scale(geometry, model), start)
         alpha, step = chosen.alpha, chosen.step
-    strength = 1.0 if model.shapes is None else ShapeScores.of(model.shapes.moments, model.counts).strength
-    return Choice(alpha, step, strength, int(model.counts.sum()))
+    strength = 1.0 if model.shapes is None else ShapeScores.of(model.shapes.moments, model.mass).strength
+    return Choice(alpha, step, strength, round(float(model.mass.sum())))
 
 
-def _scale(geometry: ClassGeometry, counts: Tensor) -> float:
+def _scale(geometry: ClassGeometry, model: RidgeModel) -> float:
     """Return the mean energy of a centred row, or of a whole one where all rows are the same up to rounding."""
-    energy = row_energy(geometry.stats, counts)
-    whole = float(geometry.stats.gram.diagonal().sum()) / max(geometry.stats.count, 1)
+    rows = float(max(geometry.stats.count, 1) if model.masses is None else model.masses.sum())
+    energy = row_energy(geometry.stats, model.mass, rows)
+    whole = float(geometry.stats.gram.diagonal().sum()) / rows
     return energy if energy > 1e-10 * whole else whole
 
 
 def solved_scatter(model: RidgeModel, choice: Choice) -> SolvedScatter:
     """Return the class means solved at a choice that was made before, in the coordinates of the statistics."""
-    return SolvedScatter.of(ClassGeometry.of(model.state.reduced(), model.counts), choice.alpha)
+    return SolvedScatter.of(ClassGeometry.of(model.state.reduced(), model.mass), choice.alpha)
 
 
 def freedom(scatter: SolvedScatter) -> float:
@@ -188,11 +189,16 @@ def shape_scores(model: RidgeModel, choice: Choice) -> ShapeScores | None:
     """Return what the shapes of classes add, or None where no shapes are kept."""
     if model.shapes is None:
         return None
-    return ShapeScores.of(model.shapes.moments, model.counts, choice.strength)
+    return ShapeScores.of(model.shapes.moments, model.mass, choice.strength)
 
 
 def follow(
-    scatter: SolvedScatter | None, model: RidgeModel, Z: Tensor, codes: Tensor, columns: list[int] | None
+    scatter: SolvedScatter | None,
+    model: RidgeModel,
+    Z: Tensor,
+    codes: Tensor,
+    columns: list[int] | None,
+    weights: Tensor | None = None,
 ) -> SolvedScatter | None:
     """Return a solution after rows were learned, or unlearned where ``columns`` is None; None where it cannot follow.
 
@@ -208,8 +214,12 @@ def follow(
         Their classes, as the model after numbers them.
     columns : list of int or None
         Where the classes before are among those after; -1 is new.
+    weights : Tensor of shape (n,), optional
+        What the rows count for, where that is not one.
     """
     if scatter is None or not scatter.can_follow(len(codes)) or model.state.reduced().basis is not None:
         return None
     H = torch.cat([part for _, part in model.activations(Z)])
-    return scatter.unlearned(H, codes) if columns is None else scatter.learned(H, codes, columns)
+    if columns is None:
+        return scatter.unlearned(H, codes, weights)
+    return scatter.learned(H, codes, columns, weights)

@@ -43,6 +43,9 @@ from evergrow.projections.base import selectable_projections
 from evergrow.projections.normalize import normalize
 from evergrow.projections.scales import Scales, check_scales
 
+_DRAWN = ("gaussian", "fourier", "uniform")
+"""Layers that are drawn without a look at the labels, so that a first task of one class serves as well."""
+
 READOUTS = ("ridge", "discriminant", "denoised")
 
 _LARGEST = 1e100
@@ -200,13 +203,13 @@ class SCLClassifier(CalibratedRidge):
         Parameters
         ----------
         **overrides
-            Constructor arguments to set otherwise, for example ``n_units=1000``.
+            Constructor arguments to set otherwise, for example ``n_units=1000``; ``max_units=200`` makes it 200 units.
 
         Examples
         --------
         >>> from evergrow import SCLClassifier
-        >>> SCLClassifier.recommended(n_units=1000).alpha
-        'gcv'
+        >>> SCLClassifier.recommended(n_units=1000).alpha, SCLClassifier.recommended(max_units=200).n_units
+        ('gcv', 200)
         """
         settings: dict[str, Any] = {
             "alpha": "gcv",
@@ -216,7 +219,7 @@ class SCLClassifier(CalibratedRidge):
             "normalize": "auto",
             "readout": "denoised",
             "shape_directions": 128,
-            "n_units": 3000,
+            "n_units": min(3000, overrides["max_units"]) if isinstance(overrides.get("max_units"), int) else 3000,
         }
         return cls(**{**settings, **overrides})
 
@@ -254,8 +257,14 @@ class SCLClassifier(CalibratedRidge):
         codes = torch.from_numpy(labels.codes).to(Z.device)
         model = self._current() if self._is_started() else self._first_model(Z, codes)
         with meter("learning", Z.shape[0], enabled=self.verbose > 0) as tick:
-            learned = model.learn(Z, codes, labels.columns, tick)
-        self._commit(learned, follow(self._followable(), learned, Z, codes, list(labels.columns)))
+            weights = None if labels.weights is None else torch.from_numpy(labels.weights).to(Z.device)
+            learned = model.learn(Z, codes, labels.columns, tick, weights)
+        self._commit(learned, follow(self._followable(), learned, Z, codes, list(labels.columns), weights))
+
+    def least_first_classes(self) -> int:
+        """Return one where the layer is drawn and not guided by the classes, and means are all that is solved for."""
+        drawn = isinstance(self.projection, str) and self.projection in _DRAWN
+        return 1 if drawn and self.readout == "denoised" else self.min_first_classes
 
     def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
         """Grow the layer on the first task."""
@@ -339,8 +348,8 @@ class SCLClassifier(CalibratedRidge):
         kept.scatter = scatter
         self._derived, self._model = kept, model
 
-    def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor) -> None:
-        self._commit(model, follow(self._followable(), model, Z, codes, None))
+    def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor, weights: Tensor | None) -> None:
+        self._commit(model, follow(self._followable(), model, Z, codes, None, weights))
 
     def _choose_anew(self) -> None:
         self._derived.choice = None
@@ -376,7 +385,7 @@ class SCLClassifier(CalibratedRidge):
             derived.choice, derived.scatter, derived.readout = solved.choice, solved.scatter, solved.readout
             derived.spread = solved.spread
         elif derived.readout is None:
-            derived.readout = solve_readout(model.state, model.counts, fixed, self.readout, derived.last_alpha)
+            derived.readout = solve_readout(model.state, model.mass, fixed, self.readout, derived.last_alpha)
         return derived.readout
 
     def _shape_scores(self) -> ShapeScores | None:
@@ -437,7 +446,7 @@ class SCLClassifier(CalibratedRidge):
         fields.require(
             self.readout != "denoised" or solved is None or choice is not None, "it does not say how it was chosen"
         )
-        settled = choice is not None and choice.rows == int(self._model.counts.sum())
+        settled = choice is not None and choice.rows == round(float(self._model.mass.sum()))
         self._derived = Derived(last, solved, warmth, choice=choice, settled=settled)
 
     def linear_map(self) -> LayerMap:

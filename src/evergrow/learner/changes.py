@@ -101,10 +101,12 @@ class Change:
         )
 
 
-def fingerprint(X: NDArray[Any], labels: NDArray[np.str_]) -> str:
+def fingerprint(X: NDArray[Any], labels: NDArray[np.str_], weights: NDArray[np.float64] | None = None) -> str:
     """Identify a batch by its content."""
     digest = hashlib.blake2b("\0".join(labels.tolist()).encode("utf-8", "surrogatepass"), digest_size=12)
     digest.update(np.ascontiguousarray(X, dtype=np.float32).data)
+    if weights is not None:
+        digest.update(np.ascontiguousarray(weights, dtype=np.float64).data)
     return digest.hexdigest()
 
 

@@ -36,7 +36,16 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
         sorted(set(theirs.counts) - set(mine.counts)),
         data=sorted(learned_data(theirs.history) - (learned_data(base.history) if base is not None else frozenset())),
     )
-    return mine.after(change, head=head, counts=dict(sorted(counts.items())), calibration=calibration)
+    kind = mine.label_kind if len(mine.classes) else theirs.label_kind
+    announced = None if mine.announced is None else tuple(sorted({*mine.announced, *counts}))
+    return mine.after(
+        change,
+        head=head,
+        counts=dict(sorted(counts.items())),
+        calibration=calibration,
+        label_kind=kind,
+        announced=announced,
+    )
 
 
 def _merged_head(
@@ -51,6 +60,10 @@ def _check_same(mine: Snapshot, other: Snapshot) -> None:
             f"learners to merge must be of one method, got {type(mine.head).__name__} and {type(other.head).__name__}"
         )
     differences = _differences(mine.spec, other.spec)
+    if len(mine.classes) and len(other.classes) and mine.label_kind != other.label_kind:
+        raise MergeError(
+            f"learners to merge must have labels of one kind, got {mine.label_kind} and {other.label_kind}"
+        )
     if differences:
         raise MergeError(f"learners to merge must have one backbone, got two: {'; '.join(differences)}")
     widths = mine.head.n_features_in_, other.head.n_features_in_

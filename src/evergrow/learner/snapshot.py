@@ -20,6 +20,7 @@ from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.learner import calibration as calibrations
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.changes import Change
+from evergrow.learner.labels import KINDS, can_read
 from evergrow.learner.recipe import SETTINGS, HeadRecipe
 
 if TYPE_CHECKING:
@@ -105,6 +106,10 @@ class Snapshot:
         Seed of the head and of the adaptation.
     adaptation : Adaptation or None
         What the backbone was adapted with, where it was.
+    label_kind : {"name", "integer", "boolean"}
+        What the labels were that were learned; the head knows them by their names.
+    announced : tuple of str or None
+        Classes that ``partial_fit`` was told to expect; others are refused.
     extra : Extra
         Optional contents of a file that a later evergrow wrote, kept as they were read.
     """
@@ -118,6 +123,8 @@ class Snapshot:
     reason: str = ""
     seed: int = 0
     adaptation: Adaptation | None = None
+    label_kind: str = "name"
+    announced: tuple[str, ...] | None = None
     extra: Extra = field(default_factory=lambda: Extra())
 
     @property
@@ -161,6 +168,10 @@ class Snapshot:
             "revision": self.revision,
             "lineage": self.lineage.to_values(),
         }
+        if self.label_kind != "name":  # absent in files of models of names, as in all of version 0.1
+            meta["label_kind"] = self.label_kind
+        if self.announced is not None:
+            meta["announced"] = list(self.announced)
         return KIND.archive(meta, parts={**self.extra.parts, **parts})
 
 
@@ -208,7 +219,8 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         (None, or its description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the
         backbone was adapted with: tuner, settings, number of parameters, the backbone before, and how the training
         went), ``n_features``, ``n_units``, ``n_classes``, ``n_samples``, ``classes`` (name and samples of each),
-        ``novelty`` (None, or the number of calibrated scores and the threshold), ``revision``, ``history``, and with
+        ``label_kind`` (what the labels were: names, integers or booleans), ``novelty`` (None, or the number of
+        calibrated scores and the threshold), ``revision``, ``history``, and with
         ``numerics`` the head's diagnostics.
     """
     head = now.head
@@ -225,6 +237,7 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "n_classes": len(now.classes),
         "n_samples": sum(now.counts.values()),
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
+        "label_kind": now.label_kind,
         "novelty": _novelty(now),
         "revision": now.revision,
         "history": [change.to_dict() for change in now.history],
@@ -279,6 +292,8 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         reason=fields.text("reason", default=""),
         seed=fields.integer("seed", low=-(2**63), high=2**64, default=0),
         adaptation=_adaptation(fields) if fields.has("adaptation") else None,
+        label_kind=_label_kind(fields, head.classes_.tolist()),
+        announced=_announced(fields, head.classes_.tolist()),
     )
     return dataclasses.replace(snapshot, extra=Extra(fields.unknown(), fields.unknown_parts())), recipe
 
@@ -314,6 +329,19 @@ def _head(
         fields.require(head.can("solution"), f"heads of method {method!r} have no solution to keep")
         head.adopt_solution(fields.part("solution"), name=fields.inside("solution"))
     return head, dict(sorted(counts.items()))
+
+
+def _label_kind(fields: Fields, names: list[str]) -> str:
+    kind = fields.text("label_kind", choices=KINDS, default="name")
+    strange = [name for name in names if not can_read(kind, name)]
+    fields.require(not strange, f"its labels are of kind {kind!r}, but {(strange or [''])[0]!r} is none")
+    return kind
+
+
+def _announced(fields: Fields, names: list[str]) -> tuple[str, ...] | None:
+    found = fields.texts("announced", default=None)
+    fields.require(found is None or set(names) <= set(found), "it has a class that was not announced")
+    return None if found is None else tuple(found)
 
 
 def _adaptation(fields: Fields) -> Adaptation:
