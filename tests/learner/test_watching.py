@@ -90,10 +90,14 @@ def test_the_same_file_again_is_not_learned_twice(model: Path, folder: Path) -> 
     assert (done.learned, done.again) == (0, 2)
     assert open_model(model).n_samples_["cat"] == 1
     assert files(folder) == ["done/learned/cat/0-2.npy", "done/learned/cat/0.npy", "done/learned/cat/copy.npy"]
+    assert not (folder / "lynx").exists()
     with locked_model(model) as learner:
-        commit(model, learner.forget_classes("cat"))
-    (folder / "cat" / "0.npy").write_bytes(content)  # what was forgotten may be taught again
-    os.utime(folder / "cat" / "0.npy", (0, 0))
+        commit(model, learner.rename_class("cat", "lynx"))
+    drop(folder, "lynx", 1).write_bytes(content)  # known under the new name too
+    assert look(model, folder).learned == 0
+    with locked_model(model) as learner:
+        commit(model, learner.forget_classes("lynx"))
+    drop(folder, "lynx", 2).write_bytes(content)  # what was forgotten may be taught again
     assert look(model, folder).learned == 1
 
 

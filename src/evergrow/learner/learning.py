@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import InputError
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.learner.calibration import Calibration, calibrated, with_new_classes
-from evergrow.learner.changes import Change, fingerprint
+from evergrow.learner.changes import Change, fingerprint, fingerprints
 from evergrow.learner.snapshot import counted
 
 BLOCK = 20_000
@@ -92,6 +92,8 @@ class Learned:
         Samples learned since this began.
     data : tuple of str
         Fingerprints of the blocks learned since.
+    history : tuple of Change
+        What the model went through before.
     """
 
     head: IncrementalClassifier
@@ -99,6 +101,7 @@ class Learned:
     calibration: Calibration = field(default_factory=Calibration)
     samples: int = 0
     data: tuple[str, ...] = ()
+    history: tuple[Change, ...] = ()
 
     def change(self, what: str, known: NDArray[np.str_]) -> Change:
         """Return the record of it, for a model that knew these classes before."""
@@ -136,7 +139,8 @@ def next_block(before: Learned, block: Block, seed: int) -> Learned:
         counted(before.counts, block.labels),
         _calibrated(calibration, head, block, seed),
         before.samples + len(block.labels),
-        (*before.data, fingerprint(block.X, block.labels, block.weights)),
+        (*before.data, *fingerprints(block.X, block.labels, before.history, block.weights)),
+        before.history,
     )
 
 

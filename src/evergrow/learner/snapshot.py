@@ -143,9 +143,14 @@ class Snapshot:
         return "features" if self.spec is None else self.spec.kind
 
     def after(self, change: Change, **values: Any) -> Snapshot:
-        """Return what is known after a change."""
+        """Return what is known after a change; a class whose name no label of the kind has makes all labels names."""
         history = (*self.history, change.numbered(self.revision + 1))
-        return dataclasses.replace(self, history=history, **values)
+        after = dataclasses.replace(self, history=history, **values)
+        if not all(can_read(after.label_kind, name) for name in after.counts):
+            after = dataclasses.replace(after, label_kind="name")
+        if after.announced is not None and not set(after.counts) <= set(after.announced):  # got other names
+            after = dataclasses.replace(after, announced=tuple(sorted({*after.announced, *after.counts})))
+        return after
 
     def to_archive(self, recipe: HeadRecipe) -> Archive:
         """Return what a file holds: numbers, plain settings and never a sample."""

@@ -51,9 +51,8 @@ class Arrival:
     path: Path
 
     def digest(self) -> str:
-        """Return a hash of class and content, by which a file is known again wherever it lies."""
+        """Return a hash of the content, by which a file is known again whatever it is called."""
         found = hashlib.blake2b(digest_size=12)
-        found.update(f"{len((self.label or '').encode())}:{self.label or ''}:".encode())
         with open(self.path, "rb") as file:
             while block := file.read(1 << 20):
                 found.update(block)

@@ -144,12 +144,12 @@ def _learn_arrivals(model: Any, folder: WatchedFolder, done: Watched, wait: bool
         known = learned_files(learner.history_)
         todo: list[tuple[Arrival, str]] = []
         for arrival in taken:
-            digest = arrival.digest()
-            if digest in known:
+            digest, same = arrival.digest(), known.setdefault(str(arrival.label), set())
+            if digest in same:
                 folder.put_away(arrival)
                 done.again += 1
             else:
-                known.add(digest)
+                same.add(digest)
                 todo.append((arrival, digest))
         for start in range(0, len(todo), BATCH):
             _learn_batch(model, learner, folder, todo[start : start + BATCH], done)
@@ -209,21 +209,36 @@ def _note(learner: Learner, files: dict[str, list[str]]) -> None:
     learner._snapshot = dataclasses.replace(now, history=(*now.history[:-1], last))
 
 
-def learned_files(history: Iterable[Change]) -> set[str]:
-    """Return hashes of the files that a model has learned from watched folders and not forgotten since."""
+def learned_files(history: Iterable[Change]) -> dict[str, set[str]]:
+    """Return hashes of the files that a model has learned from watched folders, by the class that they are of now.
+
+    What was forgotten with its class may be learned again; a class that got another name has its files under that.
+    """
     held: dict[str, set[str]] = {}
     for change in history:
         if change.what == "fit":
             held = {}
-        if change.what == "forget":
-            for name in change.classes:
-                held.pop(name, None)
-        files = change.extra.get(JOURNAL)
-        if isinstance(files, dict):
-            for name, digests in files.items():
-                if isinstance(digests, list):
-                    held.setdefault(str(name), set()).update(str(digest) for digest in digests)
-    return set().union(*held.values())
+        elif change.what == "forget":
+            held = {name: files for name, files in held.items() if name not in change.classes}
+        elif change.what in ("rename", "merge-classes"):
+            before, held = held, {}
+            for name, files in before.items():
+                held.setdefault(change.names.get(name, name), set()).update(files)
+        for name, files in _journal(change).items():
+            held.setdefault(name, set()).update(files)
+    return held
+
+
+def _journal(change: Change) -> dict[str, list[str]]:
+    """Return the hashes that a change has, as far as they are such: a file may say anything."""
+    found = change.extra.get(JOURNAL)
+    if not isinstance(found, dict):
+        return {}
+    return {
+        str(name): [digest for digest in digests if isinstance(digest, str)]
+        for name, digests in found.items()
+        if isinstance(digests, list)
+    }
 
 
 def _refuse(folder: WatchedFolder, arrival: Arrival, reason: str, done: Watched) -> None:
