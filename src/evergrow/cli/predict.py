@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, listed, percent, plural, table
+from evergrow.cli.frames import Every, Frames, video_question
 from evergrow.cli.models import Running, check_target, load_model
 from evergrow.cli.options import Cache, Device, FalseAlarm, Json, ModelFile, OnError, OnErrorOption, Weights
 from evergrow.cli.question import Question, read_question
@@ -57,6 +58,8 @@ def predict_command(
     format: Annotated[Format, typer.Option("--format", "-f", help="How to write the answers.")] = Format.TABLE,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write them to, in one step.")] = None,
     on_error: OnErrorOption = OnError.RAISE,
+    every: Every = 1.0,
+    frames: Frames = None,
     cache: Cache = True,
     device: Device = "auto",
     weights: Weights = None,
@@ -74,12 +77,16 @@ def predict_command(
 
       evergrow predict intents.evg --text "where is my parcel"
 
+      evergrow predict birds.evg feeder.mp4 --every 5
+
     Exit codes: 0 answered, 1 answered but some could not be read (--on-error skip), 2 bad input, 130 interrupted.
     """
     if out is not None:
         check_target("--out", out)
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
-    question = read_question(learner.kind_, list(items or ()), list(text or ()))
+    question = video_question(learner, list(items or ()), every, frames)
+    if question is None:
+        question = read_question(learner.kind_, list(items or ()), list(text or ()))
     answers = answer_table(learner, question, top=top, false_alarm=false_alarm if reject_unknown else None)
     cautions = []
     if answers.left_out:

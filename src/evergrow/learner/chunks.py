@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from evergrow.core.errors import InputError, LabelError
+from evergrow.datasets.video import VideoSource
 from evergrow.heads.labels import as_weights
 from evergrow.learner.intake import Part, Samples, channels_last, read_items, read_labelled
 
@@ -18,7 +19,7 @@ CHUNK = 256
 
 
 def is_stream(data: Any) -> bool:
-    """Return whether data come one after the other: an iterator, or a dataset or loader of torch.
+    """Return whether data come one after the other: an iterator, a video, or a dataset or loader of torch.
 
     Examples
     --------
@@ -26,7 +27,7 @@ def is_stream(data: Any) -> bool:
     >>> is_stream(row for row in range(3)), is_stream([1, 2])
     (True, False)
     """
-    return isinstance(data, Iterator) or _is_torch(data, "Dataset") or _is_torch(data, "DataLoader")
+    return isinstance(data, (Iterator, VideoSource)) or _is_torch(data, "Dataset") or _is_torch(data, "DataLoader")
 
 
 def _is_torch(data: Any, name: str) -> bool:
