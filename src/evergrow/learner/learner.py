@@ -473,7 +473,7 @@ class Learner:
             strange = [novelty[~known]]
             if unknown is not None:
                 strange.append(now.head.novelty_score(self._unknown_features(unknown)))
-            if known.any() and sum(map(len, strange)):
+            if known.any() and any(part.size for part in strange):
                 compared = open_world(novelty[known], np.concatenate(strange), self.threshold(false_alarm), false_alarm)
         left_out = tuple(name for part in asked for name in part.left_out)
         seconds = time.perf_counter() - started
@@ -567,7 +567,8 @@ class Learner:
         """
         head, now = self._able("unlearn"), self._state()
         chunks = labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
-        twin, counts, data_seen, samples = head.branch(), dict(now.counts), [], 0
+        data_seen: list[str] = []
+        twin, counts, samples = head.branch(), dict(now.counts), 0
         for block in self._blocks(chunks, self._encoder):
             self._require_known(block.labels.tolist())
             counts = _less(counts, block.labels)

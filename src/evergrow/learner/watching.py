@@ -224,8 +224,8 @@ def learned_files(history: Iterable[Change]) -> dict[str, set[str]]:
             before, held = held, {}
             for name, files in before.items():
                 held.setdefault(change.names.get(name, name), set()).update(files)
-        for name, files in _journal(change).items():
-            held.setdefault(name, set()).update(files)
+        for name, digests in _journal(change).items():
+            held.setdefault(name, set()).update(digests)
     return held
 
 
