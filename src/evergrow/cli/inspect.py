@@ -52,6 +52,7 @@ def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
         ("samples learned", f"{info['n_samples']:,}"),
         ("method", f"{info['method']}, {info['settings']} settings{_options(info['options'])}"),
         ("layer", _layer(info)),
+        ("blocks", _blocks(info["blocks"])),
         ("numerics", _numerics(info.get("numerics"))),
         ("backbone", _backbone(info["backbone"])),
         ("adapted", adapted_note(info["adaptation"]) if info["adaptation"] else ""),
@@ -72,6 +73,17 @@ def _layer(info: dict[str, Any]) -> str:
     found = info.get("numerics") or {}
     status = f", {found['status']}" if found.get("status") else ""
     return f"{info['n_units']:,} units on {info['n_features']:,} features{status}"
+
+
+def _blocks(blocks: list[dict[str, Any]] | None) -> str:
+    if not blocks:
+        return ""
+    said = [f"{block['weight']:.2f} x {block['columns']:,} columns{_reduced(block)}" for block in blocks]
+    return "weight and width: " + ", ".join(said)
+
+
+def _reduced(block: dict[str, Any]) -> str:
+    return f" (reduced to {block['kept']:,})" if block["kept"] < block["columns"] else ""
 
 
 def _numerics(found: dict[str, Any] | None) -> str:

@@ -271,6 +271,15 @@ class Abilities:
         return None
 
     @property
+    def blocks_(self) -> list[dict[str, Any]] | None:
+        """What is known of every block of features, in plain values; None where features have no blocks.
+
+        ``columns``, ``kept`` (columns that a budget of width left) and ``weight`` (how much it counts, with a mean
+        square of one over the blocks, by the choice made last).
+        """
+        return None
+
+    @property
     def n_units_(self) -> int | None:
         """Units of the layer; None where there is no layer, or nothing was learned."""
         model = self.model_

@@ -126,10 +126,10 @@ class CalibratedRidge(EditableRidge):
         """
         self._require_fitted()
         self._require_denoised()
-        terms = self._novelty_terms()
+        terms, weights = self._novelty_terms(), self._scatter()[0].weights
         found = []
         for block in torch.split(self._features(X, self.device_, reset=False), _TERM_ROWS):
-            rows = Rows.of(self._model, block)
+            rows = Rows.of(self._model, block, weights)
             found.append(bounded(terms.of_rows(rows.reduced, rows.outside), block))
         return np.asarray(torch.cat(found).cpu().numpy())
 

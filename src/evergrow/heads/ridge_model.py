@@ -18,6 +18,7 @@ from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.progress import Meter
+from evergrow.heads.feature_blocks import BLOCKS, FeatureBlocks
 from evergrow.heads.moments import MOMENTS, ClassMoments
 from evergrow.heads.readout import row_energy
 from evergrow.heads.shapes import SHAPES, ShapeModel
@@ -80,6 +81,8 @@ class RidgeModel:
         Fingerprints of the first batches that went in, to notice what would be counted twice.
     shapes : ShapeModel or None
         Second moments per class in a few directions, where they are kept.
+    blocks : FeatureBlocks or None
+        What is done to blocks of columns between normalisation and layer, where features have several.
     masses : Tensor of shape (C,) or None
         Sum of the weights of each class's samples, float64; None where every sample counted as one.
     """
@@ -91,6 +94,7 @@ class RidgeModel:
     moments: ClassMoments | None
     lineage: frozenset[str]
     shapes: ShapeModel | None = None
+    blocks: FeatureBlocks | None = None
     masses: Tensor | None = None
 
     @property
@@ -98,9 +102,22 @@ class RidgeModel:
         """What each class counts for in the statistics: its samples, or the sum of their weights."""
         return self.counts if self.masses is None else self.masses
 
+    def inputs(self, Z: Tensor) -> Tensor:
+        """Return features as the layer sees them: normalised, and their blocks weighted and reduced."""
+        Z = normalize(Z, self.normalization)
+        return Z if self.blocks is None else self.blocks.apply(Z)
+
     def activations(self, Z: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Return the rows' activations, one chunk of bounded size after the other."""
-        return self.projection.iter_transform(normalize(Z, self.normalization))
+        return self.projection.iter_transform(self.inputs(Z))
+
+    def same_map(self, other: RidgeModel) -> bool:
+        """Return whether features become the same activations in both, bit for bit."""
+        if (self.blocks is None) != (other.blocks is None) or self.normalization != other.normalization:
+            return False
+        if self.blocks is not None and other.blocks is not None and not self.blocks.same_map(other.blocks):
+            return False
+        return self.projection.same_map(other.projection)
 
     def _batches(
         self,
@@ -137,7 +154,7 @@ class RidgeModel:
         lineage = self.lineage or frozenset([_fingerprint(Z, codes)])
         shapes = self.shapes
         if shapes is not None:
-            shapes = shapes.learn(normalize(Z, self.normalization), codes, columns, weights)
+            shapes = shapes.learn(self.inputs(Z), codes, columns, weights)
         masses = None
         if self.masses is not None or weights is not None:
             masses = _select(self.mass, columns) + torch.bincount(codes, _ones(weights, Z), minlength=n_classes)
@@ -170,7 +187,7 @@ class RidgeModel:
             raise UnlearnError(f"samples to unlearn must have been learned before: {error}") from error
         shapes = self.shapes
         if shapes is not None:
-            shapes = shapes.unlearn(normalize(Z, self.normalization), codes, self.mass, weights)
+            shapes = shapes.unlearn(self.inputs(Z), codes, self.mass, weights)
         return dataclasses.replace(
             self, state=state, counts=self.counts - removed, moments=moments, shapes=shapes, masses=masses
         )
@@ -271,7 +288,7 @@ class RidgeModel:
 
     def merge(self, other: RidgeModel, mine: Sequence[int], theirs: Sequence[int]) -> RidgeModel:
         """Return both models' knowledge; ``mine`` and ``theirs`` place the old classes in the union."""
-        if self.normalization != other.normalization or not self.projection.same_map(other.projection):
+        if not self.same_map(other):
             raise MergeError(
                 "learners to merge must share one frozen layer, got two different ones: make the second "
                 "with spawn(), or load both from files of the same origin"
@@ -351,7 +368,7 @@ class RidgeModel:
 
     def _check_joinable(self, other: RidgeModel, base: RidgeModel) -> None:
         for model in (other, base):
-            if self.normalization != model.normalization or not self.projection.same_map(model.projection):
+            if not self.same_map(model):
                 raise MergeError("learners to merge must share one frozen layer with their base, got different ones")
             self._check_shapes(model)
         if any(model.moments is not None for model in (self, other, base)):
@@ -383,6 +400,8 @@ class RidgeModel:
             parts["moments"] = self.moments.to_archive()
         if self.shapes is not None:
             parts["shapes"] = self.shapes.to_archive()
+        if self.blocks is not None:
+            parts["blocks"] = self.blocks.to_archive()
         meta = {"normalization": self.normalization, "lineage": sorted(self.lineage)}
         tensors = {"counts": self.counts} | ({} if self.masses is None else {"masses": self.masses})
         return MODEL.archive(meta, tensors, parts)
@@ -406,8 +425,12 @@ class RidgeModel:
         """
         fields = archive.open(MODEL.name, name=name)
         layer = read_projection(fields.part("layer"), device, fields.inside("layer"))
-        width = layer.n_outputs
-        fits = n_features is None or layer.n_features_in == n_features
+        width, blocks, features = layer.n_outputs, None, layer.n_features_in
+        if fields.has("blocks"):
+            blocks = FeatureBlocks.from_archive(fields.open_part("blocks", BLOCKS.name), device)
+            fields.require(sum(blocks.kept) == features, "its layer is for blocks of another width")
+            features = blocks.n_features_in
+        fits = n_features is None or features == n_features
         fields.require(fits, "its layer is for features of another width")
         state = read_state(fields.part("state"), device, fields.inside("state"))
         fields.require(state.n_features == width, "its statistics are of another width than its layer")
@@ -434,7 +457,7 @@ class RidgeModel:
                 device,
             )
         rule = fields.text("normalization", choices=NORMALIZATIONS)
-        return cls(layer, rule, state, counts, moments, frozenset(fields.texts("lineage")), shapes, masses)
+        return cls(layer, rule, state, counts, moments, frozenset(fields.texts("lineage")), shapes, blocks, masses)
 
 
 def read_counts(fields: Fields, key: str, n_classes: int) -> Tensor:

@@ -223,10 +223,10 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         ``evergrow`` (version here), ``method``, ``settings``, ``options``, ``kind`` (of the samples), ``backbone``
         (None, or its description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the
         backbone was adapted with: tuner, settings, number of parameters, the backbone before, and how the training
-        went), ``n_features``, ``n_units``, ``n_classes``, ``n_samples``, ``classes`` (name and samples of each),
-        ``label_kind`` (what the labels were: names, integers or booleans), ``novelty`` (None, or the number of
-        calibrated scores and the threshold), ``revision``, ``history``, and with
-        ``numerics`` the head's diagnostics.
+        went), ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``,
+        ``n_classes``, ``n_samples``, ``classes`` (name and samples of each), ``label_kind`` (what the labels
+        were: names, integers or booleans), ``novelty`` (None, or the number of calibrated scores and the threshold),
+        ``revision``, ``history``, and with ``numerics`` the head's diagnostics.
     """
     head = now.head
     values = {
@@ -238,6 +238,7 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "backbone": None if now.spec is None else {**now.spec.to_dict(), "reason": now.reason},
         "adaptation": None if now.adaptation is None else now.adaptation.describe(),
         "n_features": head.n_features_in_,
+        "blocks": head.blocks_,
         "n_units": head.n_units_ if head.can("diagnostics") else None,
         "n_classes": len(now.classes),
         "n_samples": sum(now.counts.values()),

@@ -1,6 +1,7 @@
 """Matrices only: safe Cholesky, ridge states, the lambda path, the discriminant."""
 
 from evergrow.linalg.auto import AutoState, create_state
+from evergrow.linalg.block_weights import BlockChoice, choose_block_weights
 from evergrow.linalg.cholesky import CholeskyFactor, safe_cholesky
 from evergrow.linalg.class_shapes import ClassShapes, ShapeScores
 from evergrow.linalg.compact import CompactState
@@ -39,6 +40,7 @@ __all__ = [
     "RIDGE_FORMS",
     "AlphaChoice",
     "AutoState",
+    "BlockChoice",
     "CholeskyFactor",
     "ClassGeometry",
     "ClassShapes",
@@ -57,6 +59,7 @@ __all__ = [
     "Totals",
     "alpha_grid",
     "at_least_some",
+    "choose_block_weights",
     "choose_by_cholesky",
     "choose_by_gcv",
     "choose_by_holdout",
