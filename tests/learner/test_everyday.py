@@ -282,6 +282,17 @@ def test_texts_and_images_of_tensors() -> None:
     assert learner.predict(iter([Image.fromarray(pixels[0])])).tolist() == [0]
 
 
+def test_features_of_a_learner_teach_what_the_items_do() -> None:
+    pixels = [image(hue, seed) for hue in (0, 1) for seed in range(6)]
+    labels = np.repeat([0, 1], 6)
+    learner = Learner(Colours(), options={"n_units": 20}, cache=False).fit(pixels, labels)
+    found = learner.features(pixels)
+    assert np.asarray(found).shape == (12, 27)
+    assert np.asarray(found, dtype=np.float64).dtype == np.float64
+    twin = copy.copy(learner).partial_fit(found, labels)
+    assert (twin.decision_function(found) == learner.partial_fit(pixels, labels).decision_function(pixels)).all()
+
+
 # -- weights ----------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.validation import check_number
 from evergrow.heads.base import IncrementalClassifier
+from evergrow.learner.answering import Answering
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.changes import Change, fingerprints
@@ -79,6 +80,10 @@ class Learner:
         :class:`~evergrow.training.FsaConfig` (or its plain form) says it all.
     settings : {"recommended", "paper"}
         Settings of the head: those for users, where the method has such, or its own defaults.
+    features : {"auto", "final", "rich", "max"} or sequence of str
+        What feature vectors are made of: the network's own vector (``"final"``), blocks from several depths of the
+        same pass by name, or blocks such as ``["final", "mean@-2"]``; see :mod:`evergrow.backbones.recipes`.
+        ``"auto"`` keeps the recipe of a backbone that has one, and is ``"final"`` elsewhere.
     options : dict, optional
         Options of the head to set otherwise; see :func:`evergrow.methods.method_options`.
     weights, preset : optional
@@ -126,6 +131,7 @@ class Learner:
         adapt: Any = None,
         *,
         settings: str = "recommended",
+        features: Any = "auto",
         options: dict[str, Any] | None = None,
         weights: str | os.PathLike[str] | None = None,
         preset: Any = "timm",
@@ -138,6 +144,7 @@ class Learner:
         self.method = method
         self.adapt = adapt
         self.settings = settings
+        self.recipe = features  # the method of that name gives feature vectors
         self.options = options
         self.weights = weights
         self.preset = preset
@@ -197,12 +204,13 @@ class Learner:
         return self._fit(data, y, sample_weight, checkpoint, None)
 
     def _fit(self, data: Any, y: Any, sample_weight: Any, checkpoint: Any, announced: tuple[str, ...] | None) -> Self:
-        head, config = self._new_head(), self._adaptation_config()
+        trial = self._new_head()  # wrong options are refused before anything is read
+        config = self._adaptation_config()
         kept = checkpoint_file(checkpoint, config)
         chunks = labelled_chunks(data, y, sample_weight, "train", self._open_encoder().kind)
         first = next(chunks)
         if first.weights is not None:
-            head.require_weights()
+            trial.require_weights()
         if config is not None:
             check_images(first)
             check_whole(data)
@@ -210,7 +218,7 @@ class Learner:
         if config is not None:
             encoder, first = self._adapted(encoder, first, config, kept)
         blocks = self._blocks(itertools.chain([first], chunks), encoder)
-        block = next(blocks)
+        block, head = next(blocks), self._new_head(encoder.widths)
         check_announced(announced, block.labels)
         kind = settled_kind(None, block.label_kind, block.labels, NOTHING)
         warn_alike(NOTHING, block.labels)
@@ -234,6 +242,7 @@ class Learner:
             adaptation=encoder.adaptation,
             label_kind=kind,
             announced=announced,
+            widths=encoder.widths if encoder.spec is None else (),
         )
         return self
 
@@ -322,9 +331,8 @@ class Learner:
         ndarray of shape (n,)
             Labels of the kind that was learned: names, integers or booleans.
         """
-        now = self._state()
-        names = self._asked(items, now.head.predict)
-        return as_labels(np.asarray(names, dtype=np.str_).tolist(), now.label_kind)
+        names = self._asked(items, self._answers_to)
+        return as_labels(names.tolist(), self._state().label_kind)
 
     def decision_function(self, items: Any) -> NDArray[np.float64]:
         """Return the score of every class, always one column per entry of ``classes_``; larger means more likely.
@@ -344,7 +352,8 @@ class Learner:
         items : object
             As for :meth:`predict`.
         """
-        return self._by_class(self._asked(items, self._able("probabilities").predict_proba))
+        self._able("probabilities")
+        return self._by_class(self._asked(items, self._probabilities))
 
     def novelty_score(self, items: Any) -> NDArray[np.float64]:
         """Return how unlike anything learned each item is; higher means more novel.
@@ -425,9 +434,11 @@ class Learner:
         threshold = None if false_alarm is None else self.threshold(false_alarm)
         head, features = self._state().head, self.features(items)
         able = head.can("probabilities")
-        values = head.predict_proba(features.X) if able else head.class_scores(features.X)
+        values = self._probabilities(features.X) if able else head.class_scores(features.X)
         names, measure = np.asarray(head.classes_, dtype=np.str_), "probability" if able else "score"
-        answers = Answers(names, values, measure, features.rows, features.failures)
+        answering = self._state().answering
+        chosen = None if answering.is_plain else answering.choose(values, names.tolist())
+        answers = Answers(names, values, measure, features.rows, features.failures, chosen=chosen)
         if threshold is None:
             return answers
         novelty = head.novelty_score(features.X)
@@ -507,7 +518,7 @@ class Learner:
         encoded = self._encoded(samples, self._encoder, on_error=on_error)
         return Compared(
             samples.required_labels()[encoded.rows],
-            np.asarray(head.predict(encoded.X), dtype=np.str_),
+            self._answers_to(encoded.X),
             head.novelty_score(encoded.X) if opens else np.empty(0),
             tuple(name for name, _ in encoded.failures),
         )
@@ -652,6 +663,45 @@ class Learner:
         self._snapshot = with_merged_classes(self._state(), names, into)
         return self
 
+    def set_answering(self, *, prior: Any = None, costs: Any = None, thresholds: Any = None) -> Self:
+        """Say how answers follow from probabilities: how common classes are, what mistakes cost, how sure one must be.
+
+        All three are set at once; what is left out is as it was learned. Nothing is learned or forgotten by it, and
+        ``predict``, ``predict_proba`` (the prior), ``ask`` and ``evaluate`` follow it from now on.
+
+        Parameters
+        ----------
+        prior : {"learned", "uniform", "counts"} or mapping of str to float, optional
+            How common classes are among what is asked about: as the probabilities assume, all alike, as among the
+            samples that were learned, or by weights; classes that these do not name have the mean weight.
+        costs : mapping of str to mapping of str to float, optional
+            ``costs[true][answer]`` where it is neither 0 for the right answer nor 1 for another; the answer is the one
+            of least expected cost.
+        thresholds : mapping of str to float, optional
+            Probability from which a class is the answer, whatever is likelier, and below which it never is.
+
+        Raises
+        ------
+        LabelError
+            If a class is named that was never learned.
+        UnsupportedError
+            If the method gives no probabilities.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow.learner.learner import Learner
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
+        >>> learner = Learner(options={"n_units": 20}).fit((X, y))
+        >>> sum(learner.predict(X) == "owl") < sum(learner.set_answering(thresholds={"owl": 0.02}).predict(X) == "owl")
+        True
+        """
+        self._able("probabilities")
+        now = self._state()
+        answering = Answering.checked(now.counts, prior, costs, thresholds)
+        self._snapshot = now.after(Change.now("answering", 0, note=answering.summary()), answering=answering)
+        return self
+
     def relabel(self, data: Any, source: Any, target: Any) -> Self:
         """Take samples out of one class and into another, exactly as if they had been learned as the second.
 
@@ -690,6 +740,7 @@ class Learner:
             adaptation=now.adaptation,
             label_kind=now.label_kind,
             announced=now.announced,
+            widths=now.widths,
         )
         return child
 
@@ -806,13 +857,14 @@ class Learner:
             method=recipe.method,
             adapt=None if snapshot.adaptation is None else snapshot.adaptation.config,
             settings=recipe.settings,
+            features=_recipe_of(snapshot.spec),
             options=dict(recipe.options or {}) or None,
             weights=weights,
             device="auto" if device is None else device,
             cache=cache,
             extract=extract,
         )
-        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.adaptation)
+        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.adaptation, snapshot.widths)
         learner._snapshot = snapshot
         return learner
 
@@ -884,6 +936,11 @@ class Learner:
     def _info_or_none(self) -> dict[str, Any] | None:
         return None if self._snapshot_or_none() is None else self.info()
 
+    @property
+    def answering_(self) -> Answering:
+        """How answers follow from probabilities."""
+        return self._state().answering
+
     def _snapshot_or_none(self) -> Snapshot | None:
         return getattr(self, "_snapshot", None)
 
@@ -908,8 +965,8 @@ class Learner:
 
     # -- making parts ---------------------------------------------------------------------------------------
 
-    def _new_head(self) -> IncrementalClassifier:
-        return self._recipe().create(device=self.device, random_state=self.random_state)
+    def _new_head(self, widths: tuple[int, ...] = ()) -> IncrementalClassifier:
+        return self._recipe().create(device=self.device, random_state=self.random_state, widths=widths)
 
     def _adaptation_config(self) -> FsaConfig | None:
         if self.adapt is None:  # asked first: what trains takes time to import
@@ -922,7 +979,7 @@ class Learner:
         return HeadRecipe(self.method, self.settings, self.options)
 
     def _open_encoder(self) -> Encoder:
-        return Encoder(self.backbone, weights=self.weights, preset=self.preset, device=self.device)
+        return Encoder(self.backbone, weights=self.weights, preset=self.preset, device=self.device, recipe=self.recipe)
 
     def _adapted(
         self, encoder: Encoder, samples: Samples, config: FsaConfig, checkpoint: Path | None
@@ -938,7 +995,7 @@ class Learner:
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""
         names = list(inspect.signature(type(self).__init__).parameters)[1:]
-        twin = type(self)(**{name: getattr(self, name) for name in names})
+        twin = type(self)(**{name: getattr(self, "recipe" if name == "features" else name) for name in names})
         twin._encoder = self._encoder
         return twin
 
@@ -1010,6 +1067,20 @@ class Learner:
         now = self._state()
         return values if now.label_kind == "name" else values[:, column_order(now.classes, now.label_kind)]
 
+    def _probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
+        """Return class probabilities of features under the prior that was asked for."""
+        now = self._state()
+        likely = np.asarray(now.head.predict_proba(X))
+        counts = [now.counts[name] for name in now.classes.tolist()]
+        return now.answering.probabilities(likely, now.classes.tolist(), counts, now.head.assumed_prior_)
+
+    def _answers_to(self, X: NDArray[Any]) -> NDArray[np.str_]:
+        """Return the answers to features."""
+        now = self._state()
+        if now.answering.is_plain:
+            return np.asarray(now.head.predict(X), dtype=np.str_)
+        return now.classes[now.answering.choose(self._probabilities(X), now.classes.tolist())]
+
     def _answerable(self, items: Any) -> NDArray[Any]:
         """Return the features of items, all of them: answers are in the order of the items."""
         self._state()
@@ -1038,6 +1109,13 @@ def _less(counts: dict[str, int], labels: NDArray[np.str_]) -> dict[str, int]:
             f"{short[0]!r}"
         )
     return left
+
+
+def _recipe_of(spec: BackboneSpec | None) -> Any:
+    """Return what a saved model's feature vectors are made of, as it is asked for."""
+    if spec is None:
+        return "auto"
+    return "final" if spec.recipe is None else list(spec.recipe.blocks)
 
 
 def _check_width(X: NDArray[Any], width: int) -> None:

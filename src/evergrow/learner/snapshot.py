@@ -18,10 +18,12 @@ from evergrow.core.fields import Fields
 from evergrow.core.version import __version__
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.learner import calibration as calibrations
+from evergrow.learner.answering import Answering
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.changes import Change
 from evergrow.learner.labels import KINDS, can_read
 from evergrow.learner.recipe import SETTINGS, HeadRecipe
+from evergrow.learner.reference import Reference
 
 if TYPE_CHECKING:
     from evergrow.training.adaptation import Adaptation
@@ -110,8 +112,14 @@ class Snapshot:
         What the labels were that were learned; the head knows them by their names.
     announced : tuple of str or None
         Classes that ``partial_fit`` was told to expect; others are refused.
+    answering : Answering
+        How answers follow from probabilities.
+    reference : Reference or None
+        Test data that it is tested on after every update.
     extra : Extra
         Optional contents of a file that a later evergrow wrote, kept as they were read.
+    widths : tuple of int
+        Columns of each block, where samples are features of several; with a backbone its description says so.
     """
 
     head: IncrementalClassifier
@@ -125,7 +133,10 @@ class Snapshot:
     adaptation: Adaptation | None = None
     label_kind: str = "name"
     announced: tuple[str, ...] | None = None
+    answering: Answering = field(default_factory=Answering)
+    reference: Reference | None = None
     extra: Extra = field(default_factory=lambda: Extra())
+    widths: tuple[int, ...] = ()
 
     @property
     def revision(self) -> int:
@@ -150,7 +161,7 @@ class Snapshot:
             after = dataclasses.replace(after, label_kind="name")
         if after.announced is not None and not set(after.counts) <= set(after.announced):  # got other names
             after = dataclasses.replace(after, announced=tuple(sorted({*after.announced, *after.counts})))
-        return after
+        return dataclasses.replace(after, answering=after.answering.limited(after.counts))
 
     def to_archive(self, recipe: HeadRecipe) -> Archive:
         """Return what a file holds: numbers, plain settings and never a sample."""
@@ -177,6 +188,12 @@ class Snapshot:
             meta["label_kind"] = self.label_kind
         if self.announced is not None:
             meta["announced"] = list(self.announced)
+        if not self.answering.is_plain or self.answering.extra:
+            meta["answering"] = self.answering.to_values()
+        if self.reference is not None:
+            meta["reference"] = self.reference.to_values()
+        if self.widths:
+            meta["widths"] = list(self.widths)
         return KIND.archive(meta, parts={**self.extra.parts, **parts})
 
 
@@ -226,7 +243,9 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         went), ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``,
         ``n_classes``, ``n_samples``, ``classes`` (name and samples of each), ``label_kind`` (what the labels
         were: names, integers or booleans), ``novelty`` (None, or the number of calibrated scores and the threshold),
-        ``revision``, ``history``, and with ``numerics`` the head's diagnostics.
+        ``answering`` (prior, costs and thresholds that answers follow),
+        ``reference`` (None, or the test data that it remembers), ``revision``, ``history``, and with ``numerics`` the
+        head's diagnostics.
     """
     head = now.head
     values = {
@@ -245,6 +264,8 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
         "label_kind": now.label_kind,
         "novelty": _novelty(now),
+        "answering": now.answering.to_values(),
+        "reference": None if now.reference is None else now.reference.to_values(),
         "revision": now.revision,
         "history": [change.to_dict() for change in now.history],
     }
@@ -285,6 +306,10 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
             spec.n_features == head.n_features_in_,
             f"its backbone has {spec.n_features} features and its head takes {head.n_features_in_}",
         )
+    widths = tuple(fields.integers("widths", low=1, default=[]))
+    fields.require(
+        not widths or (spec is None and sum(widths) == head.n_features_in_), "its blocks do not fit its features"
+    )
     calibration = Calibration.from_archive(fields.part("calibration"), fields.inside("calibration"))
     calibration.apply(head)
     fields.require(spec is not None or not fields.has("adaptation"), "a backbone was adapted that it does not describe")
@@ -300,6 +325,9 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         adaptation=_adaptation(fields) if fields.has("adaptation") else None,
         label_kind=_label_kind(fields, head.classes_.tolist()),
         announced=_announced(fields, head.classes_.tolist()),
+        answering=_answering(fields, head, counts) if fields.has("answering") else Answering(),
+        reference=Reference.from_fields(fields.fields("reference")) if fields.has("reference") else None,
+        widths=widths,
     )
     return dataclasses.replace(snapshot, extra=Extra(fields.unknown(), fields.unknown_parts())), recipe
 
@@ -348,6 +376,13 @@ def _announced(fields: Fields, names: list[str]) -> tuple[str, ...] | None:
     found = fields.texts("announced", default=None)
     fields.require(found is None or set(names) <= set(found), "it has a class that was not announced")
     return None if found is None else tuple(found)
+
+
+def _answering(fields: Fields, head: IncrementalClassifier, counts: dict[str, int]) -> Answering:
+    answering = Answering.from_fields(fields.fields("answering"), counts)
+    able = answering.is_plain or head.can("probabilities")
+    fields.require(able, "it says how answers follow from probabilities, and its method has none")
+    return answering
 
 
 def _adaptation(fields: Fields) -> Adaptation:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import DataWarning, EvergrowError, InputError
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.changes import Change
+from evergrow.learner.encoder import Features
 from evergrow.learner.intake import read_items
 from evergrow.learner.labels import as_labels, can_read
 from evergrow.learner.learner import Learner
@@ -186,7 +187,7 @@ def _learn_batch(
     X, owners, refused = _vectors(learner, [arrival for arrival, _ in batch])
     if len(owners):
         labels = [str(batch[owner][0].label) for owner in owners.tolist()]
-        learner.partial_fit(X, as_labels(labels, learner._state().label_kind))
+        learner.partial_fit(_as_features(X), as_labels(labels, learner._state().label_kind))
         files: dict[str, list[str]] = {}
         for owner in sorted(set(owners.tolist())):
             files.setdefault(str(batch[owner][0].label), []).append(batch[owner][1])
@@ -301,6 +302,11 @@ def _items(path: Path, kind: str) -> list[Any]:
     return list(np.asarray(read_items(path, "features").features))
 
 
+def _as_features(X: NDArray[Any]) -> Features:
+    """Return what the model's own backbone made as what needs not be made again."""
+    return Features(X, np.arange(len(X)))
+
+
 def _encoded(learner: Learner, items: list[Any]) -> tuple[NDArray[Any], list[int], dict[int, str]]:
     """Return features of what can be read, its rows, and why the rest cannot."""
     try:
@@ -347,7 +353,7 @@ def _answer_arrivals(
 def _answer(learner: Learner, name: str, X: NDArray[Any], false_alarm: float | None) -> dict[str, Any]:
     """Return the answer about one file: of its only vector, or one for each."""
     usable = false_alarm if learner.head_.can("novelty") and learner._state().calibration.n else None
-    found = learner.ask(X, false_alarm=usable)
+    found = learner.ask(_as_features(X), false_alarm=usable)
     rows = []
     for row, values in enumerate(found.values):
         order = np.argsort(-values, kind="stable")[:5]
