@@ -58,7 +58,19 @@ def test_the_page_runs_as_printed():
 def test_the_page_tells_all_that_an_hour_holds():
     page = PAGE.read_text(encoding="utf-8")
     commands = set(re.findall(r"^evergrow (\w+)", page, flags=re.MULTILINE))
-    assert {"fit", "update", "predict", "evaluate", "data", "rename", "rollback", "watch"} <= commands
+    assert {
+        "fit",
+        "update",
+        "predict",
+        "evaluate",
+        "data",
+        "rename",
+        "rollback",
+        "redo",
+        "watch",
+        "log",
+        "diff",
+    } <= commands
 
 
 @needs_weights

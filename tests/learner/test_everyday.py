@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from evergrow import Learner
 from evergrow.core.errors import DataWarning, InputError, LabelError, MergeError, UnlearnError, UnsupportedError
 from evergrow.learner import learning
+from evergrow.learner.reference import measured_change
 
 CLASSES = 12
 
@@ -375,5 +376,9 @@ def test_representations(data: Any) -> None:
     assert "<script>" not in shown
     assert "&lt;script&gt;0&lt;/script&gt;" in shown
     assert shown.count("<tr>") == 2 + 12 + 2
+    with measured_change(learner, (X, names)):
+        learner.partial_fit(X + 0.1, names)
+    del learner._measured  # as after loading: what a change was tested with is in the file
+    assert re.search(r"accuracy \d+\.\d% on 240\)$", repr(learner))
     many = small().fit(X, [f"class {number % 40}" for number in range(len(y))])
     assert "and 20 more" in many._repr_html_()

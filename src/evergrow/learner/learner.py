@@ -47,7 +47,7 @@ from evergrow.learner.learning import Block, Learned, first_block, gathered, nex
 from evergrow.learner.merging import merged
 from evergrow.learner.recipe import HeadRecipe
 from evergrow.learner.snapshot import Snapshot, counted, describe, read_snapshot
-from evergrow.learner.summaries import Tested, html_of, text_of
+from evergrow.learner.summaries import Measured, html_of, text_of
 
 if TYPE_CHECKING:
     from evergrow.backbones.base import BackboneSpec
@@ -489,7 +489,7 @@ class Learner:
         left_out = tuple(name for part in asked for name in part.left_out)
         seconds = time.perf_counter() - started
         if result.n_known:
-            self._tested = Tested(result.accuracy, result.n_known, now.revision)
+            self._measured = Measured(result.accuracy, result.n_known, now.revision)
         return dataclasses.replace(result, seconds=seconds, left_out=left_out, unknown=compared)
 
     def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
@@ -509,7 +509,7 @@ class Learner:
             weights.append(np.ones(len(samples)) if samples.weights is None else samples.weights)
         found = np.concatenate(right)
         accuracy = float(np.average(found, weights=np.concatenate(weights)))
-        self._tested = Tested(accuracy, len(found), self.revision_)
+        self._measured = Measured(accuracy, len(found), self.revision_)
         return accuracy
 
     def _compared(self, samples: Samples, *, opens: bool, on_error: str | None = None) -> Compared:
@@ -898,6 +898,11 @@ class Learner:
         return {label: counts[str(label)] for label in self.classes_.tolist()}
 
     @property
+    def samples_by_name_(self) -> dict[str, int]:
+        """Samples learned of each class, by name."""
+        return dict(self._state().counts)
+
+    @property
     def history_(self) -> list[Change]:
         """All changes so far, the latest last."""
         return list(self._state().history)
@@ -927,11 +932,11 @@ class Learner:
         return None if self._state().spec is None else self._encoder.backbone()
 
     def __repr__(self) -> str:
-        return text_of(self._info_or_none(), self.method, getattr(self, "_tested", None))
+        return text_of(self._info_or_none(), self.method, getattr(self, "_measured", None))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: classes and counts, the latest changes, and accuracy where it was measured."""
-        return html_of(self._info_or_none(), self.method, getattr(self, "_tested", None))
+        return html_of(self._info_or_none(), self.method, getattr(self, "_measured", None))
 
     def _info_or_none(self) -> dict[str, Any] | None:
         return None if self._snapshot_or_none() is None else self.info()

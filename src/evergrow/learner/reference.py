@@ -204,4 +204,4 @@ def _encoded(learner: Learner, samples: Samples, data: Any, names: Mapping[str, 
 
 def _measured(learner: Learner, rows: _Rows) -> Evaluation:
     answers = learner._answers_to(rows.X)
-    return evaluate_predictions(rows.labels.tolist(), answers.tolist(), learner.classes_.tolist())
+    return evaluate_predictions(rows.labels.tolist(), answers.tolist(), learner.class_names_.tolist())

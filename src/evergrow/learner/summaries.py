@@ -17,7 +17,7 @@ SHOWN_CHANGES = 5
 
 
 @dataclass(frozen=True)
-class Tested:
+class Measured:
     """What an evaluation found.
 
     Parameters
@@ -35,7 +35,7 @@ class Tested:
     revision: int
 
 
-def text_of(info: dict[str, Any] | None, method: str, tested: Tested | None) -> str:
+def text_of(info: dict[str, Any] | None, method: str, tested: Measured | None) -> str:
     """Return a learner in one line.
 
     Parameters
@@ -44,8 +44,8 @@ def text_of(info: dict[str, Any] | None, method: str, tested: Tested | None) -> 
         As :meth:`evergrow.Learner.info` gives it; None before anything is learned.
     method : str
         The method.
-    tested : Tested or None
-        The last evaluation.
+    tested : Measured or None
+        The last evaluation; where there is none, that of the latest change that was tested counts.
 
     Examples
     --------
@@ -64,12 +64,13 @@ def text_of(info: dict[str, Any] | None, method: str, tested: Tested | None) -> 
         f"{info['n_samples']} sample{'s' * (info['n_samples'] != 1)}",
         f"revision {info['revision']}",
     ]
+    tested = tested or _of_history(info)
     if tested is not None:
         parts.append(f"accuracy {tested.accuracy:.1%} on {tested.n}{_outdated(info, tested)}")
     return f"Learner({', '.join(parts)})"
 
 
-def html_of(info: dict[str, Any] | None, method: str, tested: Tested | None) -> str:
+def html_of(info: dict[str, Any] | None, method: str, tested: Measured | None) -> str:
     """Return a learner as HTML for a notebook: classes with counts, the latest changes, and the last accuracy.
 
     Names are strangers' text and are escaped.
@@ -109,7 +110,16 @@ def _said(change: dict[str, Any]) -> str:
     return "; ".join(part for part in (", ".join(names), one_line(change["note"])) if part)
 
 
-def _outdated(info: dict[str, Any], tested: Tested) -> str:
+def _of_history(info: dict[str, Any]) -> Measured | None:
+    """Return the accuracy that the latest tested change ended with."""
+    for change in reversed(info["history"]):
+        found = change.get("tested") or {}
+        if found.get("after") is not None:
+            return Measured(found["after"], found["samples"], change["revision"])
+    return None
+
+
+def _outdated(info: dict[str, Any], tested: Measured) -> str:
     return "" if tested.revision == info["revision"] else f" (at revision {tested.revision})"
 
 
