@@ -9,15 +9,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.base import clone, is_classifier
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from tests.learner.toys import Colours, Letters, image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from evergrow import Learner
-from evergrow.core.errors import DataWarning, InputError, LabelError, MergeError, UnlearnError, UnsupportedError
+from evergrow.core.errors import (
+    DataWarning,
+    InputError,
+    LabelError,
+    MergeError,
+    UnknownNameError,
+    UnlearnError,
+    UnsupportedError,
+)
 from evergrow.learner import learning
 from evergrow.learner.reference import measured_change
 
@@ -355,6 +368,27 @@ def test_methods_that_take_no_weights_say_so(data: Any) -> None:
     learner = Learner(None, "simplecil").fit(X, y, sample_weight=np.ones(len(y)))  # all one: nothing is asked for
     assert not learner.head_.takes_weights
     assert small().fit(X, y).head_.takes_weights
+
+
+# -- scikit-learn's tools ------------------------------------------------------------------------------------------
+
+
+def test_tools_of_scikit_learn_take_a_learner(data: Any, tmp_path: Path) -> None:
+    X, y = data
+    learner = small()
+    assert is_classifier(learner)
+    twin = clone(learner)
+    assert twin.get_params()["options"] == {"n_units": 30}
+    assert twin is not learner
+    with pytest.raises(UnknownNameError, match="method"):
+        twin.set_params(methd="klda")
+    assert cross_val_score(learner, X, y, cv=3).min() > 0.9
+    search = GridSearchCV(learner, {"options": [{"n_units": 0}, {"n_units": 30}]}, cv=2).fit(X, y)
+    assert search.predict(X[:1]).dtype == np.int64
+    pipeline = make_pipeline(StandardScaler(), small()).fit(X, y)
+    assert pipeline.score(X, y) > 0.9
+    joblib.dump(pipeline, tmp_path / "pipeline.joblib")
+    assert (joblib.load(tmp_path / "pipeline.joblib").predict(X) == pipeline.predict(X)).all()
 
 
 # -- how it looks -------------------------------------------------------------------------------------------------

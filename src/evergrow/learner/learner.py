@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import os
 import time
@@ -23,8 +22,10 @@ from evergrow.core.errors import (
     NotFittedError,
     UnlearnError,
 )
+from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_number
 from evergrow.heads.base import IncrementalClassifier
+from evergrow.heads.estimator import Estimator
 from evergrow.learner.answering import Answering
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
@@ -58,11 +59,16 @@ NOTHING: NDArray[np.str_] = np.empty(0, dtype=np.str_)
 """The classes of a model that has learned nothing."""
 
 
-class Learner:
+_KEPT_AS = {"features": "recipe"}
+"""Arguments that are kept under another name: the method of that name gives feature vectors."""
+
+
+class Learner(Estimator):
     """A classifier for images, texts or feature vectors that keeps learning new classes.
 
     A frozen backbone turns samples into feature vectors and a head learns from these, exactly as if it saw
-    everything at once. Nothing of a sample is kept. Whatever fails leaves the learner as it was.
+    everything at once. Nothing of a sample is kept. Whatever fails leaves the learner as it was. scikit-learn's tools
+    take it for a classifier: it can be cloned, searched over and put at the end of a pipeline.
 
     Parameters
     ----------
@@ -931,12 +937,29 @@ class Learner:
         """Return the backbone, loading it if need be; None where samples are features."""
         return None if self._state().spec is None else self._encoder.backbone()
 
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the constructor's arguments by name."""
+        return {name: getattr(self, _KEPT_AS.get(name, name)) for name in self._param_names()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Set constructor arguments by name, for the next :meth:`fit`; unknown ones are refused."""
+        check_keys(params, self._param_names(), "parameter of Learner")
+        for name, value in params.items():
+            setattr(self, _KEPT_AS.get(name, name), value)
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._snapshot_or_none() is not None
+
     def __repr__(self) -> str:
         return text_of(self._info_or_none(), self.method, getattr(self, "_measured", None))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: classes and counts, the latest changes, and accuracy where it was measured."""
         return html_of(self._info_or_none(), self.method, getattr(self, "_measured", None))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
     def _info_or_none(self) -> dict[str, Any] | None:
         return None if self._snapshot_or_none() is None else self.info()
@@ -999,8 +1022,7 @@ class Learner:
 
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""
-        names = list(inspect.signature(type(self).__init__).parameters)[1:]
-        twin = type(self)(**{name: getattr(self, "recipe" if name == "features" else name) for name in names})
+        twin = type(self)(**self.get_params())
         twin._encoder = self._encoder
         return twin
 
