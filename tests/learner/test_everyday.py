@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from tests.learner.toys import Colours, Letters, image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from evergrow import Learner
+from evergrow.core.archive import Archive
 from evergrow.core.errors import (
     DataWarning,
+    FileFormatError,
     InputError,
     LabelError,
     MergeError,
@@ -416,3 +418,40 @@ def test_representations(data: Any) -> None:
     assert re.search(r"accuracy \d+\.\d% on 240\)$", repr(learner))
     many = small().fit(X, [f"class {number % 40}" for number in range(len(y))])
     assert "and 20 more" in many._repr_html_()
+
+
+# -- files that contradict themselves ---------------------------------------------------------------------------------
+
+
+def damaged_kind(archive: Archive) -> None:
+    archive.meta["label_kind"] = "colour"
+
+
+def strange_label(archive: Archive) -> None:
+    archive.meta["label_kind"] = "boolean"
+
+
+def not_announced(archive: Archive) -> None:
+    archive.meta["announced"] = ["0", "1"]
+
+
+def masses(value: float) -> Callable[[Archive], None]:
+    def damage(archive: Archive) -> None:
+        archive.parts["head"].parts["model"].tensors["masses"][0] = value
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damaged_kind, strange_label, not_announced, masses(-1.0), masses(float("nan")), masses(1e300), masses(77.0)],
+)
+def test_damaged_files_are_refused(data: Any, damage: Callable[[Archive], None]) -> None:
+    X, y = data
+    learner = small().fit(X, y, sample_weight=np.linspace(0.5, 2.0, len(y)))
+    archive = learner.to_archive()
+    model = archive.parts["head"].parts["model"]
+    model.tensors["masses"] = model.tensors["masses"].clone()
+    damage(archive)
+    with pytest.raises(FileFormatError):
+        Learner.from_archive(archive)
