@@ -49,6 +49,14 @@ class Features:
     rows: NDArray[np.int64]
     failures: tuple[tuple[str, str], ...] = ()
 
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the features, for ``np.asarray`` and whatever takes arrays."""
+        X = self.X if dtype is None else self.X.astype(dtype, copy=False)
+        return X.copy() if copy else X
+
 
 class Encoder:
     """A backbone that is looked for, loaded and checked only once something has to go through it.

@@ -233,4 +233,4 @@ def _read_reading(fields: Fields) -> dict[str, Any]:
 
 def _measured(learner: Learner, rows: _Rows) -> Evaluation:
     answers = learner._answers_to(rows.X)
-    return evaluate_predictions(rows.labels.tolist(), answers.tolist(), learner.classes_.tolist())
+    return evaluate_predictions(rows.labels.tolist(), answers.tolist(), learner.class_names_.tolist())
