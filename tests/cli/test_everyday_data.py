@@ -195,7 +195,7 @@ def test_features_of_a_folder_are_learned_whole(shell: Shell, images: Path) -> N
 
 def test_every_command_that_reads_data_has_the_group() -> None:
     build_app()
-    for name in ("fit", "update", "unlearn", "relabel", "evaluate", "predict", "features", "data"):
+    for name in ("fit", "update", "unlearn", "relabel", "evaluate", "diff", "predict", "features", "data"):
         shown = evergrow(name, "--help").output
         assert name in COMMANDS
         for option in ("--image-column", "--text-column", "--label-column", "--class-level"):
