@@ -88,7 +88,7 @@ def update_command(
         shots = labelled_frames(data, label, every, frames)
         samples = read_labelled(data, "train", learner.kind_, reading.options()) if shots is None else None
         before = learned_data(learner.history_)
-        with measured_change(learner, test) as trial:
+        with measured_change(learner, test, reading.options()) as trial:
             learner.partial_fit(shots if samples is None else samples)
         twice = before & set(learner.history_[-1].data)
         settled, notes = settle_model(learner, settle)

@@ -134,7 +134,7 @@ def fit_command(
     started = time.perf_counter()
     with _resumable(checkpoint):
         samples, held = (None, None) if shots is not None else _read(data, holdout, seed, reading)
-        with measured_change(learner, test) as trial:
+        with measured_change(learner, test, reading.options()) as trial:
             learner.fit(shots if samples is None else samples, checkpoint=checkpoint)
         commit(model, learner)
     left = _remove(checkpoint)

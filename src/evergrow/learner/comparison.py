@@ -149,7 +149,9 @@ def _asked(found: Comparison, first: Learner, second: Learner, data: Any) -> Com
     theirs = mine if same else second._encoded(samples, second._encoder)
     both = np.intersect1d(mine.rows, theirs.rows)
     rows = [np.searchsorted(encoded.rows, both) for encoded in (mine, theirs)]
-    labels, items = samples.required_labels()[both], samples.names()
+    # Data may still have the names that classes had in the first.
+    former = {old: new for old, new in found.names.items() if old not in second.n_samples_}
+    labels, items = _translated(samples.required_labels()[both], former), samples.names()
     answers = first._answers_to(mine.X[rows[0]]), second._answers_to(theirs.X[rows[1]])
     answers = _translated(answers[0], found.names), answers[1]
     known = sorted({found.names.get(name, name) for name in first.samples_by_name_}), sorted(second.samples_by_name_)

@@ -16,7 +16,6 @@ from torch import nn
 from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.backbones.recipes import FINAL, check_recipe
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
-from evergrow.core.feature_blocks import join_blocks
 from evergrow.learner.intake import Samples
 
 if TYPE_CHECKING:
@@ -236,8 +235,7 @@ class Encoder:
         """
         self.check(samples)
         if samples.features is not None:
-            X = samples.features if samples.joined else join_blocks(samples.features, self.widths)
-            return Features(X, np.arange(len(samples)))
+            return Features(samples.features, np.arange(len(samples)))
         from evergrow.backbones.extraction import extract
 
         config = extraction_config(settings, cache, lasting=samples.lasting)

@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FewSamplesWarning, InputError, LabelError
+from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.image_formats import is_image
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind, Texts, concat_items
 from evergrow.datasets import DataOptions, FeatureSet, RawSet, load_data
+from evergrow.datasets.array_files import stated_widths
 from evergrow.datasets.folders import Walk
 from evergrow.datasets.labelled import LabelledItems
 from evergrow.datasets.load import is_on_disk, read_path
@@ -43,7 +45,7 @@ class Samples:
     items : Items or None
         Images or texts.
     features : ndarray of shape (n, d) or None
-        Feature vectors.
+        Feature vectors, their blocks joined.
     labels : ndarray of str of shape (n,) or None
         Class names.
     lasting : bool
@@ -56,8 +58,6 @@ class Samples:
         What the labels were before they became names; None for names out of a file.
     weights : ndarray of shape (n,) or None
         What each counts for; None where each counts as one.
-    joined : bool
-        Whether the features are a model's own, with their blocks brought to equal energy already.
     """
 
     kind: str
@@ -69,7 +69,6 @@ class Samples:
     widths: tuple[int, ...] = ()
     label_kind: str | None = None
     weights: NDArray[np.float64] | None = None
-    joined: bool = False
 
     def __len__(self) -> int:
         return len(self.features) if self.features is not None else len(self.raw_items())
@@ -104,7 +103,6 @@ class Samples:
             self.widths,
             self.label_kind,
             None if self.weights is None else self.weights[rows],
-            self.joined,
         )
 
 
@@ -234,8 +232,8 @@ def _of_features(data: FeatureSet, part: Part) -> Samples:
     labels = [
         known[value] if known and isinstance(value, int) and 0 <= value < len(known) else value for value in values
     ]
-    names = as_names(labels, len(X))
-    return Samples("features", features=_widened(X), labels=names, origin=data.backbone, widths=data.widths)
+    joined, names = join_blocks(_widened(X), data.widths), as_names(labels, len(X))
+    return Samples("features", features=joined, labels=names, origin=data.backbone, widths=data.widths)
 
 
 def warn_alike(known: NDArray[np.str_], labels: NDArray[np.str_]) -> None:
@@ -428,7 +426,8 @@ def _of_name(name: str | os.PathLike[str], kind: str | None) -> Samples:
         files = _images_below(path)
         return Samples("image", ImageFiles(path, tuple(files)), lasting=True)
     if path.suffix.lower() in (".npz", ".npy"):
-        return Samples("features", features=_features(_array_file(path)))
+        array, widths = _array_file(path)
+        return Samples("features", features=join_blocks(_features(array), widths), widths=widths)
     if there and path.suffix.lower() in (".txt", *TABLE_SUFFIXES):
         return _of_texts(read_texts(path), lasting=True)
     if kind is None and isinstance(name, str) and not is_image(name):
@@ -447,16 +446,18 @@ def _images_below(folder: Path) -> list[str]:
     return names
 
 
-def _array_file(path: Path) -> NDArray[Any]:
+def _array_file(path: Path) -> tuple[NDArray[Any], tuple[int, ...]]:
+    """Return the features of a file, and the widths of their blocks where the file states them."""
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
-            return loaded
+            return loaded, ()
         with loaded:
             key = next((name for name in ("X", "X_test") if name in loaded), None)
             if key is None:
                 raise InputError(f"{path} must hold an array X or X_test, got {sorted(loaded)[:5]}")
-            return np.asarray(loaded[key])
+            array = np.asarray(loaded[key])
+            return array, stated_widths(str(loaded["evergrow"]) if "evergrow" in loaded else "{}", array)
     except FileNotFoundError as error:
         raise DatasetNotFoundError(f"file must exist, got {path}") from error
     except InputError:
