@@ -69,17 +69,17 @@ def test_a_saved_model_has_its_recipe_and_answers_the_same(data: Any, tmp_path: 
     assert again.spec_ == made.spec_
     assert again.recipe == list(made.spec_.recipe.blocks)
     np.testing.assert_allclose(again.decision_function(data[0]), made.decision_function(data[0]), rtol=1e-6)
-    again.partial_fit((data[0][:3], ["new"] * 3))
-    assert "new" in again.classes_
+    again.partial_fit((data[0][:3], [99] * 3))
+    assert 99 in again.classes_
     assert again.spec_ == made.spec_
 
 
 def test_learning_elsewhere_and_merging_keep_the_recipe(data: Any) -> None:
     made = learner().fit(data)
     child = made.spawn()
-    child.partial_fit((data[0][:4], ["new"] * 4))
+    child.partial_fit((data[0][:4], [99] * 4))
     made.merge(child)
-    assert "new" in made.classes_
+    assert 99 in made.classes_
     with pytest.raises(MergeError, match="recipe"):
         made.merge(learner("final").fit(data))
 

@@ -12,7 +12,6 @@ import numpy as np
 from evergrow.core.errors import InputError, LabelError
 from evergrow.datasets.video import VideoSource
 from evergrow.heads.labels import as_weights
-from evergrow.learner.encoder import Features
 from evergrow.learner.intake import Part, Samples, channels_last, read_items, read_labelled
 
 CHUNK = 256
@@ -65,7 +64,7 @@ def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str
         If there is no sample, or weights are not one per sample.
     """
     if not is_stream(data):
-        samples = _read(data if y is None else (data, y), part, kind)
+        samples = read_labelled(data if y is None else (data, y), part, kind)
         if not len(samples):
             raise InputError("data must hold at least one sample, got none")
         weights = as_weights(sample_weight, len(samples))
@@ -80,13 +79,6 @@ def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str
         raise InputError("data must hold at least one sample, got none")
     if sample_weight is not None and np.size(sample_weight) != seen:
         raise InputError(f"sample_weight must be one number per sample ({seen}), got {np.size(sample_weight)}")
-
-
-def _read(data: Any, part: Part, kind: str | None) -> Samples:
-    """Return labelled samples; what a learner gave as features is taken as it is."""
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Features):
-        return read_labelled((data[0].X, data[1]), part, "features")
-    return read_labelled(data, part, kind)
 
 
 def read_chunks(data: Any, kind: str | None, labels: Any = None, *, labelled: bool = True) -> Iterator[Samples]:
