@@ -13,6 +13,7 @@ import typer
 
 from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer, percent, plural, warn_line
+from evergrow.cli.frames import Every, Frames, Label, labelled_frames
 from evergrow.cli.models import (
     REPLACING,
     Running,
@@ -76,6 +77,9 @@ def fit_command(
     holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
     test: TestData = None,
     reading: Reading = AS_FOUND,
+    label: Label = None,
+    every: Every = 1.0,
+    frames: Frames = None,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
     device: Device = "auto",
@@ -108,6 +112,9 @@ def fit_command(
     check_target("--model", model, force=force, existing=REPLACING)
     if not 0 <= holdout < 1:
         raise ParameterError(f"--holdout must be a share from 0 to below 1, got {holdout:g}")
+    shots = labelled_frames(data, label, every, frames)
+    if shots is not None and holdout:
+        raise ParameterError(f"--holdout must be left out for a video, whose frames are all alike, got {holdout:g}")
     config = _adaptation(adapt, epochs)
     _check_checkpoint(checkpoint, model, config)
     running = Running(on_error, cache, device, weights, as_json)
@@ -126,9 +133,9 @@ def fit_command(
     )
     started = time.perf_counter()
     with _resumable(checkpoint):
-        samples, held = _read(data, holdout, seed, reading)
-        with measured_change(learner, test) as trial:
-            learner.fit(samples, checkpoint=checkpoint)
+        samples, held = (None, None) if shots is not None else _read(data, holdout, seed, reading)
+        with measured_change(learner, test, reading.options()) as trial:
+            learner.fit(shots if samples is None else samples, checkpoint=checkpoint)
         commit(model, learner)
     left = _remove(checkpoint)
     answer = _answer(model, learner, samples, held, time.perf_counter() - started)
@@ -201,7 +208,7 @@ def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Sampl
     return samples.take(keep), samples.take(hold)
 
 
-def _answer(path: Path, learner: Learner, samples: Samples, held: Samples | None, seconds: float) -> Answer:
+def _answer(path: Path, learner: Learner, samples: Samples | None, held: Samples | None, seconds: float) -> Answer:
     change, info = learner.history_[-1], learner.info()
     spec = info["backbone"] or {}
     tested = None if held is None else learner.evaluate(held)
@@ -228,5 +235,5 @@ def _answer(path: Path, learner: Learner, samples: Samples, held: Samples | None
         lines.append(f"adapted: {adapted_note(info['adaptation'])}{earlier}")
     if tested is not None:
         lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
-    cautions = skipped_caution(len(samples), change.samples)
+    cautions = [] if samples is None else skipped_caution(len(samples), change.samples)
     return Answer(values, [*lines, model_line(path, learner)], cautions, done=written_note(path, learner))

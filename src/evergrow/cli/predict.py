@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, listed, percent, plural, table
+from evergrow.cli.frames import Every, Frames, video_question
 from evergrow.cli.models import Running, check_target, load_model
 from evergrow.cli.options import (
     AS_FOUND,
@@ -67,6 +68,8 @@ def predict_command(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write them to, in one step.")] = None,
     reading: Reading = AS_FOUND,
     on_error: OnErrorOption = OnError.RAISE,
+    every: Every = 1.0,
+    frames: Frames = None,
     cache: Cache = True,
     device: Device = "auto",
     weights: Weights = None,
@@ -86,12 +89,16 @@ def predict_command(
 
       evergrow predict intents.evg --text "where is my parcel"
 
+      evergrow predict birds.evg feeder.mp4 --every 5
+
     Exit codes: 0 answered, 1 answered but some could not be read (--on-error skip), 2 bad input, 130 interrupted.
     """
     if out is not None:
         check_target("--out", out)
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
-    question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
+    question = video_question(learner, list(items or ()), every, frames)
+    if question is None:
+        question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
     answers = answer_table(learner, question, top=top, false_alarm=false_alarm if reject_unknown else None)
     cautions = []
     if answers.left_out:

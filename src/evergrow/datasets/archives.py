@@ -121,10 +121,12 @@ class ArchiveFile(ImageStore):
     def read(self, row: int) -> bytes:
         """Return the content of a file."""
         member = self.members[row]
+        if self._owner != os.getpid():  # a forked process shares neither the position in the file nor a held lock
+            self._handle, self._lock, self._owner = None, threading.Lock(), os.getpid()
         try:
             with self._lock:
-                if self._handle is None or self._owner != os.getpid():  # a forked process must not share the position
-                    self._handle, self._owner = self._opened(), os.getpid()
+                if self._handle is None:
+                    self._handle = self._opened()
                 body = self._content(self._handle, member)
             if len(body) != member.size:
                 raise EOFError(f"{len(body)} bytes instead of {member.size}")

@@ -19,7 +19,8 @@ from safetensors.numpy import save_file
 
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.documents import open_document, parse_json
-from evergrow.core.errors import FileFormatError
+from evergrow.core.errors import FileFormatError, InputError
+from evergrow.core.feature_blocks import check_widths
 from evergrow.core.files import atomic_path
 from evergrow.core.version import __version__
 
@@ -105,6 +106,22 @@ def _with_empty_test(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]
     if not {"X_train", "y_train"} <= arrays.keys() or {"X_test", "y_test"} & arrays.keys():
         return arrays
     return {**arrays, "X_test": arrays["X_train"][:0], "y_test": arrays["y_train"][:0]}
+
+
+def stated_widths(stamp: str, X: NDArray[Any]) -> tuple[int, ...]:
+    """Return the widths of blocks that a file's stamp states for its features; none where it states none.
+
+    Raises
+    ------
+    FileFormatError
+        If they are no such widths.
+    """
+    values = parse_json(stamp, _STAMP)
+    widths = values.get("widths", []) if isinstance(values, dict) else []
+    try:
+        return check_widths("widths", widths, X.shape[-1] if X.ndim else 0)
+    except InputError as error:
+        raise FileFormatError(f"the stamp of a feature file must fit its features: {error}") from error
 
 
 def write_arrays(path: Path, file: ArrayFile) -> None:

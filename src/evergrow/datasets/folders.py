@@ -269,13 +269,18 @@ def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[s
 
 def _repeated_below(tree: FileTree, part: str, folders: list[str]) -> list[str]:
     """Return a caution where the folders hold folders of the same names, which may be the classes that were meant."""
-    inner = Counter(name for folder in folders for name in Walk(tree).subfolders(posixpath.join(part, folder)) if name)
+    inner = Counter(
+        name
+        for folder in folders
+        for name, kind in tree.entries(posixpath.join(part, folder))
+        if kind == "folder" and not is_hidden(name)
+    )
     repeated = sorted(name for name, count in inner.items() if count > 1)
     if not repeated or 2 * len(repeated) < len(inner):
         return []
     return [
         f"folders of the same names ({listed(repeated)}) repeat in {listed(folders)}: the outer {len(folders)} were "
-        f"taken for classes; class_level=2 takes the inner {len(inner)}, class_level=1 says that the outer are meant"
+        f"taken for classes; a class level of 2 takes the inner {len(inner)}, one of 1 says that the outer are meant"
     ]
 
 

@@ -56,14 +56,14 @@ class Regrouping:
         """
         old, new = list(names), list(names.values())
         for given in (old, new):
-            check_kind(classes, as_labels(given, len(given)))
+            check_kind(classes, _labels(given))
         known = classes.tolist()
         for label in old:
             if label not in known:
                 raise LabelError(
                     f"class must be one that was learned, got {label!r}; nearest: {_nearest(label, known)}"
                 )
-        renamed = as_labels([names.get(label, label) for label in known], len(known))
+        renamed = _labels([names.get(label, label) for label in known])
         table, codes = np.unique(renamed, return_inverse=True)
         return cls(table, [np.flatnonzero(codes == code).tolist() for code in range(len(table))])
 
@@ -152,6 +152,14 @@ class Mergeable(Renamable):
             raise LabelError(f"labels must name at least two different classes to merge, got {list(names)}")
         self._change_classes(Regrouping.of(self.classes_, names))
         return self
+
+
+def _labels(values: list[Any]) -> NDArray[Any]:
+    """Return labels as an array; those that are no samples need no look at how many of them differ."""
+    if all(isinstance(value, str) for value in values):
+        return np.array(values, dtype=np.str_)
+    plain = all(isinstance(value, (int, np.integer)) and not isinstance(value, bool) for value in values)
+    return np.array(values) if plain else as_labels(values, len(values))
 
 
 def _nearest(label: Any, known: Sequence[Any]) -> str:

@@ -27,9 +27,11 @@ from evergrow.linalg import (
     RidgeState,
     Totals,
     alpha_grid,
+    at_least_some,
     join_states,
     read_state,
     safe_cholesky,
+    take_columns,
 )
 from evergrow.linalg.state import sum_columns
 from evergrow.projections import Projection, read_projection
@@ -52,6 +54,9 @@ def _from_flat(old: Archive) -> Archive:
     meta = {"normalization": values["normalization"], "lineage": values["lineage"]}
     return Archive(old.kind, meta, {"counts": old.tensors["counts"]}, parts, version=2)
 
+
+LARGEST_MASS = 1e15
+"""Sums of weights beyond this are no longer exact to one sample."""
 
 MODEL = register_kind("ridge-model", version=2, migrations={1: _from_flat})
 
@@ -78,6 +83,8 @@ class RidgeModel:
         Second moments per class in a few directions, where they are kept.
     blocks : FeatureBlocks or None
         What is done to blocks of columns between normalisation and layer, where features have several.
+    masses : Tensor of shape (C,) or None
+        Sum of the weights of each class's samples, float64; None where every sample counted as one.
     """
 
     projection: Projection
@@ -88,6 +95,12 @@ class RidgeModel:
     lineage: frozenset[str]
     shapes: ShapeModel | None = None
     blocks: FeatureBlocks | None = None
+    masses: Tensor | None = None
+
+    @property
+    def mass(self) -> Tensor:
+        """What each class counts for in the statistics: its samples, or the sum of their weights."""
+        return self.counts if self.masses is None else self.masses
 
     def inputs(self, Z: Tensor) -> Tensor:
         """Return features as the layer sees them: normalised, and their blocks weighted and reduced."""
@@ -107,35 +120,53 @@ class RidgeModel:
         return self.projection.same_map(other.projection)
 
     def _batches(
-        self, Z: Tensor, codes: Tensor, n_classes: int, tick: Meter | None = None
+        self,
+        Z: Tensor,
+        codes: Tensor,
+        n_classes: int,
+        tick: Meter | None = None,
+        weights: Tensor | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         for rows, H in self.activations(Z):
             targets = torch.nn.functional.one_hot(codes[rows], n_classes).to(H.dtype)
-            yield H, targets
+            # Sums of w h h^T and w h y^T are those of rows and targets times the root of w.
+            yield _scaled(H, weights, rows), _scaled(targets, weights, rows)
             if tick is not None:
                 tick(rows.stop)
 
-    def learn(self, Z: Tensor, codes: Tensor, columns: Sequence[int], tick: Meter | None = None) -> RidgeModel:
+    def learn(
+        self,
+        Z: Tensor,
+        codes: Tensor,
+        columns: Sequence[int],
+        tick: Meter | None = None,
+        weights: Tensor | None = None,
+    ) -> RidgeModel:
         """Return the model with rows Z of classes ``codes`` learned; ``columns`` places the old classes."""
         n_classes = len(columns)
         moments = self.moments
         if moments is not None:
             moments = moments.select(columns, self.projection.n_outputs, Z)
             for rows, H in self.activations(Z):
-                moments = moments.add(H, codes[rows])
-        state = self.state.select_targets(columns).accumulate(self._batches(Z, codes, n_classes, tick))
+                moments = moments.add(_scaled(H, weights, rows), codes[rows])
+        state = self.state.select_targets(columns).accumulate(self._batches(Z, codes, n_classes, tick, weights))
         counts = select_counts(self.counts, columns) + torch.bincount(codes, minlength=n_classes)
         lineage = self.lineage or frozenset([_fingerprint(Z, codes)])
         shapes = self.shapes
         if shapes is not None:
-            shapes = shapes.learn(self.inputs(Z), codes, columns)
-        return dataclasses.replace(self, state=state, counts=counts, moments=moments, lineage=lineage, shapes=shapes)
+            shapes = shapes.learn(self.inputs(Z), codes, columns, weights)
+        masses = None
+        if self.masses is not None or weights is not None:
+            masses = _select(self.mass, columns) + torch.bincount(codes, _ones(weights, Z), minlength=n_classes)
+        return dataclasses.replace(
+            self, state=state, counts=counts, moments=moments, lineage=lineage, shapes=shapes, masses=masses
+        )
 
     def after_solve(self) -> RidgeModel:
         """Return the model that knows that weights were asked for."""
         return dataclasses.replace(self, state=self.state.after_solve())
 
-    def unlearn(self, Z: Tensor, codes: Tensor, alpha: float) -> RidgeModel:
+    def unlearn(self, Z: Tensor, codes: Tensor, alpha: float, weights: Tensor | None = None) -> RidgeModel:
         """Return the model with rows taken out again; raise :class:`UnlearnError` if they were never in."""
         removed = torch.bincount(codes, minlength=len(self.counts))
         if bool((removed > self.counts).any()):
@@ -144,26 +175,40 @@ class RidgeModel:
                 f"no more samples of a class can be unlearned than were learned, got {int(removed[worst])} "
                 f"where {int(self.counts[worst])} were learned (class at position {worst})"
             )
-        self._check_inside(Z, alpha)
+        masses = self._masses_without(codes, removed, _ones(weights, Z), weighted=weights is not None)
+        self._check_inside(Z, alpha, weights)
         moments = self.moments
         if moments is not None:
             for rows, H in self.activations(Z):
-                moments = moments.remove(H, codes[rows])
+                moments = moments.remove(_scaled(H, weights, rows), codes[rows])
         try:
-            state = self.state.accumulate(self._batches(Z, codes, len(self.counts)), sign=-1)
+            state = self.state.accumulate(self._batches(Z, codes, len(self.counts), weights=weights), sign=-1)
         except NumericalError as error:
             raise UnlearnError(f"samples to unlearn must have been learned before: {error}") from error
         shapes = self.shapes
         if shapes is not None:
-            shapes = shapes.unlearn(self.inputs(Z), codes, self.counts)
-        return dataclasses.replace(self, state=state, counts=self.counts - removed, moments=moments, shapes=shapes)
+            shapes = shapes.unlearn(self.inputs(Z), codes, self.mass, weights)
+        return dataclasses.replace(
+            self, state=state, counts=self.counts - removed, moments=moments, shapes=shapes, masses=masses
+        )
 
-    def _check_inside(self, Z: Tensor, alpha: float) -> None:
+    def _masses_without(self, codes: Tensor, removed: Tensor, weights: Tensor, *, weighted: bool) -> Tensor | None:
+        """Return the masses without rows; a class of which samples are left must keep some, one without must not."""
+        if self.masses is None and not weighted:
+            return None
+        taken = torch.bincount(codes, weights, minlength=len(self.counts))
+        left, kept = self.mass.to(taken) - taken, self.counts > removed
+        slack = 1e-9 * self.mass.to(taken)
+        if bool(((left <= slack) & kept).any()) or bool(((left.abs() > slack) & ~kept).any()):
+            raise UnlearnError("samples to unlearn must have the weights that they were learned with, got others")
+        return torch.where(kept, left, torch.zeros_like(left))
+
+    def _check_inside(self, Z: Tensor, alpha: float, weights: Tensor | None = None) -> None:
         """Rows that were learned satisfy ``H (G + alpha I)^-1 H^T < I``; others usually do not."""
         stats = self.state.reduced()
         factor = safe_cholesky(stats.gram, shift=alpha)
-        for _, H in self.activations(Z):
-            for part in torch.split(H, 1024):
+        for rows, H in self.activations(Z):
+            for part in torch.split(_scaled(H, weights, rows), 1024):
                 half = factor.half_solve(stats.project(part).T)
                 gap = -(half.T @ half)
                 try:
@@ -185,12 +230,12 @@ class RidgeModel:
             The ridge that will be asked for; None if it will be chosen from the statistics.
         """
         stats, old = self.state.reduced(), before.state.reduced()
-        floor = alpha_grid(row_energy(stats, self.counts))[0] if alpha is None else alpha
+        floor = alpha_grid(row_energy(stats, self.mass))[0] if alpha is None else alpha
         rounding = float(torch.finfo(old.gram.dtype).eps * old.gram.diagonal().sum())
         if 1e3 * rounding < floor:  # so that a factorisation is spared where it cannot fail
             return
         try:
-            ClassGeometry.of(stats, self.counts).factor(floor)
+            ClassGeometry.of(stats, self.mass).factor(floor)
         except NumericalError as error:
             raise UnlearnError(
                 "samples to take out must not be so large beside the others that rounding of them drowns those, but "
@@ -205,12 +250,14 @@ class RidgeModel:
         """
         dropped = [column for column in range(len(self.counts)) if column not in set(columns)]
         rows, count = self._forgotten_rows(dropped)
-        counts = self.counts[list(columns)]
+        counts, masses = self.counts[list(columns)], None if self.masses is None else self.masses[list(columns)]
         state = self.state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)
-        state = state.select_targets(columns).with_totals(Totals(self.state.count - count, float(counts.sum())))
+        state = state.select_targets(columns).with_totals(
+            Totals(self.state.count - count, float((counts if masses is None else masses).sum()))
+        )
         moments = None if self.moments is None else self.moments.select(columns, rows.shape[1], rows)
         shapes = None if self.shapes is None else self.shapes.select(columns)
-        return dataclasses.replace(self, state=state, counts=counts, moments=moments, shapes=shapes)
+        return dataclasses.replace(self, state=state, counts=counts, moments=moments, shapes=shapes, masses=masses)
 
     def group(self, groups: Sequence[Sequence[int]]) -> RidgeModel:
         """Return the model whose classes are each several old ones, as if their samples had been learned as one.
@@ -227,6 +274,7 @@ class RidgeModel:
             counts=sum_columns(self.counts[None, :], groups)[0],
             moments=None if self.moments is None else self.moments.group(groups),
             shapes=None if self.shapes is None else self.shapes.group(groups),
+            masses=None if self.masses is None else sum_columns(self.masses[None, :], groups)[0],
         )
 
     def _forgotten_rows(self, dropped: Sequence[int]) -> tuple[Tensor, int]:
@@ -236,7 +284,7 @@ class RidgeModel:
             return rows, int(self.counts[list(dropped)].sum())
         stats = self.state.reduced()
         sums = stats.lift(stats.cross[:, list(dropped)])
-        return (sums / self.counts[list(dropped)].clamp_min(1).to(sums).sqrt()).T.contiguous(), 0
+        return (sums / at_least_some(self.mass[list(dropped)].to(sums)).sqrt()).T.contiguous(), 0
 
     def merge(self, other: RidgeModel, mine: Sequence[int], theirs: Sequence[int]) -> RidgeModel:
         """Return both models' knowledge; ``mine`` and ``theirs`` place the old classes in the union."""
@@ -266,7 +314,12 @@ class RidgeModel:
         shapes = self.shapes
         if shapes is not None and other.shapes is not None:
             shapes = shapes.select(mine).merge(other.shapes.select(theirs))
-        return dataclasses.replace(self, state=state, counts=counts, moments=moments, lineage=lineage, shapes=shapes)
+        masses = None
+        if self.masses is not None or other.masses is not None:
+            masses = _select(self.mass, mine) + _select(other.mass, theirs).to(self.counts.device)
+        return dataclasses.replace(
+            self, state=state, counts=counts, moments=moments, lineage=lineage, shapes=shapes, masses=masses
+        )
 
     def _check_shapes(self, other: RidgeModel) -> None:
         if (self.shapes is None) != (other.shapes is None):
@@ -300,8 +353,13 @@ class RidgeModel:
         shapes = [
             model.shapes.select(index) for model, index in zip(models, places, strict=True) if model.shapes is not None
         ]
+        masses = None
+        if any(model.masses is not None for model in models):
+            held = [_select(model.mass.cpu(), index) for model, index in zip(models, places, strict=True)]
+            masses = (held[0] + held[1] - held[2]).to(self.counts.device)
         return dataclasses.replace(
             self,
+            masses=masses,
             shapes=shapes[0].merge(shapes[1]).merge(shapes[2], sign=-1.0) if shapes else None,
             state=join_states(*states),
             counts=(counts[0] + counts[1] - counts[2]).to(self.counts.device),
@@ -330,7 +388,7 @@ class RidgeModel:
         moments = None if self.moments is None else ClassMoments()
         shapes = None if self.shapes is None else self.shapes.select([])
         return dataclasses.replace(
-            self, state=state, counts=self.counts[:0], moments=moments, lineage=frozenset(), shapes=shapes
+            self, state=state, counts=self.counts[:0], moments=moments, lineage=frozenset(), shapes=shapes, masses=None
         )
 
     # -- files ----------------------------------------------------------------------------------------------
@@ -345,7 +403,8 @@ class RidgeModel:
         if self.blocks is not None:
             parts["blocks"] = self.blocks.to_archive()
         meta = {"normalization": self.normalization, "lineage": sorted(self.lineage)}
-        return MODEL.archive(meta, {"counts": self.counts}, parts)
+        tensors = {"counts": self.counts} | ({} if self.masses is None else {"masses": self.masses})
+        return MODEL.archive(meta, tensors, parts)
 
     @classmethod
     def from_archive(
@@ -379,7 +438,12 @@ class RidgeModel:
         counts = read_counts(fields, "counts", n_targets).to(device)
         total = int(counts.sum())
         fields.require(total <= learned, "its classes have more samples than were learned")
-        fields.require(abs(squares - total) <= 1e-6 * max(total, 1), "its targets are not those of its classes")
+        masses = None
+        if fields.has("masses"):
+            masses = fields.tensor("masses", (n_targets,), dtype=torch.float64).to(device)
+            fields.require(bool(((masses > 0) & (masses < LARGEST_MASS)).all()), "a class has no weight or too much")
+        summed = float(total) if masses is None else float(masses.sum())
+        fields.require(abs(squares - summed) <= 1e-6 * max(summed, 1.0), "its targets are not those of its classes")
         moments = None
         if fields.has("moments"):
             part = fields.open_part("moments", MOMENTS.name)
@@ -387,10 +451,13 @@ class RidgeModel:
         shapes = None
         if fields.has("shapes"):
             shapes = ShapeModel.from_archive(
-                fields.open_part("shapes", SHAPES.name), layer.n_features_in, counts, device
+                fields.open_part("shapes", SHAPES.name),
+                layer.n_features_in,
+                counts if masses is None else masses,
+                device,
             )
         rule = fields.text("normalization", choices=NORMALIZATIONS)
-        return cls(layer, rule, state, counts, moments, frozenset(fields.texts("lineage")), shapes, blocks)
+        return cls(layer, rule, state, counts, moments, frozenset(fields.texts("lineage")), shapes, blocks, masses)
 
 
 def read_counts(fields: Fields, key: str, n_classes: int) -> Tensor:
@@ -406,6 +473,20 @@ def select_counts(counts: Tensor, columns: Sequence[int]) -> Tensor:
     out = torch.zeros(len(columns), dtype=torch.int64, device=counts.device)
     out[chosen >= 0] = counts[chosen[chosen >= 0]]
     return out
+
+
+def _select(masses: Tensor, columns: Sequence[int]) -> Tensor:
+    """Return masses at ``columns`` as float64, zero where the column is -1."""
+    return take_columns(masses.to(torch.float64)[None, :], columns)[0]
+
+
+def _ones(weights: Tensor | None, Z: Tensor) -> Tensor:
+    return torch.ones(Z.shape[0], dtype=torch.float64, device=Z.device) if weights is None else weights
+
+
+def _scaled(H: Tensor, weights: Tensor | None, rows: slice) -> Tensor:
+    """Return rows times the root of their weights."""
+    return H if weights is None else H * weights[rows].sqrt()[:, None]
 
 
 def _fingerprint(Z: Tensor, codes: Tensor) -> str:

@@ -63,13 +63,13 @@ class ShapeModel:
         """Return normalised features Z (n, d) in these directions, (n, k)."""
         return (Z - self.centre) @ self.basis
 
-    def learn(self, Z: Tensor, codes: Tensor, columns: Sequence[int]) -> ShapeModel:
+    def learn(self, Z: Tensor, codes: Tensor, columns: Sequence[int], weights: Tensor | None = None) -> ShapeModel:
         """Return the model with rows learned; ``columns`` places the old classes."""
-        return self._with(self.moments.select(columns).add(self.rows(Z), codes))
+        return self._with(self.moments.select(columns).add(self.rows(Z), codes, 1.0, weights))
 
-    def unlearn(self, Z: Tensor, codes: Tensor, counts: Tensor) -> ShapeModel:
+    def unlearn(self, Z: Tensor, codes: Tensor, counts: Tensor, weights: Tensor | None = None) -> ShapeModel:
         """Return the model with rows taken out of classes that have ``counts`` rows."""
-        return self._with(self.moments.remove(self.rows(Z), codes, counts))
+        return self._with(self.moments.remove(self.rows(Z), codes, counts, weights))
 
     def select(self, columns: Sequence[int]) -> ShapeModel:
         """Return the model with classes reordered, left out, or new where -1."""

@@ -16,7 +16,6 @@ from torch import nn
 from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.backbones.recipes import FINAL, check_recipe
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
-from evergrow.core.feature_blocks import join_blocks
 from evergrow.learner.intake import Samples
 
 if TYPE_CHECKING:
@@ -49,6 +48,14 @@ class Features:
     X: NDArray[Any]
     rows: NDArray[np.int64]
     failures: tuple[tuple[str, str], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the features, for ``np.asarray`` and whatever takes arrays."""
+        X = self.X if dtype is None else self.X.astype(dtype, copy=False)
+        return X.copy() if copy else X
 
 
 class Encoder:
@@ -228,7 +235,7 @@ class Encoder:
         """
         self.check(samples)
         if samples.features is not None:
-            return Features(join_blocks(samples.features, self.widths), np.arange(len(samples)))
+            return Features(samples.features, np.arange(len(samples)))
         from evergrow.backbones.extraction import extract
 
         config = extraction_config(settings, cache, lasting=samples.lasting)

@@ -36,7 +36,16 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
         sorted(set(theirs.counts) - set(mine.counts)),
         data=sorted(learned_data(theirs.history) - (learned_data(base.history) if base is not None else frozenset())),
     )
-    return mine.after(change, head=head, counts=dict(sorted(counts.items())), calibration=calibration)
+    kind = mine.label_kind if len(mine.classes) else theirs.label_kind
+    announced = None if mine.announced is None else tuple(sorted({*mine.announced, *counts}))
+    return mine.after(
+        change,
+        head=head,
+        counts=dict(sorted(counts.items())),
+        calibration=calibration,
+        label_kind=kind,
+        announced=announced,
+    )
 
 
 def _merged_head(
@@ -53,6 +62,10 @@ def _check_same(mine: Snapshot, other: Snapshot) -> None:
     found = backbone_differences(mine.spec, other.spec)
     if found:
         raise MergeError(f"learners to merge must have one backbone, got two: {'; '.join(found)}")
+    if len(mine.classes) and len(other.classes) and mine.label_kind != other.label_kind:
+        raise MergeError(
+            f"learners to merge must have labels of one kind, got {mine.label_kind} and {other.label_kind}"
+        )
     widths = mine.head.n_features_in_, other.head.n_features_in_
     if widths[0] != widths[1]:
         raise MergeError(f"learners to merge must have features of one width, got {widths[0]} and {widths[1]}")
