@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -427,8 +427,10 @@ def _raise_if_fatal(work: _Work, failures: Sequence[Failure]) -> None:
     """Raise for the first image that cannot be read, if that is to be fatal."""
     if failures and work.config.on_error == "raise":
         failure = failures[0]
-        source = work.items.raw(failure.row)
-        where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
+        where = ""
+        with suppress(ImageError):  # where it cannot even be had, the reason says so
+            source = work.items.raw(failure.row)
+            where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
         raise ImageError(f"{failure.reason}{where}; on_error='skip' leaves such images out")
 
 

@@ -10,7 +10,7 @@ import typer
 from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer
 from evergrow.cli.models import check_target
-from evergrow.cli.options import RECIPE_HELP, WEIGHT_SOURCES, Json, checked_recipe
+from evergrow.cli.options import AS_FOUND, RECIPE_HELP, WEIGHT_SOURCES, Json, Reading, checked_recipe
 from evergrow.cli.registry import command
 
 PRESETS = registered_names("evergrow.backbones.preprocess:PRESETS")
@@ -30,6 +30,10 @@ def features_command(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Items per batch.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode images.")] = None,
     skip: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read.")] = False,
+    test_size: Annotated[
+        float | None, typer.Option(help="Draw a test part of this share where there is none, for bench.")
+    ] = None,
+    reading: Reading = AS_FOUND,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor fill the feature cache.")] = False,
     as_json: Json = False,
@@ -43,6 +47,8 @@ def features_command(
       evergrow features data/birds --recipe rich --out birds_rich.npz
 
       evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.safetensors
+
+    Data without a test part give a file without one, which fit learns whole; --test-size draws one.
 
     The file works wherever a data set is named: in specs of [bold]evergrow bench[/bold] and for
     [bold]evergrow fit[/bold]. A second run on the same data looks at no image.
@@ -63,7 +69,8 @@ def features_command(
         raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
     wanted = checked_recipe("--recipe", recipe)
     check_target("--out", out, force=force)
-    loaded = load_data(data)
+    drawn = {"split": "none"} if test_size is None else {"test_size": test_size}
+    loaded = load_data(data, reading.options(**drawn))
     if isinstance(loaded, FeatureSet):
         raise InputError(f"data must be images or texts, got features already: {data}")
     name = best_backbone(loaded.kind).name if backbone == "auto" else backbone

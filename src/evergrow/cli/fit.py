@@ -23,9 +23,11 @@ from evergrow.cli.models import (
     model_line,
     recipe_note,
     skipped_caution,
+    trial_lines,
     written_note,
 )
 from evergrow.cli.options import (
+    AS_FOUND,
     RECIPE_HELP,
     Cache,
     Data,
@@ -33,6 +35,8 @@ from evergrow.cli.options import (
     Json,
     OnError,
     OnErrorOption,
+    Reading,
+    TestData,
     Weights,
     checked_recipe,
 )
@@ -70,6 +74,8 @@ def fit_command(
     units: Annotated[int | None, typer.Option(min=1, help="Width of the random layer: wider is slower.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of layer, --adapt and --holdout.")] = 0,
     holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
+    test: TestData = None,
+    reading: Reading = AS_FOUND,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
     device: Device = "auto",
@@ -79,7 +85,8 @@ def fit_command(
 ) -> Answer:
     """Learn a first set of classes and write a model file.
 
-    Of data with a training and a test part the training part is learned, else all of it but --holdout.
+    Of data with a training and a test part the training part is learned, else all of it but --holdout. The data of
+    --test are remembered by the model: later updates test on them again.
 
     For example:
 
@@ -96,6 +103,7 @@ def fit_command(
     """
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
+    from evergrow.learner.reference import measured_change
 
     check_target("--model", model, force=force, existing=REPLACING)
     if not 0 <= holdout < 1:
@@ -118,12 +126,15 @@ def fit_command(
     )
     started = time.perf_counter()
     with _resumable(checkpoint):
-        samples, held = _read(data, holdout, seed)
-        learner.fit(samples, checkpoint=checkpoint)
+        samples, held = _read(data, holdout, seed, reading)
+        with measured_change(learner, test) as trial:
+            learner.fit(samples, checkpoint=checkpoint)
         commit(model, learner)
     left = _remove(checkpoint)
     answer = _answer(model, learner, samples, held, time.perf_counter() - started)
-    return replace(answer, cautions=[*answer.cautions, *left])
+    tested = None if trial.tested is None else trial.tested.to_dict()
+    lines = [*answer.lines[:-1], *trial_lines(learner, trial), answer.lines[-1]]
+    return replace(answer, values={**answer.values, "test": tested}, lines=lines, cautions=[*answer.cautions, *left])
 
 
 def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
@@ -173,7 +184,7 @@ def _remove(checkpoint: Path | None) -> list[str]:
     return []
 
 
-def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None]:
+def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Samples, Samples | None]:
     """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
@@ -181,7 +192,7 @@ def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None
     from evergrow.datasets.options import DataOptions
     from evergrow.learner.intake import read_labelled
 
-    samples = read_labelled(data, "train")
+    samples = read_labelled(data, "train", options=reading.options())
     if not holdout:
         return samples, None
     names, codes = np.unique(samples.required_labels(), return_inverse=True)

@@ -59,6 +59,8 @@ def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
         ("adapted", adapted_note(info["adaptation"]) if info["adaptation"] else ""),
         ("preprocessing", _preprocessing(info["backbone"])),
         ("unknown things", _novelty(info["novelty"])),
+        ("answers", _answering(info["answering"])),
+        ("tested with", _reference(info["reference"])),
         ("revision", str(info["revision"])),
         ("file", f"{size / 1e6:.1f} MB"),
     ]
@@ -114,6 +116,18 @@ def _short(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "x".join(_short(item) for item in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _answering(found: dict[str, Any]) -> str:
+    """Return how answers follow from probabilities, where that was set."""
+    prior = "" if found["prior"] == "learned" else f"prior {found['prior']}"
+    limits = ", ".join(f"{name} from {limit:g}" for name, limit in found["thresholds"].items())
+    costs = plural(sum(map(len, found["costs"].values())), "cost") if found["costs"] else ""
+    return "; ".join(part for part in (prior, limits, costs) if part)
+
+
+def _reference(found: dict[str, Any] | None) -> str:
+    return "" if found is None else f"{found['source'] or 'data in memory'}, {plural(found['samples'], 'sample')}"
 
 
 def _novelty(found: dict[str, Any] | None) -> str:

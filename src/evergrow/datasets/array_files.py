@@ -86,6 +86,7 @@ def read_arrays(path: Path) -> ArrayFile:
         If a newer evergrow wrote it.
     """
     arrays, texts = _read_npz(path) if path.suffix.lower() == ".npz" else _read_safetensors(path)
+    arrays = _with_empty_test(arrays)
     missing = [key for key in REQUIRED if key not in arrays]
     if missing:
         raise FileFormatError(f"{path} must hold {', '.join(REQUIRED)}, but it lacks {', '.join(missing)}")
@@ -114,6 +115,13 @@ def stated_widths(stamp: str, X: NDArray[Any]) -> tuple[int, ...]:
         return check_widths("widths", widths, X.shape[-1] if X.ndim else 0)
     except InputError as error:
         raise FileFormatError(f"the stamp of a feature file must fit its features: {error}") from error
+
+
+def _with_empty_test(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file without a test set with empty ones in its place."""
+    if not {"X_train", "y_train"} <= arrays.keys() or {"X_test", "y_test"} & arrays.keys():
+        return arrays
+    return {**arrays, "X_test": arrays["X_train"][:0], "y_test": arrays["y_train"][:0]}
 
 
 def write_arrays(path: Path, file: ArrayFile) -> None:

@@ -44,6 +44,8 @@ class FeatureSet:
         features that differ in their last digits, so these are told apart by origin and backbone.
     unknown : mapping
         Optional fields that a later evergrow wrote into the file, kept to be written again.
+    whole : bool
+        Whether there is no test set on purpose, because the data have none; only then ``X_test`` is empty.
     widths : tuple of int
         Columns of each block, where a row holds several side by side as a network gave them; :meth:`train` and
         :meth:`test` hand them on joined, at equal energy. Empty where rows are to be taken as they are.
@@ -69,11 +71,13 @@ class FeatureSet:
     backbone: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
     unknown: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = False
     widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
-            _check_part(part, getattr(self, f"X_{part}"), getattr(self, f"y_{part}"))
+            empty = part == "test" and self.whole
+            _check_part(part, getattr(self, f"X_{part}"), getattr(self, f"y_{part}"), empty=empty)
         if self.X_train.shape[1] != self.X_test.shape[1]:
             raise InputError(
                 f"X_test must have {self.X_train.shape[1]} columns like X_train, got {self.X_test.shape[1]}"
@@ -103,7 +107,17 @@ class FeatureSet:
         seed: int = DEFAULT_SEED,
         earlier_seeds: tuple[int, ...] = (),
     ) -> Stream:
-        """Return the tasks of a protocol; see :func:`evergrow.streams.make_stream`."""
+        """Return the tasks of a protocol; see :func:`evergrow.streams.make_stream`.
+
+        Raises
+        ------
+        InputError
+            If there is no test set, on which tasks are evaluated.
+        """
+        if self.whole:
+            raise InputError(
+                "features must have a test set to become a stream, got none: load_data draws one with split='auto'"
+            )
         return make_stream(self.y_train, self.y_test, protocol, seed=seed, earlier_seeds=earlier_seeds)
 
     @cached_property
@@ -138,8 +152,12 @@ def origin_fingerprint(origin: str, backbone: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _check_part(part: str, X: Any, y: Any) -> None:
-    if not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind != "f" or 0 in X.shape:
+def _check_part(part: str, X: Any, y: Any, *, empty: bool = False) -> None:
+    shape: tuple[int, ...] = getattr(X, "shape", ())
+    if empty and len(shape) == 2 and shape[0]:
+        raise InputError(f"X_{part} must be empty where whole is true, got {shape[0]} rows")
+    bad = shape[1:] == (0,) if empty else 0 in shape
+    if not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind != "f" or bad:
         raise InputError(
             f"X_{part} must be a non-empty 2-D floating-point array, "
             f"got shape {getattr(X, 'shape', ())} of {getattr(X, 'dtype', type(X).__name__)}"
@@ -168,7 +186,7 @@ def load_features(name: str | os.PathLike[str]) -> FeatureSet:
         A path to a ``.npz`` or ``.safetensors`` file, or a bare name such as ``"clinc150_minilm"``, looked
         for in :func:`search_path`. The file holds ``X_train, y_train, X_test, y_test`` and may hold
         ``classes``, the names of labels 0, 1, ... (in a safetensors file: a JSON list under the metadata key
-        ``classes``). Pickled arrays are refused.
+        ``classes``). Without a test set ``X_test`` and ``y_test`` are empty or not there. Pickled arrays are refused.
 
     Returns
     -------
@@ -230,6 +248,7 @@ def features_of(path: Path, file: ArrayFile) -> FeatureSet:
     """Return the feature set that a file's arrays are, or say why they are none."""
     try:
         X_train, y_train, X_test, y_test = (file.arrays[key] for key in REQUIRED)
+        whole = len(X_test) == 0 == len(y_test)
         return FeatureSet(
             path.stem,
             X_train,
@@ -239,6 +258,7 @@ def features_of(path: Path, file: ArrayFile) -> FeatureSet:
             file.class_names,
             file.backbone,
             unknown=file.unknown,
+            whole=whole,
             widths=file.widths,
         )
     except (InputError, LabelError) as error:

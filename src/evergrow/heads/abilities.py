@@ -175,6 +175,11 @@ class Abilities:
         return None
 
     @property
+    def assumed_prior_(self) -> str:
+        """How common probabilities take classes to be: ``"uniform"``, or by the ``"counts"`` of their samples."""
+        return "uniform"
+
+    @property
     def is_calibrated_by_rows(self) -> bool:
         """Whether probabilities and novelty are calibrated by rows as if they had not been learned."""
         return False

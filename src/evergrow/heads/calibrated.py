@@ -81,6 +81,17 @@ class CalibratedRidge(EditableRidge):
             derived.temperature = temperature(model.state, model.counts, self._solved(), self.readout)
         return derived.temperature
 
+    @property
+    def assumed_prior_(self) -> str:
+        """How common probabilities take classes to be: ``"uniform"``, or by the ``"counts"`` of their samples.
+
+        Ridge regression on the classes as targets estimates probabilities among samples like those that were learned;
+        the discriminants leave the counts out, the denoised one unless it is told otherwise.
+        """
+        if self.readout == "denoised":
+            return self.prior
+        return "counts" if self.readout == "ridge" else "uniform"
+
     def novelty_score(self, X: Any) -> NDArray[np.float64]:
         """Return how unlike anything learned each row is; higher means more novel.
 

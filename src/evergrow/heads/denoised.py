@@ -135,10 +135,11 @@ def solve_model(
 
 def choose_weights(model: RidgeModel) -> tuple[float, ...]:
     """Choose the weights of the blocks of the direct link; none where there are no blocks or no link."""
-    link = model.projection.link_columns()
-    if model.blocks is None or link is None or len(model.blocks.kept) < 2:
+    link, blocks = model.projection.link_columns(), model.blocks
+    if blocks is None or link is None or len(blocks.kept) < 2:
         return ()
-    return choose_block_weights(*model.state.reduced().part(link), model.counts, model.blocks.kept).weights
+    gram, cross = model.state.reduced().part(link)
+    return choose_block_weights(gram, cross, model.counts, blocks.kept, blocks.weights).weights
 
 
 def column_scale(model: RidgeModel, weights: tuple[float, ...]) -> Tensor | None:

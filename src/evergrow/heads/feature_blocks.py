@@ -20,8 +20,8 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_number
-from evergrow.linalg import choose_block_weights
-from evergrow.linalg.block_weights import LARGEST_WEIGHT
+from evergrow.linalg import choose_block_weights, symmetric_eigh
+from evergrow.linalg.block_weights import LARGEST_BLOCK_WEIGHT
 
 BLOCKS = register_kind("feature-blocks")
 
@@ -123,7 +123,7 @@ class FeatureBlocks:
         """Return features (n, d) reduced and weighted, (n, k)."""
         if self.bases is None:
             return Z * self.column_weights().to(Z)
-        parts = zip(torch.split(Z, self.sizes, dim=1), self.bases, self.weights, strict=True)
+        parts = zip(torch.split(Z, list(self.sizes), dim=1), self.bases, self.weights, strict=True)
         return torch.cat([part @ (basis.to(Z) * weight) for part, basis, weight in parts], dim=1)
 
     def lift(self, weights: Tensor) -> Tensor:
@@ -131,13 +131,13 @@ class FeatureBlocks:
         scaled = weights * self.column_weights().to(weights)[:, None]
         if self.bases is None:
             return scaled
-        parts = zip(torch.split(scaled, self.kept, dim=0), self.bases, strict=True)
+        parts = zip(torch.split(scaled, list(self.kept), dim=0), self.bases, strict=True)
         return torch.cat([basis.to(part) @ part for part, basis in parts])
 
     def lower(self, weights: Tensor) -> Tensor:
         """Return weights (k, m) that :meth:`lift` turned into these ones (d, m)."""
         if self.bases is not None:
-            parts = zip(torch.split(weights, self.sizes, dim=0), self.bases, strict=True)
+            parts = zip(torch.split(weights, list(self.sizes), dim=0), self.bases, strict=True)
             weights = torch.cat([basis.to(part).T @ part for part, basis in parts])
         return weights / self.column_weights().to(weights)[:, None]
 
@@ -184,7 +184,7 @@ def read_weights(fields: Fields, key: str, blocks: int | None = None) -> tuple[f
     """Return weights of blocks, each positive and within bounds, or raise :class:`FileFormatError`."""
     weights = tuple(fields.numbers(key))
     fields.require(blocks is None or len(weights) == blocks, f"{key!r} has another number of blocks")
-    low, high = 1.0 / LARGEST_WEIGHT, LARGEST_WEIGHT
+    low, high = 1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT
     within = all(0.999 * low <= weight <= 1.001 * high for weight in weights)
     fields.require(within, f"{key!r} has a block whose weight is not from {low:g} to {high:g}")
     return weights
@@ -196,9 +196,9 @@ def read_weights(fields: Fields, key: str, blocks: int | None = None) -> tuple[f
 def reduction(Z: Tensor, codes: Tensor, sizes: Sequence[int], budget: int, seed: int) -> tuple[Tensor, ...]:
     """Return an orthonormal basis for every block, ``budget`` columns in all and at least one of each.
 
-    A direction counts by its share of the block's variance plus its share of the variance of class means, times the
-    energy of the block, and the directions that count most, of whichever block, are kept. Where the first task has
-    fewer rows than that, what remains of the budget goes to directions drawn at random from the rest of each block.
+    A direction counts by the variance along it plus that of class means, times the ratio of all variance to all that of
+    means, and the directions that count most, of whichever block, are kept. Where the first task has fewer rows than
+    that, what remains of the budget goes to directions drawn at random from the rest of each block.
 
     Parameters
     ----------
@@ -221,7 +221,12 @@ def reduction(Z: Tensor, codes: Tensor, sizes: Sequence[int], budget: int, seed:
     >>> [tuple(basis.shape) for basis in reduction(Z, torch.arange(50) % 5, (6, 3), 4, 0)]
     [(6, 2), (3, 2)]
     """
-    found = [_directions(part, codes) for part in torch.split(Z.to(torch.float64), list(sizes), dim=1)]
+    rows = Z.to(torch.float64)
+    rows = rows - rows.mean(dim=0)
+    targets = torch.nn.functional.one_hot(codes).to(rows)
+    means = (targets.T @ rows) / targets.sum(dim=0).clamp_min(1.0).sqrt()[:, None]  # squares add up to their variance
+    means = means * (rows.square().sum() / means.square().sum().clamp_min(1e-300)).clamp_max(1e6).sqrt()
+    found = [_directions(part) for part in torch.split(torch.cat([rows, means]), list(sizes), dim=1)]
     kept = _allotted([values for values, _ in found], list(sizes), budget)
     bases = []
     for place, ((_, vectors), number, size) in enumerate(zip(found, kept, sizes, strict=True)):
@@ -234,22 +239,20 @@ def reduction(Z: Tensor, codes: Tensor, sizes: Sequence[int], budget: int, seed:
     return tuple(bases)
 
 
-def _directions(rows: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what counts (r,), falling, and the directions (d, r) of a block's rows (n, d)."""
-    centred = rows - rows.mean(dim=0)
-    targets = torch.nn.functional.one_hot(codes).to(rows)
-    counts = targets.sum(dim=0).clamp_min(1.0)
-    means = (targets.T @ centred) / counts.sqrt()[:, None]  # squares add up to the variance between classes
-    varied, between = float(centred.square().sum()), float(means.square().sum())
-    if not varied > 0.0:
-        return rows.new_zeros(0), rows.new_zeros(rows.shape[1], 0)
-    stacked = torch.cat([centred / varied**0.5, means / max(between, 1e-12 * varied) ** 0.5])
-    _, values, vectors = torch.linalg.svd(stacked, full_matrices=False)
-    known = int((values > 1e-7 * float(values[0])).sum())
-    vectors = vectors[:known].T
-    # A direction is as good as its opposite: the largest entry decides, so that every machine takes the same.
-    vectors = vectors * vectors.gather(0, vectors.abs().argmax(dim=0)[None, :]).sign()
-    return values[:known].square() * varied, vectors
+def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the energies (r,), falling, and the directions (d, r) of a block's rows (n, d)."""
+    if len(rows) > rows.shape[1]:
+        rising, columns = symmetric_eigh(rows.T @ rows)
+        energies, directions = rising.flip(0).clamp_min(0.0), columns.flip(1)
+    else:
+        _, lengths, vectors = torch.linalg.svd(rows, full_matrices=False)
+        energies, directions = lengths.square(), vectors.T
+    known = int((energies > 1e-12 * float(energies[0])).sum()) if float(energies[0]) > 0.0 else 0
+    directions = directions[:, :known]
+    if known:
+        # A direction is as good as its opposite: the largest entry decides, so that every machine takes the same.
+        directions = directions * directions.gather(0, directions.abs().argmax(dim=0)[None, :]).sign()
+    return energies[:known], directions
 
 
 def _allotted(values: list[Tensor], sizes: list[int], budget: int) -> list[int]:

@@ -24,6 +24,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.validation import check_number
 from evergrow.heads.base import IncrementalClassifier
+from evergrow.learner.answering import Answering
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM, Calibration, calibrated, with_new_classes
 from evergrow.learner.changes import Change, fingerprint, fingerprints
@@ -272,7 +273,7 @@ class Learner:
         -------
         ndarray of str of shape (n,)
         """
-        return np.asarray(self._state().head.predict(self._answerable(items)), dtype=np.str_)
+        return self._answers_to(self._answerable(items))
 
     def decision_function(self, items: Any) -> NDArray[np.float64]:
         """Return the score of every class, always one column per entry of ``classes_``; larger means more likely.
@@ -292,7 +293,8 @@ class Learner:
         items : object
             As for :meth:`predict`.
         """
-        return np.asarray(self._able("probabilities").predict_proba(self._answerable(items)))
+        self._able("probabilities")
+        return self._probabilities(self._answerable(items))
 
     def novelty_score(self, items: Any) -> NDArray[np.float64]:
         """Return how unlike anything learned each item is; higher means more novel.
@@ -367,9 +369,11 @@ class Learner:
         threshold = None if false_alarm is None else self.threshold(false_alarm)
         head, features = self._state().head, self.features(items)
         able = head.can("probabilities")
-        values = head.predict_proba(features.X) if able else head.class_scores(features.X)
+        values = self._probabilities(features.X) if able else head.class_scores(features.X)
         names, measure = np.asarray(head.classes_, dtype=np.str_), "probability" if able else "score"
-        answers = Answers(names, values, measure, features.rows, features.failures)
+        answering = self._state().answering
+        chosen = None if answering.is_plain else answering.choose(values, names.tolist())
+        answers = Answers(names, values, measure, features.rows, features.failures, chosen=chosen)
         if threshold is None:
             return answers
         novelty = head.novelty_score(features.X)
@@ -399,7 +403,7 @@ class Learner:
         samples = read_labelled(data, "test", self._encoder.kind)
         encoded = self._encoded(samples, self._encoder)
         labels = samples.required_labels()[encoded.rows]
-        result = evaluate_predictions(labels.tolist(), now.head.predict(encoded.X).tolist(), now.classes.tolist())
+        result = evaluate_predictions(labels.tolist(), self._answers_to(encoded.X).tolist(), now.classes.tolist())
         known = np.isin(labels, now.classes)
         strange = [encoded.X[~known]] if not known.all() else []
         if unknown is not None:
@@ -547,6 +551,45 @@ class Learner:
         {'corvid': 20, 'jay': 10, 'owl': 10}
         """
         self._snapshot = with_merged_classes(self._state(), names, into)
+        return self
+
+    def set_answering(self, *, prior: Any = None, costs: Any = None, thresholds: Any = None) -> Self:
+        """Say how answers follow from probabilities: how common classes are, what mistakes cost, how sure one must be.
+
+        All three are set at once; what is left out is as it was learned. Nothing is learned or forgotten by it, and
+        ``predict``, ``predict_proba`` (the prior), ``ask`` and ``evaluate`` follow it from now on.
+
+        Parameters
+        ----------
+        prior : {"learned", "uniform", "counts"} or mapping of str to float, optional
+            How common classes are among what is asked about: as the probabilities assume, all alike, as among the
+            samples that were learned, or by weights; classes that these do not name have the mean weight.
+        costs : mapping of str to mapping of str to float, optional
+            ``costs[true][answer]`` where it is neither 0 for the right answer nor 1 for another; the answer is the one
+            of least expected cost.
+        thresholds : mapping of str to float, optional
+            Probability from which a class is the answer, whatever is likelier, and below which it never is.
+
+        Raises
+        ------
+        LabelError
+            If a class is named that was never learned.
+        UnsupportedError
+            If the method gives no probabilities.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow.learner.learner import Learner
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
+        >>> learner = Learner(options={"n_units": 20}).fit((X, y))
+        >>> sum(learner.predict(X) == "owl") < sum(learner.set_answering(thresholds={"owl": 0.02}).predict(X) == "owl")
+        True
+        """
+        self._able("probabilities")
+        now = self._state()
+        answering = Answering.checked(now.counts, prior, costs, thresholds)
+        self._snapshot = now.after(Change.now("answering", 0, note=answering.summary()), answering=answering)
         return self
 
     def relabel(self, data: Any, source: Any, target: Any) -> Self:
@@ -764,6 +807,11 @@ class Learner:
         """Return the backbone, loading it if need be; None where samples are features."""
         return None if self._state().spec is None else self._encoder.backbone()
 
+    @property
+    def answering_(self) -> Answering:
+        """How answers follow from probabilities."""
+        return self._state().answering
+
     def _snapshot_or_none(self) -> Snapshot | None:
         return getattr(self, "_snapshot", None)
 
@@ -855,6 +903,20 @@ class Learner:
         if len(lost):
             raise InputError(f"every class must keep a sample that can be read, got none of {str(lost[0])!r}")
         return encoded
+
+    def _probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
+        """Return class probabilities of features under the prior that was asked for."""
+        now = self._state()
+        likely = np.asarray(now.head.predict_proba(X))
+        counts = [now.counts[name] for name in now.classes.tolist()]
+        return now.answering.probabilities(likely, now.classes.tolist(), counts, now.head.assumed_prior_)
+
+    def _answers_to(self, X: NDArray[Any]) -> NDArray[np.str_]:
+        """Return the answers to features."""
+        now = self._state()
+        if now.answering.is_plain:
+            return np.asarray(now.head.predict(X), dtype=np.str_)
+        return now.classes[now.answering.choose(self._probabilities(X), now.classes.tolist())]
 
     def _answerable(self, items: Any) -> NDArray[Any]:
         """Return the features of items, all of them: answers are in the order of the items."""

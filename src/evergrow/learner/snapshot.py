@@ -18,9 +18,11 @@ from evergrow.core.fields import Fields
 from evergrow.core.version import __version__
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.learner import calibration as calibrations
+from evergrow.learner.answering import Answering
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.changes import Change
 from evergrow.learner.recipe import SETTINGS, HeadRecipe
+from evergrow.learner.reference import Reference
 
 if TYPE_CHECKING:
     from evergrow.training.adaptation import Adaptation
@@ -105,6 +107,10 @@ class Snapshot:
         Seed of the head and of the adaptation.
     adaptation : Adaptation or None
         What the backbone was adapted with, where it was.
+    answering : Answering
+        How answers follow from probabilities.
+    reference : Reference or None
+        Test data that it is tested on after every update.
     extra : Extra
         Optional contents of a file that a later evergrow wrote, kept as they were read.
     widths : tuple of int
@@ -120,6 +126,8 @@ class Snapshot:
     reason: str = ""
     seed: int = 0
     adaptation: Adaptation | None = None
+    answering: Answering = field(default_factory=Answering)
+    reference: Reference | None = None
     extra: Extra = field(default_factory=lambda: Extra())
     widths: tuple[int, ...] = ()
 
@@ -141,7 +149,8 @@ class Snapshot:
     def after(self, change: Change, **values: Any) -> Snapshot:
         """Return what is known after a change."""
         history = (*self.history, change.numbered(self.revision + 1))
-        return dataclasses.replace(self, history=history, **values)
+        after = dataclasses.replace(self, history=history, **values)
+        return dataclasses.replace(after, answering=after.answering.limited(after.counts))
 
     def to_archive(self, recipe: HeadRecipe) -> Archive:
         """Return what a file holds: numbers, plain settings and never a sample."""
@@ -164,6 +173,10 @@ class Snapshot:
             "revision": self.revision,
             "lineage": self.lineage.to_values(),
         }
+        if not self.answering.is_plain or self.answering.extra:
+            meta["answering"] = self.answering.to_values()
+        if self.reference is not None:
+            meta["reference"] = self.reference.to_values()
         if self.widths:
             meta["widths"] = list(self.widths)
         return KIND.archive(meta, parts={**self.extra.parts, **parts})
@@ -214,7 +227,9 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         backbone was adapted with: tuner, settings, number of parameters, the backbone before, and how the training
         went), ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``,
         ``n_classes``, ``n_samples``, ``classes`` (name and samples of each), ``novelty`` (None, or the number of
-        calibrated scores and the threshold), ``revision``, ``history``, and with ``numerics`` the head's diagnostics.
+        calibrated scores and the threshold), ``answering`` (prior, costs and thresholds that answers follow),
+        ``reference`` (None, or the test data that it remembers), ``revision``, ``history``, and with ``numerics`` the
+        head's diagnostics.
     """
     head = now.head
     values = {
@@ -232,6 +247,8 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "n_samples": sum(now.counts.values()),
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
         "novelty": _novelty(now),
+        "answering": now.answering.to_values(),
+        "reference": None if now.reference is None else now.reference.to_values(),
         "revision": now.revision,
         "history": [change.to_dict() for change in now.history],
     }
@@ -289,6 +306,8 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         reason=fields.text("reason", default=""),
         seed=fields.integer("seed", low=-(2**63), high=2**64, default=0),
         adaptation=_adaptation(fields) if fields.has("adaptation") else None,
+        answering=_answering(fields, head, counts) if fields.has("answering") else Answering(),
+        reference=Reference.from_fields(fields.fields("reference")) if fields.has("reference") else None,
         widths=widths,
     )
     return dataclasses.replace(snapshot, extra=Extra(fields.unknown(), fields.unknown_parts())), recipe
@@ -325,6 +344,13 @@ def _head(
         fields.require(head.can("solution"), f"heads of method {method!r} have no solution to keep")
         head.adopt_solution(fields.part("solution"), name=fields.inside("solution"))
     return head, dict(sorted(counts.items()))
+
+
+def _answering(fields: Fields, head: IncrementalClassifier, counts: dict[str, int]) -> Answering:
+    answering = Answering.from_fields(fields.fields("answering"), counts)
+    able = answering.is_plain or head.can("probabilities")
+    fields.require(able, "it says how answers follow from probabilities, and its method has none")
+    return answering
 
 
 def _adaptation(fields: Fields) -> Adaptation:

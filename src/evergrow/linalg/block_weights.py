@@ -37,7 +37,7 @@ training rows of birds and intents: 1 to 4 do alike."""
 PROBES = 32
 STEPS = 8
 
-LARGEST_WEIGHT = 1e3
+LARGEST_BLOCK_WEIGHT = 1e3
 """No weight is larger, or smaller than its inverse."""
 
 _START = 0.1
@@ -46,8 +46,13 @@ _START = 0.1
 _FURTHEST = 2.0
 """Longest step, in natural logarithms of a ridge."""
 
+_DECADE = math.log(10.0)
+
+_FREE = 1.0
+"""What a ten times larger ridge may cost, as a log-likelihood, to be where the search begins."""
+
 _ENOUGH = 0.1
-"""Gain of a step, as a log-likelihood, below which the search ends."""
+"""Gain that a step promises, as a log-likelihood, below which the search ends."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,9 @@ class BlockChoice:
     factorisations: int
 
 
-def choose_block_weights(gram: Tensor, cross: Tensor, counts: Tensor, blocks: Sequence[int]) -> BlockChoice:
+def choose_block_weights(
+    gram: Tensor, cross: Tensor, counts: Tensor, blocks: Sequence[int], given: Sequence[float] | None = None
+) -> BlockChoice:
     """Choose the weights of blocks of columns.
 
     Parameters
@@ -79,6 +86,9 @@ def choose_block_weights(gram: Tensor, cross: Tensor, counts: Tensor, blocks: Se
         Rows per class.
     blocks : sequence of int
         Columns of each block; they add up to d.
+    given : sequence of float, optional
+        Weights that the columns of each block were multiplied by before; those returned come on top of them, and it is
+        both together that should not be far apart.
 
     Examples
     --------
@@ -101,7 +111,7 @@ def choose_block_weights(gram: Tensor, cross: Tensor, counts: Tensor, blocks: Se
         return BlockChoice(even, 0)
     mean = cross.sum(dim=1) / rows
     total = gram - rows * torch.outer(mean, mean)
-    search = _Search(total, cross - torch.outer(mean, counts), counts, blocks)
+    search = _Search(total, cross - torch.outer(mean, counts), counts, blocks, given)
     energy = float(search.energies.sum()) / rows
     if not energy > 1e-10 * float(gram.diagonal().sum()) / rows:
         return BlockChoice(even, 0)
@@ -111,17 +121,19 @@ def choose_block_weights(gram: Tensor, cross: Tensor, counts: Tensor, blocks: Se
 
 def _weights(ridges: Tensor, energies: Tensor) -> tuple[float, ...]:
     """Return the weights of blocks with these logarithms of ridges, all columns' energy staying what it is."""
-    limit = 0.5 * math.log(LARGEST_WEIGHT)
+    limit = 0.5 * math.log(LARGEST_BLOCK_WEIGHT)
     weights = (-0.5 * (ridges - ridges.mean())).clamp(-limit, limit).exp()
     kept = float((weights.square() * energies).sum())
     weights = weights * math.sqrt(float(energies.sum()) / kept) if kept > 0.0 else weights
-    return tuple(weights.clamp(1.0 / LARGEST_WEIGHT, LARGEST_WEIGHT).tolist())
+    return tuple(weights.clamp(1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT).tolist())
 
 
 class _Search:
     """Descends on the penalised score of cross-validation."""
 
-    def __init__(self, total: Tensor, cross: Tensor, counts: Tensor, blocks: Sequence[int]) -> None:
+    def __init__(
+        self, total: Tensor, cross: Tensor, counts: Tensor, blocks: Sequence[int], given: Sequence[float] | None = None
+    ) -> None:
         self.total, self.cross, self.blocks = total, cross, list(blocks)
         self.rows = float(counts.sum())
         self.targets = self.rows - float(counts.square().sum()) / self.rows
@@ -129,6 +141,8 @@ class _Search:
         signs = torch.randint(0, 2, (len(total), PROBES), generator=generator(0, "block weights", len(total)))
         self.signs = signs.to(total).mul_(2.0).sub_(1.0)
         self.energies = self._by_block(total.diagonal().clamp_min(0.0))
+        # Columns w x with a ridge are columns x with a ridge that is w^2 times smaller.
+        self.given = 2.0 * torch.tensor(list(given or [1.0] * len(blocks)), dtype=torch.float64).log()
         self.tried = 0
 
     def _by_block(self, values: Tensor) -> Tensor:
@@ -138,30 +152,33 @@ class _Search:
     def minimum(self, ridges: Tensor) -> Tensor | None:
         """Return the best logarithms of ridges, or None where no ridge can be judged: quasi-Newton steps (BFGS)."""
         value, slopes = self._judge(ridges)
-        for _ in range(4):
-            if math.isfinite(value):
+        for _ in range(5):
+            # Where rows are many a small ridge changes nothing, and no slope shows which block would do without.
+            more, above = self._judge(ridges + _DECADE)
+            if math.isfinite(value) and not more < value + _FREE:
                 break
-            ridges = ridges + math.log(10.0)  # so few rows that they are fitted exactly
-            value, slopes = self._judge(ridges)
+            ridges, value, slopes = ridges + _DECADE, more, above
         if not math.isfinite(value):
             return None
         curvature: Tensor | None = None  # inverse of it, as far as it is known
         for _ in range(STEPS):
-            step = -slopes / max(float(slopes.norm()), 1.0) if curvature is None else -(curvature @ slopes)
-            step = step * min(1.0, _FURTHEST / max(float(step.abs().max()), 1e-12))
+            step = -slopes if curvature is None else -(curvature @ slopes)
+            # Nothing is known of the curvature at first; where slopes are small the minimum may be far away.
+            furthest = float(step.abs().max())
+            step = step * (_FURTHEST / max(furthest, 1e-12) if curvature is None else min(1.0, _FURTHEST / furthest))
+            if -float(step @ slopes) < _ENOUGH:
+                break
             found = self._along(ridges, value, slopes, step)
             if found is None:
                 break
             after, lower, bent = found
             curvature = _bent(curvature, after - ridges, bent - slopes)
-            gained, ridges, value, slopes = value - lower, after, lower, bent
-            if gained < _ENOUGH:
-                break
+            ridges, value, slopes = after, lower, bent
         return ridges
 
     def _along(self, ridges: Tensor, value: float, slopes: Tensor, step: Tensor) -> tuple[Tensor, float, Tensor] | None:
         """Return the first of ever shorter steps that pays, with value and slopes there, or None."""
-        for share in (1.0, 0.4, 0.16):
+        for share in (1.0, 0.3, 0.1):
             after = ridges + share * step
             lower, bent = self._judge(after)
             if lower <= value + 1e-4 * share * float(step @ slopes):
@@ -171,7 +188,8 @@ class _Search:
     def _judge(self, ridges: Tensor) -> tuple[float, Tensor]:
         """Return the penalised score and its slopes."""
         score, slopes = self._score(ridges)
-        apart = ridges - ridges.mean()
+        apart = ridges - self.given
+        apart = apart - apart.mean()
         value = 0.5 * self.rows * score + float(apart.square().sum()) / (2.0 * SPREAD**2)
         return value, 0.5 * self.rows * slopes + apart / SPREAD**2
 
@@ -187,7 +205,7 @@ class _Search:
             return math.inf, torch.zeros_like(ridges)
         classes = self.cross.shape[1]
         solved = factor.solve(torch.cat([self.cross, self.signs, ridge * self.signs], dim=1))
-        weights, probes, weighted = solved.split([classes, PROBES, PROBES], dim=1)
+        weights, probes, weighted = torch.split(solved, [classes, PROBES, PROBES], dim=1)
         shrunk = ridge * weights
         rss = self.targets - float((weights * self.cross).sum()) - float((weights * shrunk).sum())
         kept = ridge[:, 0] * (self.signs * probes).sum(dim=1) / PROBES

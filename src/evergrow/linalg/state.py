@@ -293,8 +293,8 @@ class RidgeState(ABC):
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
         """Return the state whose target columns are sums of old ones, as if rows had been learned with such targets.
 
-        All statistics of targets are linear in them. Forms that keep theirs as columns add these up; this way, which
-        adds a state that has seen no rows, serves any form.
+        All statistics of targets are linear in them, but for the totals, which for one-hot targets stay the same. Forms
+        that keep theirs as columns add these up; this way, which adds a state that has seen no rows, serves any form.
 
         Parameters
         ----------

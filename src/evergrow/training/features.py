@@ -48,12 +48,15 @@ def featurize(data: RawSet, backbone: Backbone, *, config: ExtractConfig | None 
     True
     """
     train = extract(backbone, data.train, config=config, **settings)
-    test = extract(backbone, data.test, config=config, **settings)
+    test = None if data.whole else extract(backbone, data.test, config=config, **settings)
     lost = sorted(set(data.y_train.tolist()) - set(data.y_train[train.rows].tolist()))
     if lost:
         names = ", ".join(data.class_names[label] for label in lost[:5])
         raise InputError(f"every class must keep a training sample, got none that can be read for {names}")
-    features = data.features(train.features, test.features, train_rows=train.rows, test_rows=test.rows)
+    tested = train.features[:0] if test is None else test.features
+    features = data.features(
+        train.features, tested, train_rows=train.rows, test_rows=train.rows[:0] if test is None else test.rows
+    )
     widths = () if backbone.spec.recipe is None else backbone.spec.recipe.widths
     return replace(features, backbone=backbone_entry(backbone.spec), origin=data.fingerprint, widths=widths)
 
