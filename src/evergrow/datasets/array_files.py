@@ -101,13 +101,6 @@ def read_arrays(path: Path) -> ArrayFile:
     return ArrayFile(arrays, tuple(given.texts("classes")), given.mapping("backbone"), given.unknown(), widths)
 
 
-def _with_empty_test(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file without a test set with empty ones in its place."""
-    if not {"X_train", "y_train"} <= arrays.keys() or {"X_test", "y_test"} & arrays.keys():
-        return arrays
-    return {**arrays, "X_test": arrays["X_train"][:0], "y_test": arrays["y_train"][:0]}
-
-
 def stated_widths(stamp: str, X: NDArray[Any]) -> tuple[int, ...]:
     """Return the widths of blocks that a file's stamp states for its features; none where it states none.
 
@@ -122,6 +115,13 @@ def stated_widths(stamp: str, X: NDArray[Any]) -> tuple[int, ...]:
         return check_widths("widths", widths, X.shape[-1] if X.ndim else 0)
     except InputError as error:
         raise FileFormatError(f"the stamp of a feature file must fit its features: {error}") from error
+
+
+def _with_empty_test(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file without a test set with empty ones in its place."""
+    if not {"X_train", "y_train"} <= arrays.keys() or {"X_test", "y_test"} & arrays.keys():
+        return arrays
+    return {**arrays, "X_test": arrays["X_train"][:0], "y_test": arrays["y_train"][:0]}
 
 
 def write_arrays(path: Path, file: ArrayFile) -> None:
