@@ -41,6 +41,7 @@ from evergrow.core.errors import (
     NewerSchemaError,
 )
 from evergrow.core.items import Items
+from evergrow.core.wording import hint, setting
 
 _LOG = logging.getLogger(__name__)
 _NAMED = 5  # images that a warning names
@@ -162,10 +163,11 @@ class _Work:
 
 def _check(backbone: Backbone, items: Items) -> None:
     if len(items) == 0:
-        raise InputError("items must hold at least one item, got none")
+        raise InputError(f"{setting('items')} must hold at least one item, got none")
     if backbone.kind != items.kind:
         raise InputError(
-            f"items must be what {backbone.spec.name} takes, which is of kind {backbone.kind!r}, got {items.kind!r}"
+            f"{setting('items')} must be what {backbone.spec.name} takes, which is of kind {backbone.kind!r}, got "
+            f"{items.kind!r}"
         )
 
 
@@ -320,7 +322,9 @@ def _run(work: _Work, encoder: PrecisionEncoder, collector: Collector) -> Extrac
 def _batches(work: _Work, plan: BatchPlan) -> Iterator[Iterator[LoadedBatch]]:
     transform = work.backbone.transform
     if transform is None and work.items.kind == "image":
-        raise InputError(f"backbone must have a transform to take images, got None from {work.backbone.spec.name}")
+        raise InputError(
+            f"{setting('backbone')} must have a transform to take images, got None from {work.backbone.spec.name}"
+        )
     if transform is None:
         yield text_batches(work.items, plan)
         return
@@ -367,7 +371,8 @@ def _shaped(work: _Work, features: NDArray[np.float32], n: int) -> NDArray[np.fl
     expected = (n, work.backbone.n_features)
     if features.shape != expected:
         raise InputError(
-            f"backbone must return features of shape {expected}, got {features.shape} from {work.backbone.spec.name}"
+            f"{setting('backbone')} must return features of shape {expected}, got {features.shape} from "
+            f"{work.backbone.spec.name}"
         )
     return features
 
@@ -384,7 +389,7 @@ def _raise_if_fatal(work: _Work, failures: Sequence[Failure]) -> None:
         failure = failures[0]
         source = work.items.raw(failure.row)
         where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
-        raise ImageError(f"{failure.reason}{where}; on_error='skip' leaves such images out")
+        raise ImageError(f"{failure.reason}{where}{hint('on_error', '; {} leaves such images out', 'skip')}")
 
 
 def _judge(work: _Work, failures: Sequence[Failure]) -> None:

@@ -16,7 +16,7 @@ from evergrow.cli.models import (
     load_model,
     model_line,
     settle_model,
-    skipped_caution,
+    skipped_code,
     written_note,
 )
 from evergrow.cli.options import Cache, Data, Device, Json, ModelFile, OnError, OnErrorOption, Settle, Wait, Weights
@@ -66,13 +66,13 @@ def update_command(
         commit(model, learner)
         seconds = time.perf_counter() - started
     change = learner.history_[-1]
-    cautions = skipped_caution(len(samples), change.samples)
+    code, cautions = skipped_code(len(samples) - change.samples), []
     if twice:
         cautions.append(f"the same data were learned before and now count twice: 'evergrow rollback {model}' undoes it")
     news = classes_note(change.classes, "new")
     lines = [f"learned {plural(change.samples, 'sample')}{news} in {seconds:.1f} s", *notes, model_line(model, learner)]
     values = change_values(model, learner, change, seconds=seconds, settled=settled)
-    return Answer(values, lines, cautions, done=written_note(model, learner))
+    return Answer(values, lines, cautions, code, done=written_note(model, learner))
 
 
 @command("forget", panel="Edit")

@@ -1,4 +1,4 @@
-"""Help that lists registered names: looked up when the help is shown, so that no command starts slower for it."""
+"""Commands as typer runs them: names listed in the help, options named in messages, arguments checked early."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import re
 from typing import Any
 
 from typer.core import TyperCommand
+
+from evergrow.cli.wording import CommandWords, shown_name
+from evergrow.core.wording import speaking
 
 _MARK = re.compile(r"\{([\w.]+):(\w+)\}")
 
@@ -48,3 +51,28 @@ class NamesListingCommand(TyperCommand):
             if text:
                 parameter.help = filled_in(text)  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; all messages on the way name its options."""
+        group = ctx.find_root().command
+        name = ctx.command_path.partition(" ")[2]
+        with speaking(CommandWords(self.params, name, getattr(group, "commands", ()))):
+            for parameter in self.params:
+                if parameter.param_type_name == "argument":
+                    _check_there(shown_name(parameter), ctx.params.get(parameter.name))
+            return super().invoke(ctx)
+
+
+def _check_there(argument: str, value: Any) -> None:
+    """Refuse a model or data that are not there, before anything heavy is imported or computed."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    if argument == "MODEL":
+        from evergrow.learner.places import existing_model
+
+        for path in values:
+            existing_model(path)
+    elif argument == "DATA":
+        from evergrow.datasets.load import check_source
+
+        for source in values:
+            check_source(source)

@@ -115,7 +115,7 @@ def _pair_table(pairs: Sequence[Confusion]) -> str:
 
 def _class_table(scores: Sequence[ClassScore]) -> str:
     """Return the table of all classes, the worst first, so that nobody has to look for them."""
-    head = "<tr><th>class</th><th>samples</th><th>found (recall)</th><th>answers right (precision)</th></tr>"
+    head = "<tr><th>class</th><th>samples</th><th>recall</th><th>precision</th></tr>"
     rows = [
         f"<tr><td>{_text(row.name)}</td><td>{row.n}</td><td>{_bar(row.recall)}</td><td>{share(row.precision)}</td></tr>"
         for row in worst_first(scores)

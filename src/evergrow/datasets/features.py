@@ -286,6 +286,5 @@ def _feature_files(folder: Path) -> list[Path]:
 def _how_to_get() -> str:
     return (
         "To get it, put the file in ./data or in a folder named by the environment variable EVERGROW_DATA; "
-        "to make one from your own features: "
-        "numpy.savez('data/NAME.npz', X_train=..., y_train=..., X_test=..., y_test=...)"
+        "one of your own features is an .npz file of the arrays X_train, y_train, X_test and y_test"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from evergrow.core.errors import DatasetNotFoundError, InputError
 from evergrow.core.items import ImageFiles
+from evergrow.core.wording import hint
 from evergrow.datasets.labelled import LabelledItems, check_test_classes, listed, shown
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import training_file
@@ -270,7 +271,7 @@ def _read_classes(
     if empty and not options.allow_empty:
         raise InputError(
             f"class folders must hold at least one image, got none in {listed(empty)} of {walk.root}; "
-            "delete them, or set allow_empty to go on without them"
+            f"delete them{hint('allow_empty', ', or go on without them by {}', True)}"
         )
     if not names:
         raise InputError(f"{walk.root / part} must hold images, got none in its {len(folders)} class folders")

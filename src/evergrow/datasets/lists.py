@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.items import ImageFiles
 from evergrow.core.optional import require
+from evergrow.core.wording import hint
 from evergrow.datasets.folders import is_image
 from evergrow.datasets.labelled import Label, LabelledItems, integers, listed, shown
 from evergrow.datasets.options import DataOptions
@@ -194,7 +195,8 @@ def _find_root(part: ImageList, options: DataOptions) -> tuple[Path, int]:
     looked = ", ".join(str(base) for base in bases)
     raise DatasetNotFoundError(
         f"the images of {part.path} must be on disk, got none of them: looked for {shown(part.names[0])} in {looked} "
-        "and in images/ and data/ there, also with leading folders dropped; set root to the folder they are in"
+        "and in images/ and data/ there, also with leading folders dropped"
+        f"{hint('root', '; name the folder they are in by {}')}"
     )
 
 

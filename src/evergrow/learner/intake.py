@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FewSamplesWarning, InputError, LabelError
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind, Texts, concat_items
+from evergrow.core.wording import setting
 from evergrow.datasets import FeatureSet, RawSet, load_data
 from evergrow.datasets.folders import Walk, is_image
 from evergrow.datasets.labelled import LabelledItems
@@ -67,7 +68,7 @@ class Samples:
     def required_labels(self) -> NDArray[np.str_]:
         """Return the labels, or raise :class:`LabelError` where there are none."""
         if self.labels is None:
-            raise LabelError("data must have labels, got none")
+            raise LabelError(f"{setting('data')} must have labels, got none")
         return self.labels
 
     def names(self) -> list[str]:
@@ -155,7 +156,7 @@ def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
         labels = as_names(data[1], len(samples))
         return Samples(samples.kind, samples.items, samples.features, labels, samples.lasting)
     raise InputError(
-        "data must be a path, a RawSet, a FeatureSet or a pair (items, labels), "
+        f"{setting('data')} must be a path, a RawSet, a FeatureSet or a pair (items, labels), "
         f"got {type(data).__name__}" + (f" of {len(data)}" if isinstance(data, tuple) else "")
     )
 
@@ -364,7 +365,9 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     if hasattr(items, "__array__"):
         return _of_array(np.asarray(items), kind)
     if not isinstance(items, Sequence) or isinstance(items, (bytes, bytearray)):
-        raise InputError(f"items must be paths, images, texts or feature vectors, got {type(items).__name__}")
+        raise InputError(
+            f"{setting('items')} must be paths, images, texts or feature vectors, got {type(items).__name__}"
+        )
     return _of_sequence(items, kind)
 
 
@@ -434,13 +437,13 @@ def _of_paths(paths: Sequence[str | os.PathLike[str]]) -> Samples:
 
 def _of_texts(texts: Sequence[str], *, lasting: bool = False) -> Samples:
     if not texts:
-        raise InputError("items must hold at least one item, got none")
+        raise InputError(f"{setting('items')} must hold at least one item, got none")
     return Samples("text", Texts(tuple(texts)), lasting=lasting)
 
 
 def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
     if len(items) == 0:
-        raise InputError("items must hold at least one item, got none")
+        raise InputError(f"{setting('items')} must hold at least one item, got none")
     if all(isinstance(item, (str, os.PathLike)) for item in items):
         return _of_strings(items, kind)
     if all(is_pil_image(item) or _is_pixels(item) for item in items) and kind != "features":
@@ -449,7 +452,9 @@ def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
         array = np.asarray(items, dtype=np.float64)
     except (TypeError, ValueError):
         kinds = ", ".join(sorted({type(item).__name__ for item in items})[:5])
-        raise InputError(f"items must all be paths, images, texts or feature vectors, got {kinds}") from None
+        raise InputError(
+            f"{setting('items')} must all be paths, images, texts or feature vectors, got {kinds}"
+        ) from None
     return Samples("features", features=_features(array))
 
 
@@ -468,7 +473,7 @@ def _is_pixels(item: Any) -> bool:
 
 def _of_array(array: NDArray[Any], kind: str | None) -> Samples:
     if array.size == 0:
-        raise InputError(f"items must hold at least one item, got an array of shape {array.shape}")
+        raise InputError(f"{setting('items')} must hold at least one item, got an array of shape {array.shape}")
     if array.dtype.kind in "UO":
         return _of_sequence(array.tolist(), kind)
     if array.dtype != np.uint8 or kind == "features":

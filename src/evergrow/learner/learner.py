@@ -25,6 +25,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.registry import nearest
 from evergrow.core.validation import check_number
+from evergrow.core.wording import action, setting
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM, Calibration, calibrated, with_new_classes
@@ -356,7 +357,10 @@ class Learner:
         if threshold is None:
             return answers
         novelty = head.novelty_score(features.X)
-        return dataclasses.replace(answers, novelty=novelty, unknown=~(novelty <= threshold))  # NaN is not known
+        unknown = ~(novelty <= threshold)  # NaN is not known
+        return dataclasses.replace(
+            answers, novelty=novelty, unknown=unknown, threshold=np.full(len(novelty), threshold)
+        )
 
     def evaluate(self, data: Any, *, unknown: Any = None, false_alarm: float = FALSE_ALARM) -> Evaluation:
         """Compare answers with labels.
@@ -402,7 +406,9 @@ class Learner:
         if samples.labels is not None:
             rows = np.flatnonzero(~np.isin(samples.labels, now.classes))
             if not len(rows):
-                raise InputError("unknown must hold classes that the model does not know, got none but known ones")
+                raise InputError(
+                    f"{setting('unknown')} must hold classes that the model does not know, got none but known ones"
+                )
             samples = samples.take(rows)
         return self._encoded(samples, self._encoder).X
 
@@ -503,7 +509,7 @@ class Learner:
         Parameters
         ----------
         path : path-like
-            Where to, by custom ending in ``.evg``.
+            Where to, such as ``birds.evg``.
         """
         write_archive(path, self.to_archive())
 
@@ -650,7 +656,7 @@ class Learner:
     def _state(self) -> Snapshot:
         now = self._snapshot_or_none()
         if now is None:
-            raise NotFittedError("this Learner must learn something first: call fit or partial_fit")
+            raise NotFittedError(f"this Learner must learn something first: call {action('fit')}")
         return now
 
     def _able(self, ability: str) -> IncrementalClassifier:
@@ -725,7 +731,7 @@ class Learner:
         """Return the features of labelled samples, at least one of every class."""
         labels = samples.required_labels()
         if not len(labels):
-            raise InputError("data must hold at least one sample, got none")
+            raise InputError(f"{setting('data')} must hold at least one sample, got none")
         encoded = self._encoded(samples, encoder)
         lost = np.setdiff1d(labels, labels[encoded.rows])
         if len(lost):
