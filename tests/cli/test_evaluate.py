@@ -136,7 +136,7 @@ def test_classes_never_learned_are_told_apart(shell, model, later):
 def test_nothing_is_written_on_bad_input(shell, model):
     assert "absent" in shell.error("evaluate", model, "absent.npz", "--report", "page.html")
     assert not Path("page.html").exists()
-    assert "--report must be in an existing folder" in shell.error("evaluate", model, "x.npz", "--report", "no/p.html")
+    assert "--report must be in an existing folder" in shell.error("evaluate", model, model, "--report", "no/p.html")
 
 
 def test_images_left_out_deserve_a_look(shell, image_model, images):

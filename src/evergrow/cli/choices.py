@@ -57,22 +57,20 @@ class NamesListingCommand(TyperCommand):
         group = ctx.find_root().command
         name = ctx.command_path.partition(" ")[2]
         with speaking(CommandWords(self.params, name, getattr(group, "commands", ()))):
-            for parameter in self.params:
-                if parameter.param_type_name == "argument":
-                    _check_there(shown_name(parameter), ctx.params.get(parameter.name))
+            given = {shown_name(each): ctx.params.get(each.name) for each in self.params}
+            if "MODEL" in given:  # what takes a model opens it first, and data would be looked at late
+                _check_there(given["MODEL"], given.get("DATA"))
             return super().invoke(ctx)
 
 
-def _check_there(argument: str, value: Any) -> None:
-    """Refuse a model or data that are not there, before anything heavy is imported or computed."""
-    values = value if isinstance(value, (list, tuple)) else [value]
-    if argument == "MODEL":
-        from evergrow.learner.places import existing_model
+def _check_there(models: Any, data: Any) -> None:
+    """Refuse models and data that are not there, before anything heavy is imported or computed."""
+    from evergrow.learner.places import existing_model
 
-        for path in values:
-            existing_model(path)
-    elif argument == "DATA":
+    for path in models if isinstance(models, (list, tuple)) else [models]:
+        existing_model(path)
+    if data is not None:
         from evergrow.datasets.load import check_source
 
-        for source in values:
+        for source in data if isinstance(data, (list, tuple)) else [data]:
             check_source(source)

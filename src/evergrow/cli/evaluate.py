@@ -59,7 +59,7 @@ def evaluate_command(
     if report is not None:
         check_target("--report", report)
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
-    result = learner.evaluate(data, unknown=unknown, false_alarm=false_alarm)
+    result = learner.evaluate(data, unknown=unknown, false_alarm=false_alarm, keep_samples=report is not None)
     if report is not None:
         _write_page(report, result, model, data)
     values = {"model": str(model), "data": data, **result.to_dict(), "report": None if report is None else str(report)}

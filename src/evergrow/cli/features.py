@@ -50,12 +50,9 @@ def features_command(
     """
     import time
 
-    from evergrow.backbones import best_backbone, create_backbone
-    from evergrow.backbones.settings import ExtractConfig
     from evergrow.core.errors import InputError, ParameterError
     from evergrow.datasets import FeatureSet, load_data, save_features
     from evergrow.datasets.array_files import SUFFIXES
-    from evergrow.training.features import featurize
 
     if out.suffix not in SUFFIXES:
         raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
@@ -63,6 +60,10 @@ def features_command(
     loaded = load_data(data)
     if isinstance(loaded, FeatureSet):
         raise InputError(f"DATA must be images or texts, got features already: {data}")
+    from evergrow.backbones import best_backbone, create_backbone  # now that the data are known to be there
+    from evergrow.backbones.settings import ExtractConfig
+    from evergrow.training.features import featurize
+
     name = best_backbone(loaded.kind).name if backbone == "auto" else backbone
     model = create_backbone(name, weights, preset, device=device)
     config = ExtractConfig(

@@ -198,8 +198,12 @@ class AnswerTable:
             if row.novelty is not None:
                 line += [f"{row.novelty.novelty:.4g}", f"{row.novelty.threshold:.4g}"]
                 line.append(f"{row.ranked[0][0]} {self._shown(row.ranked[0][1])}" if row.unknown else "")
-            rest = [["", name, self._shown(value)] for name, value in row.ranked[1:]]
-            cells += [line, *(more + [""] * (len(line) - 3) for more in rest)]
+            cells.append(line)
+            for name, value in row.ranked[1:]:
+                more = [name, self._shown(value)]
+                cells.append(
+                    ["", "", "", "", "", " ".join(more)] if row.unknown else ["", *more, *[""] * (len(line) - 3)]
+                )
         return table(columns, cells, right=right)
 
     def _shown(self, value: float) -> str:

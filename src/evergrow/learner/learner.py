@@ -31,7 +31,7 @@ from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM, Calibration, calibrated, with_new_classes
 from evergrow.learner.changes import Change, fingerprint
 from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
-from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
+from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_predictions, open_world
 from evergrow.learner.intake import Samples, read_items, read_labelled, read_unknown, warn_alike, warn_few
 from evergrow.learner.merging import merged
 from evergrow.learner.recipe import HeadRecipe
@@ -362,7 +362,9 @@ class Learner:
             answers, novelty=novelty, unknown=unknown, threshold=np.full(len(novelty), threshold)
         )
 
-    def evaluate(self, data: Any, *, unknown: Any = None, false_alarm: float = FALSE_ALARM) -> Evaluation:
+    def evaluate(
+        self, data: Any, *, unknown: Any = None, false_alarm: float = FALSE_ALARM, keep_samples: bool = False
+    ) -> Evaluation:
         """Compare answers with labels.
 
         Parameters
@@ -374,6 +376,8 @@ class Learner:
             More things that the model does not know; of labelled data only classes that were not learned count.
         false_alarm : float
             Share of false alarms that the threshold is for.
+        keep_samples : bool
+            Whether to keep what was answered about each sample, with its certainty and novelty.
 
         Returns
         -------
@@ -386,18 +390,26 @@ class Learner:
         samples = read_labelled(data, "test", self._encoder.kind)
         encoded = self._encoded(samples, self._encoder)
         labels = samples.required_labels()[encoded.rows]
-        result = evaluate_predictions(labels.tolist(), now.head.predict(encoded.X).tolist(), now.classes.tolist())
+        answers = np.asarray(now.head.predict(encoded.X), dtype=np.str_)
+        result = evaluate_predictions(labels.tolist(), answers.tolist(), now.classes.tolist())
         known = np.isin(labels, now.classes)
-        strange = [encoded.X[~known]] if not known.all() else []
-        if unknown is not None:
-            strange.append(self._unknown_features(unknown))
-        compared = None
-        if strange and known.any() and now.head.can("novelty") and now.calibration.n:
-            scores = [now.head.novelty_score(X) for X in (encoded.X[known], np.concatenate(strange))]
-            compared = open_world(scores[0], scores[1], self.threshold(false_alarm), false_alarm)
+        strange = np.empty((0, encoded.X.shape[1])) if unknown is None else self._unknown_features(unknown)
+        compared, kept, novelty = None, None, None
+        if now.head.can("novelty") and now.calibration.n and (keep_samples or len(strange) or not known.all()):
+            novelty = [now.head.novelty_score(X) if len(X) else np.empty(0) for X in (encoded.X, strange)]
+            others = np.concatenate([novelty[0][~known], novelty[1]])
+            if known.any() and len(others):
+                compared = open_world(novelty[0][known], others, self.threshold(false_alarm), false_alarm)
+        if keep_samples:
+            kept = SampleAnswers(samples.items, encoded.rows, labels, answers)
+            if now.head.can("probabilities"):
+                kept = dataclasses.replace(kept, certainty=now.head.predict_proba(encoded.X).max(axis=1))
+            if novelty is not None:
+                found = {"novelty": novelty[0], "strange": novelty[1], "threshold": self.threshold(false_alarm)}
+                kept = dataclasses.replace(kept, **found)
         left_out = tuple(name for name, _ in encoded.failures)
         seconds = time.perf_counter() - started
-        return dataclasses.replace(result, seconds=seconds, left_out=left_out, unknown=compared)
+        return dataclasses.replace(result, seconds=seconds, left_out=left_out, unknown=compared, samples=kept)
 
     def _unknown_features(self, unknown: Any) -> NDArray[Any]:
         """Return features of what the model does not know, out of data with or without labels."""
