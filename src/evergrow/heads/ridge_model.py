@@ -18,7 +18,7 @@ from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.progress import Meter
-from evergrow.core.wording import action
+from evergrow.core.wording import action, setting
 from evergrow.heads.moments import MOMENTS, ClassMoments
 from evergrow.heads.readout import row_energy
 from evergrow.heads.shapes import SHAPES, ShapeModel
@@ -265,7 +265,9 @@ class RidgeModel:
         self._check_joinable(other, base)
         counts = [select_counts(model.counts.cpu(), index) for model, index in zip(models, places, strict=True)]
         if bool((counts[2] > torch.minimum(counts[0], counts[1])).any()):
-            raise MergeError("base must be part of both learners, but it has more samples of a class than one of them")
+            raise MergeError(
+                f"{setting('base')} must be part of both learners, but it has more samples of a class than one of them"
+            )
         states = [model.state.select_targets(index) for model, index in zip(models, places, strict=True)]
         shapes = [
             model.shapes.select(index) for model, index in zip(models, places, strict=True) if model.shapes is not None
@@ -290,7 +292,9 @@ class RidgeModel:
             )
         common = self.lineage & other.lineage
         if not base.lineage or not base.lineage <= common:
-            raise MergeError("base must be what both learners began as, but one of them did not learn its first batch")
+            raise MergeError(
+                f"{setting('base')} must be what both learners began as, but one of them did not learn its first batch"
+            )
         if common - base.lineage:
             raise MergeError(
                 "learners must have gone on separately, but both merged the same "

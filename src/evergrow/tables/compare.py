@@ -93,7 +93,8 @@ def compare(records: Iterable[Record], metrics: Sequence[str] = ("a_last", "a_av
     for metric in metrics:
         if metric not in METRICS:
             raise UnknownNameError(
-                f"{setting('metric')} must be one of {', '.join(METRICS)}, got {metric!r}; nearest: {nearest(metric, METRICS)}"
+                f"{setting('metric')} must be one of {', '.join(METRICS)}, got {metric!r}; "
+                f"nearest: {nearest(metric, METRICS)}"
             )
     unique, copies = one_per_run(records)
     notes = [f"{copies} further records of the same runs were left out; the latest of each counts"] if copies else []

@@ -11,7 +11,6 @@ from typing_extensions import Self
 from evergrow.core.errors import ParameterError
 from evergrow.core.settings import check_keys, field_names, from_mapping, lists_to_tuples, to_plain, with_changes
 from evergrow.core.validation import check_choice, check_number
-from evergrow.core.wording import setting
 from evergrow.training.optimizers import OPTIMIZERS
 from evergrow.training.schedules import SCHEDULES
 from evergrow.tuners import TUNERS, adapting_tuners
@@ -117,11 +116,11 @@ class TrainConfig:
         if not isinstance(self.augment, bool):
             raise ParameterError(f"augment must be True or False, got {self.augment!r}")
         if not isinstance(self.crop_scale, tuple) or len(self.crop_scale) != 2:
-            raise ParameterError(f"{setting('crop_scale')} must be two numbers, got {self.crop_scale!r}")
+            raise ParameterError(f"crop_scale must be two numbers, got {self.crop_scale!r}")
         for value in self.crop_scale:
             check_number("crop_scale", value, low=0, high=1, low_open=True)
         if self.crop_scale[0] > self.crop_scale[1]:
-            raise ParameterError(f"{setting('crop_scale')} must be a low and a high share, got {self.crop_scale!r}")
+            raise ParameterError(f"crop_scale must be a low and a high share, got {self.crop_scale!r}")
 
     def rate(self, epoch: int) -> float:
         """Return the factor on all learning rates in an epoch, counted from 0, times ``lr``."""
