@@ -35,6 +35,7 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "extraction-memory": extraction.memory,
     "training": training.throughput,
     "startup": startup.predict_against_torch,
+    "refusal": startup.refusals_against_torch,
 }
 
 

@@ -405,8 +405,8 @@ class Learner:
             if now.head.can("probabilities"):
                 kept = dataclasses.replace(kept, certainty=now.head.predict_proba(encoded.X).max(axis=1))
             if novelty is not None:
-                found = {"novelty": novelty[0], "strange": novelty[1], "threshold": self.threshold(false_alarm)}
-                kept = dataclasses.replace(kept, **found)
+                threshold = self.threshold(false_alarm)
+                kept = dataclasses.replace(kept, novelty=novelty[0], strange=novelty[1], threshold=threshold)
         left_out = tuple(name for name, _ in encoded.failures)
         seconds = time.perf_counter() - started
         return dataclasses.replace(result, seconds=seconds, left_out=left_out, unknown=compared, samples=kept)
