@@ -9,7 +9,7 @@ as scikit-learn's tools expect it, and asking for it all the same raises
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -35,6 +35,8 @@ ABILITIES = {
     "join": "add what another learner knows that began as a copy of the same one",
     "unlearn": "take samples out again",
     "forget": "remove whole classes",
+    "rename": "give classes other names",
+    "merge_classes": "make several classes one",
     "regularize": "change the ridge without data",
     "novelty": "say how unlike anything learned something is",
     "probabilities": "give class probabilities",
@@ -122,6 +124,12 @@ class Abilities:
         def forget_classes(self, labels: Iterable[Any]) -> Self:
             """Remove whole classes."""
 
+        def rename_classes(self, names: Mapping[Any, Any]) -> Self:
+            """Give classes other labels."""
+
+        def merge_classes(self, labels: Iterable[Any], into: Any) -> Self:
+            """Make several classes one."""
+
         def regularize(self, alpha: float | str) -> Self:
             """Change the ridge without data."""
 
@@ -149,6 +157,7 @@ class Abilities:
         spawn, merge, join, unlearn = (Lacking(ability) for ability in ("spawn", "merge", "join", "unlearn"))
         forget_classes, regularize, predict_proba = Lacking("forget"), Lacking("regularize"), Lacking("probabilities")
         novelty_score, novelty_without, diagnostics = Lacking("novelty"), Lacking("novelty"), Lacking("diagnostics")
+        rename_classes, merge_classes = Lacking("rename"), Lacking("merge_classes")
         novelty_terms, fold_outs, calibrate = (Lacking("calibrate") for _ in range(3))
 
     # -- copies ---------------------------------------------------------------------------------------------
@@ -165,6 +174,11 @@ class Abilities:
     def temperature_(self) -> float | None:
         """Temperature of the softmax that turns scores into probabilities; None for heads that have none."""
         return None
+
+    @property
+    def assumed_prior_(self) -> str:
+        """How common probabilities take classes to be: ``"uniform"``, or by the ``"counts"`` of their samples."""
+        return "uniform"
 
     @property
     def is_calibrated_by_rows(self) -> bool:
@@ -250,6 +264,15 @@ class Abilities:
     @property
     def last_ridge_(self) -> float | None:
         """The ridge chosen last, by this head or the one that it was branched from; None where none was."""
+        return None
+
+    @property
+    def blocks_(self) -> list[dict[str, Any]] | None:
+        """What is known of every block of features, in plain values; None where features have no blocks.
+
+        ``columns``, ``kept`` (columns that a budget of width left) and ``weight`` (how much it counts, with a mean
+        square of one over the blocks, by the choice made last).
+        """
         return None
 
     @property
