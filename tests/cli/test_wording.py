@@ -147,6 +147,7 @@ def test_messages_about_a_setting_of_a_command_ask_for_its_word():
 
 
 NOUNS = {"items", "images", "classes", "text", "path", "key", "keys", "weights", "settings", "folder", "units"}
+NOUNS |= {"features", "test", "names", "models"}
 """Parameters whose names are also what a message may be about."""
 
 
@@ -192,8 +193,8 @@ def test_words_of_every_place():
     assert (setting("weights"), hint("on_error", "; {} does", "skip")) == ("weights", "; on_error='skip' does")
 
 
-def test_the_words_go_when_the_command_ends(shell, model):
-    assert "--false-alarm must be" in shell.error("evaluate", model, model, "--false-alarm", 2)
+def test_the_words_go_when_the_command_ends(shell, model, first):
+    assert "--false-alarm must be" in shell.error("evaluate", model, first, "--false-alarm", 2)
     assert setting("false_alarm") == "false_alarm"
 
 

@@ -159,7 +159,7 @@ class Backbone(ABC):
         """
         if recipe not in ("auto", FINAL) and recipe != self.spec.recipe:
             raise ParameterError(
-                f"recipe must be 'final' for {type(self).__name__}, which has no depths, got {recipe!r}"
+                f"{setting('recipe')} must be 'final' for {type(self).__name__}, which has no depths, got {recipe!r}"
             )
         return self
 

@@ -74,7 +74,6 @@ def features_command(
 
     if out.suffix not in SUFFIXES:
         raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
-    wanted = checked_recipe("--recipe", recipe)
     check_target("--out", out, force=force)
     drawn = {"split": "none"} if test_size is None else {"test_size": test_size}
     loaded = load_data(data, reading.options(**drawn))
@@ -84,6 +83,7 @@ def features_command(
     from evergrow.backbones.settings import ExtractConfig
     from evergrow.training.features import featurize
 
+    wanted = checked_recipe("--recipe", recipe)
     name = best_backbone(loaded.kind).name if backbone == "auto" else backbone
     model = create_backbone(name, weights, preset, device=device, recipe=wanted)
     config = ExtractConfig(

@@ -16,6 +16,7 @@ SPELLED = {
     "data": "source",
     "model": "models",
     "path": "onnx",
+    "recipe": "features",
 }
 """Arguments of Python by another name of a command's parameter, where the command has none of their own name."""
 
@@ -68,7 +69,8 @@ class CommandWords(Words):
 
     def action(self, name: str) -> str | None:
         """Return the command."""
-        return f"'evergrow {name}'" if name in self._commands else None
+        spelled = name.replace("_", "-")
+        return f"'evergrow {spelled}'" if spelled in self._commands else None
 
     def unnamed(self, name: str) -> str:
         """Return the setting of a spec by its key, any other in plain words."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from evergrow.core.errors import InputError
 from evergrow.core.image_formats import PluginFormat, is_image, plugin_format
-from evergrow.core.wording import hint
+from evergrow.core.wording import hint, setting
 from evergrow.datasets.labelled import LabelledItems, check_test_classes, listed, shown
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import training_file
@@ -261,7 +261,8 @@ def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[s
         ]
     if not places and options.class_level > 1:
         raise InputError(
-            f"class_level must be a depth at which {walk.tree.place(part)} has folders, got {options.class_level}"
+            f"{setting('class_level')} must be a depth at which {walk.tree.place(part)} has folders, got "
+            f"{options.class_level}"
         )
     if not options.class_level:
         cautions += _repeated_below(walk.tree, part, places)

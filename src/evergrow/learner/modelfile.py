@@ -274,7 +274,9 @@ def redo(path: str | os.PathLike[str], n: int = 1, *, wait: bool = False, who: s
                 f"nothing to redo: what was undone ({lost.change.note}) is no longer kept in {place.folder}"
             )
         if n > len(steps):
-            raise ParameterError(f"n must be at most {len(steps)}, the number of rollbacks to take back, got {n}")
+            raise ParameterError(
+                f"{setting('n')} must be at most {len(steps)}, the number of rollbacks to take back, got {n}"
+            )
         for entry, number in steps:
             change = _redo_step(model, place, entry, int(number or 0), author() if who is None else who)
     return change
