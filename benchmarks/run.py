@@ -37,6 +37,7 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "depths": extraction.depths,
     "training": training.throughput,
     "startup": startup.predict_against_torch,
+    "refusal": startup.refusals_against_torch,
 }
 
 

@@ -103,7 +103,7 @@ def test_missing_name_says_what_where_and_how() -> None:
         "data",
         "'cub200'",
         "EVERGROW_DATA",
-        "savez",
+        "X_train, y_train",
     ):
         assert part in text
     assert isinstance(caught.value, FileNotFoundError)

@@ -17,7 +17,7 @@ from evergrow.cli.models import (
     load_model,
     model_line,
     settle_model,
-    skipped_caution,
+    skipped_code,
     trial_lines,
     written_note,
 )
@@ -95,7 +95,7 @@ def update_command(
         commit(model, learner)
         seconds = time.perf_counter() - started
     change = learner.history_[-1]
-    cautions = [] if samples is None else skipped_caution(len(samples), change.samples)
+    code, cautions = skipped_code(0 if samples is None else len(samples) - change.samples), []
     if twice:
         cautions.append(f"the same data were learned before and now count twice: 'evergrow rollback {model}' undoes it")
     news = classes_note(change.classes, "new")
@@ -105,7 +105,7 @@ def update_command(
     values = change_values(
         model, learner, change, seconds=seconds, settled=settled, test=tested, test_remark=trial.remark
     )
-    return Answer(values, lines, cautions, done=written_note(model, learner))
+    return Answer(values, lines, cautions, code, done=written_note(model, learner))
 
 
 @command("forget", panel="Edit")

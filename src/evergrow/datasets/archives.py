@@ -25,6 +25,7 @@ from typing import IO, Any
 import numpy as np
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
+from evergrow.core.wording import setting
 from evergrow.datasets.folders import Walk, is_hidden
 from evergrow.datasets.labelled import LabelledItems, listed, shown
 from evergrow.datasets.options import DataOptions
@@ -411,7 +412,9 @@ def _read_tree(tree: ArchiveTree, options: DataOptions) -> LabelledItems:
     if options.layout != "auto":
         layout = LAYOUTS[options.layout].in_archive
         if layout is None:
-            raise InputError(f"layout must be one of {listed(_readable())} in an archive, got {options.layout!r}")
+            raise InputError(
+                f"{setting('layout')} must be one of {listed(_readable())} in an archive, got {options.layout!r}"
+            )
         return layout[1](tree, options)
     for name in list_layouts():
         layout = LAYOUTS[name].in_archive

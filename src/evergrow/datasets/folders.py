@@ -11,6 +11,7 @@ from pathlib import Path
 
 from evergrow.core.errors import InputError
 from evergrow.core.image_formats import PluginFormat, is_image, plugin_format
+from evergrow.core.wording import hint, setting
 from evergrow.datasets.labelled import LabelledItems, check_test_classes, listed, shown
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import training_file
@@ -260,7 +261,8 @@ def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[s
         ]
     if not places and options.class_level > 1:
         raise InputError(
-            f"class_level must be a depth at which {walk.tree.place(part)} has folders, got {options.class_level}"
+            f"{setting('class_level')} must be a depth at which {walk.tree.place(part)} has folders, got "
+            f"{options.class_level}"
         )
     if not options.class_level:
         cautions += _repeated_below(walk.tree, part, places)
@@ -299,7 +301,7 @@ def _read_classes(
     if empty and not options.allow_empty:
         raise InputError(
             f"class folders must hold at least one image, got none in {listed(empty)} of {walk.tree.title}; "
-            f"delete them, or set allow_empty to go on without them{_unread_hint(walk)}"
+            f"delete them{hint('allow_empty', ', or go on without them by {}', True)}{_unread_hint(walk)}"
         )
     if not names:
         raise InputError(

@@ -13,6 +13,7 @@ from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputErr
 from evergrow.core.image_formats import is_image
 from evergrow.core.items import ImageFiles
 from evergrow.core.optional import require
+from evergrow.core.wording import hint
 from evergrow.datasets.labelled import Label, LabelledItems, integers, listed, shown
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import pair_reader, partner
@@ -207,7 +208,8 @@ def _find_root(part: ImageList, options: DataOptions) -> tuple[Path, int]:
     looked = ", ".join(str(base) for base in bases)
     raise DatasetNotFoundError(
         f"the images of {part.path} must be on disk, got none of them: looked for {shown(part.names[0])} in {looked} "
-        "and in images/ and data/ there, also with leading folders dropped; set root to the folder they are in"
+        "and in images/ and data/ there, also with leading folders dropped"
+        f"{hint('root', '; name the folder they are in by {}')}"
     )
 
 

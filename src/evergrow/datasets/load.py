@@ -14,6 +14,7 @@ import numpy as np
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError
 from evergrow.core.registry import nearest
 from evergrow.core.settings import with_changes
+from evergrow.core.wording import setting
 from evergrow.datasets.benchmarks import (
     BENCHMARKS,
     Benchmark,
@@ -127,9 +128,41 @@ def _load(text: str, options: DataOptions) -> RawSet | FeatureSet:
         return _load_patterns(patterns_of(text), options)
     if os.path.exists(text):  # unlike Path.exists, no error for what is too long for a name
         return _load_path(path, options)
-    if path.parent != Path(".") or text.lower().endswith(file_suffixes()):
-        raise DatasetNotFoundError(f"data set must be an existing folder or file, got {text!r}")
+    _check_nameable(text)
     return _load_name(text, options)
+
+
+def check_source(source: str | os.PathLike[str]) -> None:
+    """Raise :class:`DatasetNotFoundError` if there is nothing that :func:`load_data` could read; reads nothing.
+
+    Parameters
+    ----------
+    source : str or path-like
+        As for :func:`load_data`.
+
+    Examples
+    --------
+    >>> from evergrow.datasets.load import check_source
+    >>> check_source("nowhere/birds")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.DatasetNotFoundError: data set must be an existing folder or file, got 'nowhere/birds'
+    """
+    text = os.fspath(source)
+    scheme, _, rest = text.partition(":")
+    if is_on_disk(text) or (scheme.lower() in SCHEMES and rest):
+        return
+    _check_nameable(text)
+    if find_benchmark(text) is None and _find_named(text, search_path(), ("", *file_suffixes("first", "last"))) is None:
+        raise _nowhere(text, search_path())
+
+
+def _check_nameable(text: str) -> None:
+    """Refuse what is a path that leads nowhere, and no name either."""
+    if not text:
+        raise DatasetNotFoundError(f"{setting('source')} must be a path or a name, got an empty string")
+    if Path(text).parent != Path(".") or text.lower().endswith(file_suffixes()):
+        raise DatasetNotFoundError(f"data set must be an existing folder or file, got {text!r}")
 
 
 def _load_path(path: Path, options: DataOptions) -> RawSet | FeatureSet:
@@ -239,9 +272,13 @@ def _load_name(name: str, options: DataOptions) -> RawSet | FeatureSet:
     named = named or _find_named(name, roots, ("", *file_suffixes("last")))
     if named is not None:
         return _load_path(named, options)
+    raise _nowhere(name, roots)
+
+
+def _nowhere(name: str, roots: list[Path]) -> DatasetNotFoundError:
     known = [*list_benchmarks(), *available_features()]
     suffixes = ", ".join(file_suffixes("first", "last"))
-    raise DatasetNotFoundError(
+    return DatasetNotFoundError(
         f"data set {name!r} must be on disk: looked for a folder or file {name} "
         f"({suffixes}) in {', '.join(str(root) for root in roots)}; "
         f"nearest: {nearest(name, known)}. Give the path of a folder with train/<class>/* and test/<class>/*, "
@@ -304,7 +341,7 @@ def _expected(data: RawSet, name: str, options: DataOptions) -> Benchmark | None
     benchmark = find_benchmark(options.expect)
     if benchmark is None:
         raise InputError(
-            f"expect must be 'auto', 'none' or a benchmark, got {options.expect!r}; "
+            f"{setting('expect')} must be 'auto', 'none' or a benchmark, got {options.expect!r}; "
             f"nearest: {nearest(options.expect, BENCHMARKS)}"
         )
     return benchmark

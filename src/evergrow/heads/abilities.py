@@ -19,6 +19,7 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive
 from evergrow.core.errors import UnknownNameError, UnsupportedError
 from evergrow.core.registry import nearest
+from evergrow.core.wording import setting
 
 if TYPE_CHECKING:
     from evergrow.heads.fold_outs import FoldOuts
@@ -298,5 +299,6 @@ def unsupported(kind: type[Abilities], ability: str) -> UnsupportedError:
     names = [name for name in HEADS.names() if HEADS[name] is kind]
     able = [name for name in HEADS.names() if HEADS[name].can(ability)]
     return UnsupportedError(
-        f"method must be able to {ABILITIES[ability]} ({', '.join(able)} can), got {(names or [kind.__name__])[0]!r}"
+        f"{setting('method')} must be able to {ABILITIES[ability]} ({', '.join(able)} can), got "
+        f"{(names or [kind.__name__])[0]!r}"
     )

@@ -170,7 +170,7 @@ class IncrementalClassifier(Abilities, Classifier):
     def _check_announced(y: Any, classes: Any) -> None:
         unknown = np.setdiff1d(np.unique(np.asarray(y)), np.unique(np.asarray(classes)))
         if len(unknown):
-            raise LabelError(f"y must be among classes={list(classes)!r}, got {unknown[:5].tolist()}")
+            raise LabelError(f"y must be among the classes {list(classes)!r}, got {unknown[:5].tolist()}")
 
     # -- answering --------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from evergrow.core.errors import LabelError, MergeError, UnlearnError
 from evergrow.core.validation import check_number
+from evergrow.core.wording import setting
 from evergrow.heads.labels import as_labels, check_kind, column_map, known_codes
 from evergrow.heads.readout import row_energy
 from evergrow.heads.regrouping import Mergeable, Regrouping
@@ -138,7 +139,9 @@ class EditableRidge(Mergeable):
         classes = np.union1d(self.classes_, other.classes_)
         missing = np.setdiff1d(base.classes_, np.intersect1d(self.classes_, other.classes_))
         if len(missing):
-            raise MergeError(f"base must be part of both learners, but they lack its classes {missing[:5].tolist()}")
+            raise MergeError(
+                f"{setting('base')} must be part of both learners, but they lack its classes {missing[:5].tolist()}"
+            )
         mine, theirs, common = (column_map(head.classes_, classes) for head in (self, other, base))
         joined = self.branch()
         joined._commit(self._current().join(other._model, base._model, (mine, theirs, common)))

@@ -90,7 +90,8 @@ class FeatureBlocks:
         width = Z.shape[1]
         if sizes is not None and sum(sizes) != width:
             raise InputError(
-                f"X must have {sum(sizes)} columns, the sum of blocks={tuple(sizes)}, got {width}: blocks must add up"
+                f"X must have {sum(sizes)} columns, the sum of the blocks {tuple(sizes)}, got {width}: blocks "
+                "must add up"
             )
         sizes = (width,) if sizes is None else tuple(int(size) for size in sizes)
         wide = max_features is not None and width > max_features

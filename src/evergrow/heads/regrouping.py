@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from evergrow.core.errors import LabelError
 from evergrow.core.registry import nearest
+from evergrow.core.wording import action
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.heads.labels import as_labels, check_kind
 
@@ -111,7 +112,9 @@ class Renamable(IncrementalClassifier):
         change = Regrouping.of(self.classes_, names)
         if not change.is_permutation:
             twice = next(label for label, group in zip(change.classes.tolist(), change.groups) if len(group) > 1)
-            raise LabelError(f"classes must keep different labels, got {twice!r} for two: merge_classes makes them one")
+            raise LabelError(
+                f"classes must keep different labels, got {twice!r} for two: {action('merge_classes')} makes them one"
+            )
         self._change_classes(change)
         return self
 

@@ -18,6 +18,7 @@ from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.progress import Meter
+from evergrow.core.wording import action, setting
 from evergrow.heads.feature_blocks import BLOCKS, FeatureBlocks
 from evergrow.heads.moments import MOMENTS, ClassMoments
 from evergrow.heads.readout import row_energy
@@ -291,16 +292,18 @@ class RidgeModel:
         if not self.same_map(other):
             raise MergeError(
                 "learners to merge must share one frozen layer, got two different ones: make the second "
-                "with spawn(), or load both from files of the same origin"
+                f"with {action('spawn')}, or load both from files of the same origin"
             )
         if (self.moments is None) != (other.moments is None):
-            raise MergeError("learners to merge must agree on class_moments, got one with and one without")
+            raise MergeError(
+                "learners to merge must agree on whether moments of each class are kept, got one with and one without"
+            )
         self._check_shapes(other)
         shared = self.lineage & other.lineage
         if shared:
             raise MergeError(
                 f"learners to merge must have learned separately, but {len(shared)} of their first batches "
-                "are the same, so samples would be counted twice: let the second one start from spawn()"
+                f"are the same, so samples would be counted twice: let the second one start from {action('spawn')}"
             )
         state = self.state.select_targets(mine).merge(other.state.select_targets(theirs))
         moments = self.moments
@@ -323,7 +326,9 @@ class RidgeModel:
 
     def _check_shapes(self, other: RidgeModel) -> None:
         if (self.shapes is None) != (other.shapes is None):
-            raise MergeError("learners to merge must agree on shape_directions, got one with and one without")
+            raise MergeError(
+                "learners to merge must agree on whether shapes of classes are kept, got one with and one without"
+            )
         if self.shapes is not None and other.shapes is not None and not self.shapes.same_directions(other.shapes):
             raise MergeError("learners to merge must know shapes in the same directions, got two different ones")
 
@@ -348,7 +353,9 @@ class RidgeModel:
         self._check_joinable(other, base)
         counts = [select_counts(model.counts.cpu(), index) for model, index in zip(models, places, strict=True)]
         if bool((counts[2] > torch.minimum(counts[0], counts[1])).any()):
-            raise MergeError("base must be part of both learners, but it has more samples of a class than one of them")
+            raise MergeError(
+                f"{setting('base')} must be part of both learners, but it has more samples of a class than one of them"
+            )
         states = [model.state.select_targets(index) for model, index in zip(models, places, strict=True)]
         shapes = [
             model.shapes.select(index) for model, index in zip(models, places, strict=True) if model.shapes is not None
@@ -372,10 +379,15 @@ class RidgeModel:
                 raise MergeError("learners to merge must share one frozen layer with their base, got different ones")
             self._check_shapes(model)
         if any(model.moments is not None for model in (self, other, base)):
-            raise MergeError("learners with class_moments cannot be merged by a base: let one start from spawn()")
+            raise MergeError(
+                "learners that keep moments of each class cannot be merged by a base: let one start from "
+                f"{action('spawn')}"
+            )
         common = self.lineage & other.lineage
         if not base.lineage or not base.lineage <= common:
-            raise MergeError("base must be what both learners began as, but one of them did not learn its first batch")
+            raise MergeError(
+                f"{setting('base')} must be what both learners began as, but one of them did not learn its first batch"
+            )
         if common - base.lineage:
             raise MergeError(
                 "learners must have gone on separately, but both merged the same "

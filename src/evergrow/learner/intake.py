@@ -20,6 +20,7 @@ from evergrow.core.errors import DatasetNotFoundError, DataWarning, FewSamplesWa
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.image_formats import is_image
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind, Texts, concat_items
+from evergrow.core.wording import setting
 from evergrow.datasets import DataOptions, FeatureSet, RawSet, load_data
 from evergrow.datasets.array_files import stated_widths
 from evergrow.datasets.folders import Walk
@@ -82,7 +83,7 @@ class Samples:
     def required_labels(self) -> NDArray[np.str_]:
         """Return the labels, or raise :class:`LabelError` where there are none."""
         if self.labels is None:
-            raise LabelError("data must have labels, got none")
+            raise LabelError(f"{setting('data')} must have labels, got none")
         return self.labels
 
     def names(self) -> list[str]:
@@ -176,7 +177,7 @@ def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataO
         given = data[1].tolist() if hasattr(data[1], "tolist") else data[1]
         return replace(samples, labels=names, label_kind=kind_of(given))
     raise InputError(
-        "data must be a path, a RawSet, a FeatureSet or a pair (items, labels), "
+        f"{setting('data')} must be a path, a RawSet, a FeatureSet or a pair (items, labels), "
         f"got {type(data).__name__}" + (f" of {len(data)}" if isinstance(data, tuple) else "")
     )
 
@@ -402,7 +403,9 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     if hasattr(items, "__array__"):
         return _of_array(np.asarray(items), kind)
     if not isinstance(items, Sequence) or isinstance(items, (bytes, bytearray)):
-        raise InputError(f"items must be paths, images, texts or feature vectors, got {type(items).__name__}")
+        raise InputError(
+            f"{setting('items')} must be paths, images, texts or feature vectors, got {type(items).__name__}"
+        )
     return _of_sequence(items, kind)
 
 
@@ -479,13 +482,13 @@ def _of_paths(paths: Sequence[str | os.PathLike[str]]) -> Samples:
 
 def _of_texts(texts: Sequence[str], *, lasting: bool = False) -> Samples:
     if not texts:
-        raise InputError("items must hold at least one item, got none")
+        raise InputError(f"{setting('items')} must hold at least one item, got none")
     return Samples("text", Texts(tuple(texts)), lasting=lasting)
 
 
 def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
     if len(items) == 0:
-        raise InputError("items must hold at least one item, got none")
+        raise InputError(f"{setting('items')} must hold at least one item, got none")
     if all(isinstance(item, (str, os.PathLike)) for item in items):
         return _of_strings(items, kind)
     if all(is_pil_image(item) or _is_pixels(item) for item in items) and kind != "features":
@@ -494,7 +497,9 @@ def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
         array = np.asarray(items, dtype=np.float64)
     except (TypeError, ValueError):
         kinds = ", ".join(sorted({type(item).__name__ for item in items})[:5])
-        raise InputError(f"items must all be paths, images, texts or feature vectors, got {kinds}") from None
+        raise InputError(
+            f"{setting('items')} must all be paths, images, texts or feature vectors, got {kinds}"
+        ) from None
     return Samples("features", features=_features(array))
 
 
@@ -547,7 +552,7 @@ def _is_pixels(item: Any) -> bool:
 
 def _of_array(array: NDArray[Any], kind: str | None) -> Samples:
     if array.size == 0:
-        raise InputError(f"items must hold at least one item, got an array of shape {array.shape}")
+        raise InputError(f"{setting('items')} must hold at least one item, got an array of shape {array.shape}")
     if array.dtype.kind in "UO":
         return _of_sequence(array.tolist(), kind)
     if array.dtype != np.uint8 or kind == "features":

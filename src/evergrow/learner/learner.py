@@ -24,6 +24,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_number
+from evergrow.core.wording import action, setting
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.heads.estimator import Estimator
 from evergrow.learner.answering import Answering
@@ -41,7 +42,7 @@ from evergrow.learner.edits import (
     with_merged_classes,
 )
 from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
-from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
+from evergrow.learner.evaluation import Compared, Evaluation, evaluate_predictions, kept_answers, open_world
 from evergrow.learner.intake import Samples, read_items, read_unknown, warn_alike, warn_few
 from evergrow.learner.labels import announced_names, as_labels, check_announced, column_order, settled_kind
 from evergrow.learner.learning import Block, Learned, first_block, gathered, next_block
@@ -449,10 +450,19 @@ class Learner(Estimator):
         if threshold is None:
             return answers
         novelty = head.novelty_score(features.X)
-        return dataclasses.replace(answers, novelty=novelty, unknown=~(novelty <= threshold))  # NaN is not known
+        unknown = ~(novelty <= threshold)  # NaN is not known
+        return dataclasses.replace(
+            answers, novelty=novelty, unknown=unknown, threshold=np.full(len(novelty), threshold)
+        )
 
     def evaluate(
-        self, data: Any, y: Any = None, *, unknown: Any = None, false_alarm: float = FALSE_ALARM
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        unknown: Any = None,
+        false_alarm: float = FALSE_ALARM,
+        keep_samples: bool = False,
     ) -> Evaluation:
         """Compare answers with labels.
 
@@ -467,6 +477,8 @@ class Learner(Estimator):
             More things that the model does not know; of labelled data only classes that were not learned count.
         false_alarm : float
             Share of false alarms that the threshold is for.
+        keep_samples : bool
+            Whether to keep what was answered about each sample, with its certainty and novelty.
 
         Returns
         -------
@@ -478,26 +490,30 @@ class Learner(Estimator):
             self.threshold(false_alarm)  # raises where there is none, before any work is done
         opens = now.head.can("novelty") and bool(now.calibration.n)
         asked = [
-            self._compared(samples, opens=opens)
+            self._compared(samples, opens=opens, keep=keep_samples)
             for samples in labelled_chunks(data, y, None, "test", self._encoder.kind)
         ]
         labels = np.concatenate([part.labels for part in asked])
         answers = np.concatenate([part.answers for part in asked])
         result = evaluate_predictions(labels.tolist(), answers.tolist(), now.classes.tolist())
-        known = np.isin(labels, now.classes)
-        compared = None
+        known, novelty = np.isin(labels, now.classes), np.concatenate([part.novelty for part in asked])
+        compared, kept, others = None, None, np.empty(0)
         if opens:
-            novelty = np.concatenate([part.novelty for part in asked])
-            strange = [novelty[~known]]
             if unknown is not None:
-                strange.append(now.head.novelty_score(self._unknown_features(unknown)))
-            if known.any() and any(part.size for part in strange):
-                compared = open_world(novelty[known], np.concatenate(strange), self.threshold(false_alarm), false_alarm)
+                others = now.head.novelty_score(self._unknown_features(unknown))
+            strange = np.concatenate([novelty[~known], others])
+            if known.any() and len(strange):
+                compared = open_world(novelty[known], strange, self.threshold(false_alarm), false_alarm)
+        if keep_samples:
+            kept = kept_answers(asked)
+            if opens:
+                threshold = self.threshold(false_alarm)
+                kept = dataclasses.replace(kept, novelty=novelty, strange=others, threshold=threshold)
         left_out = tuple(name for part in asked for name in part.left_out)
         seconds = time.perf_counter() - started
         if result.n_known:
             self._measured = Measured(result.accuracy, result.n_known, now.revision)
-        return dataclasses.replace(result, seconds=seconds, left_out=left_out, unknown=compared)
+        return dataclasses.replace(result, seconds=seconds, left_out=left_out, unknown=compared, samples=kept)
 
     def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the share of right answers; samples of classes that were never learned count as wrong.
@@ -519,16 +535,20 @@ class Learner(Estimator):
         self._measured = Measured(accuracy, len(found), self.revision_)
         return accuracy
 
-    def _compared(self, samples: Samples, *, opens: bool, on_error: str | None = None) -> Compared:
-        """Return labels and answers of samples, and with ``opens`` their novelty."""
-        head = self._state().head
+    def _compared(self, samples: Samples, *, opens: bool, keep: bool = False, on_error: str | None = None) -> Compared:
+        """Return labels and answers of samples, with ``opens`` their novelty, with ``keep`` all there is to show."""
+        now = self._state()
         encoded = self._encoded(samples, self._encoder, on_error=on_error)
-        return Compared(
-            samples.required_labels()[encoded.rows],
-            self._answers_to(encoded.X),
-            head.novelty_score(encoded.X) if opens else np.empty(0),
-            tuple(name for name, _ in encoded.failures),
-        )
+        labels, answers = samples.required_labels()[encoded.rows], self._answers_to(encoded.X)
+        novelty = now.head.novelty_score(encoded.X) if opens else np.empty(0)
+        left_out = tuple(name for name, _ in encoded.failures)
+        if not keep:
+            return Compared(labels, answers, novelty, left_out)
+        certainty = None
+        if now.head.can("probabilities"):
+            columns = np.searchsorted(now.classes, answers)
+            certainty = np.take_along_axis(self._probabilities(encoded.X), columns[:, None], axis=1)[:, 0]
+        return Compared(labels, answers, novelty, left_out, samples.items, encoded.rows, len(samples), certainty)
 
     def _unknown_features(self, unknown: Any) -> NDArray[Any]:
         """Return features of what the model does not know, out of data with or without labels."""
@@ -537,7 +557,9 @@ class Learner(Estimator):
         if samples.labels is not None:
             rows = np.flatnonzero(~np.isin(samples.labels, now.classes))
             if not len(rows):
-                raise InputError("unknown must hold classes that the model does not know, got none but known ones")
+                raise InputError(
+                    f"{setting('unknown')} must hold classes that the model does not know, got none but known ones"
+                )
             samples = samples.take(rows)
         return self._encoded(samples, self._encoder).X
 
@@ -785,7 +807,7 @@ class Learner(Estimator):
         Parameters
         ----------
         path : path-like
-            Where to, by custom ending in ``.evg``.
+            Where to, such as ``birds.evg``.
         """
         write_archive(path, self.to_archive())
 
@@ -977,7 +999,7 @@ class Learner(Estimator):
     def _state(self) -> Snapshot:
         now = self._snapshot_or_none()
         if now is None:
-            raise NotFittedError("this Learner must learn something first: call fit or partial_fit")
+            raise NotFittedError(f"this Learner must learn something first: call {action('fit')}")
         return now
 
     def _able(self, ability: str) -> IncrementalClassifier:
@@ -1123,16 +1145,6 @@ class Learner(Estimator):
         if isinstance(items, Features):
             return items.X
         return self._encoded(read_items(items, self._encoder.kind), self._encoder, on_error="raise").X
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Compared:
-    """Labels and answers of samples that could be read, their novelty where it was asked for, and those left out."""
-
-    labels: NDArray[np.str_]
-    answers: NDArray[np.str_]
-    novelty: NDArray[np.float64]
-    left_out: tuple[str, ...]
 
 
 def _less(counts: dict[str, int], labels: NDArray[np.str_]) -> dict[str, int]:
