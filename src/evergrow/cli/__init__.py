@@ -12,6 +12,7 @@ MODULES = (
     "change",
     "share",
     "export",
+    "serve",
     "demo",
     "data",
     "features",
