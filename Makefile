@@ -27,8 +27,10 @@ check: $(STAMP)  ## ruff, mypy --strict, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# One thread: the problems are small, and threaded BLAS stalls when another process holds a core.
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# Processes side by side, each with one thread: the problems are small, and threaded BLAS stalls when another process
+# holds a core. Tests of one file stay together, because they share what is costly to make.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 test: check  ## the checks and all tests but the slow ones
 	$(PYTEST) -m 'not slow'

@@ -71,7 +71,7 @@ def test_tutorial_on_texts():
 def sections() -> dict[str, str]:
     """Return the sections of the manual by the name of their command."""
     text = (DOCS / "cli.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^## ([a-z ]+)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE))
+    return dict(re.findall(r"^## ([a-z -]+)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE))
 
 
 def test_every_command_has_a_section_with_its_exit_codes():

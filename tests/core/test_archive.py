@@ -140,3 +140,13 @@ def test_a_key_given_twice_is_refused(tmp_path):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
     with pytest.raises(FileFormatError, match="once in an object"):
         read_archive(path)
+
+
+def test_values_nested_deeper_than_any_we_write_are_refused(tmp_path):
+    path = tmp_path / "deep.evg"
+    value = []
+    for _ in range(400):  # Python's parser takes it; what walks through it may not
+        value = [value]
+    write_archive(path, Archive("toy", {"n": value}))
+    with pytest.raises(FileFormatError, match="nested more than 100 deep"):
+        read_archive(path)

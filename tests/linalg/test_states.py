@@ -362,3 +362,19 @@ def test_sums_that_overflow_are_a_file_error():
     )
     with pytest.raises(FileFormatError, match="cannot be added up"):
         read_state(huge, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("key", ["cross", "weights"])
+def test_numbers_that_no_data_can_make_are_a_file_error(solver, key, rng):
+    from evergrow.core.archive import Archive
+    from evergrow.core.errors import FileFormatError
+    from evergrow.linalg import read_state
+
+    H, Y = problem(rng)
+    archive = make(solver, L=H.shape[1]).update(H, Y).to_archive()
+    if key not in archive.tensors:
+        pytest.skip("this form keeps no such matrix")
+    tensors = {**archive.tensors, key: 1e200 * archive.tensors[key]}
+    with pytest.raises(FileFormatError, match=f"'{key}' as numbers of at most"):
+        read_state(Archive(archive.kind, archive.meta, tensors, archive.parts, archive.version), torch.device("cpu"))

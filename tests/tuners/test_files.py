@@ -98,3 +98,13 @@ def test_files_of_the_first_version_have_another_name_for_settings() -> None:
     saved = made("lora", vit()).saved()
     meta = {"tuner": "lora", "config": saved.settings, "seed": 0, "architecture": saved.architecture}
     assert SavedTuner.from_archive(Archive("Tuner", meta, saved.tensors)).settings == saved.settings
+
+
+def test_parameters_that_overflow_are_a_file_error() -> None:
+    archive = made("lora", vit()).saved().to_archive()
+    key = next(iter(archive.tensors))
+    huge = replace(archive, tensors={**archive.tensors, key: torch.full_like(archive.tensors[key], 1e30)})
+    with pytest.raises(FileFormatError, match="as numbers of at most 1e"):
+        SavedTuner.from_archive(huge)
+    with pytest.raises(EvergrowError, match="alpha must be"):
+        create_tuner("lora", vit(), alpha=-1e308)

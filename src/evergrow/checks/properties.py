@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -172,8 +173,6 @@ def clone_is_independent(make: Factory) -> None:
 @CHECKS.register("copies_are_independent")
 def copies_are_independent(make: Factory) -> None:
     """Require that a deep copy answers alike, and that what it learns stays its own."""
-    import copy
-
     data = make_check_data()
     learner = teach(make(), data.tasks[:2])
     before = learner.decision_function(data.X)
@@ -190,6 +189,42 @@ def fit_starts_anew(make: Factory) -> None:
     used = teach(make(), data.tasks[:2]).fit(*data.tasks[2])
     fresh = make().fit(*data.tasks[2])
     require_same(used.decision_function(data.X), fresh.decision_function(data.X), "fit on a used learner")
+
+
+@CHECKS.register("renamed_equals_taught_so")
+def renamed_equals_taught_so(make: Factory) -> None:
+    """Require that classes that get other labels, in another order, leave the learner taught with those."""
+    data = make_check_data()
+    learner = teach(make(), data.tasks)
+    if not learner.can("rename"):
+        raise CheckSkipped("it cannot give classes other names")
+    other = {label: 100 - label if label != 3 else 3 for label in learner.classes_.tolist()}
+    taught = teach(make(), [(X, np.array([other[label] for label in y.tolist()])) for X, y in data.tasks])
+    before = learner.predict(data.X)
+    learner.rename_classes(other)  # after a question, so that what was worked out must change with the order
+    require(learner.classes_.tolist() == sorted(other.values()), "classes must be sorted after they were renamed")
+    require_same(scores(learner, data.X), scores(taught, data.X), "renamed against taught so", TOLERANCE)
+    restored = learner.rename_classes({new: old for old, new in other.items()})
+    require(bool((restored.predict(data.X) == before).all()), "renaming back must give the same answers")
+
+
+@CHECKS.register("merged_classes_equal_one_class")
+def merged_classes_equal_one_class(make: Factory) -> None:
+    """Require that merged classes leave the learner that was taught their samples under one label."""
+    data = make_check_data()
+    learner = teach(make(), data.tasks)
+    if not learner.can("merge_classes"):
+        raise CheckSkipped("it cannot make several classes one")
+    # Classes of the first task stay apart: layers that are grown on it are then the same.
+    for gone, into in (([0, 1], 9), ([4], 5)):
+        one = dict.fromkeys(gone, into)
+        tasks = [(X, np.array([one.get(label, label) for label in y.tolist()])) for X, y in data.tasks]
+        joined, taught = copy.deepcopy(learner).merge_classes(gone, into), teach(make(), tasks)
+        require(joined.classes_.tolist() == taught.classes_.tolist(), "classes must be those of one taught so")
+        require_same(scores(joined, data.X), scores(taught, data.X), f"merged into {into}", TOLERANCE)
+        joined.partial_fit(*tasks[1])
+        taught.partial_fit(*tasks[1])
+        require_same(scores(joined, data.X), scores(taught, data.X), "learning on", TOLERANCE)
 
 
 @CHECKS.register("state_is_bounded_in_tasks")

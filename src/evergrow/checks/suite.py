@@ -46,6 +46,7 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ("ranpac", "incremental_equals_joint"): _CUT + "; a fixed alpha has the property",
     ("ranpac", "sample_order_is_irrelevant"): _CUT + "; a fixed alpha has the property",
     ("ranpac", "batch_split_is_irrelevant"): _CUT + "; a fixed alpha has the property",
+    ("ranpac", "merged_classes_equal_one_class"): _CUT + "; a fixed alpha has the property",
     ("loranpac", "incremental_equals_joint"): _TRUNCATED,
     ("loranpac", "batch_split_is_irrelevant"): _TRUNCATED,
     ("joint-lp", "sample_order_is_irrelevant"): _SHUFFLED + "; solver='analytic' has the property",

@@ -10,6 +10,7 @@ MODULES = (
     "evaluate",
     "inspect",
     "change",
+    "classes",
     "share",
     "export",
     "serve",

@@ -130,6 +130,9 @@ def _history(changes: list[dict[str, Any]], full: bool) -> list[str]:
 
 
 def _what(change: dict[str, Any]) -> str:
+    if change.get("names"):
+        moved = listed([f"{old} -> {new}" for old, new in change["names"].items()], 3)
+        return "; ".join(part for part in (moved, change["note"]) if part)
     names = change["classes"]
     sign = "-" if change["what"] in ("forget", "unlearn") else "+"
     said = f"{sign}{len(names)}: {listed(names, 3)}" if names else ""

@@ -42,6 +42,7 @@ SCHEMA_VERSION = 2
 _KEY = "evergrow"
 _SEPARATOR = "/"
 _MAX_DEPTH = 12
+_MAX_NESTING = 100
 _STORED_DTYPES = frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8", "BOOL"})
 """What evergrow writes; other types cannot be turned into numbers everywhere and are refused."""
 
@@ -437,10 +438,34 @@ def _require_schema(path: str | os.PathLike[str], head: dict[str, Any]) -> None:
         raise FileFormatError(f"{path} must have {' and '.join(wanted)} in its header, got a damaged one")
 
 
+def shallow(values: Any) -> Any:
+    """Return plain values as they are, or raise :class:`ValueError` where they are nested deeper than any we write.
+
+    Python parses what is nested nearly as deep as its stack, and whatever then walks through it overflows.
+
+    Examples
+    --------
+    >>> from evergrow.core.archive import shallow
+    >>> shallow({"a": [1, 2]})
+    {'a': [1, 2]}
+    """
+    level = [values]
+    for _ in range(_MAX_NESTING):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, (dict, list))
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return values
+    raise ValueError(f"values are nested more than {_MAX_NESTING} deep")
+
+
 def _parsed(path: str | os.PathLike[str], text: str) -> Any:
     try:
-        return json.loads(
-            text, parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_each_once
+        return shallow(
+            json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_each_once)
         )
     except (ValueError, RecursionError) as error:
         raise FileFormatError(

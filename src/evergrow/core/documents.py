@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from evergrow.core.archive import Archive, Kind
+from evergrow.core.archive import Archive, Kind, shallow
 from evergrow.core.errors import FileFormatError, NewerSchemaError
 from evergrow.core.fields import Fields
 
@@ -39,7 +39,7 @@ def parse_json(text: str | bytes, name: str) -> Any:
     evergrow.core.errors.FileFormatError: run.json must be a whole JSON file, got ...: numbers must be finite, got NaN
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return shallow(json.loads(text, parse_constant=_refuse_constant))
     except (ValueError, RecursionError) as error:  # also bytes that are no UTF-8
         raise FileFormatError(f"{name} must be a whole JSON file, got a damaged one: {error}") from error
 

@@ -161,6 +161,7 @@ class Fields:
         *,
         dtype: torch.dtype | None = torch.float64,
         finite: bool = True,
+        largest: float | None = None,
     ) -> Tensor:
         """Return a tensor of a type and a shape, in which None stands for any length.
 
@@ -174,6 +175,8 @@ class Fields:
             The type that it must have; None for any.
         finite : bool
             Whether every number must be finite.
+        largest : float, optional
+            The largest size of any number: what overflows later would be no number in an answer.
         """
         self._asked.add(key)
         wanted = f"a tensor{'' if dtype is None else f' of {dtype}'}"
@@ -187,6 +190,13 @@ class Fields:
             self._refuse(key, wanted, f"shape {tuple(tensor.shape)}")
         if finite and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             self._refuse(key, "finite numbers", "some that are not")
+        if (
+            largest is not None
+            and tensor.is_floating_point()
+            and tensor.numel()
+            and float(tensor.abs().amax()) > largest
+        ):
+            self._refuse(key, f"numbers of at most {largest:g}", "larger ones")
         return tensor
 
     def tensor_names(self) -> list[str]:

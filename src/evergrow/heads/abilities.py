@@ -9,7 +9,7 @@ as scikit-learn's tools expect it, and asking for it all the same raises
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -34,6 +34,8 @@ ABILITIES = {
     "join": "add what another learner knows that began as a copy of the same one",
     "unlearn": "take samples out again",
     "forget": "remove whole classes",
+    "rename": "give classes other names",
+    "merge_classes": "make several classes one",
     "regularize": "change the ridge without data",
     "novelty": "say how unlike anything learned something is",
     "probabilities": "give class probabilities",
@@ -121,6 +123,12 @@ class Abilities:
         def forget_classes(self, labels: Iterable[Any]) -> Self:
             """Remove whole classes."""
 
+        def rename_classes(self, names: Mapping[Any, Any]) -> Self:
+            """Give classes other labels."""
+
+        def merge_classes(self, labels: Iterable[Any], into: Any) -> Self:
+            """Make several classes one."""
+
         def regularize(self, alpha: float | str) -> Self:
             """Change the ridge without data."""
 
@@ -148,6 +156,7 @@ class Abilities:
         spawn, merge, join, unlearn = (Lacking(ability) for ability in ("spawn", "merge", "join", "unlearn"))
         forget_classes, regularize, predict_proba = Lacking("forget"), Lacking("regularize"), Lacking("probabilities")
         novelty_score, novelty_without, diagnostics = Lacking("novelty"), Lacking("novelty"), Lacking("diagnostics")
+        rename_classes, merge_classes = Lacking("rename"), Lacking("merge_classes")
         novelty_terms, fold_outs, calibrate = (Lacking("calibrate") for _ in range(3))
 
     # -- copies ---------------------------------------------------------------------------------------------

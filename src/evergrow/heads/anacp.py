@@ -13,13 +13,14 @@ from evergrow.core.archive import Archive
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import derive_seed, generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
-from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.base import HEADS
 from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.labels import LabelUpdate
 from evergrow.heads.maps import ContrastMap, layer_map
 from evergrow.heads.migrations import nested, split_tensors
 from evergrow.heads.prototypes import SharedGaussian, target_prototypes
 from evergrow.heads.random_layer import empty_model, one_hot
+from evergrow.heads.regrouping import Regrouping, Renamable
 from evergrow.heads.ridge_model import RidgeModel, read_counts
 from evergrow.linalg import safe_cholesky
 from evergrow.linalg.state import read_gram
@@ -64,7 +65,7 @@ def _from_flat(old: Archive) -> Archive:
 
 
 @HEADS.register("anacp", version=2, former=("AnaCPClassifier",), migrations={1: _from_flat})
-class AnaCPClassifier(IncrementalClassifier):
+class AnaCPClassifier(Renamable):
     """Analytic contrastive projection (AnaCP; Momeni, Mazumder, Ke and Liu, NeurIPS 2025).
 
     Features are L2-normalised. From class means and a shared covariance, target prototypes are made that lie
@@ -121,7 +122,7 @@ class AnaCPClassifier(IncrementalClassifier):
     True
     """
 
-    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "settle", "linear-map"})
 
     def __init__(
         self,
@@ -173,6 +174,12 @@ class AnaCPClassifier(IncrementalClassifier):
             gaussian = SharedGaussian.empty(Z.shape[1], self.variant, Z)
         learned = [head.learn(Z, codes, labels.columns) for head in heads]
         self._commit(learned, gaussian.add(normalize(Z, "l2"), codes, labels.columns), output)
+
+    def _regroup(self, change: Regrouping) -> None:
+        # The running covariance of the official code is centred batch by batch on the means there were, so that two
+        # classes cannot become one as if they had been learned so; their order can change.
+        heads = [head.group(change.groups) for head in self._heads]
+        self._commit(heads, self._gaussian.select(change.order), self._output)
 
     def _commit(self, heads: list[RidgeModel], gaussian: SharedGaussian, output: Projection) -> None:
         self._heads, self._gaussian, self._output = heads, gaussian, output

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evergrow.heads.denoised import Choice
 from evergrow.heads.novelty import NoveltyScorer
@@ -35,6 +35,22 @@ class Derived:
     spread: float | None = None
     terms: NoveltyTerms | None = None
     expected: NoveltyStandard | None = None
+
+    def reordered(self, order: list[int]) -> Derived:
+        """Return what follows from the same statistics with classes in another order; the rest is worked out anew."""
+        solved, scatter = self.readout, self.scatter
+        if solved is not None:
+            solved = replace(solved, weights=solved.weights[:, order], offset=solved.offset[order])
+        return Derived(
+            last_alpha=self.last_alpha,
+            readout=solved,
+            temperature=self.temperature,
+            choice=self.choice,
+            scatter=None if scatter is None else scatter.select(order),
+            settled=self.settled,
+            spread=self.spread,
+            expected=self.expected,
+        )
 
     def hint(self) -> float | None:
         """Return the latest choice."""

@@ -1,4 +1,4 @@
-"""Exact edits of a ridge regression on a frozen layer: spawn, merge, join, unlearn, forget, regularise.
+"""Exact edits of a ridge regression on a frozen layer: spawn, merge, join, unlearn, forget, rename, regularise.
 
 All of them work on one record, :class:`~evergrow.heads.ridge_model.RidgeModel`, so that a head is as it was if one
 fails.
@@ -18,13 +18,13 @@ from typing_extensions import Self
 
 from evergrow.core.errors import LabelError, MergeError, UnlearnError
 from evergrow.core.validation import check_number
-from evergrow.heads.base import IncrementalClassifier
 from evergrow.heads.labels import as_labels, check_kind, column_map, known_codes
 from evergrow.heads.readout import row_energy
+from evergrow.heads.regrouping import Mergeable, Regrouping
 from evergrow.heads.ridge_model import RidgeModel
 
 
-class EditableRidge(IncrementalClassifier):
+class EditableRidge(Mergeable):
     """A head that is a ridge model, and can be edited exactly.
 
     A kind of head implements :meth:`_commit`, :meth:`_current`, :meth:`_fixed_alpha` and :meth:`_inherit`.
@@ -205,6 +205,15 @@ class EditableRidge(IncrementalClassifier):
         self._commit(model)
         self.classes_ = self.classes_[kept]
         return self
+
+    def _regroup(self, change: Regrouping) -> None:
+        self._commit_regrouped(self._current().group(change.groups), change)
+
+    def _commit_regrouped(self, model: RidgeModel, change: Regrouping) -> None:
+        """Make a model with other classes the current one; some kinds keep what only changes its order."""
+        self._commit(model)
+        if not change.is_permutation:
+            self._choose_anew()
 
     def regularize(self, alpha: float | str) -> Self:
         """Change the ridge without data.

@@ -12,12 +12,13 @@ from evergrow.core.archive import Archive
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
-from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.base import HEADS
 from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.labels import LabelUpdate
 from evergrow.heads.maps import LayerMap, layer_map
 from evergrow.heads.migrations import model_part, nested
 from evergrow.heads.readout import Readout, solve_readout
+from evergrow.heads.regrouping import Mergeable, Regrouping
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import DenseState
 from evergrow.projections.contrast import check_contrast
@@ -31,7 +32,7 @@ def _from_flat(old: Archive) -> Archive:
 
 
 @HEADS.register("joint-lp", version=2, former=("JointLinearProbe",), migrations={1: _from_flat})
-class JointLinearProbe(IncrementalClassifier):
+class JointLinearProbe(Mergeable):
     """A linear classifier on the features of everything seen so far, as if all of it came at once.
 
     A reference for linear heads, not a continual learner: with ``solver="sgd"`` it **keeps the features of every
@@ -70,7 +71,7 @@ class JointLinearProbe(IncrementalClassifier):
     True
     """
 
-    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "settle", "linear-map"})
 
     def __init__(
         self,
@@ -118,6 +119,16 @@ class JointLinearProbe(IncrementalClassifier):
             self._model = self._statistics(Z).learn(Z, codes, labels.columns)
         else:
             self._kept, self._codes = self._gathered(Z, codes, labels.columns)
+        self.__dict__.pop("_readout", None)
+
+    def _regroup(self, change: Regrouping) -> None:
+        if self.solver == "analytic":
+            self._model = self._model.group(change.groups)
+        else:
+            places = torch.empty(len(self.classes_), dtype=torch.int64, device=self._codes.device)
+            for place, group in enumerate(change.groups):
+                places[group] = place
+            self._codes = places[self._codes]
         self.__dict__.pop("_readout", None)
 
     def _statistics(self, Z: Tensor) -> RidgeModel:

@@ -11,12 +11,13 @@ from evergrow.core.archive import Archive
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
-from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.base import HEADS
 from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.labels import LabelUpdate
 from evergrow.heads.maps import HeadMap, VoteMap, layer_map
 from evergrow.heads.migrations import nested, split_tensors
 from evergrow.heads.random_layer import empty_model
+from evergrow.heads.regrouping import Mergeable, Regrouping
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import ClassGeometry, Discriminant, symmetric_eigh
 from evergrow.projections import FourierProjection
@@ -33,7 +34,7 @@ def _from_flat(old: Archive) -> Archive:
 
 
 @HEADS.register("klda", version=2, former=("KLDAClassifier",), migrations={1: _from_flat})
-class KLDAClassifier(IncrementalClassifier):
+class KLDAClassifier(Mergeable):
     """Kernel linear discriminant analysis (Momeni, Mazumder and Liu, AAAI 2025).
 
     With random Fourier features phi, class means mu_c and the pooled within-class scatter S (a sum, not divided by
@@ -86,7 +87,7 @@ class KLDAClassifier(IncrementalClassifier):
     True
     """
 
-    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "settle", "linear-map"})
 
     def __init__(
         self,
@@ -124,6 +125,9 @@ class KLDAClassifier(IncrementalClassifier):
         codes = torch.from_numpy(labels.codes).to(Z.device)
         members = self._members if "_members" in vars(self) else self._first_members(Z)
         self._commit([member.learn(Z, codes, labels.columns) for member in members])
+
+    def _regroup(self, change: Regrouping) -> None:
+        self._commit([member.group(change.groups) for member in self._members])
 
     def _first_members(self, Z: Tensor) -> list[RidgeModel]:
         self._seed = resolve_seed(self.random_state)

@@ -12,13 +12,14 @@ from evergrow.core.archive import Archive
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
-from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.base import HEADS
 from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.labels import LabelUpdate
 from evergrow.heads.maps import LayerMap
 from evergrow.heads.migrations import nested, split_tensors
 from evergrow.heads.random_layer import one_hot
-from evergrow.linalg.state import check_size, read_gram, take_columns
+from evergrow.heads.regrouping import Mergeable, Regrouping
+from evergrow.linalg.state import check_size, read_gram, sum_columns, take_columns
 from evergrow.linalg.truncated import TruncatedBasis
 from evergrow.projections import GaussianProjection, Projection, read_projection
 from evergrow.projections.contrast import check_contrast
@@ -36,7 +37,7 @@ def _from_flat(old: Archive) -> Archive:
 
 
 @HEADS.register("loranpac", version=2, former=("LoRanPACClassifier",), migrations={1: _from_flat})
-class LoRanPACClassifier(IncrementalClassifier):
+class LoRanPACClassifier(Mergeable):
     """Low-rank random projections (Peng, Elenter, Agterberg, Ribeiro and Vidal, ICLR 2025; formerly TSVD).
 
     ``h = ReLU(z W)`` with E unit normal units. Instead of an E x E Gram matrix the leading singular directions U
@@ -94,7 +95,7 @@ class LoRanPACClassifier(IncrementalClassifier):
     (True, 300)
     """
 
-    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "settle", "linear-map"})
 
     def __init__(
         self,
@@ -158,6 +159,9 @@ class LoRanPACClassifier(IncrementalClassifier):
             cross = cross.addmm(H.T, one_hot(codes[rows], n_classes, H))
             kept = kept.absorb(H, self._rank_limit(count))
         self._commit(layer, kept, cross, count)
+
+    def _regroup(self, change: Regrouping) -> None:
+        self._commit(self._layer, self._kept, sum_columns(self._cross, change.groups), self._count)
 
     def _flushes(self, n: int) -> Iterator[slice]:
         """Yield the rows that are absorbed together."""

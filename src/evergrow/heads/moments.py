@@ -12,6 +12,7 @@ from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.linalg import symmetric_eigh
+from evergrow.linalg.state import LARGEST
 
 MOMENTS = register_kind("class-moments")
 
@@ -44,20 +45,23 @@ class ClassMoments:
     def from_archive(cls, fields: Fields, n_classes: int, width: int, device: torch.device) -> ClassMoments:
         """Return the moments that :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
         fields.require(len(fields.tensor_names()) == n_classes, "there are not as many moments as classes")
-        return cls(tuple(fields.tensor(str(index), (None, width)).to(device) for index in range(n_classes)))
+        factors = (fields.tensor(str(index), (None, width), largest=LARGEST) for index in range(n_classes))
+        return cls(tuple(factor.to(device) for factor in factors))
 
     def select(self, columns: Sequence[int], width: int, like: Tensor) -> ClassMoments:
         """Reorder classes; -1 is a new one without samples."""
         empty = like.new_zeros(0, width, dtype=torch.float64)
         return ClassMoments(tuple(self.factors[c] if c >= 0 else empty for c in columns))
 
+    def group(self, groups: Sequence[Sequence[int]]) -> ClassMoments:
+        """Return the moments of classes each of which is several old ones together."""
+        return ClassMoments(tuple(_stacked([self.factors[column] for column in group]) for group in groups))
+
     def add(self, H: Tensor, codes: Tensor) -> ClassMoments:
         """Return moments with rows H (n, L) of classes ``codes`` added."""
         factors = list(self.factors)
         for code in torch.unique(codes).tolist():
-            stacked = torch.cat([factors[code], H[codes == code]])
-            # The triangular factor has the same second moments as the rows, and no longer is the rows.
-            factors[code] = torch.linalg.qr(stacked, mode="r").R
+            factors[code] = _triangle(torch.cat([factors[code], H[codes == code]]))
         return ClassMoments(tuple(factors))
 
     def remove(self, H: Tensor, codes: Tensor) -> ClassMoments:
@@ -66,6 +70,17 @@ class ClassMoments:
         for code in torch.unique(codes).tolist():
             factors[code] = _subtract(factors[code], H[codes == code])
         return ClassMoments(tuple(factors))
+
+
+def _triangle(rows: Tensor) -> Tensor:
+    """Return the triangular factor of rows, which has the same second moments and no longer is the rows."""
+    triangle: Tensor = torch.linalg.qr(rows, mode="r").R
+    return triangle
+
+
+def _stacked(factors: Sequence[Tensor]) -> Tensor:
+    """Return one factor whose second moments are the sums of those of several."""
+    return factors[0] if len(factors) == 1 else _triangle(torch.cat(list(factors)))
 
 
 def _subtract(factor: Tensor, H: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -73,6 +73,10 @@ class SharedGaussian:
         spread = self.spread * (total / (total + new))
         spread.addmm_(centred.T, centred, alpha=1.0 / (total + new))
         return SharedGaussian(sums, counts, spread, self.variant)
+
+    def select(self, columns: Sequence[int]) -> SharedGaussian:
+        """Return the Gaussian with classes in another order."""
+        return replace(self, sums=take_columns(self.sums, columns), counts=select_counts(self.counts, columns))
 
     def covariance(self) -> Tensor:
         """Return the shared within-class covariance (d, d).

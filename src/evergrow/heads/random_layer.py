@@ -11,10 +11,10 @@ from torch import Tensor
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_number
-from evergrow.heads.base import IncrementalClassifier
 from evergrow.heads.classifier import SEEDS, Contents
 from evergrow.heads.labels import LabelUpdate
 from evergrow.heads.maps import LayerMap, layer_map
+from evergrow.heads.regrouping import Mergeable, Regrouping
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import RidgeSolution, create_state
 from evergrow.projections import Projection
@@ -49,14 +49,14 @@ def empty_model(layer: Projection, floor: float, alpha: float | None = None, rul
     return RidgeModel(layer, rule, state, torch.zeros(0, dtype=torch.int64, device=device), None, frozenset())
 
 
-class RandomLayerRidge(IncrementalClassifier):
+class RandomLayerRidge(Mergeable):
     """A frozen random layer and recursive ridge regression; kinds differ in the layer and in the ridge.
 
     The statistics are sums over samples, so the classifier after any sequence of batches is the ridge
     regression on all of them together.
     """
 
-    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "settle", "linear-map"})
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "settle", "linear-map"})
     n_units: int
     alpha: float
     random_state: Any
@@ -86,6 +86,9 @@ class RandomLayerRidge(IncrementalClassifier):
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = torch.from_numpy(labels.codes).to(Z.device)
         self._commit(self._current(Z, codes, len(labels.classes)).learn(Z, codes, labels.columns))
+
+    def _regroup(self, change: Regrouping) -> None:
+        self._commit(self._model.group(change.groups))
 
     def _current(self, Z: Tensor, codes: Tensor, n_classes: int) -> RidgeModel:
         """Return the model so far; at first, draw its layer."""

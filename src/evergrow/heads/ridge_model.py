@@ -30,6 +30,7 @@ from evergrow.linalg import (
     read_state,
     safe_cholesky,
 )
+from evergrow.linalg.state import sum_columns
 from evergrow.projections import Projection, read_projection
 from evergrow.projections.normalize import NORMALIZATIONS, normalize
 
@@ -193,6 +194,23 @@ class RidgeModel:
         moments = None if self.moments is None else self.moments.select(columns, rows.shape[1], rows)
         shapes = None if self.shapes is None else self.shapes.select(columns)
         return dataclasses.replace(self, state=state, counts=counts, moments=moments, shapes=shapes)
+
+    def group(self, groups: Sequence[Sequence[int]]) -> RidgeModel:
+        """Return the model whose classes are each several old ones, as if their samples had been learned as one.
+
+        Parameters
+        ----------
+        groups : sequence of sequences of int
+            The old classes of each new one; each old one must be in exactly one. With one in each, classes are
+            reordered.
+        """
+        return dataclasses.replace(
+            self,
+            state=self.state.group_targets(groups),
+            counts=sum_columns(self.counts[None, :], groups)[0],
+            moments=None if self.moments is None else self.moments.group(groups),
+            shapes=None if self.shapes is None else self.shapes.group(groups),
+        )
 
     def _forgotten_rows(self, dropped: Sequence[int]) -> tuple[Tensor, int]:
         """Return rows whose second moments are to be subtracted, and how many samples they stand for."""

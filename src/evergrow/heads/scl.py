@@ -35,8 +35,10 @@ from evergrow.heads.maps import LayerMap, ShapeMap, layer_map
 from evergrow.heads.migrations import model_part
 from evergrow.heads.novelty_pool import STANDARD, NoveltyStandard
 from evergrow.heads.readout import Readout, solve_readout
+from evergrow.heads.regrouping import Regrouping
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import RIDGE_FORMS, ShapeScores, SolvedScatter
+from evergrow.linalg.state import LARGEST_WEIGHT
 from evergrow.projections import BlockRecord, Projection
 from evergrow.projections.activations import ACTIVATIONS
 from evergrow.projections.base import selectable_projections
@@ -44,9 +46,6 @@ from evergrow.projections.normalize import normalize
 from evergrow.projections.scales import Scales, check_scales
 
 READOUTS = ("ridge", "discriminant", "denoised")
-
-_LARGEST = 1e100
-"""Class weights of a file that are not below this would overflow in the next product."""
 
 SOLUTION = register_kind("head-solution")
 """What follows from the statistics: class weights, offset, ridge and temperature; the layout that 0.1 had too."""
@@ -342,6 +341,12 @@ class SCLClassifier(CalibratedRidge):
     def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor) -> None:
         self._commit(model, follow(self._followable(), model, Z, codes, None))
 
+    def _commit_regrouped(self, model: RidgeModel, change: Regrouping) -> None:
+        if change.is_permutation:
+            self._derived, self._model = self._derived.reordered(change.order), model
+        else:
+            super()._commit_regrouped(model, change)
+
     def _choose_anew(self) -> None:
         self._derived.choice = None
 
@@ -428,10 +433,8 @@ class SCLClassifier(CalibratedRidge):
                 fields.number("jitter", low=0.0),
             )
             largest = max(float(part.abs().max()) for part in (solved.weights, solved.offset) if part.numel())
-            fields.require(largest < _LARGEST, "its class weights are larger than any data can make them")
+            fields.require(largest < LARGEST_WEIGHT, "its class weights are larger than any data can make them")
             warmth = fields.optional_number("temperature", low=0.0)
-            largest = max(float(part.abs().max()) for part in (solved.weights, solved.offset) if part.numel())
-            fields.require(largest < 1e150, "its class weights are larger than those of any statistics")
         fields.require(last != 0.0 and warmth != 0.0, "a ridge or a temperature is zero")
         choice = Choice.from_archive(fields.open_part("choice", CHOICE.name)) if fields.has("choice") else None
         fields.require(

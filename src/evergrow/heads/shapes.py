@@ -69,6 +69,10 @@ class ShapeModel:
         """Return the model with classes reordered, left out, or new where -1."""
         return self._with(self.moments.select(columns))
 
+    def group(self, groups: Sequence[Sequence[int]]) -> ShapeModel:
+        """Return the model whose classes are each several old ones together."""
+        return self._with(self.moments.group(groups))
+
     def merge(self, other: ShapeModel, sign: float = 1.0) -> ShapeModel:
         """Return the sum of both, or their difference; directions and classes must be the same."""
         return self._with(self.moments.merge(other.moments, sign))

@@ -12,12 +12,14 @@ from torch import Tensor
 from evergrow.core.archive import Archive
 from evergrow.core.errors import NumericalError
 from evergrow.core.fields import Fields
-from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.base import HEADS
 from evergrow.heads.classifier import Contents
 from evergrow.heads.labels import LabelUpdate
 from evergrow.heads.maps import LayerMap
 from evergrow.heads.migrations import nested
+from evergrow.heads.regrouping import Mergeable, Regrouping
 from evergrow.heads.ridge_model import read_counts
+from evergrow.linalg.state import sum_columns
 from evergrow.projections.normalize import normalize
 
 
@@ -26,7 +28,7 @@ def _from_flat(old: Archive) -> Archive:
 
 
 @HEADS.register("simplecil", version=2, former=("SimpleCILClassifier",), migrations={1: _from_flat})
-class SimpleCILClassifier(IncrementalClassifier):
+class SimpleCILClassifier(Mergeable):
     """Cosine nearest class mean (Zhou, Cai, Ye, Zhan and Liu, "Revisiting class-incremental learning", IJCV 2024).
 
     The prototype of a class is the plain mean of its features (RevisitingCIL and PILOT repositories: not normalised
@@ -55,7 +57,7 @@ class SimpleCILClassifier(IncrementalClassifier):
     ['east', 'north']
     """
 
-    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "linear-map"})
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "linear-map"})
     _sums: Tensor
     _counts: Tensor
 
@@ -82,6 +84,10 @@ class SimpleCILClassifier(IncrementalClassifier):
         if not bool(torch.isfinite(sums).all()):
             raise NumericalError("sums of features must be finite, got some that are not: scale the features")
         self._sums, self._counts = sums, counts
+
+    def _regroup(self, change: Regrouping) -> None:
+        sums, counts = sum_columns(self._sums.T, change.groups).T, sum_columns(self._counts[None, :], change.groups)[0]
+        self._sums, self._counts = sums.contiguous(), counts
 
     def _scores(self, Z: Tensor) -> Tensor:
         # The cosine does not care how long the prototype is, so sums do as well as means.

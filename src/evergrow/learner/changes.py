@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -14,7 +14,19 @@ from typing_extensions import Self
 
 from evergrow.core.fields import Fields
 
-EVENTS = ("fit", "update", "forget", "unlearn", "merge", "rollback")
+EVENTS = (
+    "fit",
+    "update",
+    "forget",
+    "unlearn",
+    "merge",
+    "rollback",
+    "redo",
+    "rename",
+    "merge-classes",
+    "relabel",
+    "answering",
+)
 """What a change can be."""
 
 
@@ -24,8 +36,8 @@ class Change:
 
     Parameters
     ----------
-    what : {"fit", "update", "forget", "unlearn", "merge", "rollback"}
-        What was done.
+    what : str
+        What was done, one of :data:`EVENTS`.
     when : str
         When, as an ISO date in UTC.
     samples : int
@@ -38,6 +50,12 @@ class Change:
         The revision of the model after it.
     data : tuple of str
         Fingerprints of what was learned, to notice what would be counted twice; no sample can be found from them.
+    names : dict of str to str
+        New names of classes by old ones, where classes were renamed, merged or samples relabelled.
+    withdrawn : tuple of str
+        Fingerprints of what was taken out while something else was learned.
+    who : str
+        User under whom it was written to a file; empty where it never was, or nobody was to be named.
     extra : dict
         Optional fields of a later evergrow, kept as they were read.
 
@@ -59,15 +77,35 @@ class Change:
     note: str = ""
     revision: int = 0
     data: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict, hash=False)
+    withdrawn: tuple[str, ...] = ()
+    who: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @classmethod
     def now(
-        cls, what: str, samples: int, classes: Iterable[str] = (), note: str = "", *, data: Iterable[str] = ()
+        cls,
+        what: str,
+        samples: int,
+        classes: Iterable[str] = (),
+        note: str = "",
+        *,
+        data: Iterable[str] = (),
+        names: Mapping[str, str] | None = None,
+        withdrawn: Iterable[str] = (),
     ) -> Self:
         """Return a change that happens at this moment."""
         when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        return cls(what, when, int(samples), tuple(classes), note, data=tuple(data))
+        return cls(
+            what,
+            when,
+            int(samples),
+            tuple(classes),
+            note,
+            data=tuple(data),
+            names=dict(names or {}),
+            withdrawn=tuple(withdrawn),
+        )
 
     def numbered(self, revision: int) -> Self:
         """Return the change with the revision that it led to."""
@@ -83,8 +121,14 @@ class Change:
             "note": self.note,
             "revision": self.revision,
             "data": list(self.data),
+            **self._optional(),
             **self.extra,
         }
+
+    def _optional(self) -> dict[str, Any]:
+        """Return the fields that most changes do not have."""
+        values = {"names": dict(self.names), "withdrawn": list(self.withdrawn), "who": self.who}
+        return {name: value for name, value in values.items() if value}
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
@@ -97,8 +141,15 @@ class Change:
             note=fields.text("note", default=""),
             revision=fields.integer("revision"),
             data=tuple(fields.texts("data", [])),
+            names=_read_names(fields.fields("names")) if fields.has("names") else {},
+            withdrawn=tuple(fields.texts("withdrawn", [])),
+            who=fields.text("who", default=""),
             extra=fields.unknown(),
         )
+
+
+def _read_names(fields: Fields) -> dict[str, str]:
+    return {old: fields.text(old) for old in fields.names()}
 
 
 def fingerprint(X: NDArray[Any], labels: NDArray[np.str_]) -> str:
@@ -108,10 +159,36 @@ def fingerprint(X: NDArray[Any], labels: NDArray[np.str_]) -> str:
     return digest.hexdigest()
 
 
+def fingerprints(X: NDArray[Any], labels: NDArray[np.str_], history: Sequence[Change]) -> tuple[str, ...]:
+    """Identify a batch by its content, with the labels that it has and those it had before classes were renamed.
+
+    What was learned before a class got another name is so noticed when it comes again under the new one. Of classes
+    that were merged nobody knows which label a sample had.
+
+    Parameters
+    ----------
+    X, labels : ndarray of shapes (n, d) and (n,)
+        The batch.
+    history : sequence of Change
+        What the model went through.
+    """
+    found = [fingerprint(X, labels)]
+    present = set(labels.tolist())
+    former = {name: name for name in present}
+    for change in reversed(history):
+        if change.what != "rename":
+            continue
+        before = {new: old for old, new in change.names.items()}
+        former = {name: before.get(old, old) for name, old in former.items()}
+        found.append(fingerprint(X, np.array([former[name] for name in labels.tolist()], dtype=np.str_)))
+    return tuple(dict.fromkeys(found))
+
+
 def learned_data(history: Iterable[Change]) -> frozenset[str]:
     """Return the fingerprints of what was learned and not taken out again."""
     held: set[str] = set()
     for change in history:
+        held -= set(change.withdrawn)
         if change.what == "fit":
             held = set(change.data)
         elif change.what == "unlearn":

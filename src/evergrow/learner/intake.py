@@ -368,15 +368,15 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     return _of_sequence(items, kind)
 
 
-def read_unknown(unknown: Any, kind: str | None) -> Samples:
-    """Return samples of data with labels, whole, or of anything else that :func:`read_items` takes."""
+def read_unknown(unknown: Any, kind: str | None, part: Part = "all") -> Samples:
+    """Return samples of data with labels, whole unless a part is wanted, or of what :func:`read_items` takes."""
     if isinstance(unknown, (str, os.PathLike)) and os.path.isdir(unknown):
         try:
-            return read_labelled(unknown, "all", kind)
+            return read_labelled(unknown, part, kind)
         except InputError:
             return read_items(unknown, kind)  # a folder of images without classes
     labelled = isinstance(unknown, (str, os.PathLike, tuple, RawSet, FeatureSet))
-    return read_labelled(unknown, "all", kind) if labelled else read_items(unknown, kind)
+    return read_labelled(unknown, part, kind) if labelled else read_items(unknown, kind)
 
 
 def _of_name(name: str | os.PathLike[str], kind: str | None) -> Samples:

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +18,24 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import (
     InputError,
-    LabelError,
     MergeError,
     NotFittedError,
     UnlearnError,
 )
-from evergrow.core.registry import nearest
 from evergrow.core.validation import check_number
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM, Calibration, calibrated, with_new_classes
-from evergrow.learner.changes import Change, fingerprint
+from evergrow.learner.changes import Change, fingerprint, fingerprints
+from evergrow.learner.edits import (
+    check_relabelling,
+    read_movable,
+    relabelled,
+    renamed,
+    require_known,
+    samples_to_move,
+    with_merged_classes,
+)
 from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
 from evergrow.learner.intake import Samples, read_items, read_labelled, read_unknown, warn_alike, warn_few
@@ -218,7 +225,7 @@ class Learner:
         head.settle(cheap_only=True)
         calibration = self._calibrated(calibration, head, X, labels)
         new = np.setdiff1d(labels, now.classes).tolist()
-        change = Change.now("update", len(labels), new, data=[fingerprint(X, labels)])
+        change = Change.now("update", len(labels), new, data=fingerprints(X, labels, now.history))
         self._snapshot = now.after(change, head=head, counts=counts, calibration=calibration)
         return self
 
@@ -456,9 +463,105 @@ class Learner:
             )
         twin = head.branch().unlearn(X, labels)
         gone = sorted(name for name, n in counts.items() if n == 0)
-        change = Change.now("unlearn", len(labels), gone, data=[fingerprint(X, labels)])
+        change = Change.now("unlearn", len(labels), gone, data=fingerprints(X, labels, now.history))
         kept = {name: n for name, n in counts.items() if n}
         self._snapshot = now.after(change, head=twin, counts=kept)
+        return self
+
+    # -- names and borders of classes -----------------------------------------------------------------------
+
+    def rename_class(self, old: Any, new: Any) -> Self:
+        """Give a class another name; answers are the same under it. Needs no data and no backbone.
+
+        Parameters
+        ----------
+        old, new : str
+            Its name, and the one that it gets.
+
+        Raises
+        ------
+        LabelError
+            If the class was never learned, or the new name is that of another: :meth:`merge_classes` makes two one.
+        """
+        return self.rename_classes({old: new})
+
+    def rename_classes(self, names: Mapping[Any, Any]) -> Self:
+        """Give classes other names, all at once, so that two may swap theirs. Needs no data and no backbone.
+
+        Parameters
+        ----------
+        names : mapping of str to str
+            New names by old ones.
+
+        Raises
+        ------
+        LabelError
+            As for :meth:`rename_class`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow.learner.learner import Learner
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
+        >>> learner = Learner(options={"n_units": 20}).fit((X, y))
+        >>> learner.rename_classes({"owl": "barn owl"}).classes_.tolist()
+        ['barn owl', 'crow', 'jay', 'rook']
+        """
+        self._snapshot = renamed(self._state(), names)
+        return self
+
+    def merge_classes(self, names: Iterable[Any], into: Any) -> Self:
+        """Make several classes one, exactly as if their samples had been learned under one name. Needs no data.
+
+        How sure answers are stays calibrated by the samples as they came.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Classes to merge.
+        into : str
+            Name of the one that they become: a new one, or that of a class, which then is among those merged.
+
+        Raises
+        ------
+        LabelError
+            If a class was never learned, or there are fewer than two.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow.learner.learner import Learner
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
+        >>> learner = Learner(options={"n_units": 20}).fit((X, y))
+        >>> learner.merge_classes(["crow", "rook"], "corvid").n_samples_
+        {'corvid': 20, 'jay': 10, 'owl': 10}
+        """
+        self._snapshot = with_merged_classes(self._state(), names, into)
+        return self
+
+    def relabel(self, data: Any, source: Any, target: Any) -> Self:
+        """Take samples out of one class and into another, exactly as if they had been learned as the second.
+
+        Parameters
+        ----------
+        data : path-like, RawSet, FeatureSet, (items, labels) or items
+            The samples. Of data with labels those of class ``source`` are moved, of data without all.
+        source : str
+            The class they were learned as; it is gone if none remains.
+        target : str
+            The class they are of; it may be new.
+
+        Raises
+        ------
+        LabelError
+            If ``source`` was never learned, or no sample has that label.
+        UnlearnError
+            If samples were never learned as ``source``.
+        """
+        source, target = check_relabelling(self._state(), source, target)
+        samples = samples_to_move(read_movable(data, self._encoder.kind), source)
+        encoded = self._encoded(samples, self._encoder, on_error="raise")
+        self._snapshot = relabelled(self._state(), encoded.X, source, target)
         return self
 
     def copy(self) -> Learner:
@@ -681,10 +784,7 @@ class Learner:
         return head
 
     def _require_known(self, names: list[str]) -> None:
-        known = set(self._state().classes.tolist())
-        for name in names:
-            if name not in known:
-                raise LabelError(f"class must be one that was learned, got {name!r}; nearest: {nearest(name, known)}")
+        require_known(names, set(self._state().classes.tolist()))
 
     def _seed(self) -> int:
         state = self.random_state

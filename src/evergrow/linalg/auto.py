@@ -165,6 +165,10 @@ class AutoState(RidgeState):
         """Return the state with other target columns."""
         return dataclasses.replace(self, inner=self.inner.select_targets(index))
 
+    def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
+        """Return the state whose target columns are sums of old ones."""
+        return dataclasses.replace(self, inner=self.inner.group_targets(groups))
+
     def with_totals(self, totals: Totals) -> Self:
         """Return the state with other totals."""
         return dataclasses.replace(self, inner=self.inner.with_totals(totals))

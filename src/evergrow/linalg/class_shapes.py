@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from evergrow.core.errors import UnlearnError
+from evergrow.linalg.state import sum_columns
 
 LIKELIEST = 16
 """Classes per row whose shape is looked at; the others get the smallest term among these, so none can win by it."""
@@ -90,6 +91,10 @@ class ClassShapes:
         squares = self.squares.new_zeros(len(chosen), self.squares.shape[1])
         sums[old], squares[old] = self.sums[chosen[old]], self.squares[chosen[old]]
         return ClassShapes(sums, squares)
+
+    def group(self, groups: Sequence[Sequence[int]]) -> ClassShapes:
+        """Return the sums of classes each of which is several old ones together."""
+        return ClassShapes(sum_columns(self.sums.T, groups).T, sum_columns(self.squares.T, groups).T)
 
     def add(self, P: Tensor, codes: Tensor, sign: float = 1.0) -> ClassShapes:
         """Return the sums with rows P (n, k) of classes ``codes`` added, or with ``sign=-1`` taken out."""

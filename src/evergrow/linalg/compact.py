@@ -27,6 +27,7 @@ from evergrow.linalg.cholesky import safe_cholesky
 from evergrow.linalg.eigen import symmetric_eigh
 from evergrow.linalg.state import (
     ACCUMULATION_DTYPE,
+    LARGEST,
     NOTHING,
     RIDGE_FORMS,
     Batch,
@@ -37,6 +38,7 @@ from evergrow.linalg.state import (
     check_alpha,
     check_shape,
     read_gram,
+    sum_columns,
     take_columns,
     without_shape,
 )
@@ -206,6 +208,10 @@ class CompactState(RidgeState):
         """Return the state with other target columns."""
         return dataclasses.replace(self, cross=take_columns(self.cross, index))
 
+    def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
+        """Return the state whose target columns are sums of old ones."""
+        return dataclasses.replace(self, cross=sum_columns(self.cross, groups))
+
     def with_totals(self, totals: Totals) -> Self:
         """Return the state with other totals."""
         return dataclasses.replace(self, seen=totals)
@@ -237,7 +243,7 @@ class CompactState(RidgeState):
             bool((basis.square().sum(dim=0) - 1.0).abs().amax() < 1e-6), "the columns of its basis are not of length 1"
         )
         gram = read_gram(fields, "gram", rank, device)
-        cross = fields.tensor("cross", (rank, None)).to(device)
+        cross = fields.tensor("cross", (rank, None), largest=LARGEST).to(device)
         budget, dropped = fields.number("budget", low=0.0), fields.number("dropped", low=0.0)
         return cls(basis.to(device), gram, cross, budget, dropped, Totals.read(fields))
 

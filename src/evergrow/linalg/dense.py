@@ -15,6 +15,7 @@ from evergrow.core.fields import Fields
 from evergrow.linalg.cholesky import safe_cholesky
 from evergrow.linalg.state import (
     ACCUMULATION_DTYPE,
+    LARGEST,
     NOTHING,
     RIDGE_FORMS,
     Batch,
@@ -25,6 +26,7 @@ from evergrow.linalg.state import (
     check_alpha,
     check_shape,
     read_gram,
+    sum_columns,
     take_columns,
     without_shape,
 )
@@ -130,6 +132,10 @@ class DenseState(RidgeState):
         """Return the state with other target columns."""
         return dataclasses.replace(self, cross=take_columns(self.cross, index))
 
+    def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
+        """Return the state whose target columns are sums of old ones."""
+        return dataclasses.replace(self, cross=sum_columns(self.cross, groups))
+
     def with_totals(self, totals: Totals) -> Self:
         """Return the state with other totals."""
         return dataclasses.replace(self, seen=totals)
@@ -154,4 +160,4 @@ class DenseState(RidgeState):
         """Return the dense state that :meth:`to_archive` gave."""
         gram = read_gram(fields, "gram", None, device)
         fields.require(len(gram) > 0, "its Gram matrix is empty")
-        return cls(gram, fields.tensor("cross", (len(gram), None)).to(device), Totals.read(fields))
+        return cls(gram, fields.tensor("cross", (len(gram), None), largest=LARGEST).to(device), Totals.read(fields))

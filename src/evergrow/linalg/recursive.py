@@ -16,6 +16,8 @@ from evergrow.core.fields import Fields
 from evergrow.linalg.cholesky import safe_cholesky
 from evergrow.linalg.state import (
     ACCUMULATION_DTYPE,
+    LARGEST,
+    LARGEST_WEIGHT,
     NOTHING,
     RIDGE_FORMS,
     Batch,
@@ -26,6 +28,7 @@ from evergrow.linalg.state import (
     check_alpha,
     check_shape,
     read_gram,
+    sum_columns,
     take_columns,
     without_shape,
 )
@@ -156,6 +159,12 @@ class RecursiveState(RidgeState):
             self, cross=take_columns(self.cross, index), weights=take_columns(self.weights, index)
         )
 
+    def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
+        """Return the state whose target columns are sums of old ones."""
+        return dataclasses.replace(
+            self, cross=sum_columns(self.cross, groups), weights=sum_columns(self.weights, groups)
+        )
+
     def with_totals(self, totals: Totals) -> Self:
         """Return the state with other totals."""
         return dataclasses.replace(self, seen=totals)
@@ -184,8 +193,8 @@ class RecursiveState(RidgeState):
         """Return the recursive state that :meth:`to_archive` gave."""
         inverse = read_gram(fields, "inverse", None, device)
         fields.require(len(inverse) > 0 and bool((inverse.diagonal() > 0.0).all()), "its inverse is of no matrix")
-        cross = fields.tensor("cross", (len(inverse), None))
-        weights = fields.tensor("weights", cross.shape)
+        cross = fields.tensor("cross", (len(inverse), None), largest=LARGEST)
+        weights = fields.tensor("weights", cross.shape, largest=LARGEST_WEIGHT)
         alpha = fields.number("alpha", low=0.0)
         fields.require(alpha > 0.0, "its ridge is zero")
         return cls(inverse, weights.to(device), cross.to(device), alpha, Totals.read(fields))

@@ -34,6 +34,9 @@ beside others near the ridge (condition number about 1e9), which float32 cannot 
 LARGEST = 1e150
 """Numbers beyond this overflow when squares of many are added; those below its inverse vanish."""
 
+LARGEST_WEIGHT = 1e100
+"""Class weights beyond this are larger than any data can make them."""
+
 _LARGEST_SUM = 1e305
 """Sums of squares beyond this overflow when they are added up."""
 
@@ -257,6 +260,22 @@ class RidgeState(ABC):
         column says through :meth:`with_totals` what remains.
         """
 
+    def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
+        """Return the state whose target columns are sums of old ones, as if rows had been learned with such targets.
+
+        All statistics of targets are linear in them. Forms that keep theirs as columns add these up; this way, which
+        adds a state that has seen no rows, serves any form.
+
+        Parameters
+        ----------
+        groups : sequence of sequences of int
+            The old columns that each new one is the sum of; each old one must be in exactly one.
+        """
+        stats = self.reduced()
+        added = sum_columns(stats.cross, [group[1:] for group in groups])
+        more = ReducedStatistics(stats.basis, torch.zeros_like(stats.gram), added, 0, 0.0)
+        return self.select_targets([group[0] for group in groups])._merge(more)
+
     @abstractmethod
     def with_totals(self, totals: Totals) -> Self:
         """Return the state with other totals, after columns were dropped."""
@@ -335,6 +354,22 @@ def take_columns(matrix: Tensor, index: Sequence[int]) -> Tensor:
     old = chosen >= 0
     out[:, old] = matrix[:, chosen[old]]
     return out
+
+
+def sum_columns(matrix: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+    """Return one column for each of ``groups``: the sum of the columns of ``matrix`` that it lists, zero for none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.linalg.state import sum_columns
+    >>> sum_columns(torch.tensor([[1.0, 2.0, 4.0]]), [[1], [0, 2], []]).tolist()
+    [[2.0, 5.0, 0.0]]
+    """
+    chosen = torch.as_tensor([column for group in groups for column in group], dtype=torch.long, device=matrix.device)
+    places = [place for place, group in enumerate(groups) for _ in group]
+    out = torch.zeros(matrix.shape[0], len(groups), dtype=matrix.dtype, device=matrix.device)
+    return out.index_add_(1, torch.as_tensor(places, dtype=torch.long, device=matrix.device), matrix[:, chosen])
 
 
 def check_size(name: str, rows: Tensor) -> None:

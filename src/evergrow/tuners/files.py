@@ -20,6 +20,9 @@ def _from_version_1(old: Archive) -> Archive:
 
 KIND = register_kind("tuner", version=2, former=("Tuner",), migrations={1: _from_version_1})
 
+_LARGEST = 1e6
+"""Trained parameters stay far below this; beyond it, features overflow in float32."""
+
 
 @dataclass(frozen=True, eq=False)
 class SavedTuner:
@@ -75,7 +78,7 @@ class SavedTuner:
             fields.text("tuner"),
             fields.mapping("settings"),
             fields.integer("seed", low=-(2**63), high=2**64),
-            {key: fields.tensor(key, dtype=None) for key in fields.tensor_names()},
+            {key: fields.tensor(key, dtype=None, largest=_LARGEST) for key in fields.tensor_names()},
             fields.mapping("architecture", default={}),
             fields.unknown(),
         )

@@ -40,7 +40,7 @@ class LoRAConfig(TunerConfig):
         """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
         check_number("rank", self.rank, low=1, integer=True)
         if self.alpha is not None:
-            check_number("alpha", self.alpha)
+            check_number("alpha", self.alpha, low=-1e6, high=1e6)
         check_targets(self.targets, TARGETS)
         check_blocks(self.blocks)
 

@@ -1,0 +1,112 @@
+"""Renaming, merging and relabelling from the command line: exact, in history, undoable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.cli.conftest import NAMES, clouds
+
+from evergrow.learner.learner import Learner
+from evergrow.learner.modelfile import history, open_model
+
+
+def test_rename_is_written_and_undone(shell, model):
+    before = model.read_bytes()
+    values = shell.json("rename", model, "ant", "wasp")
+    assert values["names"] == {"ant": "wasp"}
+    assert values["revision"] == 2
+    assert open_model(model).n_samples_ == {"bee": 20, "cat": 20, "wasp": 20}
+    assert [(change.what, change.names) for change in history(model)][1] == ("rename", {"ant": "wasp"})
+    shell.run("rollback", model)
+    assert model.read_bytes() == before
+
+
+def test_rename_several_at_once(shell, model):
+    output = shell.run("rename", model, "ant", "bee", "bee", "ant").stdout
+    assert "renamed ant -> bee, bee -> ant" in output
+    X, _ = clouds(("ant",), 20, 0)
+    assert set(open_model(model).predict(X)) == {"bee"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("antt", "wasp"), "got 'antt'; nearest: 'ant'"),
+        (("ant", "bee"), "one class, merge them (merge-classes)"),
+        (("ant", "bee", "cat"), "in pairs OLD NEW, got 3 names"),
+        (("ant", "x", "ant", "y"), "named once, got 'ant' twice"),
+        (("ant", ""), "names that can be seen"),
+    ],
+)
+def test_names_that_do_not_do(shell, model, arguments, said):
+    before = model.read_bytes()
+    assert said in shell.error("rename", model, *arguments)
+    assert model.read_bytes() == before
+
+
+def test_merge_classes_equals_learning_under_one_name(shell, model):
+    worker = open_model(model).spawn()
+    values = shell.json("merge-classes", model, "ant", "cat", "--into", "animal")
+    assert values["merged"] == ["ant", "cat"]
+    assert values["classes"] == ["animal"]
+    assert values["samples"] == 40
+    X, y = clouds(NAMES[:3], 20, 0)
+    worker.partial_fit((X, np.where(y == "bee", "bee", "animal"))).settle()
+    asked, _ = clouds(NAMES, 5, 9)
+    mine, theirs = open_model(model).settle().decision_function(asked), worker.decision_function(asked)
+    np.testing.assert_allclose(mine, theirs, atol=1e-9 * np.abs(theirs).max())
+
+
+def test_merge_classes_says_what_it_did(shell, model):
+    output = shell.run("merge-classes", model, "ant", "--into", "cat", "--settle").stdout
+    assert "merged 2 classes (ant, cat) into cat: 40 samples" in output
+    assert "settled" in output
+    assert "m.evg knows 2 classes from 60 samples (revision 2)" in output
+    assert "at least two different ones" in shell.error("merge-classes", model, "cat", "--into", "cat")
+
+
+def test_relabel_equals_learning_as_the_other_class(shell, model):
+    X, y = clouds(NAMES[:3], 20, 0)
+    worker = open_model(model).spawn()
+    np.savez("wrong.npz", X_train=X[:5], y_train=y[:5], X_test=X[5:7], y_test=y[5:7])
+    values = shell.json("relabel", model, "wrong.npz", "--from", "ant", "--to", "bee")
+    assert values["samples"] == 5  # the test part stays
+    worker.partial_fit((X, np.where(np.arange(60) < 5, "bee", y))).settle()
+    asked, _ = clouds(NAMES, 5, 9)
+    mine, theirs = open_model(model).settle().decision_function(asked), worker.decision_function(asked)
+    np.testing.assert_allclose(mine, theirs, atol=1e-9 * np.abs(theirs).max())
+    assert "labelled 'cat', got labels 'ant'" in shell.error(
+        "relabel", model, "wrong.npz", "--from", "cat", "--to", "bee"
+    )
+
+
+def test_relabel_of_features_without_labels(shell, model):
+    X, _ = clouds(NAMES[:3], 20, 0)
+    np.save("wrong.npy", X[:20])
+    output = shell.run("relabel", model, "wrong.npy", "--from", "ant", "--to", "wasp").stdout
+    assert "moved 20 samples from ant to wasp; ant is gone, since none of its samples remained" in output
+
+
+def test_relabel_of_images(shell, image_model, images):
+    for file in sorted((images / "lying").iterdir())[:2]:
+        (images / "loose").mkdir(exist_ok=True)
+        file.rename(images / "loose" / file.name)
+    options = ("--weights", "random")
+    shell.run("relabel", image_model, images / "loose", "--from", "lying", "--to", "standing", *options)
+    assert open_model(image_model).n_samples_ == {"lying": 4, "slanted": 6, "standing": 8}
+
+
+def test_split_says_why_and_what_to_do(shell, model):
+    before = model.read_bytes()
+    said = shell.error("split", model, "ant")
+    assert "keeps sums over its 20 samples and none of them" in said
+    assert "evergrow relabel m.evg DATA --from ant --to NEW" in said
+    assert "nearest: 'ant'" in shell.error("split", model, "antt")
+    assert model.read_bytes() == before
+
+
+def test_names_of_strangers_are_escaped(shell, model):
+    output = shell.run("rename", model, "ant", "\x1b[31mred\u202e").stdout
+    assert "\x1b" not in output
+    assert "\u202e" not in output
+    assert Learner.load(model).classes_[0] == "\x1b[31mred\u202e"

@@ -1,0 +1,266 @@
+"""Classes that are renamed, merged or lose samples to another: the learner is the one that was taught so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evergrow.core.errors import LabelError, UnlearnError, UnsupportedError
+from evergrow.learner.changes import learned_data
+from evergrow.learner.learner import Learner
+
+NAMES = ("crow", "jay", "owl", "raven", "rook")
+READOUTS: dict[str, dict[str, Any]] = {
+    "denoised": {"n_units": 40},
+    "denoised, counts as prior": {"n_units": 40, "prior": "counts"},
+    "ridge": {"n_units": 40, "readout": "ridge"},
+    "ridge, fixed": {"n_units": 40, "readout": "ridge", "alpha": 0.5},
+    "discriminant": {"n_units": 40, "readout": "discriminant"},
+    "moments": {"n_units": 40, "class_moments": True},
+    "recursive": {"n_units": 40, "readout": "ridge", "alpha": 0.5, "solver": "recursive"},
+    "compact": {"n_units": 40, "readout": "ridge", "solver": "compact"},
+    "dense": {"n_units": 40, "solver": "dense"},
+}
+
+
+def birds(names: tuple[str, ...] = NAMES, n: int = 30, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    centres = {name: np.random.default_rng(1 + NAMES.index(name)).normal(size=12) for name in names}
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.repeat(names, n))
+    return np.stack([centres[name] * 1.2 + rng.normal(size=12) for name in y]), y
+
+
+def taught_so(learner: Learner, batches: list[tuple[np.ndarray, np.ndarray]]) -> Learner:
+    """Return a learner with the same layer that learned all batches at once."""
+    child = learner.spawn()
+    X, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    return child.partial_fit((X, y)).settle()
+
+
+def require_same(mine: Learner, theirs: Learner) -> None:
+    """Everything that follows from the statistics agrees."""
+    X, _ = birds(seed=9)
+    assert mine.n_samples_ == theirs.n_samples_
+    assert mine.classes_.tolist() == theirs.classes_.tolist() == sorted(mine.n_samples_)
+    mine.settle()
+    ours, others = mine.decision_function(X), theirs.decision_function(X)
+    np.testing.assert_allclose(ours, others, atol=1e-9 * np.abs(others).max(), rtol=0)
+    assert mine.predict(X).tolist() == theirs.predict(X).tolist()
+    head, other = mine.head_.branch(), theirs.head_.branch()
+    if head.is_calibrated_by_rows:
+        terms, expected = head.novelty_terms(X), other.novelty_terms(X)
+        np.testing.assert_allclose(terms, expected, atol=1e-8 * np.abs(expected).max(), rtol=0)
+        head.calibrate(), other.calibrate()
+    assert head.temperature_ == pytest.approx(other.temperature_, rel=1e-8)
+    np.testing.assert_allclose(head.predict_proba(X), other.predict_proba(X), atol=1e-8)
+
+
+@pytest.mark.parametrize("options", READOUTS.values(), ids=READOUTS.keys())
+def test_merged_classes_are_those_taught_under_one_name(options: dict[str, Any]) -> None:
+    first, second = birds(), birds(NAMES[1:4], 12, seed=1)
+    learner = Learner(options=options).fit(first).partial_fit(second)
+    one = {"crow": "corvid", "raven": "corvid", "rook": "corvid"}
+    batches = [(X, np.array([one.get(name, name) for name in y])) for X, y in (first, second)]
+    expected = taught_so(learner, batches)
+    learner.merge_classes(["crow", "raven", "rook"], "corvid")
+    require_same(learner, expected)
+    more = birds(("jay", "owl"), 5, seed=2)
+    require_same(learner.partial_fit(more), expected.partial_fit(more).settle())
+    assert learner.history_[-2].names == one
+    assert learner.history_[-2].samples == 102
+    assert learner.history_[-2].classes == ("corvid",)
+
+
+def test_merged_into_one_of_them() -> None:
+    data = birds()
+    learner = Learner(options={"n_units": 40}).fit(data)
+    expected = taught_so(learner, [(data[0], np.where(data[1] == "rook", "crow", data[1]))])
+    require_same(learner.merge_classes(["rook"], into="crow"), expected)
+    assert learner.history_[-1].names == {"rook": "crow"}
+
+
+def test_moments_of_merged_classes_are_those_of_one() -> None:
+    X, y = birds()
+    learner = Learner(options={"n_units": 40, "class_moments": True}).fit((X, y))
+    model = learner.merge_classes(["crow", "raven"], "corvid").head_.model_
+    rows = model.activations(_tensor(X[np.isin(y, ["crow", "raven"])]))
+    H = np.concatenate([part.numpy() for _, part in rows])
+    factor = model.moments.factors[0].numpy()
+    np.testing.assert_allclose(factor.T @ factor, H.T @ H, atol=1e-9 * np.abs(H.T @ H).max())
+    learner.forget_classes("corvid")  # exact with moments
+    rest = ~np.isin(y, ["crow", "raven"])
+    require_same(learner, taught_so(learner, [(X[rest], y[rest])]))
+
+
+def _tensor(X: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(X)
+
+
+@pytest.mark.parametrize("options", [READOUTS["denoised"], READOUTS["ridge"], READOUTS["discriminant"]])
+def test_renamed_classes_are_those_taught_with_the_new_names(options: dict[str, Any]) -> None:
+    X, y = birds()
+    learner = Learner(options=options).fit((X, y))
+    names = {"crow": "zebra finch", "owl": "barn owl"}
+    expected = taught_so(learner, [(X, np.array([names.get(name, name) for name in y]))])
+    asked = birds(seed=9)[0]
+    before, novelty = learner.decision_function(asked), learner.novelty_score(asked)
+    columns = [learner.classes_.tolist().index(name) for name in ("owl", "jay", "raven", "rook", "crow")]
+    learner.rename_classes(names)
+    assert learner.classes_.tolist() == ["barn owl", "jay", "raven", "rook", "zebra finch"]
+    assert learner.head_.solution().tensors  # a settled model stays so
+    np.testing.assert_allclose(learner.decision_function(asked), before[:, columns], rtol=1e-11)
+    np.testing.assert_allclose(learner.novelty_score(asked), novelty, rtol=1e-9)
+    require_same(learner, expected)
+
+
+def test_two_classes_swap_their_names() -> None:
+    X, y = birds()
+    learner = Learner(options={"n_units": 40}).fit((X, y))
+    before = learner.predict(X)
+    learner.rename_classes({"crow": "raven", "raven": "crow"})
+    swapped = {"crow": "raven", "raven": "crow"}
+    assert learner.predict(X).tolist() == [swapped.get(name, name) for name in before]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"crwo": "corvid"}, "got 'crwo'; nearest: 'crow'"),
+        ({"crow": "owl"}, "that of another class, got 'owl' for 'crow'; to make 'owl' and 'crow' one class, merge"),
+        ({"crow": "x", "owl": "x"}, "got 'x' for 'owl'; to make 'crow' and 'owl' one class, merge"),
+        ({"crow": "crow"}, "another than the old one, got 'crow' for both"),
+        ({"crow": " "}, "names that can be seen"),
+        ({}, "at least one class, got none"),
+    ],
+)
+def test_names_that_do_not_do(names: dict[str, str], said: str) -> None:
+    learner = Learner(options={"n_units": 40}).fit(birds())
+    before = learner.decision_function(birds(seed=9)[0])
+    with pytest.raises(LabelError, match=said):
+        learner.rename_classes(names)
+    assert learner.revision_ == 1
+    np.testing.assert_array_equal(learner.decision_function(birds(seed=9)[0]), before)
+
+
+@pytest.mark.parametrize(
+    ("names", "into", "said"),
+    [
+        (["crow", "rok"], "corvid", "got 'rok'; nearest: 'rook'"),
+        (["crow"], "corvid", "at least two different ones, got 'crow'"),
+        (["crow", "crow"], "crow", "at least two different ones, got 'crow'"),
+        ([], "corvid", "at least two"),
+        (["crow", "rook"], "", "names that can be seen"),
+    ],
+)
+def test_classes_that_cannot_be_merged(names: list[str], into: str, said: str) -> None:
+    learner = Learner(options={"n_units": 40}).fit(birds())
+    with pytest.raises(LabelError, match=said):
+        learner.merge_classes(names, into)
+    assert learner.revision_ == 1
+
+
+def test_all_classes_may_become_one() -> None:
+    learner = Learner(options={"n_units": 40}).fit(birds())
+    assert set(learner.merge_classes(NAMES, "bird").predict(birds()[0])) == {"bird"}
+
+
+@pytest.mark.parametrize("options", [READOUTS["denoised"], READOUTS["ridge"], READOUTS["moments"]])
+def test_relabelled_samples_are_those_taught_as_the_other_class(options: dict[str, Any]) -> None:
+    X, y = birds()
+    learner = Learner(options=options).fit((X, y))
+    wrong = np.flatnonzero(y == "crow")[:7]
+    right = y.copy()
+    right[wrong] = "raven"
+    learner.relabel((X[wrong], y[wrong]), "crow", "raven")
+    require_same(learner, taught_so(learner, [(X, right)]))
+    assert learner.history_[-1].names == {"crow": "raven"}
+
+
+def test_data_without_labels_are_moved_whole_and_into_a_new_class() -> None:
+    X, y = birds()
+    learner = Learner(options={"n_units": 40}).fit((X, y))
+    expected = taught_so(learner, [(X, np.where(y == "crow", "hooded crow", y))])
+    require_same(learner.relabel(X[y == "crow"], "crow", "hooded crow"), expected)
+    assert "crow" not in learner.n_samples_
+
+
+def test_of_labelled_data_only_the_class_is_moved() -> None:
+    X, y = birds()
+    learner = Learner(options={"n_units": 40}).fit((X, y))
+    learner.relabel((X, y), "crow", "raven")
+    assert learner.n_samples_ == {"jay": 30, "owl": 30, "raven": 60, "rook": 30}
+
+
+def test_samples_that_cannot_be_moved() -> None:
+    X, y = birds()
+    learner = Learner(options={"n_units": 40}).fit((X, y))
+    before = learner.n_samples_
+    with pytest.raises(LabelError, match="nearest: 'crow'"):
+        learner.relabel(X, "crwo", "raven")
+    with pytest.raises(LabelError, match="another class, got 'crow' for both"):
+        learner.relabel(X, "crow", "crow")
+    with pytest.raises(LabelError, match="labelled 'crow', got labels 'jay'"):
+        learner.relabel((X[y == "jay"], y[y == "jay"]), "crow", "raven")
+    with pytest.raises(UnlearnError, match="got 60 where 30 were learned of 'crow'"):
+        learner.relabel(X[:60], "crow", "raven")
+    with pytest.raises(UnlearnError, match="must have been learned before"):
+        learner.relabel(X[:5] + 50.0, "crow", "raven")
+    assert learner.n_samples_ == before
+    assert learner.revision_ == 1
+
+
+@pytest.mark.parametrize("method", ["simplecil", "klda", "acil"])
+def test_other_methods_rename_and_merge_and_say_what_they_cannot(method: str) -> None:
+    options = {} if method == "simplecil" else {"n_units": 40}
+    X, y = birds()
+    learner = Learner(method=method, options=options).fit((X, y))
+    assert learner.rename_class("owl", "aa").merge_classes(["crow", "rook"], "x").classes_.tolist() == [
+        "aa",
+        "jay",
+        "raven",
+        "x",
+    ]
+    with pytest.raises(UnsupportedError, match="take samples out again"):
+        learner.relabel(X[:2], "x", "jay")
+    anacp = Learner(method="anacp", options={"n_units": 20, "samples_per_class": 5}).fit((X, y))
+    assert "aa" in anacp.rename_class("owl", "aa").classes_
+    with pytest.raises(UnsupportedError, match="make several classes one"):
+        anacp.merge_classes(["crow", "rook"], "x")
+
+
+def test_what_was_learned_under_a_former_name_is_known_again() -> None:
+    first, second = birds(NAMES[:3]), birds(NAMES[3:], seed=1)
+    learner = Learner(options={"n_units": 40}).fit(first).partial_fit(second)
+    learner.rename_class("rook", "tower").rename_class("tower", "castle")
+    again = second[0], np.where(second[1] == "rook", "castle", second[1])
+    before = learned_data(learner.history_)
+    learner.partial_fit(again)
+    assert before & set(learner.history_[-1].data)
+    learner.unlearn(again)
+    assert not learned_data(learner.history_) & set(learner.history_[-1].data)
+
+
+def test_relabelling_follows_fingerprints() -> None:
+    X, y = birds(("crow", "jay"))
+    learner = Learner(options={"n_units": 40}).fit(birds(("owl", "rook")))
+    crows = X[y == "crow"], y[y == "crow"]
+    learner.partial_fit(crows).relabel(crows, "crow", "jay")
+    assert not learned_data(learner.history_) & set(learner.history_[-2].data)
+    before = learned_data(learner.history_)
+    learner.partial_fit((crows[0], np.repeat("jay", 30)))
+    assert before & set(learner.history_[-1].data)
+
+
+def test_edits_survive_a_file(tmp_path: Any) -> None:
+    learner = Learner(options={"n_units": 40}).fit(birds())
+    learner.rename_class("owl", "Eule\n").merge_classes(["crow", "rook"], "corvid")
+    learner.save(tmp_path / "m.evg")
+    loaded = Learner.load(tmp_path / "m.evg")
+    assert loaded.history_ == learner.history_
+    assert loaded.n_samples_ == learner.n_samples_
+    X = birds(seed=9)[0]
+    np.testing.assert_array_equal(loaded.decision_function(X), learner.decision_function(X))
