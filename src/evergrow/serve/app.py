@@ -17,8 +17,11 @@ from evergrow.core.version import __version__
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.described import problem_schema
 from evergrow.serve.gate import Gate
+from evergrow.serve.jobs import Jobs
 from evergrow.serve.problems import Problem, answer_to, problem_of
 from evergrow.serve.routes_changes import changes_router
+from evergrow.serve.routes_inference import inference_router
+from evergrow.serve.routes_jobs import jobs_router
 from evergrow.serve.routes_models import models_router
 from evergrow.serve.routes_samples import samples_router
 from evergrow.serve.service import Service
@@ -55,19 +58,23 @@ def create_app(config: ServeConfig) -> Watch:
     (201, 'starting')
     """
     service = Service(config)
+    jobs = Jobs(service)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with gathering_warnings():
             yield
+            service.begin_shutdown()
+            await jobs.close()
             await service.shut_down()
 
     app = FastAPI(
         title="evergrow", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.service = service
-    for router in (models_router, samples_router, changes_router):
+    for router in (models_router, samples_router, changes_router, inference_router):
         app.include_router(router(service))
+    app.include_router(jobs_router(service, jobs))
     _add_metrics(app, service)
     _add_errors(app, service)
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
@@ -87,13 +94,13 @@ def _add_metrics(app: FastAPI, service: Service) -> None:
 def _add_errors(app: FastAPI, service: Service) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         problem = problem_of(error, str(service.store.folder))
-        return answer_to(problem, getattr(request.state, "request_id", ""))
+        return answer_to(problem, getattr(request.state, "request_id", ""), request.url.path)
 
     async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         told = {404: "path must be one that is served", 405: "method must be one that the path takes"}
         problem = Problem(error.status_code, told.get(error.status_code, str(error.detail)), "HttpError")
-        response = answer_to(problem, getattr(request.state, "request_id", ""))
+        response = answer_to(problem, getattr(request.state, "request_id", ""), request.url.path)
         response.headers.update(error.headers or {})
         return response
 

@@ -33,12 +33,12 @@ class SentImage:
     ----------
     name : str
         What messages call it.
-    data : bytes
-        The content of the file.
+    data : bytes or ndarray
+        The content of the file, or pixels.
     """
 
     name: str
-    data: bytes
+    data: bytes | NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,11 +105,13 @@ async def _read_form(request: Request, limits: Limits) -> Body:
         raise Problem(400, "form must be one that can be read, got a damaged one", "BadForm") from error
     values: dict[str, Any] = {}
     images: list[SentImage] = []
+    files: list[bytes] = []
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
             if name != "images":
                 raise Problem(422, f"files must be in the field 'images', got {name[:80]!r}", "BadForm")
-            images.append(SentImage(f"images[{len(images)}]", await value.read()))
+            files.append(await value.read())
+            images.append(SentImage(f"images[{len(images)}]", files[-1]))
         elif name in LISTS:
             values.setdefault(name, []).append(value)
         elif name in values:
@@ -119,7 +121,7 @@ async def _read_form(request: Request, limits: Limits) -> Body:
     await form.close()
     if len(values.get("labels", [])) == 1 and values["labels"][0].startswith("["):
         values["labels"] = _json_list(values["labels"][0])
-    raw = (json.dumps(values, sort_keys=True).encode(), *(image.data for image in images))
+    raw = (json.dumps(values, sort_keys=True).encode(), *files)
     return Body(values, tuple(images), raw)
 
 

@@ -107,11 +107,13 @@ class Draft:
         change = Change.now("forget", int((~kept).sum()), gone)
         return self._after(change, self.features[kept], self.labels[kept])
 
-    def renamed(self, old: str, new: str, what: str = "rename") -> Draft:
-        """Return the draft with another name of a class, which may be one that is there."""
-        self._require_known([old])
-        labels = np.array([new if name == old else name for name in self.labels.tolist()], dtype=np.str_)
-        return self._after(Change.now(what, 0, [old, new]), self.features, labels)
+    def renamed(self, names: Mapping[str, str], what: str) -> Draft:
+        """Return the draft with other names of classes."""
+        self._require_known(names)
+        labels = np.array([names.get(name, name) for name in self.labels.tolist()], dtype=np.str_)
+        moved = int(np.isin(self.labels, list(names)).sum())
+        change = Change.now(what, moved, sorted(set(names.values())), names=dict(names))
+        return self._after(change, self.features, labels)
 
     def noted(self, extra: Mapping[str, Any], note: str = "") -> Draft:
         """Return the draft with further fields of its latest change."""

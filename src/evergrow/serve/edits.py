@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from evergrow.core.errors import LabelError
 from evergrow.learner.learner import Learner
 from evergrow.serve.drafts import Draft
 
@@ -89,3 +90,51 @@ class Forget:
     def on_draft(self, draft: Draft) -> Draft:
         """Drop their samples."""
         return draft.forgotten(self.names)
+
+
+@dataclass(frozen=True)
+class Rename:
+    """Give a class another name.
+
+    Parameters
+    ----------
+    old, new : str
+        Its name, and the one it gets.
+    """
+
+    old: str
+    new: str
+
+    def on_learner(self, learner: Learner) -> None:
+        """Rename it."""
+        learner.rename_class(self.old, self.new)
+
+    def on_draft(self, draft: Draft) -> Draft:
+        """Rename it."""
+        if self.new in draft.counts:
+            raise LabelError(f"new must be a name that no class has, got {self.new!r}: merge-classes makes two one")
+        return draft.renamed({self.old: self.new}, "rename")
+
+
+@dataclass(frozen=True)
+class MergeClasses:
+    """Make several classes one.
+
+    Parameters
+    ----------
+    names : tuple of str
+        The classes.
+    into : str
+        Name of the one that they become.
+    """
+
+    names: tuple[str, ...]
+    into: str
+
+    def on_learner(self, learner: Learner) -> None:
+        """Merge them."""
+        learner.merge_classes(self.names, self.into)
+
+    def on_draft(self, draft: Draft) -> Draft:
+        """Refuse: there is one class at most."""
+        raise LabelError(f"names must be two classes at least that were learned, got {len(draft.counts)} in the model")

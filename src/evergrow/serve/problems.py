@@ -31,6 +31,7 @@ TITLES = {
     403: "not allowed",
     404: "not found",
     405: "no such method here",
+    408: "too slow",
     409: "the model is not in a state for that",
     412: "the model was changed meanwhile",
     413: "too large",
@@ -124,14 +125,24 @@ def problem_of(error: BaseException, folder: str = "") -> Problem:
     return Problem(status, message, type(error).__name__, retry_after=1 if status == 503 else None)
 
 
-def answer_to(problem: Problem, request_id: str = "") -> JSONResponse:
-    """Return the problem document."""
+def answer_to(problem: Problem, request_id: str = "", path: str = "") -> JSONResponse:
+    """Return the problem document; the Open Inference Protocol wants the message itself under ``error``.
+
+    Parameters
+    ----------
+    problem : Problem
+        What was wrong.
+    request_id : str
+        Of the request.
+    path : str
+        What was asked.
+    """
     values = {
         "type": "about:blank",
         "title": TITLES.get(problem.status, "error"),
         "status": problem.status,
         "detail": problem.detail,
-        "error": problem.kind or "Problem",
+        "error": problem.detail if path.startswith("/v2") else problem.kind or "Problem",
         **problem.more,
     }
     if request_id:

@@ -1,4 +1,4 @@
-"""Routes that change classes and revisions: forget and rollback."""
+"""Routes that change classes and revisions: forget, rename, merge-classes and rollback."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request, Response
 from evergrow.serve.answering import outcome_values
 from evergrow.serve.bodies import checked, read_body
 from evergrow.serve.described import CHANGE_HEADERS, JSON_BODY, problems
-from evergrow.serve.edits import Edit, Forget
+from evergrow.serve.edits import Edit, Forget, MergeClasses, Rename
 from evergrow.serve.routes_samples import wanted_of
-from evergrow.serve.schemas import ChangeAnswer, Forgetting, Undoing
+from evergrow.serve.schemas import ChangeAnswer, Forgetting, Merging, Renaming, Undoing
 from evergrow.serve.service import Service
 
 _ERRORS = (400, 404, 409, 412, 413, 415, 422, 503, 507)
@@ -32,6 +32,30 @@ def changes_router(service: Service) -> APIRouter:
         body = await read_body(request, service.limits)
         asked = checked(Forgetting, body.values)
         return await _change(m, request, response, Forget(tuple(asked.names)), body, asked.note)
+
+    @router.post(
+        "/rename",
+        response_model=ChangeAnswer,
+        responses=problems(*_ERRORS),
+        openapi_extra={**JSON_BODY(Renaming), "parameters": CHANGE_HEADERS},
+    )
+    async def rename(m: str, request: Request, response: Response) -> Any:
+        """Give a class another name; answers are the same under it."""
+        body = await read_body(request, service.limits)
+        asked = checked(Renaming, body.values)
+        return await _change(m, request, response, Rename(asked.old, asked.new), body, asked.note)
+
+    @router.post(
+        "/merge-classes",
+        response_model=ChangeAnswer,
+        responses=problems(*_ERRORS),
+        openapi_extra={**JSON_BODY(Merging), "parameters": CHANGE_HEADERS},
+    )
+    async def merge_classes(m: str, request: Request, response: Response) -> Any:
+        """Make several classes one, exactly as if their samples had been taught under one name."""
+        body = await read_body(request, service.limits)
+        asked = checked(Merging, body.values)
+        return await _change(m, request, response, MergeClasses(tuple(asked.names), asked.into), body, asked.note)
 
     @router.post(
         "/rollback",

@@ -92,6 +92,28 @@ class Forgetting(Fields):
     note: Note = ""
 
 
+class LabelList(Fields):
+    """Classes of a zip."""
+
+    labels: list[ClassName]
+
+
+class Renaming(Fields):
+    """Another name of a class."""
+
+    old: ClassName
+    new: ClassName
+    note: Note = ""
+
+
+class Merging(Fields):
+    """Classes that become one."""
+
+    names: Annotated[list[ClassName], Field(min_length=1, max_length=1024)]
+    into: ClassName
+    note: Note = ""
+
+
 class Undoing(Fields):
     """How far to go back: so many changes, or to a revision."""
 
@@ -217,6 +239,24 @@ class ChangeAnswer(BaseModel):
     n_samples: int
     warnings: list[str]
     replayed: bool = Field(description="Whether the same Idempotency-Key was answered before; nothing changed now.")
+
+
+class JobRecord(BaseModel):
+    """A job: a zip of images that is being learned."""
+
+    id: str
+    model: str
+    state: Literal["running", "writing", "done", "failed", "cancelled"]
+    done: int = Field(description="Images that went through the backbone.")
+    total: int
+    error: str | None
+    change: ChangeAnswer | None
+
+
+class JobList(BaseModel):
+    """All jobs that are remembered."""
+
+    jobs: list[JobRecord]
 
 
 class WrongSample(BaseModel):

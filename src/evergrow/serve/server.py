@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -55,7 +56,7 @@ def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_leve
         timeout_graceful_shutdown=60,
         h11_max_incomplete_event_size=65_536,
     )
-    server = _Server(settings, lambda: announce(address))
+    server = _Server(settings, lambda: announce(address), app.service.begin_shutdown)
     log("starting", address=address, read_only=config.read_only, tokens=len(config.tokens.entries))
     with listener:
         server.run(sockets=[listener])
@@ -78,9 +79,9 @@ def _bound(config: ServeConfig) -> socket.socket:
 class _Server(uvicorn.Server):
     """Says when it is up, and tells open streams when it is about to end."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], end: Callable[[], None]) -> None:
         super().__init__(config)
-        self._ready = ready
+        self._ready, self._end = ready, end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to take requests."""
@@ -90,9 +91,11 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end: streams of events close, everything else is answered."""
-        service = self.config.app.service  # type: ignore[union-attr]
-        service.begin_shutdown()
-        super().handle_exit(sig, frame)
+        self._end()
+        # Not kept by uvicorn to be raised again: to end as asked is a success.
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
 
 
 def _protocol(seconds: float) -> type[H11Protocol]:

@@ -119,11 +119,12 @@ class Service:
         batcher = await self.run(model.batcher, version)
         if batcher is None:
             raise InputError(f"rows must be given, since the model takes {version.kind}")
-        return await self._encoded(batcher, images, texts, alone)
+        return await self.encoded(batcher, images, texts, alone=alone)
 
-    async def _encoded(
-        self, batcher: Batcher, images: Sequence[SentImage], texts: Sequence[str] | None, alone: bool
+    async def encoded(
+        self, batcher: Batcher, images: Sequence[SentImage], texts: Sequence[str] | None, *, alone: bool
     ) -> NDArray[Any]:
+        """Return the features of images or texts, in the queue of their backbone."""
         n = len(images) if texts is None else len(texts)
         if n > self.limits.samples:
             raise Problem(413, f"samples must be at most {self.limits.samples} in a request, got {n}", "TooMany")

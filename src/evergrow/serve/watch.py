@@ -74,7 +74,7 @@ class Watch:
             failed = error
             problem = problem_of(error, self._folder)
             if not status:  # nothing was sent yet
-                await answer_to(problem, _id(scope))(scope, receive, sending)
+                await answer_to(problem, _id(scope), scope["path"])(scope, receive, sending)
         finally:
             self._note(scope, status, time.perf_counter() - started, failed)
 
