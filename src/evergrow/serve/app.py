@@ -22,6 +22,7 @@ from evergrow.serve.problems import Problem, answer_to, problem_of
 from evergrow.serve.routes_changes import changes_router
 from evergrow.serve.routes_inference import inference_router
 from evergrow.serve.routes_jobs import jobs_router
+from evergrow.serve.routes_label_studio import label_studio_router
 from evergrow.serve.routes_models import models_router
 from evergrow.serve.routes_samples import samples_router
 from evergrow.serve.service import Service
@@ -72,7 +73,7 @@ def create_app(config: ServeConfig) -> Watch:
         title="evergrow", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.service = service
-    for router in (models_router, samples_router, changes_router, inference_router):
+    for router in (models_router, samples_router, changes_router, inference_router, label_studio_router):
         app.include_router(router(service))
     app.include_router(jobs_router(service, jobs))
     _add_metrics(app, service)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.backbones.base import BackboneSpec
-from evergrow.core.archive import read_archive, register_kind, write_archive
+from evergrow.core.archive import Archive, read_archive, register_kind, write_archive
 from evergrow.core.errors import LabelError, ParameterError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.registry import nearest
@@ -49,6 +49,8 @@ class Draft:
         Its class.
     history : tuple of Change
         What happened so far; revisions of a draft count on their own.
+    parts : dict of str to Archive
+        What others keep with it, handed on to the model.
     """
 
     kind: str
@@ -59,6 +61,7 @@ class Draft:
     features: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), dtype=np.float32))
     labels: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, dtype=np.str_))
     history: tuple[Change, ...] = ()
+    parts: dict[str, Archive] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -82,7 +85,7 @@ class Draft:
         features = np.concatenate([self.features.reshape(-1, X.shape[1]), X]).astype(X.dtype)
         new = np.setdiff1d(labels, self.labels).tolist()
         change = Change.now("update", len(labels), new, data=[fingerprint(X, labels)])
-        return self._after(change, features, np.concatenate([self.labels, labels]))
+        return self.after(change, features, np.concatenate([self.labels, labels]))
 
     def unlearned(self, X: NDArray[Any], labels: NDArray[np.str_]) -> Draft:
         """Return the draft without samples that are in it."""
@@ -97,7 +100,7 @@ class Draft:
                 )
             left.remove(place)
         gone = sorted(set(labels.tolist()) - set(self.labels[left].tolist()))
-        return self._after(Change.now("unlearn", len(labels), gone), self.features[left], self.labels[left])
+        return self.after(Change.now("unlearn", len(labels), gone), self.features[left], self.labels[left])
 
     def forgotten(self, names: Iterable[str]) -> Draft:
         """Return the draft without whole classes."""
@@ -105,7 +108,7 @@ class Draft:
         self._require_known(gone)
         kept = ~np.isin(self.labels, gone)
         change = Change.now("forget", int((~kept).sum()), gone)
-        return self._after(change, self.features[kept], self.labels[kept])
+        return self.after(change, self.features[kept], self.labels[kept])
 
     def renamed(self, names: Mapping[str, str], what: str) -> Draft:
         """Return the draft with other names of classes."""
@@ -113,7 +116,7 @@ class Draft:
         labels = np.array([names.get(name, name) for name in self.labels.tolist()], dtype=np.str_)
         moved = int(np.isin(self.labels, list(names)).sum())
         change = Change.now(what, moved, sorted(set(names.values())), names=dict(names))
-        return self._after(change, self.features, labels)
+        return self.after(change, self.features, labels)
 
     def noted(self, extra: Mapping[str, Any], note: str = "") -> Draft:
         """Return the draft with further fields of its latest change."""
@@ -121,7 +124,8 @@ class Draft:
         last = dataclasses.replace(last, extra={**last.extra, **extra}, note=note or last.note)
         return dataclasses.replace(self, history=(*self.history[:-1], last))
 
-    def _after(self, change: Change, features: NDArray[Any], labels: NDArray[np.str_]) -> Draft:
+    def after(self, change: Change, features: NDArray[Any], labels: NDArray[np.str_]) -> Draft:
+        """Return the draft after a change."""
         history = (*self.history, change.numbered(self.revision + 1))
         return dataclasses.replace(self, features=features, labels=labels, history=history)
 
@@ -144,7 +148,8 @@ class Draft:
             "labels": self.labels.tolist(),
             "history": [change.to_dict() for change in self.history],
         }
-        write_archive(path, KIND.archive(meta, {"features": torch.from_numpy(np.ascontiguousarray(self.features))}))
+        tensors = {"features": torch.from_numpy(np.ascontiguousarray(self.features))}
+        write_archive(path, KIND.archive(meta, tensors, self.parts))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Draft:
@@ -162,4 +167,5 @@ class Draft:
             features,
             np.asarray(labels, dtype=np.str_),
             tuple(Change.from_fields(entry) for entry in fields.records("history")),
+            fields.unknown_parts(),
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from evergrow.core.errors import BusyError, ParameterError
 from evergrow.core.files import locked
+from evergrow.learner.attached import attach_part
 from evergrow.learner.changes import Change
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
@@ -247,15 +248,20 @@ class ServedModel:
         else:
             learner = version.known.copy()
             edit.on_learner(learner)
+            if len(learner.history_) == len(version.changes):  # nothing to do
+                return Outcome(version, version.changes[-1], before, [], replayed=True)
             made = self._committed(learner, Change("update", "", 0, note=wanted.note, extra=wanted.once.extra()))
-        return Outcome(made, made.changes[-1], before, [])
+        return Outcome(made, made.changes[-1], before, [], replayed=made is version)
 
     def _edited_draft(self, edit: Edit, wanted: Wanted) -> Version:
         with locked(self.path.parent):  # a draft has no history whose folder could be held
             version = self._refreshed()
             if not isinstance(version.known, Draft):
                 raise BusyError("the model must be as it was when the change began, but another process began it")
-            draft = edit.on_draft(version.known).noted(wanted.once.extra(), wanted.note)
+            draft = edit.on_draft(version.known)
+            if draft is version.known:  # nothing to do
+                return version
+            draft = draft.noted(wanted.once.extra(), wanted.note)
             if not draft.is_ready:
                 draft.write(self.draft_path)
                 self._version = Version(draft, signature_of(self.draft_path))
@@ -274,7 +280,10 @@ class ServedModel:
             device=self._device,
             cache=False,
         )
-        return learner.fit((draft.features, draft.labels))
+        learner.fit((draft.features, draft.labels))
+        for name, part in draft.parts.items():
+            attach_part(learner, name, part)
+        return learner
 
     def _committed(self, learner: Learner, change: Change) -> Version:
         """Write a learner as the next revision and make it the present version."""
