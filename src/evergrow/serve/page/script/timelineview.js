@@ -1,0 +1,63 @@
+/* Every change of the model, the newest first, each with a way back to it. */
+
+import { fill, iconButton, make, plural } from "./dom.js";
+import { attempt, confirmDone } from "./notice.js";
+
+export class TimelineView {
+  constructor(model) {
+    Object.assign(this, { model, shown: false });
+    this.problems = make("div.problems");
+    this.list = make("ol.timeline");
+    this.element = make("div", {}, this.problems, this.list);
+    model.addEventListener("change", () => this.update());
+    this.update();
+  }
+
+  update() {
+    const { record, readOnly } = this.model;
+    const key = `${record.etag} ${record.revisions.join()} ${record.history.length}`;
+    if (this.list.dataset.key === key) return;
+    this.list.dataset.key = key;
+    const changes = [...record.history].reverse();
+    if (!changes.length) {
+      fill(this.list, make("li.soft.empty", {}, "Nothing happened yet."));
+      return;
+    }
+    fill(this.list, changes.map((change, i) => {
+      const isPast = change.what !== "rollback" && record.revisions.includes(change.revision);
+      const back = isPast && !readOnly && iconButton("undo", "Go back to here", () => this.goBack(change.revision));
+      return make(i === 0 ? "li.now" : "li", {}, make("div", {}, make("p", {}, told(change)), make("p.soft", {}, `${when(change.when)} · revision ${change.revision}${change.note ? ` · ${change.note}` : ""}`)),
+        i === 0 ? make("span.badge-text", {}, "Now") : back);
+    }));
+  }
+
+  async goBack(revision) {
+    await attempt(this.problems, async () => {
+      await this.model.rollBack(revision);
+      const { aside } = this.model;
+      confirmDone(`Back at revision ${revision}.${aside.length ? ` ${plural(aside.length, "sample")} set aside under Teach.` : ""}`);
+    }, { reload: () => this.model.refresh() });
+  }
+}
+
+/** Return a change in words. */
+export function told({ what, samples, classes }) {
+  const names = classes.length > 4 ? `${classes.slice(0, 4).join(", ")} and ${classes.length - 4} more` : classes.join(", ");
+  const n = plural(samples, "sample");
+  const words = {
+    fit: `Began with ${names}: ${n}`,
+    update: names ? `Learned ${n}, new: ${names}` : `Learned ${n}`,
+    unlearn: names ? `Unlearned ${n}, and with them ${names}` : `Unlearned ${n}`,
+    forget: `Forgot ${names}: ${n}`,
+    rename: `Renamed ${classes.join(" to ")}`,
+    "merge-classes": `Merged ${names}`,
+    merge: `Merged another model: ${n}`,
+    rollback: "Went back",
+  };
+  return words[what] ?? `${what}: ${n}`;
+}
+
+function when(text) {
+  const at = new Date(text);
+  return Number.isNaN(at.getTime()) ? text : at.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+}
