@@ -6,12 +6,13 @@ import base64
 import io
 import os
 import socket
+import struct
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from tests.serve.conftest import Api
 from tests.serve.running import Running
 from tests.serve.samples import files, rows, zipped
@@ -33,28 +34,19 @@ def begin(api: Any) -> None:
 # -- names and origins ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost@evil", "a b", ""]
-)
-def test_a_name_that_leads_here_is_not_enough(api: Api, host: str) -> None:
+def test_a_name_that_leads_here_is_not_enough(api: Api) -> None:
     """DNS rebinding: a page elsewhere lets its own name lead to this machine, and its browser sends that name."""
-    for path in ("/", "/api/v1/models", "/docs/", "/metrics"):
-        answer = api.client.get(path, headers={"Host": host})
-        assert answer.status_code == 421
-        assert answer.json()["error"] == "WrongHost"
+    for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost@evil", "a b", ""):
+        for path in ("/", "/api/v1/models", "/docs/", "/metrics"):
+            answer = api.client.get(path, headers={"Host": host})
+            assert answer.status_code == 421
+            assert answer.json()["error"] == "WrongHost"
 
 
 def test_names_of_this_machine_and_those_that_were_given(serve: Any) -> None:
     api = serve(allowed_hosts=("birds.example.org",))
-    for host in (
-        "localhost",
-        "localhost:8080",
-        "127.0.0.1:1",
-        "127.0.0.53",
-        "[::1]:80",
-        "Birds.example.org",
-        "birds.example.org:443",
-    ):
+    own = ("localhost", "localhost:8080", "127.0.0.1:1", "127.0.0.53", "[::1]:80")
+    for host in (*own, "Birds.example.org", "birds.example.org:443"):
         assert api.client.get("/api/v1/models", headers={"Host": host}).status_code == 200
 
 
@@ -167,13 +159,12 @@ def test_wrong_and_missing_tokens(serve: Any) -> None:
         assert api.client.get(path).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "text", ["", "read short", "write 0123456789abcdef0", "read", "read 0123456789abcdef\nteach 0123456789abcdef"]
-)
-def test_token_files_that_are_wrong(text: str) -> None:
-    with pytest.raises(ParameterError) as error:
-        Tokens.parse(text, "tokens.txt")
-    assert "0123456789abcdef" not in str(error.value)
+def test_token_files_that_are_wrong() -> None:
+    secret = "0123456789abcdef"
+    for text in ("", "read short", f"write {secret}", "read", f"read {secret}\nteach {secret}"):
+        with pytest.raises(ParameterError) as error:
+            Tokens.parse(text, "tokens.txt")
+        assert secret not in str(error.value)
 
 
 # -- how much ---------------------------------------------------------------------------------------------------
@@ -210,11 +201,11 @@ def test_too_many_samples_and_too_long_texts(serve: Any) -> None:
 
 
 def test_an_image_bomb_is_refused_before_it_is_decoded(api: Api) -> None:
-    buffer = io.BytesIO()
-    Image.new("1", (40_000, 40_000)).save(buffer, "PNG")  # a few kilobytes that would be gigabytes
-    assert len(buffer.getvalue()) < 1_000_000
+    """A few bytes that say they are an image of ten gigapixels."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
     api.create("pics", "images", backbone="colours")
-    sent = [("images", ("bomb.png", buffer.getvalue(), "image/png"))]
+    sent = [("images", ("bomb.png", bomb, "image/png"))]
     answer = api.post("teach", model="pics", data={"label": "a"}, files=sent)
     assert answer.status_code == 422
     assert "pixels" in answer.json()["detail"]
@@ -266,7 +257,7 @@ def hostile_zips() -> dict[str, bytes]:
         archive.writestr(link, "/etc/passwd")
     bomb = io.BytesIO()
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a/zeros.png", b"\0" * 50_000_000)
+        archive.writestr("a/zeros.png", b"\0" * 5_000_000)
     return {
         "slip": zipped({"../../a/1.png": b"x"}),
         "absolute": zipped({"/etc/a/1.png": b"x"}),
