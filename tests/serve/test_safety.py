@@ -204,6 +204,7 @@ def test_an_image_bomb_is_refused_before_it_is_decoded(api: Api) -> None:
     """A few bytes that say they are an image of ten gigapixels."""
     head = b"IHDR" + struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
     bomb = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
+    bomb += struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
     api.create("pics", "images", backbone="colours")
     sent = [("images", ("bomb.png", bomb, "image/png"))]
     answer = api.post("teach", model="pics", data={"label": "a"}, files=sent)
