@@ -15,7 +15,9 @@ from evergrow.learner.modelfile import open_model
 from evergrow.serve.label_studio import Fetcher, names_of
 from evergrow.serve.problems import Problem
 
-CONFIG = """<View><Text name="msg" value="$body"/><Choices name="intent" toName="msg"><Choice value="ab"/></Choices></View>"""
+CONFIG = (
+    '<View><Text name="msg" value="$body"/><Choices name="intent" toName="msg"><Choice value="ab"/></Choices></View>'
+)
 
 
 def event(action: str, number: int, choice: str | None, text: str = "") -> dict[str, Any]:
@@ -160,7 +162,7 @@ def test_images_come_with_the_task_or_from_the_label_studio_that_was_named(api: 
 def test_only_the_label_studio_that_was_named_is_called() -> None:
     fetcher = Fetcher("http://127.0.0.1:9", "token", 100)
     for where in ("http://127.0.0.1:10/x", "https://127.0.0.1:9/x", "//evil.example/x", "file:///etc/passwd"):
-        with pytest.raises(Problem, match="must be on 127.0.0.1:9"):
+        with pytest.raises(Problem, match=r"must be on 127\.0\.0\.1:9"):
             fetcher.image(where)
     with pytest.raises(Problem, match="must be readable"):
         fetcher.image("/data/x.png")
