@@ -88,7 +88,8 @@ def _compared(
     p50, p99 = (float(np.percentile(waits, share)) for share in (50, 99))
     return Row(
         work=work,
-        figure=f"{ratio:.2f}: {outside:.1f} against {inside:.1f} images/s; p50 {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms",
+        figure=f"{ratio:.2f}: {outside:.1f} against {inside:.1f} images/s; "
+        f"p50 {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms",
         bar=f"{bar:g}",
         reached=ratio >= bar,
         values={"ratio": ratio, "served": outside, "loop": inside, "p50": p50, "p99": p99, "rounds": rounds},
