@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import evergrow
-from benchmarks import answers, construction, extraction, heads, startup, training, updates
+from benchmarks import answers, construction, extraction, heads, serving, startup, training, updates
 from benchmarks.timing import Row
 
 BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
@@ -35,6 +35,7 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "extraction-memory": extraction.memory,
     "training": training.throughput,
     "startup": startup.predict_against_torch,
+    "serving": serving.against_the_loop,
 }
 
 

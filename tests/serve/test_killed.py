@@ -66,7 +66,7 @@ def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> 
     while kills < KILLS:
         # So that the kills are spread over all lessons: the next one comes once enough are through, at a random moment.
         while sum(map(bool, acknowledged)) < TEACHES * kills // KILLS:
-            time.sleep(0.005)
+            time.sleep(0.05)
         time.sleep(0.3 * float(torch.rand(1, generator=draws)))
         running[-1].kill()
         kills += 1

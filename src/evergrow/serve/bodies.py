@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from evergrow.serve.problems import Problem
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_SMALL = 2**18  # bytes of JSON that are parsed at once, without keeping others waiting
 LISTS = ("labels", "names")
 """Fields of a form that may come several times."""
 
@@ -71,7 +73,8 @@ async def read_body(request: Request, limits: Limits) -> Body:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json":
         raw = await request.body()
-        return Body(_json_object(raw), raw=(raw,))
+        values = _json_object(raw) if len(raw) < _SMALL else await asyncio.to_thread(_json_object, raw)
+        return Body(values, raw=(raw,))
     if kind == "multipart/form-data":
         return await _read_form(request, limits)
     raise Problem(415, f"Content-Type must be application/json or multipart/form-data, got {kind[:80]!r}", "MediaType")

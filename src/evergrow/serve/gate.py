@@ -19,6 +19,7 @@ from evergrow.serve.tokens import Token
 GUARDED = ("/api/", "/v2/models", "/label-studio/", "/metrics")
 """Where a token is asked for; the page itself and its documentation hold nothing of a model."""
 LARGE = ("/jobs", "/api/v1/models/upload")
+_SLOWEST = 1024
 _READING = ("GET", "HEAD", "OPTIONS")
 _ASKING = ("/predict", "/evaluate", "/infer", "/health", "/setup")
 """Ends of routes that are asked by POST and change nothing."""
@@ -134,6 +135,7 @@ class _Body:
         limits: Limits = gate._limits
         self._most = limits.upload_bytes if scope["path"].endswith(LARGE) else limits.body_bytes
         self._seconds = limits.body_seconds
+        self._begun = time.monotonic()
         self._whole = False
         self.size = 0
 
@@ -160,6 +162,8 @@ class _Body:
             self._whole = not message.get("more_body", False)
             if self.size > self._most:
                 raise self._too_large()
+            if not self._whole and time.monotonic() - self._begun > self._seconds + self.size / _SLOWEST:
+                raise Problem(408, f"the body must come at {_SLOWEST} bytes a second or faster", "SlowBody")
         return message
 
     def _too_large(self) -> Problem:
@@ -222,4 +226,4 @@ def _guarded(path: str) -> bool:
 
 
 def _only_reads(scope: Scope) -> bool:
-    return scope["method"] in _READING or scope["path"].endswith(_ASKING)
+    return scope["method"] in _READING or (scope["method"] == "POST" and scope["path"].endswith(_ASKING))

@@ -7,8 +7,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,25 +113,20 @@ class Jobs:
         if sum(not job.has_ended for job in self._jobs.values()) >= self._service.limits.jobs:
             raise Problem(503, "jobs must be fewer at one moment: wait for one to end", "TooManyJobs", retry_after=5)
 
-    async def start(self, name: str, model: ServedModel, file: Path, wanted: Wanted) -> Job:
-        """Check a zip and begin to learn it; the file is removed at the end."""
-        try:
-            archive = await self._service.run(ImageZip, file, self._service.limits)
-        except BaseException:
-            file.unlink(missing_ok=True)
-            raise
+    async def start(self, name: str, model: ServedModel, file: IO[bytes], wanted: Wanted) -> Job:
+        """Check a zip and begin to learn it; the file is closed at the end."""
+        archive = await self._service.run(ImageZip, file, self._service.limits)
         try:
             checked(LabelList, {"labels": sorted({image.label for image in archive.images})})
             self.check_room()
         except BaseException:
-            archive.__exit__()
-            file.unlink(missing_ok=True)
+            archive.close()
             raise
         job = Job(secrets.token_urlsafe(12), name, len(archive.images))
         self._jobs[job.id] = job
         while len(self._jobs) > _REMEMBERED and next(iter(self._jobs.values())).has_ended:
             self._jobs.popitem(last=False)
-        job.task = asyncio.create_task(self._work(job, model, archive, file, wanted))
+        job.task = asyncio.create_task(self._work(job, model, archive, wanted))
         self._note_open()
         return job
 
@@ -156,7 +150,7 @@ class Jobs:
     def _note_open(self) -> None:
         self._service.metrics.jobs.set(sum(not job.has_ended for job in self._jobs.values()))
 
-    async def _work(self, job: Job, model: ServedModel, archive: ImageZip, file: Path, wanted: Wanted) -> None:
+    async def _work(self, job: Job, model: ServedModel, archive: ImageZip, wanted: Wanted) -> None:
         try:
             with archive:
                 version = await self._service.run(model.current)
@@ -174,7 +168,6 @@ class Jobs:
             log("job failed", job=job.id, error=error if problem.status == 500 else None, problem=problem.detail)
             job.tell(state="failed", error=problem.detail)
         finally:
-            file.unlink(missing_ok=True)
             self._note_open()
 
     async def _encoded(self, job: Job, model: ServedModel, version: Version, archive: ImageZip) -> NDArray[Any]:

@@ -198,13 +198,13 @@ class ServedModel:
         Problem
             412 if the model is another than the caller saw, 503 if too many wait.
         """
-        return await self._in_turn(threads, lambda: self._edited(edit, wanted), wanted)
+        return await self._in_turn(threads, lambda version: self._edited(version, edit, wanted), wanted)
 
     async def roll_back(self, steps: int, to: int | None, wanted: Wanted, threads: Executor) -> Outcome:
         """Undo the latest changes: so many, or until a revision."""
-        return await self._in_turn(threads, lambda: self._rolled_back(steps, to, wanted), wanted)
+        return await self._in_turn(threads, lambda version: self._rolled_back(version, steps, to, wanted), wanted)
 
-    async def _in_turn(self, threads: Executor, work: Callable[[], Outcome], wanted: Wanted) -> Outcome:
+    async def _in_turn(self, threads: Executor, work: Callable[[Version], Outcome], wanted: Wanted) -> Outcome:
         if self._waiting >= self._writers:
             raise Problem(
                 503, "the model must have room for another change, but too many wait", "QueueFull", retry_after=1
@@ -216,7 +216,7 @@ class ServedModel:
         finally:
             self._waiting -= 1
 
-    def _patiently(self, work: Callable[[], Outcome], wanted: Wanted) -> Outcome:
+    def _patiently(self, work: Callable[[Version], Outcome], wanted: Wanted) -> Outcome:
         """Do it, again if another process was faster, until patience ends."""
         end = time.monotonic() + self._patience
         while True:
@@ -227,7 +227,7 @@ class ServedModel:
                     if done is not None:
                         return Outcome(version, done, version.counts, said, replayed=True)
                     wanted.check(version)
-                    outcome = work()
+                    outcome = work(version)  # another process that is faster makes it a BusyError
                     outcome.warnings.extend(said)
                     return outcome
                 except BusyError:
@@ -240,11 +240,10 @@ class ServedModel:
             return []
         return [entry.change for entry in History(self.path).undone()]
 
-    def _edited(self, edit: Edit, wanted: Wanted) -> Outcome:
-        version = self._refreshed()
+    def _edited(self, version: Version, edit: Edit, wanted: Wanted) -> Outcome:
         before = version.counts
         if isinstance(version.known, Draft):
-            made = self._edited_draft(edit, wanted)
+            made = self._edited_draft(version, version.known, edit, wanted)
         else:
             learner = version.known.copy()
             edit.on_learner(learner)
@@ -253,13 +252,12 @@ class ServedModel:
             made = self._committed(learner, Change("update", "", 0, note=wanted.note, extra=wanted.once.extra()))
         return Outcome(made, made.changes[-1], before, [], replayed=made is version)
 
-    def _edited_draft(self, edit: Edit, wanted: Wanted) -> Version:
+    def _edited_draft(self, version: Version, before: Draft, edit: Edit, wanted: Wanted) -> Version:
         with locked(self.path.parent):  # a draft has no history whose folder could be held
-            version = self._refreshed()
-            if not isinstance(version.known, Draft):
-                raise BusyError("the model must be as it was when the change began, but another process began it")
-            draft = edit.on_draft(version.known)
-            if draft is version.known:  # nothing to do
+            if self._refreshed() is not version:
+                raise BusyError("the model must be as it was when the change began, but another process changed it")
+            draft = edit.on_draft(before)
+            if draft is before:  # nothing to do
                 return version
             draft = draft.noted(wanted.once.extra(), wanted.note)
             if not draft.is_ready:
@@ -298,20 +296,20 @@ class ServedModel:
         self._version = Version(learner, signature if ours else None)
         return self._version
 
-    def _rolled_back(self, steps: int, to: int | None, wanted: Wanted) -> Outcome:
-        if not self.path.exists():
+    def _rolled_back(self, version: Version, steps: int, to: int | None, wanted: Wanted) -> Outcome:
+        if isinstance(version.known, Draft):
             raise Problem(
                 409, "the model must have a revision to go back to, but it knows less than two classes", "NotBegun"
             )
-        before = self._refreshed().counts
         with locked_model(self.path, device=None if self._device == "auto" else self._device, cache=False) as learner:
-            wanted.check(Version(learner, None))
+            if learner._origin != version.known._origin:
+                raise BusyError("the model must be as it was when the change began, but another process changed it")
             kept = kept_revisions(self.path)
             n = steps if to is None else _steps_to(to, kept)
             target = kept[-n] if n <= len(kept) else 0  # where there are fewer, rollback says so
             undone = [e for entry in learner.history_ if entry.revision > target for e in requests_of(entry)]
             change = rollback(self.path, n, extra=wanted.once.extra(undone))
-        return Outcome(self._refreshed(), change, before, [])
+        return Outcome(self._refreshed(), change, version.counts, [])
 
 
 def _steps_to(revision: int, kept: list[int]) -> int:

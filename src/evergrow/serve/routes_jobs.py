@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
@@ -56,7 +54,7 @@ def jobs_router(service: Service, jobs: Jobs) -> APIRouter:
         try:
             wanted = wanted_of(request, "job", Body({}, raw=(digest,)))
         except BaseException:
-            file.unlink()
+            file.close()
             raise
         job = await jobs.start(m, model, file, wanted)
         response.headers["Location"] = f"/api/v1/jobs/{job.id}"
@@ -89,19 +87,19 @@ def jobs_router(service: Service, jobs: Jobs) -> APIRouter:
     return router
 
 
-async def _received(request: Request) -> tuple[Path, bytes]:
-    """Return the body as a temporary file that only this user can read, and its hash."""
-    handle, name = tempfile.mkstemp(suffix=".zip", prefix="evergrow-")
+async def _received(request: Request) -> tuple[IO[bytes], bytes]:
+    """Return the body as a file without a name, which is gone however this process ends, and its hash."""
+    file = tempfile.TemporaryFile(prefix="evergrow-")  # noqa: SIM115  closed by who gets it
     digest = hashlib.blake2b(digest_size=16)
     try:
-        with os.fdopen(handle, "wb") as file:
-            async for chunk in request.stream():
-                digest.update(chunk)
-                file.write(chunk)
+        async for chunk in request.stream():
+            digest.update(chunk)
+            file.write(chunk)
     except BaseException:
-        os.unlink(name)
+        file.close()
         raise
-    return Path(name), digest.digest()
+    file.seek(0)
+    return file, digest.digest()
 
 
 async def _events(job: Job, service: Service) -> AsyncIterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -56,7 +57,12 @@ def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_leve
         timeout_graceful_shutdown=60,
         h11_max_incomplete_event_size=65_536,
     )
-    server = _Server(settings, lambda: announce(address), app.service.begin_shutdown)
+
+    def ready() -> None:
+        threading.Thread(target=app.service.warm_up, name="warm-up", daemon=True).start()
+        announce(address)
+
+    server = _Server(settings, ready, app.service.begin_shutdown)
     log("starting", address=address, read_only=config.read_only, tokens=len(config.tokens.entries))
     with listener:
         server.run(sockets=[listener])

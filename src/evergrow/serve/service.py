@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.backbones.base import Backbone
@@ -22,6 +23,7 @@ from evergrow.serve.batching import Batcher, Prepared
 from evergrow.serve.bodies import SentImage, rows_of
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.edits import Edit
+from evergrow.serve.logs import log
 from evergrow.serve.metrics import Metrics
 from evergrow.serve.model import Outcome, ServedModel, Wanted
 from evergrow.serve.pool import BackbonePool
@@ -30,6 +32,8 @@ from evergrow.serve.store import Store
 from evergrow.serve.versions import Version
 
 Result = TypeVar("Result")
+_WARM = 8
+"""Models whose backbones are loaded before anybody asks."""
 
 
 class Service:
@@ -167,6 +171,21 @@ class Service:
             raise Problem(503, "another model is being exported: try again later", "Busy", retry_after=5)
         async with self._exporting:
             return await self.run(_exported, model, version, head_only)
+
+    def warm_up(self) -> None:
+        """Load what the first callers would have to wait for: libraries, and the backbones of models that are there."""
+        rows = np.eye(8)
+        learner = Learner(None, options={"n_units": 8}, device=self.config.device)
+        learner.fit((rows, list("aabbaabb"))).forget_classes("b")
+        for name in self.store.names()[:_WARM]:
+            self._warm_up_model(name)
+
+    def _warm_up_model(self, name: str) -> None:
+        try:
+            model, version = self._open(name)
+            model.batcher(version)
+        except Exception as error:  # whoever asks this model is told
+            log("not warmed up", model=name, problem=type(error).__name__)
 
     def check_writable(self) -> None:
         """Raise the problem 403 where nothing may be changed."""

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from evergrow.core.errors import FileFormatError, PathError
-from evergrow.core.files import PARTIAL
+from evergrow.core.files import PARTIAL, locked
 from evergrow.learner.modelfile import ModelNotFoundError, ModelWriteError, open_model
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.drafts import SUFFIX as DRAFT
@@ -64,7 +64,7 @@ class Store:
 
     def create(self, name: str, draft: Draft) -> ServedModel:
         """Return a new model that knows nothing yet."""
-        with self._guard:
+        with self._guard, locked(self.folder, wait=True):
             path = self._free(name)
             draft.write(path.with_suffix(DRAFT))
         return self._of_file(path)
@@ -96,7 +96,7 @@ class Store:
             except FileFormatError as error:
                 told = str(error).replace(temporary, "file")
                 raise Problem(422, told, type(error).__name__) from error
-            with self._guard:
+            with self._guard, locked(self.folder, wait=True):
                 path = self._free(name)
                 os.link(temporary, path)  # fails where there is one, unlike a rename
         except OSError as error:

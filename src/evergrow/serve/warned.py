@@ -39,7 +39,8 @@ def gathering_warnings() -> Iterator[None]:
 def warned() -> Iterator[list[str]]:
     """Yield a list that gathers what this thread is warned of."""
     before = getattr(_mine, "said", None)
-    _mine.said = said = []  # type: list[str]
+    said: list[str] = []
+    _mine.said = said
     try:
         yield said
     finally:

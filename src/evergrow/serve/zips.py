@@ -6,8 +6,7 @@ import stat
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from evergrow.core.escaping import printable
 from evergrow.serve.config import Limits
@@ -45,8 +44,8 @@ class ImageZip:
 
     Parameters
     ----------
-    path : Path
-        The file.
+    file : binary file
+        The zip; closed at the end.
     limits : Limits
         How much there may be in it.
 
@@ -56,23 +55,29 @@ class ImageZip:
         413 if there is too much in it, 422 if it is no zip, or an entry is no plain file below its root.
     """
 
-    def __init__(self, path: Path, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, file: IO[bytes], limits: Limits) -> None:
+        self._limits, self._file = limits, file
         try:
-            self._zip = zipfile.ZipFile(path)
+            self._zip = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+            file.close()
             raise Problem(422, "body must be a zip of images, got none or a damaged one", "BadZip") from error
         try:
             self.images = tuple(self._checked())
         except BaseException:
-            self._zip.close()
+            self.close()
             raise
+
+    def close(self) -> None:
+        """Close the file, which has no name and is gone then."""
+        self._zip.close()
+        self._file.close()
 
     def __enter__(self) -> ImageZip:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._zip.close()
+        self.close()
 
     def read(self, image: ZippedImage) -> bytes:
         """Return the content of an image; an entry that is larger than it says is refused."""
