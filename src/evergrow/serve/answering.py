@@ -21,6 +21,7 @@ def change_values(change: Change) -> dict[str, Any]:
         "when": change.when,
         "samples": change.samples,
         "classes": list(change.classes),
+        "names": dict(change.names),
         "note": change.note,
         "revision": change.revision,
     }

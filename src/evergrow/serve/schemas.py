@@ -138,6 +138,7 @@ class ChangeRecord(BaseModel):
     when: str
     samples: int
     classes: list[str] = Field(description="Classes that came, or that went.")
+    names: dict[str, str] = Field(description="New names by old ones, where classes were renamed or merged.")
     note: str
     revision: int
 

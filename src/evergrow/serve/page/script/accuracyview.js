@@ -66,7 +66,7 @@ export class AccuracyView {
       make("p", {}, `${hits} of ${plural(counted.length, "held-out sample")} answered right.`),
       make("p.soft", {}, "None of them was ever taught."),
       copies.size > 0 && make("p.soft", {}, own.length
-        ? `${plural(copies.size, "more one", "more")} look just like one that was taught and are left out of the figure.`
+        ? `${copies.size} more ${copies.size === 1 ? "looks" : "look"} just like one that was taught and ${copies.size === 1 ? "is" : "are"} left out of the figure.`
         : "All of them look just like ones that were taught, so this says little: hold out images of another moment."),
       counted.length < 30 && make("p.soft", {}, `With so few, the true figure may well be ${spread(share, counted.length)}.`))),
     this.table(held, told, classes));
@@ -80,8 +80,7 @@ export class AccuracyView {
       const words = `${label} answered as ${predicted}: ${inside.length}`;
       return make(`td.${kind}`, {}, make("button", { type: "button", aria: { label: `${words}, show them` }, on: { click: () => this.openCell(label, predicted, inside) } }, inside.length));
     };
-    return make("div.scroll", { tabIndex: 0, role: "region", aria: { label: "Confusion table" } }, make("table.confusion", {},
-      make("caption", {}, "Rows: what it is. Columns: what it says. A number opens the samples in it."),
+    return make("div.scroll", { tabIndex: 0, role: "region", aria: { label: "Confusion table" } }, make("p.hint", { id: "confusion-hint" }, "Rows: what it is. Columns: what it says. A number opens the samples in it."), make("table.confusion", { aria: { describedby: "confusion-hint" } },
       make("thead", {}, make("tr", {}, make("td"), classes.map((name) => make("th", { scope: "col", title: name }, make("span", {}, name))))),
       make("tbody", {}, classes.map((label) => make("tr", {}, make("th", { scope: "row", title: label }, make("span", {}, label)), classes.map((predicted) => cell(label, predicted)))))));
   }

@@ -46,13 +46,13 @@ async function route() {
 
 /** Show what stands in the way of everything: no connection, or no token. */
 function showBanner() {
-  const waiting = model?.samples.filter((sample) => sample.waiting).length ?? 0;
+  const waiting = model?.samples.filter((sample) => sample.waiting && !sample.held).length ?? 0;
   const state = `${isReachable()} ${tokenWanted} ${waiting} ${model?.stalled?.kind}`;
   if (banner.dataset.state === state) return; // else a token that is being typed would be lost
   banner.dataset.state = state;
   if (tokenWanted) fill(banner, tokenForm());
   else if (!isReachable()) {
-    const kept = waiting ? ` ${plural(waiting, "sample")} wait in this browser and will be taught when it is back.` : "";
+    const kept = waiting ? ` ${plural(waiting, "sample waits", "samples wait")} in this browser and will be taught when it is back.` : "";
     fill(banner, make("p", {}, `The service cannot be reached. It is tried again every few seconds.${kept}`));
   } else if (model?.stalled?.kind === "busy") {
     fill(banner, make("p", {}, `${model.stalled.message} It is tried again by itself.`));

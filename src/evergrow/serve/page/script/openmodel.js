@@ -2,7 +2,7 @@
 
 import { ask, modelPath, pauseAfter, Problem } from "./api.js";
 import { keep, drop, keepSettings, samplesOf, settingsOf } from "./store.js";
-import { bodyOf, countToHold, eventOf, inHistory, labelOf, lastLabel, newSample, presentEvent } from "./samples.js";
+import { bodyOf, countToHold, eventOf, labelling, lastLabel, newSample, presentEvent } from "./samples.js";
 
 const AT_ONCE = 32; // samples in one lesson: short enough that progress shows
 const AGAIN = 3000; // milliseconds until an unreachable service is tried again
@@ -35,9 +35,9 @@ export class OpenModel extends EventTarget {
   /** Drop the bytes of samples that were deleted so long ago that no undo can bring them back. */
   async dropUnreachable() {
     const [oldest = Infinity] = this.record.revisions;
-    const present = inHistory(this.record);
+    const labelOf = labelling(this.record);
     const gone = this.samples.filter((sample) => sample.hidden && !sample.queued && !sample.waiting
-      && labelOf(sample, present) === null && (sample.events.at(-1)?.revision ?? 0) <= oldest);
+      && labelOf(sample) === null && (sample.events.at(-1)?.revision ?? 0) <= oldest);
     if (this.isReady && gone.length) await drop(gone);
     if (this.isReady) this.samples = this.samples.filter((sample) => !gone.includes(sample));
   }
@@ -61,7 +61,7 @@ export class OpenModel extends EventTarget {
 
   /** Work out the cards from counts of the service and samples of this browser, and tell the views. */
   arrange() {
-    const present = inHistory(this.record);
+    const labelOf = labelling(this.record);
     const counts = new Map(this.record.classes.map(({ name, samples }) => [name, samples]));
     const cards = new Map();
     const card = (name) => {
@@ -75,7 +75,7 @@ export class OpenModel extends EventTarget {
     this.aside = [];
     this.queue = [];
     for (const sample of this.samples) {
-      const label = labelOf(sample, present);
+      const label = labelOf(sample);
       if (sample.queued) this.queue.push(sample);
       else if (sample.waiting) card(label).waiting.push(sample);
       else if (label !== null && counts.has(label)) {
@@ -214,11 +214,11 @@ export class OpenModel extends EventTarget {
 
   /** Take samples out of the model, exactly: the same bytes go to the service again. */
   async remove(samples) {
-    const present = inHistory(this.record);
-    const taught = samples.filter((sample) => !sample.held && !sample.waiting && labelOf(sample, present) !== null);
+    const labelOf = labelling(this.record);
+    const taught = samples.filter((sample) => !sample.held && !sample.waiting && labelOf(sample) !== null);
     const other = samples.filter((sample) => !taught.includes(sample));
     if (taught.length) {
-      const labels = taught.map((sample) => labelOf(sample, present));
+      const labels = taught.map((sample) => labelOf(sample));
       const answer = await ask(`${this.path}/unlearn`, {
         ...bodyOf(this.kind, taught, { labels }), once: crypto.randomUUID?.(),
       });
@@ -289,8 +289,8 @@ export class OpenModel extends EventTarget {
   }
 
   async changeClasses(route, json, names, label, before = () => {}) {
-    const present = inHistory(this.record);
-    const touched = this.samples.filter((sample) => names.includes(labelOf(sample, present)));
+    const labelOf = labelling(this.record);
+    const touched = this.samples.filter((sample) => names.includes(labelOf(sample)));
     const answer = await ask(`${this.path}/${route}`, { json, match: this.record.etag, once: crypto.randomUUID?.() });
     before();
     for (const sample of touched) {
@@ -326,8 +326,8 @@ export class OpenModel extends EventTarget {
 
   /** Return how the samples that were held out are answered. */
   async evaluate(samples) {
-    const present = inHistory(this.record);
-    const labels = samples.map((sample) => labelOf(sample, present));
+    const labelOf = labelling(this.record);
+    const labels = samples.map((sample) => labelOf(sample));
     const answer = await ask(`${this.path}/evaluate`, bodyOf(this.kind, samples, { labels }));
     return { ...answer, labels };
   }

@@ -27,25 +27,29 @@ export function presentEvent(record, label) {
   return { revision: latest.revision, when: latest.when, draft: record.state === "starting", label };
 }
 
-/** Return a function that says whether the change of an event is part of what the model is now. */
-export function inHistory(record) {
+/**
+ * Return a function from a sample to its label in the model as it is now; null where it is not in it.
+ * @param {Object} record - The model as the service describes it.
+ */
+export function labelling(record) {
   const present = new Set(record.history.map((change) => `${change.revision} ${change.when}`));
   const began = record.state === "ready" ? Date.parse(record.history[0]?.when ?? "") : NaN;
   // What was taught before the second class came waits on the server, and goes into the first revision as one.
-  return (event) => present.has(`${event.revision} ${event.when}`) || (event.draft && Date.parse(event.when) <= began);
+  const holds = (event) => present.has(`${event.revision} ${event.when}`) || (event.draft && Date.parse(event.when) <= began);
+  const renamings = record.history.filter(({ what }) => what === "rename" || what === "merge-classes");
+  return (sample) => {
+    if (sample.queued) return null;
+    if (sample.waiting) return sample.wanted;
+    const last = sample.events.findLast(holds);
+    if (!last || last.label === null) return null;
+    // Classes may have been renamed since by someone else.
+    const since = renamings.filter((change) => Date.parse(change.when) > Date.parse(last.when));
+    return since.reduce((label, { names }) => names?.[label] ?? label, last.label);
+  };
 }
 
-/** Return the label of a sample in the model as it is now; null where it is not in it. */
-export function labelOf(sample, present) {
-  if (sample.queued) return null;
-  if (sample.waiting) return sample.wanted;
-  return sample.events.findLast(present)?.label ?? null;
-}
-
-/** Return the last label that a sample ever had. */
-export function lastLabel(sample) {
-  return sample.events.findLast((event) => event.label !== null)?.label ?? sample.wanted;
-}
+/** Return the label that a sample which is not in the model was last taught under: undo took back what came after. */
+export const lastLabel = (sample) => sample.wanted;
 
 /**
  * Return how many of n further samples of a class are held out, so that the share of all is.

@@ -41,18 +41,22 @@ export class TimelineView {
 }
 
 /** Return a change in words. */
-export function told({ what, samples, classes }) {
-  const names = classes.length > 4 ? `${classes.slice(0, 4).join(", ")} and ${classes.length - 4} more` : classes.join(", ");
+export function told({ what, samples, classes, names = {} }) {
+  const listed = classes.length > 4 ? `${classes.slice(0, 4).join(", ")} and ${classes.length - 4} more` : classes.join(", ");
+  const renamed = Object.entries(names).map(([old, name]) => `${old} to ${name}`).join(", ");
   const n = plural(samples, "sample");
   const words = {
-    fit: `Began with ${names}: ${n}`,
-    update: names ? `Learned ${n}, new: ${names}` : `Learned ${n}`,
-    unlearn: names ? `Unlearned ${n}, and with them ${names}` : `Unlearned ${n}`,
-    forget: `Forgot ${names}: ${n}`,
-    rename: `Renamed ${classes.join(" to ")}`,
-    "merge-classes": `Merged ${names}`,
+    fit: `Began with ${listed}: ${n}`,
+    update: listed ? `Learned ${n}, new: ${listed}` : `Learned ${n}`,
+    unlearn: listed ? `Unlearned ${n}, and with them ${listed}` : `Unlearned ${n}`,
+    forget: `Forgot ${listed}: ${n}`,
+    rename: `Renamed ${renamed || listed}`,
+    "merge-classes": `Merged ${Object.keys(names).join(", ")} into ${Object.values(names)[0] ?? listed}`,
     merge: `Merged another model: ${n}`,
     rollback: "Went back",
+    redo: "Took the going back back",
+    relabel: `Gave ${n} another class`,
+    answering: "Changed what counts as unknown",
   };
   return words[what] ?? `${what}: ${n}`;
 }
