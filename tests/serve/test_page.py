@@ -471,6 +471,22 @@ FAINT = """() => {
 }"""
 
 
+def test_text_is_pasted_onto_a_card(visit: Visit, service: str) -> None:
+    make_taught(service, "pasted")
+    visit.open("#/m/pasted")
+    visit.card("b").get_by_role("button", name="More about b").focus()
+    visit.page.evaluate(
+        """text => {
+            const transfer = new DataTransfer();
+            transfer.setData('text/plain', text);
+            document.activeElement.dispatchEvent(new ClipboardEvent('paste', {clipboardData: transfer, bubbles: true}));
+        }""",
+        typed(1, 3),
+    )
+    visit.expect_samples("b", 9)
+    assert counts(service, "pasted") == {"a": 6, "b": 9}
+
+
 def test_everything_is_reached_by_keyboard(visit: Visit, service: str) -> None:
     make_taught(service, "keys")
     page = visit.page
@@ -516,6 +532,12 @@ def test_lines_to_copy_do_what_they_say(visit: Visit, service: str, tmp_path: Pa
     assert shlex.split(lines["command"]) == ["evergrow", "rename", "two words.evg", "a's $(x)", "new name"]
     subprocess.run([sys.executable, "-c", lines["python"]], cwd=tmp_path, check=True)
     assert Learner.load(file).classes_.tolist() == ["b", "new name"]
+    page.goto(f"{service}/#/")
+    page.set_input_files("input[accept='.evg']", {"name": "brought.evg", "mimeType": "", "buffer": file.read_bytes()})
+    visit.card("new name").wait_for()
+    assert counts(service, "brought") == {"b": 6, "new name": 6}
+    visit.open("#/m/two%20words")
+    visit.tab("Use it")
     subprocess.run(shlex.split(lines["curl"].replace("\\\n", " ")), capture_output=True, check=True)
     assert counts(service, "two words") == {"b": 6, "new name": 6}
     for task in page.locator("#task option").evaluate_all("options => options.map(option => option.value)"):

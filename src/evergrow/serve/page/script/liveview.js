@@ -11,6 +11,7 @@ import { typedSamples } from "./samples.js";
 const EVERY = 180; // milliseconds between two questions about the camera, at least
 const SMALL = 320; // pixels of a frame that is only asked about
 const TYPING = 250; // milliseconds of no typing until the question is sent
+const SETTLED = 800; // milliseconds that an answer stands before it is read out
 const NAMED_FRAMES = 5; // frames that are taught when something before the camera is given a name
 
 export class LiveView {
@@ -179,12 +180,14 @@ export class LiveView {
     this.naming.classList.toggle("wanted", unknown);
     this.naming.querySelector("label").textContent = unknown ? "Nothing it knows. What is it?" : "Not right? Say what it is";
     const said = unknown ? "Unknown" : answer.label;
-    if (said !== this.said) announce(said);
+    if (said === this.said) return;
     this.said = said;
+    clearTimeout(this.saying); // what flickers before the camera is not read out
+    this.saying = setTimeout(() => announce(said), SETTLED);
   }
 
   namingForm() {
-    const input = make("input", { required: true, maxLength: 200, autocomplete: "off", list: "known-classes", id: "name-it" });
+    const input = make("input", { required: true, maxLength: 200, autocomplete: "off", placeholder: "Name it", id: "name-it" });
     input.setAttribute("list", "known-classes");
     return make("form.naming", {
       hidden: true,

@@ -16,7 +16,7 @@ let model = null;
 let tokenWanted = false;
 
 /** Show what the address names: #/ all models, #/m/NAME one of them. */
-async function route() {
+async function route(event = null) {
   model?.close();
   model = null;
   const name = location.hash.startsWith("#/m/") ? decodeURIComponent(location.hash.slice(4)) : null;
@@ -35,11 +35,11 @@ async function route() {
       new ModelView(model, main, where).show();
     }
     announce(name ? `${name} is open` : "Models");
+    if (event) main.focus({ preventScroll: true }); // whoever goes on by key goes on here
   } catch (error) {
-    if (!(error instanceof Problem)) throw error;
     const place = make("div.problems");
     fill(main, make("div.empty", {}, place, make("p", {}, make("a", { href: "#/" }, "All models"))));
-    showProblem(place, error, route);
+    showProblem(place, error, () => route());
   }
   showBanner();
 }

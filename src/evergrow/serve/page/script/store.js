@@ -63,9 +63,3 @@ export async function settingsOf(name) {
 export function keepSettings(settings) {
   return within("models", "readwrite", (store) => store.put(settings));
 }
-
-/** Return how much this browser keeps, in bytes; null where it does not say. */
-export async function keptBytes() {
-  const told = await navigator.storage?.estimate?.();
-  return told?.usage ?? null;
-}

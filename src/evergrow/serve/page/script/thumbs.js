@@ -26,8 +26,3 @@ export function thumb(sample, describe, actions = []) {
     on: { click: (event) => action.work(event.currentTarget) },
   }, icon(action.icon))));
 }
-
-/** Free what the addresses of images hold. */
-export function release(samples) {
-  for (const sample of samples) if (sample.address) URL.revokeObjectURL(sample.address);
-}
