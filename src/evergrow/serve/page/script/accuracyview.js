@@ -1,6 +1,6 @@
 /* How often the model is right, on samples that it was never taught, and what it confuses with what. */
 
-import { fill, make, plural } from "./dom.js";
+import { action, fill, make, plural } from "./dom.js";
 import { openWindow } from "./dialogs.js";
 import { attempt } from "./notice.js";
 import { nearCopies } from "./samples.js";
@@ -9,6 +9,7 @@ import { thumb } from "./thumbs.js";
 
 const MOST = 500; // samples in one test
 const SETTLED = 400;
+const SHARES = [["0", "none"], ["0.1", "every tenth"], ["0.2", "every fifth"], ["0.34", "every third"]];
 
 export class AccuracyView {
   constructor(model) {
@@ -27,7 +28,7 @@ export class AccuracyView {
     const select = make("select", { id: "share", on: { change: () => {
       this.model.settings.share = Number(select.value);
       void keepSettings(this.model.settings);
-    } } }, [["0", "none"], ["0.1", "every tenth"], ["0.2", "every fifth"], ["0.34", "every third"]].map(([value, words]) => make("option", {
+    } } }, SHARES.map(([value, words]) => make("option", {
       value, selected: Number(value) === this.model.settings.share,
     }, words)));
     return make("div.field.inline", {}, make("label", { htmlFor: "share" }, "Of new samples hold out"), select,
@@ -42,7 +43,7 @@ export class AccuracyView {
     if (!this.model.isReady || !held.length) {
       this.tested = "";
       fill(this.result, make("p.empty.soft", {}, this.model.isReady
-        ? "Nothing is held out yet. From the fifth sample of a class on, every fifth is kept for this test and never taught."
+        ? "Nothing is held out yet. From the fifth sample of a class on, every fifth is kept for this test."
         : "It answers as soon as it knows two classes."));
       return;
     }
@@ -66,9 +67,10 @@ export class AccuracyView {
       make("p", {}, `${hits} of ${plural(counted.length, "held-out sample")} answered right.`),
       make("p.soft", {}, "None of them was ever taught."),
       copies.size > 0 && make("p.soft", {}, own.length
-        ? `${copies.size} more ${copies.size === 1 ? "looks" : "look"} just like one that was taught and ${copies.size === 1 ? "is" : "are"} left out of the figure.`
+        ? `Left out: ${copies.size} more that look just like one that was taught.`
         : "All of them look just like ones that were taught, so this says little: hold out images of another moment."),
-      counted.length < 30 && make("p.soft", {}, `With so few, the true figure may well be ${spread(share, counted.length)}.`))),
+      counted.length < 30 && make("p.soft", {},
+        `With so few, the true figure may well be ${spread(share, counted.length)}.`))),
     this.table(held, told, classes));
   }
 
@@ -78,23 +80,33 @@ export class AccuracyView {
       const kind = label === predicted ? "right" : "wrong";
       if (!inside.length) return make("td.none", {}, make("span", { aria: { hidden: true } }, "·"));
       const words = `${label} answered as ${predicted}: ${inside.length}`;
-      return make(`td.${kind}`, {}, make("button", { type: "button", aria: { label: `${words}, show them` }, on: { click: () => this.openCell(label, predicted, inside) } }, inside.length));
+      const button = action(() => this.openCell(label, predicted, inside), inside.length);
+      button.setAttribute("aria-label", `${words}, show them`);
+      return make(`td.${kind}`, {}, button);
     };
-    return make("div.scroll", { tabIndex: 0, role: "region", aria: { label: "Confusion table" } }, make("p.hint", { id: "confusion-hint" }, "Rows: what it is. Columns: what it says. A number opens the samples in it."), make("table.confusion", { aria: { describedby: "confusion-hint" } },
-      make("thead", {}, make("tr", {}, make("td"), classes.map((name) => make("th", { scope: "col", title: name }, make("span", {}, name))))),
-      make("tbody", {}, classes.map((label) => make("tr", {}, make("th", { scope: "row", title: label }, make("span", {}, label)), classes.map((predicted) => cell(label, predicted)))))));
+    const head = (name, scope) => make("th", { scope, title: name }, make("span", {}, name));
+    const row = (label) => make("tr", {}, head(label, "row"), classes.map((predicted) => cell(label, predicted)));
+    const hint = "Rows: what it is. Columns: what it says. A number opens the samples in it.";
+    return make("div.scroll", { tabIndex: 0, role: "region", aria: { label: "Confusion table" } },
+      make("p.hint", { id: "confusion-hint" }, hint),
+      make("table.confusion", { aria: { describedby: "confusion-hint" } },
+        make("thead", {}, make("tr", {}, make("td"), classes.map((name) => head(name, "col")))),
+        make("tbody", {}, classes.map(row))));
   }
 
   openCell(label, predicted, samples) {
     const problems = make("div.problems");
     const right = label === predicted;
     const act = (work) => attempt(problems, async () => { await work(); dialog.close(); });
+    const teach = action(() => act(() => this.model.teachAgain(samples, label)),
+      `Teach ${samples.length === 1 ? "it" : "them"} as ${label}`);
+    teach.classList.add("primary");
     const dialog = openWindow(right ? `${label}, answered right` : `${label}, answered as ${predicted}`, [
-      make("p.soft", {}, right ? "These were held out and answered right." : "Look whether the label is right. Teaching them takes them out of the test."),
+      make("p.soft", {}, right ? "These were held out and answered right."
+        : "Look whether the label is right. Teaching them takes them out of the test."),
       make("ul.thumbs.large", {}, samples.map((sample) => thumb(sample, `held out of ${label}`, [
         { icon: "close", words: "Remove", work: () => act(() => this.model.remove([sample])) },
-      ]))), problems, make("div.actions", {}, make("button.primary", { type: "button", on: { click: () => act(() => this.model.teachAgain(samples, label)) } },
-        `Teach ${samples.length === 1 ? "it" : "them"} as ${label}`)),
+      ]))), problems, make("div.actions", {}, teach),
     ], { wide: true });
   }
 }

@@ -6,8 +6,8 @@ const TOKEN = "evergrow-token";
 export class Problem extends Error {
   /**
    * @param {string} words - A sentence for people.
-   * @param {"offline"|"token"|"stale"|"busy"|"starting"|"refused"} kind - What can be done: wait, give a token, look again,
-   *   try later, teach first, or change the request.
+   * @param {"offline"|"token"|"stale"|"busy"|"starting"|"refused"} kind - What can be done: wait, give a token, look
+   *   again, try later, teach first, or change the request.
    */
   constructor(words, kind, { status = 0, retryAfter = 0, document: told = null } = {}) {
     super(words);

@@ -1,6 +1,6 @@
 /* The card of one class: what was shown of it, and every way to show more. */
 
-import { fill, iconButton, icon, make, plural } from "./dom.js";
+import { action, fill, iconButton, icon, make, plural } from "./dom.js";
 import { askFor, field, openMenu } from "./dialogs.js";
 import { attempt, confirmDone, showProblem } from "./notice.js";
 import { fromChosen, fromTransfer } from "./intake.js";
@@ -20,8 +20,9 @@ export class ClassCard {
     this.problems = make("div.problems");
     this.worries = make("ul.worries");
     this.thumbs = make("ul.thumbs", { aria: { label: `Samples of ${name} taught in this browser` } });
-    this.more = make("button.link", { type: "button", hidden: true, on: { click: () => { this.all = !this.all; this.update(this.card, this.others); } } });
-    const menu = iconButton("more", `More about ${name}`, (event) => openMenu(event.currentTarget, this.menu()), { quiet: true });
+    this.more = make("button.link", { type: "button", hidden: true, on: { click: () => this.showAll(!this.all) } });
+    const openIt = (event) => openMenu(event.currentTarget, this.menu());
+    const menu = iconButton("more", `More about ${name}`, openIt, { quiet: true });
     menu.setAttribute("aria-haspopup", "menu");
     this.element = make("article.card", { aria: { label: `Class ${name}` }, data: { name } },
       make("header", {}, make("div", {}, this.title, this.count), menu),
@@ -43,6 +44,11 @@ export class ClassCard {
     this.showThumbs([...card.waiting, ...card.taught, ...card.held].sort((a, b) => b.at - a.at || b.id - a.id));
   }
 
+  showAll(all) {
+    this.all = all;
+    this.update(this.card, this.others);
+  }
+
   showThumbs(samples) {
     const shown = this.all ? samples : samples.slice(0, this.model.kind === "images" ? SHOWN : 5);
     const key = shown.map((one) => `${one.id}${one.held}${Boolean(one.waiting)}`).join();
@@ -50,19 +56,22 @@ export class ClassCard {
     this.more.textContent = this.all ? "Show fewer" : `Show all ${samples.length}`;
     if (this.thumbs.dataset.key === key) return; // what is there stays, with the focus in it
     this.thumbs.dataset.key = key;
-    fill(this.thumbs, shown.map((sample, i) => thumb(sample, `sample ${samples.length - i} of ${this.name}`, [
-      { icon: "close", words: sample.held || sample.waiting ? "Remove" : "Delete and unlearn", work: (button) => this.remove(sample, button) },
-    ])));
+    fill(this.thumbs, shown.map((sample, i) => thumb(sample, `sample ${samples.length - i} of ${this.name}`, [{
+      icon: "close",
+      words: sample.held || sample.waiting ? "Remove" : "Delete and unlearn",
+      work: (button) => this.remove(sample, button),
+    }])));
   }
 
   showRefused(refused) {
     const key = refused.map((one) => one.id).join();
     if (!refused.length || this.problems.dataset.key === key) return;
     this.problems.dataset.key = key;
+    const and = (work) => () => { fill(this.problems); void work(); };
     fill(this.problems, make("div.notice", { role: "alert" }, icon("warning"),
       make("p", {}, `${plural(refused.length, "sample")} could not be taught. ${refused[0].waiting.error}`),
-      make("button", { type: "button", on: { click: () => { fill(this.problems); void this.model.retry(refused); } } }, "Try again"),
-      make("button", { type: "button", on: { click: () => { fill(this.problems); void this.model.remove(refused); } } }, "Discard")));
+      action(and(() => this.model.retry(refused)), "Try again"),
+      action(and(() => this.model.remove(refused)), "Discard")));
   }
 
   async remove(sample, button) {
@@ -70,7 +79,7 @@ export class ClassCard {
     const done = await attempt(this.problems, async () => {
       const { held, waiting } = sample;
       await this.model.remove([sample]);
-      confirmDone(held || waiting ? "Removed from this browser." : `Unlearned: ${this.name} is as if it had never seen it.`);
+      confirmDone(held || waiting ? "Removed from this browser." : "Unlearned, as if it had never been shown.");
       this.thumbs.querySelector("button")?.focus();
     });
     if (!done) button.disabled = false;
@@ -83,16 +92,20 @@ export class ClassCard {
     const files = chooser({ multiple: true, accept: "image/*,.zip" }, (list) => this.take(fromChosen(list)));
     return [holdButton(this.name, {
       onFrame: (n) => { this.status.hidden = false; this.status.textContent = `${plural(n, "frame")}…`; },
-      onEnd: (frames) => void attempt(this.problems, () => this.model.add(frames.map((content) => ({ label: this.name, content })))),
+      onEnd: (frames) => void attempt(this.problems, () => this.teach(frames)),
       onProblem: (error) => showProblem(this.problems, error),
     }), iconButton("folder", "Files", () => files.click()), files];
+  }
+
+  teach(contents) {
+    return this.model.add(contents.map((content) => ({ label: this.name, content })));
   }
 
   typing() {
     const rows = this.model.kind === "features";
     const box = make("textarea", {
       rows: 2, placeholder: rows ? "0.1, 0.7, 0.2" : "One sentence per line",
-      aria: { label: rows ? `Rows of numbers of ${this.name}, one per line` : `Sentences of ${this.name}, one per line` },
+      aria: { label: `${rows ? "Rows of numbers" : "Sentences"} of ${this.name}, one per line` },
     });
     return make("form.typing", {
       on: {
@@ -110,22 +123,22 @@ export class ClassCard {
   takeText(text) {
     return attempt(this.problems, async () => {
       const contents = typedSamples(this.model.kind, text);
-      if (contents.length) await this.model.add(contents.map((content) => ({ label: this.name, content })));
+      if (contents.length) await this.teach(contents);
     });
   }
 
   /** Teach what was dropped, pasted or chosen. */
   take(coming) {
     return attempt(this.problems, async () => {
-      const { images, lines, text, passed } = await coming;
+      const { images, lines, text } = await coming;
       if (this.model.kind !== "images") {
         const typed = lines || text;
         if (!typed?.trim()) throw new Error("There is no text in what you brought.");
         await this.takeText(typed);
         return;
       }
-      if (!images.length) throw new Error(passed ? "There is no image in what you brought." : "There is nothing to read in what you brought.");
-      await readImages(images, (contents) => this.model.add(contents.map(({ content }) => ({ label: this.name, content }))),
+      if (!images.length) throw new Error("There is no image in what you brought.");
+      await readImages(images, (ready) => this.teach(ready.map(({ content }) => content)),
         (done, total) => { this.status.hidden = false; this.status.textContent = `Reading ${done} of ${total}…`; });
     });
   }

@@ -1,6 +1,6 @@
 /* All classes of the model as cards, a place to add one, and what is kept but not in the model. */
 
-import { fill, icon, make, plural } from "./dom.js";
+import { action, fill, icon, make, plural } from "./dom.js";
 import { ClassCard } from "./classcard.js";
 import { fromTransfer } from "./intake.js";
 import { attempt } from "./notice.js";
@@ -48,7 +48,8 @@ export class ClassesView {
 
   addForm() {
     const name = make("input", {
-      required: true, maxLength: 200, autocomplete: "off", placeholder: "Name of a class", aria: { label: "Name of a new class" },
+      required: true, maxLength: 200, autocomplete: "off", placeholder: "Name of a class",
+      aria: { label: "Name of a new class" },
     });
     const problems = make("div.problems");
     return make("form.card.adding", {
@@ -64,7 +65,8 @@ export class ClassesView {
           }
         },
       },
-    }, make("label", {}, make("h3", {}, "Add a class"), name), make("button", { type: "submit" }, icon("plus"), "Add"), problems);
+    }, make("label", {}, make("h3", {}, "Add a class"), name),
+    make("button", { type: "submit" }, icon("plus"), "Add"), problems);
   }
 
   showTray() {
@@ -75,11 +77,12 @@ export class ClassesView {
     this.tray.dataset.key = key;
     const problems = make("div.problems");
     const labels = [...new Set(aside.map(lastLabel))];
-    fill(this.tray, make("header", {}, make("div", {}, make("h3", {}, "Set aside"),
-      make("p.soft", {}, `${plural(aside.length, "sample")} of ${labels.slice(0, 3).join(", ")}${labels.length > 3 ? "…" : ""
-      }, no longer in the model. They are kept in this browser only.`)), make("div.actions", {},
-      make("button", { type: "button", on: { click: () => void attempt(problems, () => this.model.teachAgain([...aside])) } }, "Teach again"),
-      make("button", { type: "button", on: { click: () => void attempt(problems, () => this.model.remove([...aside])) } }, "Discard"))),
+    const listed = `${labels.slice(0, 3).join(", ")}${labels.length > 3 ? "…" : ""}`;
+    const about = `${plural(aside.length, "sample")} of ${listed}, no longer in the model, kept in this browser only.`;
+    fill(this.tray, make("header", {}, make("div", {}, make("h3", {}, "Set aside"), make("p.soft", {}, about)),
+      make("div.actions", {},
+        action(() => void attempt(problems, () => this.model.teachAgain([...aside])), "Teach again"),
+        action(() => void attempt(problems, () => this.model.remove([...aside])), "Discard"))),
     problems, make("ul.thumbs", {}, aside.slice(0, 12).map((sample) => thumb(sample, lastLabel(sample)))));
   }
 
@@ -120,7 +123,8 @@ export class ClassesView {
     const progress = make("p.progress");
     if (here.length) this.problems.append(progress);
     const told = (done, total) => { progress.textContent = `Reading ${done} of ${total}…`; };
-    await readImages(named, (ready) => this.model.add(ready.map(({ content, folder }) => ({ label: folder, content }))), told);
+    const labelled = ({ content, folder }) => ({ label: folder, content });
+    await readImages(named, (ready) => this.model.add(ready.map(labelled)), told);
     await readImages(loose, (ready) => this.model.enqueue(ready.map(({ content }) => content)), told);
     progress.remove();
   }

@@ -18,7 +18,7 @@ export function make(tag, settings = {}, ...children) {
     else if (key in element && key !== "list" && key !== "form") element[key] = value;
     else setPlain(element, key, value);
   }
-  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...shown(children));
   return element;
 }
 
@@ -26,9 +26,19 @@ function setPlain(element, name, value) {
   if (value !== null && value !== undefined && value !== false) element.setAttribute(name, String(value));
 }
 
+/** Return children that are there: null, undefined and false stand for none, and lists may be nested. */
+function shown(children) {
+  return children.flat(3).filter((child) => child !== null && child !== undefined && child !== false);
+}
+
+/** Return a button that does something. */
+export function action(work, ...children) {
+  return make("button", { type: "button", on: { click: work } }, ...children);
+}
+
 /** Replace what an element holds. */
 export function fill(element, ...children) {
-  element.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  element.replaceChildren(...shown(children));
   return element;
 }
 

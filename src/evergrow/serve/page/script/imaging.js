@@ -19,7 +19,8 @@ function drawn(source, width, height, most = MOST) {
 
 function encoded(canvas) {
   return new Promise((resolve, reject) => {
-    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the image could not be encoded"))), "image/jpeg", QUALITY);
+    const take = (blob) => (blob ? resolve(blob) : reject(new Error("the image could not be encoded")));
+    canvas.toBlob(take, "image/jpeg", QUALITY);
   });
 }
 
@@ -46,8 +47,8 @@ export async function fromFile(file) {
 }
 
 /**
- * Return 64 bits that say where an image gets brighter from left to right, as hexadecimal digits: images that look alike
- * differ in few of them.
+ * Return 64 bits that say where an image gets brighter from left to right, as hexadecimal digits: images that look
+ * alike differ in few of them.
  */
 function look(canvas) {
   const small = document.createElement("canvas");

@@ -1,4 +1,4 @@
-/* What people drop, paste or choose, as a list of {folder, read}: files, folders with all that is in them, and zips. */
+/* What people drop, paste or choose: images, folders with all that is in them, zips and texts; the rest is left. */
 
 import { entriesOf } from "./zip.js";
 
@@ -15,7 +15,7 @@ export const folderOf = (path) => path.split("/").slice(-2, -1)[0] ?? "";
 /**
  * Return what a drop or a paste holds.
  * @param {DataTransfer} transfer - Of the event; what it holds is only there until the event ends, so it is read first.
- * @returns {Promise<{files: Array<{name: string, folder: string, read: function}>, text: string, zips: File[]}>}
+ * @returns {Promise<Object>} images as {name, folder, read}, zips as {file, size}, lines of text files, and text.
  */
 export async function fromTransfer(transfer) {
   const entries = [...transfer.items].map((item) => (item.kind === "file" ? item.webkitGetAsEntry?.() : null));
@@ -37,7 +37,8 @@ export function fromChosen(list) {
 
 async function walk(entry, files) {
   if (entry.isFile) {
-    files.push({ path: entry.fullPath.replace(/^\//, ""), file: await new Promise((ok, no) => { entry.file(ok, no); }) });
+    const file = await new Promise((ok, no) => { entry.file(ok, no); });
+    files.push({ path: entry.fullPath.replace(/^\//, ""), file });
     return;
   }
   const reader = entry.createReader();
@@ -52,7 +53,6 @@ async function sorted(files) {
   const images = [];
   const zips = [];
   const lines = [];
-  let passed = 0;
   for (const { path, file } of files) {
     if (isZip(file)) {
       const inside = (await entriesOf(file)).filter((entry) => isImage(entry.name));
@@ -62,10 +62,8 @@ async function sorted(files) {
       images.push({ name: path, folder: folderOf(path), read: async () => file });
     } else if (TEXT.test(path)) {
       lines.push(await file.text());
-    } else if (!path.split("/").pop().startsWith(".")) {
-      passed += 1;
     }
   }
   images.sort((one, other) => one.name.localeCompare(other.name, "en", { numeric: true }));
-  return { images, zips, lines: lines.join("\n"), passed };
+  return { images, zips, lines: lines.join("\n") };
 }

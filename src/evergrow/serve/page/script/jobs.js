@@ -12,16 +12,19 @@ export async function teachZip(model, zip, place) {
   const line = make("div.job", {}, words, bar, stop);
   place.append(line);
   try {
-    const job = await ask(`${modelPath(model.name)}/jobs`, { body: zip, type: "application/zip", once: crypto.randomUUID?.() });
+    const once = crypto.randomUUID?.();
+    const job = await ask(`${modelPath(model.name)}/jobs`, { body: zip, type: "application/zip", once });
     stop.disabled = false;
     stop.addEventListener("click", () => void ask(`/jobs/${job.id}`, { method: "DELETE" }).catch(() => {}));
     const last = await followed(job, (now) => {
-      words.textContent = now.state === "writing" ? "Writing the model…" : `Learning ${now.done} of ${now.total} from ${zip.name}…`;
+      words.textContent = now.state === "writing" ? "Writing the model…"
+        : `Learning ${now.done} of ${now.total} from ${zip.name}…`;
       Object.assign(bar, { max: Math.max(1, now.total), value: now.done });
     });
     await model.refresh();
     if (last.state === "failed") throw new Problem(last.error ?? "The zip could not be learned.", "refused");
-    confirmDone(last.state === "cancelled" ? "Stopped: the model is as it was." : `Learned ${plural(last.done, "image")}.`);
+    confirmDone(last.state === "cancelled" ? "Stopped: the model is as it was."
+      : `Learned ${plural(last.done, "image")}.`);
   } finally {
     line.remove();
   }
@@ -39,7 +42,8 @@ async function followed(job, onProgress) {
     const events = (rest + value).split(/\r?\n\r?\n/);
     rest = events.pop();
     for (const event of events) {
-      const data = event.split(/\r?\n/).filter((part) => part.startsWith("data:")).map((part) => part.slice(5)).join("\n");
+      const lines = event.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+      const data = lines.map((line) => line.slice(5)).join("\n");
       if (!data) continue;
       last = JSON.parse(data);
       onProgress(last);

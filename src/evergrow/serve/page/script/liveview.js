@@ -33,7 +33,8 @@ export class LiveView {
   // -- where it looks ----------------------------------------------------------------------------------------------
 
   buildImages() {
-    this.switch = iconButton("camera", "Start camera", () => void attempt(this.problems, () => this.toggle()), { kind: ".primary" });
+    const toggle = () => void attempt(this.problems, () => this.toggle());
+    this.switch = iconButton("camera", "Start camera", toggle, { kind: ".primary" });
     this.switch.id = "camera";
     const input = make("input", { type: "file", accept: "image/*", hidden: true, on: { change: () => {
       void this.look(fromChosen(input.files));
@@ -41,7 +42,11 @@ export class LiveView {
     } } });
     input.id = "live-file";
     fill(this.controls, this.switch, iconButton("image", "Image", () => input.click()), input);
-    this.element.addEventListener("dragover", (event) => { event.stopPropagation(); this.element.classList.add("over"); event.preventDefault(); });
+    this.element.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      event.stopPropagation();
+      this.element.classList.add("over");
+    });
     this.element.addEventListener("dragleave", () => this.element.classList.remove("over"));
     this.element.addEventListener("drop", (event) => {
       event.preventDefault();
@@ -66,7 +71,8 @@ export class LiveView {
       clearTimeout(timer);
       timer = setTimeout(() => void this.askTyped(box.value), TYPING);
     });
-    fill(this.stage, make("label.typed", {}, make("span", {}, rows ? "Ask about a row of numbers" : "Ask about a sentence"), box));
+    const words = rows ? "Ask about a row of numbers" : "Ask about a sentence";
+    fill(this.stage, make("label.typed", {}, make("span", {}, words), box));
     this.element.classList.add("words");
   }
 
@@ -126,7 +132,8 @@ export class LiveView {
       this.shown = content;
       camera.turnOff();
       const address = URL.createObjectURL(content.blob);
-      fill(this.stage, make("img", { src: address, alt: "The image that is asked about", on: { load: () => URL.revokeObjectURL(address) } }));
+      const free = () => URL.revokeObjectURL(address);
+      fill(this.stage, make("img", { src: address, alt: "The image that is asked about", on: { load: free } }));
       this.stage.classList.add("on");
       await this.askAgain();
     });
@@ -154,7 +161,8 @@ export class LiveView {
     fill(this.naming.querySelector("datalist"), this.model.classes.map((one) => make("option", { value: one.name })));
     if (!this.model.isReady) {
       const left = 2 - this.model.record.classes.length;
-      fill(this.answer, make("p.soft", {}, left > 1 ? "It answers as soon as it knows two classes." : "One more class, and it answers."));
+      fill(this.answer, make("p.soft", {},
+        left > 1 ? "It answers as soon as it knows two classes." : "One more class, and it answers."));
       this.naming.hidden = true;
       this.revision = null;
     } else if (this.revision !== this.model.record.revision) {
@@ -178,7 +186,8 @@ export class LiveView {
     fill(this.answer, title, bars, novelty(answer.novelty, threshold));
     this.naming.hidden = this.model.readOnly;
     this.naming.classList.toggle("wanted", unknown);
-    this.naming.querySelector("label").textContent = unknown ? "Nothing it knows. What is it?" : "Not right? Say what it is";
+    const label = this.naming.querySelector("label");
+    label.textContent = unknown ? "Nothing it knows. What is it?" : "Not right? Say what it is";
     const said = unknown ? "Unknown" : answer.label;
     if (said === this.said) return;
     this.said = said;
@@ -187,7 +196,9 @@ export class LiveView {
   }
 
   namingForm() {
-    const input = make("input", { required: true, maxLength: 200, autocomplete: "off", placeholder: "Name it", id: "name-it" });
+    const input = make("input", {
+      required: true, maxLength: 200, autocomplete: "off", placeholder: "Name it", id: "name-it",
+    });
     input.setAttribute("list", "known-classes");
     return make("form.naming", {
       hidden: true,
@@ -205,7 +216,8 @@ export class LiveView {
           });
         },
       },
-    }, make("label", { htmlFor: "name-it" }, ""), make("div.row", {}, input, make("button.primary", { type: "submit" }, "Teach")),
+    }, make("label", { htmlFor: "name-it" }, ""),
+    make("div.row", {}, input, make("button.primary", { type: "submit" }, "Teach")),
     make("datalist", { id: "known-classes" }));
   }
 
@@ -241,7 +253,8 @@ function novelty(value, threshold) {
   mark.style.left = `${place(value)}%`;
   const limit = make("span.limit");
   limit.style.left = `${place(threshold)}%`;
+  const label = `Novelty ${value.toFixed(1)}, unknown above ${threshold.toFixed(1)}`;
   return make("div.novelty", { data: { above: value > threshold } }, make("span", {}, "Familiar"),
-    make("span.scale", { role: "img", aria: { label: `Novelty ${value.toFixed(1)}, unknown above ${threshold.toFixed(1)}` } }, limit, mark),
+    make("span.scale", { role: "img", aria: { label } }, limit, mark),
     make("span", {}, "Unknown"));
 }

@@ -19,7 +19,7 @@ let tokenWanted = false;
 async function route(event = null) {
   model?.close();
   model = null;
-  const name = location.hash.startsWith("#/m/") ? decodeURIComponent(location.hash.slice(4)) : null;
+  const name = nameInAddress();
   fill(where);
   fill(main, make("p.empty", { role: "status" }, "Loading…"));
   document.title = name ? `${name} · evergrow` : "evergrow";
@@ -44,6 +44,16 @@ async function route(event = null) {
   showBanner();
 }
 
+/** Return the name of the model in the address; null for the list. What cannot be decoded is taken as it is. */
+function nameInAddress() {
+  const written = location.hash.startsWith("#/m/") ? location.hash.slice(4) : null;
+  try {
+    return written && decodeURIComponent(written);
+  } catch {
+    return written;
+  }
+}
+
 /** Show what stands in the way of everything: no connection, or no token. */
 function showBanner() {
   const waiting = model?.samples.filter((sample) => sample.waiting && !sample.held).length ?? 0;
@@ -52,7 +62,8 @@ function showBanner() {
   banner.dataset.state = state;
   if (tokenWanted) fill(banner, tokenForm());
   else if (!isReachable()) {
-    const kept = waiting ? ` ${plural(waiting, "sample waits", "samples wait")} in this browser and will be taught when it is back.` : "";
+    const kept = waiting
+      ? ` ${plural(waiting, "sample waits", "samples wait")} in this browser and will be taught when it is back.` : "";
     fill(banner, make("p", {}, `The service cannot be reached. It is tried again every few seconds.${kept}`));
   } else if (model?.stalled?.kind === "busy") {
     fill(banner, make("p", {}, `${model.stalled.message} It is tried again by itself.`));

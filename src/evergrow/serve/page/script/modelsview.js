@@ -31,7 +31,8 @@ function entry(model) {
     make("span.badge", {}, icon(KINDS[model.kind]?.icon ?? "warning")),
     make("span.words", {}, make("strong", {}, model.name),
       make("span.soft", {}, damaged ? `Cannot be read: ${model.error}` : counts)),
-    !damaged && make("span.soft.revision", {}, model.state === "starting" ? "Just begun" : `Revision ${model.revision}`),
+    !damaged && make("span.soft.revision", {},
+      model.state === "starting" ? "Just begun" : `Revision ${model.revision}`),
   ];
   return make("li", {}, damaged ? make("div.tile", {}, inside)
     : make("a.tile", { href: `#/m/${encodeURIComponent(model.name)}` }, inside));
@@ -63,7 +64,8 @@ async function createModel() {
     make("input", { type: "radio", name: "kind", value, checked: i === 0, on: { change: () => offer(value) } }),
     icon(kind.icon), make("span", {}, make("strong", {}, kind.title), make("span.soft", {}, kind.about))));
   const backbone = make("select");
-  const backboneField = field("Backbone", backbone, "What turns samples into numbers. It is never changed by teaching.");
+  const backboneField = field("Backbone", backbone,
+    "What turns samples into numbers. It is never changed by teaching.");
   let offered = [];
   function offer(kind) {
     const fitting = offered.filter((one) => one.kind === kind);
@@ -73,7 +75,9 @@ async function createModel() {
   }
   askFor({
     title: "New model",
-    fields: [field("Name", name), make("fieldset.choices", {}, make("legend", {}, "It learns"), choices), backboneField],
+    fields: [
+      field("Name", name), make("fieldset.choices", {}, make("legend", {}, "It learns"), choices), backboneField,
+    ],
     verb: "Create",
     work: async (form) => {
       const kind = new FormData(form).get("kind");

@@ -41,9 +41,12 @@ export class ModelView {
     this.panels = Object.entries(this.views).map(([key, { view }]) => make("section.panel", {
       role: "tabpanel", id: `panel-${key}`, aria: { labelledby: `tab-${key}` }, hidden: true, tabIndex: -1,
     }, view.element));
-    const tablist = make("div.tabs", { role: "tablist", aria: { label: "Views" }, on: { keydown: (e) => this.moveTab(e) } }, this.tabs);
+    const tablist = make("div.tabs", {
+      role: "tablist", aria: { label: "Views" }, on: { keydown: (event) => this.moveTab(event) },
+    }, this.tabs);
     fill(this.main, make("div.model", {},
-      make("div.heading", {}, make("div", {}, make("h1", {}, this.model.name), this.counts), make("div.actions", {}, this.undo)),
+      make("div.heading", {}, make("div", {}, make("h1", {}, this.model.name), this.counts),
+        make("div.actions", {}, this.undo)),
       this.problems, make("div.split", {}, this.live.element, make("div.work", {}, tablist, this.panels))));
     fill(this.where, make("a", { href: "#/" }, "All models"));
     this.model.addEventListener("change", () => this.update());
@@ -53,9 +56,12 @@ export class ModelView {
 
   update() {
     const { record, queue, readOnly } = this.model;
-    this.counts.textContent = `${plural(record.classes.length, "class", "classes")} · ${plural(record.n_samples, "sample")} · ${
-      record.state === "ready" ? `revision ${record.revision}` : "begins to answer with the second class"}${
-      readOnly ? " · read only" : ""}`;
+    this.counts.textContent = [
+      plural(record.classes.length, "class", "classes"),
+      plural(record.n_samples, "sample"),
+      record.state === "ready" ? `revision ${record.revision}` : "begins to answer with the second class",
+      ...(readOnly ? ["read only"] : []),
+    ].join(" · ");
     this.undo.disabled = !record.revisions.length || readOnly;
     this.main.classList.toggle("read-only", Boolean(readOnly));
     const badge = this.tabs[1].querySelector(".count");

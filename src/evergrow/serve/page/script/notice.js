@@ -1,6 +1,6 @@
 /* Problems in words, beside where they arose, each with what can be done about it. */
 
-import { announce, fill, icon, make } from "./dom.js";
+import { action, announce, fill, icon, iconButton, make } from "./dom.js";
 import { Problem, sentence } from "./api.js";
 
 /**
@@ -32,8 +32,7 @@ export function showProblem(place, problem, again = null) {
     : sentence(problem.message);
   const retry = again && ["stale", "busy", "offline", "token"].includes(problem.kind);
   fill(place, make("div.notice", { role: "alert" }, icon("warning"), make("p", {}, text),
-    retry && make("button", { type: "button", on: { click: again } }, "Try again"),
-    make("button.round", { type: "button", title: "Dismiss", aria: { label: "Dismiss" }, on: { click: () => fill(place) } }, icon("close"))));
+    retry && action(again, "Try again"), iconButton("close", "Dismiss", () => fill(place), { quiet: true })));
   if (problem.kind === "token") document.dispatchEvent(new CustomEvent("token-wanted"));
 }
 

@@ -11,7 +11,7 @@ export class OpenModel extends EventTarget {
   constructor(name) {
     super();
     Object.assign(this, { name, record: null, samples: [], settings: null, warnings: new Map(), stalled: null });
-    this.sending = false;
+    Object.assign(this, { sending: false, whole: true, turn: 0 }); // whole: whether the record is all from the service
     this.ending = new AbortController();
   }
 
@@ -50,11 +50,15 @@ export class OpenModel extends EventTarget {
 
   /** Ask the service what the model is now; nothing happens where it is the same. */
   async refresh() {
-    const record = await ask(this.path, { seen: this.record?.etag });
-    if (record) this.accept(record);
+    const { turn } = this;
+    const record = await ask(this.path, { seen: this.whole ? this.record.etag : null });
+    if (!record || turn !== this.turn) return; // what was asked before a change may be answered after it
+    this.accept(record);
+    this.whole = true;
   }
 
   accept(record) {
+    this.turn += 1;
     this.record = record;
     this.arrange();
   }
@@ -182,9 +186,12 @@ export class OpenModel extends EventTarget {
     let answer = null;
     if (taught.length) {
       const labels = taught.map((sample) => sample.wanted);
+      for (const sample of taught) sample.waiting.sent = true;
+      const noted = keep(taught); // from now on it may have been learned, even if the answer is lost
       answer = await ask(`${this.path}/teach`, {
         ...bodyOf(this.kind, taught, { labels }), once: taught[0].waiting.key,
       });
+      await noted;
       for (const label of new Set(labels)) this.warnings.set(label, answer.warnings);
     }
     for (const sample of batch) {
@@ -198,11 +205,21 @@ export class OpenModel extends EventTarget {
   /** Take over what a change answered; the rest of the record is read again. */
   async follow(answer) {
     const { classes, revision, etag, n_samples: total, state } = answer;
-    const history = state === "ready" && this.record.state !== "ready" ? [answer.change] : [...this.record.history, answer.change];
+    const begun = state === "ready" && !this.isReady; // what came before is in the first revision
+    const history = begun ? [answer.change] : [...this.record.history, answer.change];
     this.accept({ ...this.record, classes, revision, etag, n_samples: total, state, history });
-    this.record.etag = "";
-    await this.refresh();
     await keepSettings(this.settings);
+    await this.readWhole();
+  }
+
+  /** Read the record after a change. That is done, so a failure here is no problem of it, and is made up for later. */
+  async readWhole() {
+    this.whole = false;
+    try {
+      await this.refresh();
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+    }
   }
 
   /** Send again what was refused, after whatever was wrong was put right. */
@@ -214,6 +231,9 @@ export class OpenModel extends EventTarget {
 
   /** Take samples out of the model, exactly: the same bytes go to the service again. */
   async remove(samples) {
+    if (samples.some(({ waiting }) => waiting?.sent && !waiting.error)) {
+      throw new Error("This sample is on its way to the service. Delete it once it is there.");
+    }
     const labelOf = labelling(this.record);
     const taught = samples.filter((sample) => !sample.held && !sample.waiting && labelOf(sample) !== null);
     const other = samples.filter((sample) => !taught.includes(sample));
@@ -304,9 +324,11 @@ export class OpenModel extends EventTarget {
 
   /** Go back to a revision; samples that came later are set aside in this browser. */
   async rollBack(to) {
-    const answer = await ask(`${this.path}/rollback`, { json: { to }, match: this.record.etag, once: crypto.randomUUID?.() });
-    this.record.etag = "";
-    await this.refresh();
+    const answer = await ask(`${this.path}/rollback`, {
+      json: { to }, match: this.record.etag, once: crypto.randomUUID?.(),
+    });
+    this.turn += 1;
+    await this.readWhole();
     return answer;
   }
 

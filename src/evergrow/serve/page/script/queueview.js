@@ -1,6 +1,6 @@
 /* The queue: images or texts without a label, what the model is least sure about first, labelled by one key each. */
 
-import { announce, fill, icon, iconButton, make, plural } from "./dom.js";
+import { action, announce, fill, icon, iconButton, make, plural } from "./dom.js";
 import { fromChosen, fromTransfer } from "./intake.js";
 import { attempt, showProblem } from "./notice.js";
 import { readImages } from "./reading.js";
@@ -25,7 +25,9 @@ export class QueueView {
 
   intake() {
     if (this.model.kind !== "images") {
-      const box = make("textarea", { rows: 3, placeholder: "One per line, without a label", aria: { label: "Samples without a label, one per line" } });
+      const box = make("textarea", {
+        rows: 3, placeholder: "One per line, without a label", aria: { label: "Samples without a label, one per line" },
+      });
       return make("form.typing", { on: { submit: (event) => {
         event.preventDefault();
         void attempt(this.problems, async () => {
@@ -34,11 +36,15 @@ export class QueueView {
         });
       } } }, box, make("button", { type: "submit" }, "Add to the queue"));
     }
-    const input = make("input", { type: "file", multiple: true, accept: "image/*,.zip", hidden: true, id: "queue-files", on: { change: () => {
+    const input = make("input", {
+      type: "file", multiple: true, accept: "image/*,.zip", hidden: true, id: "queue-files",
+    });
+    input.addEventListener("change", () => {
       void this.take(fromChosen(input.files));
       input.value = "";
-    } } });
-    const zone = make("div.dropzone", {}, make("p", {}, icon("folder"), make("span", {}, "Drop images without labels here. You see first what it is least sure about.")),
+    });
+    const words = "Drop images without labels here. You see first what it is least sure about.";
+    const zone = make("div.dropzone", {}, make("p", {}, icon("folder"), make("span", {}, words)),
       iconButton("image", "Choose images", () => input.click()), input);
     zone.addEventListener("dragover", () => zone.classList.add("over"));
     zone.addEventListener("dragleave", () => zone.classList.remove("over"));
@@ -108,17 +114,24 @@ export class QueueView {
       return;
     }
     const labels = this.choices();
-    const buttons = labels.map((name, i) => make("button", { type: "button", on: { click: () => this.label(name) } },
+    const buttons = labels.map((name, i) => action(() => this.label(name),
       make("kbd", {}, i + 1), make("span", {}, name)));
-    const input = make("input", { required: true, maxLength: 200, autocomplete: "off", id: "queue-new", placeholder: "Another class" });
-    const form = make("form.row", { on: { submit: (event) => { event.preventDefault(); this.label(input.value.trim()); } } },
-      make("label.unseen", { htmlFor: "queue-new" }, "Another class"), input, make("button", { type: "submit" }, make("kbd", {}, "N"), "Name it"));
+    const input = make("input", {
+      required: true, maxLength: 200, autocomplete: "off", id: "queue-new", placeholder: "Another class",
+    });
+    const form = make("form.row", {}, make("label.unseen", { htmlFor: "queue-new" }, "Another class"), input,
+      make("button", { type: "submit" }, make("kbd", {}, "N"), "Name it"));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.label(input.value.trim());
+    });
     fill(this.desk, make("p.soft", {}, `${plural(order.length, "sample")} to label`), make("div.judge", {},
       make("figure", {}, looks(this.current, "The sample to label"), make("figcaption", {}, this.verdict())),
       make("div.stack", {}, make("div.labels", { role: "group", aria: { label: "What is it?" } }, buttons), form,
-        make("div.actions", {}, make("button", { type: "button", on: { click: () => this.skip() } }, make("kbd", {}, "S"), "Skip"),
-          make("button", { type: "button", on: { click: () => this.discard() } }, make("kbd", {}, "X"), "Discard")))),
-    order.length > 1 && make("ul.thumbs", { aria: { label: "Next" } }, order.slice(1, 13).map((sample) => thumb(sample, "in the queue"))));
+        make("div.actions", {}, action(() => this.skip(), make("kbd", {}, "S"), "Skip"),
+          action(() => this.discard(), make("kbd", {}, "X"), "Discard")))),
+    order.length > 1 && make("ul.thumbs", { aria: { label: "Next" } },
+      order.slice(1, 13).map((sample) => thumb(sample, "in the queue"))));
     if (within) this.desk.querySelector(".labels button, input")?.focus();
   }
 
@@ -134,8 +147,8 @@ export class QueueView {
     if (!answer) return this.model.isReady ? "Asking…" : "It does not answer yet.";
     if (answer.unknown) return "It has never seen anything like this.";
     const [first, second] = answer.top;
-    const sure = Math.round(100 * first.value);
-    return second && first.value - second.value < 0.5 ? `It wavers between ${first.class} and ${second.class}.` : `It says ${first.class}, ${sure} % sure.`;
+    if (second && first.value - second.value < 0.5) return `It wavers between ${first.class} and ${second.class}.`;
+    return `It says ${first.class}, ${Math.round(100 * first.value)} % sure.`;
   }
 
   label(name) {

@@ -32,10 +32,11 @@ export function presentEvent(record, label) {
  * @param {Object} record - The model as the service describes it.
  */
 export function labelling(record) {
-  const present = new Set(record.history.map((change) => `${change.revision} ${change.when}`));
+  const key = ({ revision, when }) => `${revision} ${when}`;
+  const present = new Set(record.history.map(key));
   const began = record.state === "ready" ? Date.parse(record.history[0]?.when ?? "") : NaN;
   // What was taught before the second class came waits on the server, and goes into the first revision as one.
-  const holds = (event) => present.has(`${event.revision} ${event.when}`) || (event.draft && Date.parse(event.when) <= began);
+  const holds = (event) => present.has(key(event)) || (event.draft && Date.parse(event.when) <= began);
   const renamings = record.history.filter(({ what }) => what === "rename" || what === "merge-classes");
   return (sample) => {
     if (sample.queued) return null;
@@ -84,7 +85,7 @@ export function typedSamples(kind, typed) {
   if (kind === "texts") return lines.map((text) => ({ text }));
   return lines.map((line, i) => {
     const row = line.split(/[\s,;]+/).filter(Boolean).map(Number);
-    if (!row.every(Number.isFinite)) throw new Error(`Line ${i + 1} must be numbers, with commas or blanks between them.`);
+    if (!row.every(Number.isFinite)) throw new Error(`Line ${i + 1} must be numbers with commas or blanks between.`);
     return { row };
   });
 }
@@ -94,7 +95,7 @@ const FEW = 5;
 /** Return what people should know about a class beside the others: few samples, or samples that are all alike. */
 export function worries(one, all) {
   const found = [];
-  const others = all.filter((other) => other !== one && other.count > 0).map((other) => other.count).sort((a, b) => a - b);
+  const others = all.filter((other) => other !== one && other.count).map((other) => other.count).sort((a, b) => a - b);
   const middle = others[Math.floor(others.length / 2)] ?? 0;
   if (one.count > 0 && middle >= FEW && one.count * 3 < middle) {
     found.push(`Only ${one.count} here, others have about ${middle}: show it more of these.`);

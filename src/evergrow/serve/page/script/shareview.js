@@ -14,12 +14,15 @@ export class ShareView {
     this.task = make("select", { id: "task", on: { change: () => this.update() } },
       Object.entries(SNIPPETS).map(([value, { title }]) => make("option", { value }, title)));
     this.codes = make("div.codes");
-    this.evg = iconButton("download", "Model file (.evg)", (event) => this.save(event.currentTarget, "download", ".evg"));
-    this.onnx = iconButton("download", "ONNX graph", (event) => this.save(event.currentTarget, this.model.kind === "texts" ? "export.onnx?head_only=true" : "export.onnx", ".onnx"));
+    const graph = model.kind === "texts" ? "export.onnx?head_only=true" : "export.onnx"; // no graph begins at words
+    const saving = (route, ending) => (event) => this.save(event.currentTarget, route, ending);
+    this.evg = iconButton("download", "Model file (.evg)", saving("download", ".evg"));
+    this.onnx = iconButton("download", "ONNX graph", saving(graph, ".onnx"));
     this.about = make("p.soft");
     this.element = make("div.stack.share", {}, make("section", {}, make("h2", {}, "Take it with you"), this.about,
       make("div.row", {}, this.evg, this.onnx), this.files),
-    make("section", {}, make("h2", {}, "The same without this page"), make("div.field.inline", {}, make("label", { htmlFor: "task" }, "What to do"), this.task), this.codes));
+    make("section", {}, make("h2", {}, "The same without this page"),
+      make("div.field.inline", {}, make("label", { htmlFor: "task" }, "What to do"), this.task), this.codes));
     model.addEventListener("change", () => this.update());
     this.update();
   }
@@ -27,14 +30,18 @@ export class ShareView {
   update() {
     const { isReady, record, kind } = this.model;
     this.evg.disabled = this.onnx.disabled = !isReady;
+    const backbone = record.backbone?.name ?? "none, it takes features";
+    const graph = kind === "texts" ? " The ONNX graph begins at the features." : "";
     this.about.textContent = !isReady ? "There is a file to take as soon as it knows two classes."
-      : `All it knows, without any of the samples. Backbone: ${record.backbone?.name ?? "none, it takes features"}.${kind === "texts" ? " The ONNX graph begins at the features." : ""}`;
+      : `All it knows, without any of the samples. Backbone: ${backbone}.${graph}`;
     const texts = SNIPPETS[this.task.value].of(forSnippets(this.model));
     const key = JSON.stringify(texts);
     if (this.codes.dataset.key === key) return;
     this.codes.dataset.key = key;
     fill(this.codes, Object.entries(FORMS).map(([form, title]) => make("figure.code", { data: { form } },
-      make("figcaption", {}, title, make("button", { type: "button", aria: { label: `Copy as ${title}` }, on: { click: () => void this.copy(texts[form]) } }, icon("copy"), "Copy")),
+      make("figcaption", {}, title, make("button", {
+        type: "button", aria: { label: `Copy as ${title}` }, on: { click: () => void this.copy(texts[form]) },
+      }, icon("copy"), "Copy")),
       make("pre", { tabIndex: 0 }, make("code", {}, texts[form])))));
   }
 

@@ -4,11 +4,13 @@ import { modelPath, token } from "./api.js";
 
 const shell = (text) => (/^[\w./:@-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 // JSON writes strings as Python reads them, apart from characters that a screen would not show.
-const python = (text) => JSON.stringify(text).replace(/[\u007f-\u009f\u2028-\u202e\u2066-\u2069]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+const unseen = /[\u007f-\u009f\u2028-\u202e\u2066-\u2069]/g;
+const escaped = (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`;
+const python = (text) => JSON.stringify(text).replace(unseen, escaped);
 
 const SAMPLE = {
   images: { command: "photo.jpg", python: '["photo.jpg"]', form: "-F images=@photo.jpg" },
-  texts: { command: '--text "where is my parcel"', python: '["where is my parcel"]', json: { texts: ["where is my parcel"] } },
+  texts: { command: '--text "where is it"', python: '["where is it"]', json: { texts: ["where is it"] } },
   features: { command: "rows.npz", python: "[[0.1, 0.7, 0.2]]", json: { rows: [[0.1, 0.7, 0.2]] } },
 };
 const DATA = { images: "folder/", texts: "samples.csv", features: "samples.npz" };
@@ -63,7 +65,9 @@ export function forSnippets(model) {
   const address = `${location.origin}/api/v1${modelPath(model.name)}`;
   const secret = token.get() ? ' -H "Authorization: Bearer $EVERGROW_TOKEN"' : "";
   const [first, second] = model.record.classes;
-  const json = (route, values) => `curl${secret} ${address}/${route} \\\n  -H 'Content-Type: application/json' \\\n  -d ${shell(JSON.stringify(values))}`;
+  const json = (route, values) => [
+    `curl${secret} ${address}/${route}`, "-H 'Content-Type: application/json'", `-d ${shell(JSON.stringify(values))}`,
+  ].join(" \\\n  ");
   return {
     kind: model.kind, fileName, file: shell(fileName), name: first?.name ?? "a", other: second?.name ?? "b", json,
     samples: (route, fields) => {
@@ -72,7 +76,9 @@ export function forSnippets(model) {
       const given = Object.entries(fields).map(([key, value]) => ` --form-string ${shell(`${key}=${value}`)}`).join("");
       return `curl${secret} ${sample.form}${given} \\\n  ${address}/${route}`;
     },
-    learner: (lines) => ["from evergrow import Learner", "", `learner = Learner.load(${python(fileName)})`, ...lines].join("\n"),
+    learner: (lines) => [
+      "from evergrow import Learner", "", `learner = Learner.load(${python(fileName)})`, ...lines,
+    ].join("\n"),
     changing: (lines) => ["from evergrow.learner.modelfile import commit, locked_model", "",
       `with locked_model(${python(fileName)}) as learner:`, ...lines.map((line) => `    ${line}`),
       `    commit(${python(fileName)}, learner)`].join("\n"),

@@ -26,7 +26,9 @@ export class TimelineView {
     fill(this.list, changes.map((change, i) => {
       const isPast = change.what !== "rollback" && record.revisions.includes(change.revision);
       const back = isPast && !readOnly && iconButton("undo", "Go back to here", () => this.goBack(change.revision));
-      return make(i === 0 ? "li.now" : "li", {}, make("div", {}, make("p", {}, told(change)), make("p.soft", {}, `${when(change.when)} · revision ${change.revision}${change.note ? ` · ${change.note}` : ""}`)),
+      const about = [when(change.when), `revision ${change.revision}`, ...(change.note ? [change.note] : [])];
+      return make(i === 0 ? "li.now" : "li", {},
+        make("div", {}, make("p", {}, told(change)), make("p.soft", {}, about.join(" · "))),
         i === 0 ? make("span.badge-text", {}, "Now") : back);
     }));
   }
@@ -35,14 +37,16 @@ export class TimelineView {
     await attempt(this.problems, async () => {
       await this.model.rollBack(revision);
       const { aside } = this.model;
-      confirmDone(`Back at revision ${revision}.${aside.length ? ` ${plural(aside.length, "sample")} set aside under Teach.` : ""}`);
+      const kept = aside.length ? ` ${plural(aside.length, "sample")} set aside under Teach.` : "";
+      confirmDone(`Back at revision ${revision}.${kept}`);
     }, { reload: () => this.model.refresh() });
   }
 }
 
 /** Return a change in words. */
 export function told({ what, samples, classes, names = {} }) {
-  const listed = classes.length > 4 ? `${classes.slice(0, 4).join(", ")} and ${classes.length - 4} more` : classes.join(", ");
+  const more = classes.length > 4 ? ` and ${classes.length - 4} more` : "";
+  const listed = classes.slice(0, 4).join(", ") + more;
   const renamed = Object.entries(names).map(([old, name]) => `${old} to ${name}`).join(", ");
   const n = plural(samples, "sample");
   const words = {

@@ -1,4 +1,4 @@
-/* Reading a zip in the browser, with the browser's own decompression; a zip is a stranger's and everything has an end. */
+/* Reading a zip in the browser, with the browser's own decompression; it is a stranger's, and everything has an end. */
 
 const END = 0x06054b50;
 const ENTRY = 0x02014b50;
