@@ -39,7 +39,7 @@ export class ClassCard {
     this.status.hidden = !coming;
     this.status.textContent = coming ? (this.model.sending ? `Learning ${coming}…` : `${coming} waiting`) : "";
     this.showRefused(card.waiting.filter((one) => one.waiting.error));
-    const told = [...worries(card, others), ...(this.model.warnings.get(this.name) ?? [])];
+    const told = worries(card, others, this.model.warnings.get(this.name) ?? []);
     fill(this.worries, told.map((text) => make("li", {}, icon("warning"), text)));
     this.showThumbs([...card.waiting, ...card.taught, ...card.held].sort((a, b) => b.at - a.at || b.id - a.id));
   }
@@ -128,8 +128,8 @@ export class ClassCard {
   }
 
   /** Teach what was dropped, pasted or chosen. */
-  take(coming) {
-    return attempt(this.problems, async () => {
+  async take(coming) {
+    const done = await attempt(this.problems, async () => {
       const { images, lines, text } = await coming;
       if (this.model.kind !== "images") {
         const typed = lines || text;
@@ -139,8 +139,10 @@ export class ClassCard {
       }
       if (!images.length) throw new Error("There is no image in what you brought.");
       await readImages(images, (ready) => this.teach(ready.map(({ content }) => content)),
-        (done, total) => { this.status.hidden = false; this.status.textContent = `Reading ${done} of ${total}…`; });
+        (read, total) => { this.status.hidden = false; this.status.textContent = `Reading ${read} of ${total}…`; });
     });
+    this.update(this.card, this.others); // the line about reading goes
+    return done;
   }
 
   listenForDrops() {

@@ -38,7 +38,7 @@ async function route(event = null) {
     if (event) main.focus({ preventScroll: true }); // whoever goes on by key goes on here
   } catch (error) {
     const place = make("div.problems");
-    fill(main, make("div.empty", {}, place, make("p", {}, make("a", { href: "#/" }, "All models"))));
+    fill(main, make("div.page.stack", {}, place, make("p", {}, make("a", { href: "#/" }, "All models"))));
     showProblem(place, error, () => route());
   }
   showBanner();

@@ -192,6 +192,7 @@ export class OpenModel extends EventTarget {
         ...bodyOf(this.kind, taught, { labels }), once: taught[0].waiting.key,
       });
       await noted;
+      this.warnings.clear();
       for (const label of new Set(labels)) this.warnings.set(label, answer.warnings);
     }
     for (const sample of batch) {

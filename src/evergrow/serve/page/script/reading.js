@@ -30,7 +30,8 @@ export async function readImages(images, take, onProgress = () => {}) {
   }
   if (ready.length) await take(ready);
   if (bad.length) {
-    const rest = bad.length > 1 ? ` (and ${bad.length - 1} more)` : "";
-    throw new Error(`${bad[0]}${rest}. All others were taken.`);
+    const more = bad.length > 1 ? ` (and ${bad.length - 1} more)` : "";
+    const rest = bad.length < images.length ? " All others were taken." : "";
+    throw new Error(`${bad[0]}${more}.${rest}`);
   }
 }

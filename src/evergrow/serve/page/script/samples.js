@@ -6,6 +6,7 @@
  * sample is that of its last event whose change is still there; undo, by whomever, needs no bookkeeping here.
  */
 
+import { sentence } from "./api.js";
 import { ALIKE, difference } from "./imaging.js";
 
 /** Return a new sample that waits to be taught. */
@@ -92,12 +93,15 @@ export function typedSamples(kind, typed) {
 
 const FEW = 5;
 
-/** Return what people should know about a class beside the others: few samples, or samples that are all alike. */
-export function worries(one, all) {
-  const found = [];
+/**
+ * Return what people should know about a class beside the others: few samples, or samples that are all alike.
+ * @param {string[]} told - What the service said of it after the latest change; it counts all samples, and goes first.
+ */
+export function worries(one, all, told) {
+  const found = told.map(sentence);
   const others = all.filter((other) => other !== one && other.count).map((other) => other.count).sort((a, b) => a - b);
   const middle = others[Math.floor(others.length / 2)] ?? 0;
-  if (one.count > 0 && middle >= FEW && one.count * 3 < middle) {
+  if (!told.length && one.count > 0 && middle >= FEW && one.count * 3 < middle) {
     found.push(`Only ${one.count} here, others have about ${middle}: show it more of these.`);
   }
   if (areAlike(one.taught)) found.push("These images look nearly the same: turn it, move it, change the light.");
