@@ -105,6 +105,20 @@ def test_a_class_that_was_renamed_or_forgotten_since(words: Any) -> None:
     assert words.counts("words") == {"ab": 2, "xy": 2}
 
 
+def test_a_class_taken_away_and_given_again(words: Any) -> None:
+    for choice, n in (("klm", 5), (None, 4), (None, 4), ("ab", 5)):
+        hook(words, event("ANNOTATION_UPDATED", 7, choice, "klmk"))
+        assert sum(words.counts("words").values()) == n
+
+
+def test_messages_that_overtake_each_other(words: Any) -> None:
+    late, early = event("ANNOTATION_UPDATED", 7, "ab", "klmk"), event("ANNOTATION_CREATED", 7, "klm", "klmk")
+    late["annotation"]["updated_at"], early["annotation"]["updated_at"] = "2026-11-16T10:00:02Z", "2026-11-16T10:00:01Z"
+    hook(words, late)
+    assert hook(words, early)["replayed"]
+    assert words.counts("words") == {"ab": 3, "xy": 2}
+
+
 def test_deleted_before_it_came(words: Any) -> None:
     hook(words, deleted(9))
     assert hook(words, event("ANNOTATION_CREATED", 9, "klm", "klmk"))["replayed"]

@@ -104,13 +104,14 @@ def label_studio_router(service: Service) -> APIRouter:
         if not isinstance(annotation, Mapping):
             raise Problem(422, "annotation must be an object", "BadField")
         key, label = annotation_key(project, annotation), choice_of(annotation)
+        moment = str(annotation.get("updated_at") or "")[:40]
         if label is None:
-            return Annotation(key, None)
+            return Annotation(key, None, moment=moment)
         checked(LabelList, {"labels": [label]})
         config = project.get("label_config") if isinstance(project, Mapping) else None
         names: Names = names_of(config, version.kind)
         rows = await _features(model, version, [sample_of(values.get("task"), version.kind, names)], alone=True)
-        return Annotation(key, label, rows[0])
+        return Annotation(key, label, rows[0], moment=moment)
 
     async def _features(model: ServedModel, version: Version, samples: list[str], *, alone: bool = False) -> Any:
         if version.kind == "texts":
