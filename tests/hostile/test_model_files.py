@@ -12,7 +12,7 @@ ORDINARY, SLOW = 300, 5_200
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a limit on memory is set as Linux has it")
 
-NAMES = [*(subject.name for subject in KEPT), "fresh-head", "fresh-learner", "fresh-updated"]
+NAMES = [*(subject.name for subject in KEPT), "fresh-edited", "fresh-head", "fresh-learner", "fresh-updated"]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from torch import nn
 
 from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.backbones.preprocess import Preprocessing
+from evergrow.backbones.recipes import FINAL, check_recipe
 from evergrow.backbones.sources import WEIGHT_SOURCES
 from evergrow.backbones.text import check_text_preset, is_text_name, text_backbone
 from evergrow.backbones.vision import module_backbone, timm_backbone
@@ -27,6 +28,7 @@ def create_backbone(
     *,
     device: str | torch.device = "auto",
     seed: int = 0,
+    recipe: Any = FINAL,
     **model_options: Any,
 ) -> Backbone:
     """Return a frozen backbone with its preprocessing.
@@ -49,6 +51,9 @@ def create_backbone(
         Where it computes; ``"auto"`` takes a GPU where there is one.
     seed : int
         For random weights.
+    recipe : {"final", "auto", "rich", "max"} or sequence of str
+        What its feature vectors are made of: the network's own vector, or blocks from several depths of the same pass;
+        see :meth:`Backbone.with_recipe`.
     **model_options
         Arguments of the architecture, for example ``img_size=224`` for DINOv2; ``max_seq_length`` for texts.
 
@@ -70,6 +75,19 @@ def create_backbone(
     >>> tuple(backbone.encode(backbone.transform(image)[None]).shape)
     (1, 96)
     """
+    check_recipe(recipe)  # before a network is loaded
+    return _create(name, weights, preset, device, seed, model_options).with_recipe(recipe)
+
+
+def _create(
+    name: Any,
+    weights: Any,
+    preset: str | Preprocessing,
+    device: str | torch.device,
+    seed: int,
+    model_options: dict[str, Any],
+) -> Backbone:
+    """Return a backbone that gives the network's own vector."""
     target = resolve_device(device)
     if isinstance(name, nn.Module):
         if weights is not None or model_options:
@@ -133,8 +151,12 @@ def backbone_from_spec(
             f"weights of {spec.name} must be those that the model was made with (hash {spec.weights_hash}, from "
             f"{spec.weights}), got others (hash {backbone.spec.weights_hash}, from {backbone.spec.weights})"
         )
-    if backbone.spec.n_features != spec.n_features:
-        raise WeightsError(f"features of {spec.name} must be {backbone.spec.n_features} wide, got {spec.n_features}")
+    if spec.recipe is not None:
+        backbone = backbone.with_recipe(spec.recipe)
+    if backbone.spec.blocks.widths != spec.blocks.widths:
+        wide = " + ".join(map(str, backbone.spec.blocks.widths))
+        told = " + ".join(map(str, spec.blocks.widths))
+        raise WeightsError(f"features of {spec.name} must be {wide} wide, got {told}")
     backbone.spec = spec
     return backbone
 

@@ -22,8 +22,8 @@ def registered_names(registry: str) -> str:
     Examples
     --------
     >>> from evergrow.cli.choices import filled_in, registered_names
-    >>> filled_in(f"Layout: {registered_names('evergrow.datasets:list_layouts')}.")[-29:]
-    'lists, tables, class-folders.'
+    >>> filled_in(f"Layout: {registered_names('evergrow.datasets:list_layouts')}.")[-36:]
+    'tables, single-table, class-folders.'
     """
     return f"{{{registry}}}"
 

@@ -9,7 +9,7 @@ import typer
 
 from evergrow.cli.console import Answer, listed, plural
 from evergrow.cli.models import Running, change_values, changing_model, model_line, settle_model, written_note
-from evergrow.cli.options import Cache, Data, Device, Json, ModelFile, OnError, Settle, Wait, Weights
+from evergrow.cli.options import AS_FOUND, Cache, Data, Device, Json, ModelFile, OnError, Reading, Settle, Wait, Weights
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError, UnsupportedError
 from evergrow.core.escaping import one_line
@@ -108,6 +108,7 @@ def relabel_command(
     data: Data,
     source: Annotated[str, typer.Option("--from", metavar="CLASS", help="The class they were learned as.")],
     target: Annotated[str, typer.Option("--to", metavar="CLASS", help="The class they are of; it may be new.")],
+    reading: Reading = AS_FOUND,
     settle: Settle = False,
     cache: Cache = True,
     device: Device = "auto",
@@ -129,11 +130,12 @@ def relabel_command(
     Exit codes: 0 moved, 2 some were never learned as --from, or cannot be read, and nothing changed, 3 another process
     is changing the model, 130 interrupted and nothing changed.
     """
+    from evergrow.learner.edits import read_movable
     from evergrow.learner.modelfile import commit
 
     running = Running(OnError.RAISE, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
-        learner.relabel(data, source, target)
+        learner.relabel(read_movable(data, learner.kind_, reading.options()), source, target)
         settled, notes = settle_model(learner, settle)
         commit(model, learner)
     change = learner.history_[-1]

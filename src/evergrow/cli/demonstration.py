@@ -77,7 +77,7 @@ class DigitStream:
             rows = np.concatenate([np.flatnonzero(y == digit)[: PER_CLASS[name]] for digit in range(10)])
             # A frame, since preprocessing cuts away the border of a photograph.
             pixels = np.pad((X[rows].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8), ((0, 0), (1, 1), (1, 1)))
-            parts.append((extract(backbone, ImageArrays(pixels), progress=progress).features, y[rows]))
+            parts.append((extract(backbone, ImageArrays(pixels), progress=progress).joined, y[rows]))
         return replace(self, train=parts[0], test=parts[1])
 
     def part(self, split: tuple[Array, Array], classes: tuple[int, ...]) -> tuple[Array, Array]:

@@ -65,7 +65,10 @@ def export_command(
         config = replace(config, fold_tolerance=fold_tolerance)
     learner = load_model(model, Running(device="cpu", weights=weights, quiet=True))
     report = export_learner(learner, onnx, config=config, head_only=head_only)
-    return Answer({"model": str(model), **report.to_dict()}, _lines(report), done=f"{onnx} was written")
+    lines = _lines(report)
+    if not learner.answering_.is_plain:
+        lines.append(f"not in the graph, which gives scores: {learner.answering_.summary()}")
+    return Answer({"model": str(model), **report.to_dict()}, lines, done=f"{onnx} was written")
 
 
 def _lines(report: ExportReport) -> list[str]:

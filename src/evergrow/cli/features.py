@@ -10,7 +10,7 @@ import typer
 from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer
 from evergrow.cli.models import check_target
-from evergrow.cli.options import WEIGHT_SOURCES, Json
+from evergrow.cli.options import AS_FOUND, RECIPE_HELP, WEIGHT_SOURCES, Json, Reading, checked_recipe
 from evergrow.cli.registry import command
 
 PRESETS = registered_names("evergrow.backbones.preprocess:PRESETS")
@@ -25,10 +25,15 @@ def features_command(
         str | None, typer.Option(help=f"A file, or {WEIGHT_SOURCES}; the best at hand by default.")
     ] = None,
     preset: Annotated[str, typer.Option(help=f"Preprocessing of images: {PRESETS}.")] = "timm",
+    recipe: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "final",
     device: Annotated[str, typer.Option(help="'auto', 'cpu', 'cuda', ...")] = "auto",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Items per batch.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode images.")] = None,
     skip: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read.")] = False,
+    test_size: Annotated[
+        float | None, typer.Option(help="Draw a test part of this share where there is none, for bench.")
+    ] = None,
+    reading: Reading = AS_FOUND,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor fill the feature cache.")] = False,
     as_json: Json = False,
@@ -39,7 +44,11 @@ def features_command(
 
       evergrow features data/birds --out birds.npz
 
+      evergrow features data/birds --recipe rich --out birds_rich.npz
+
       evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.safetensors
+
+    Data without a test part give a file without one, which fit learns whole; --test-size draws one.
 
     The file works wherever a data set is named: in specs of [bold]evergrow bench[/bold] and for
     [bold]evergrow fit[/bold]. A second run on the same data looks at no image.
@@ -58,12 +67,14 @@ def features_command(
 
     if out.suffix not in SUFFIXES:
         raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
+    wanted = checked_recipe("--recipe", recipe)
     check_target("--out", out, force=force)
-    loaded = load_data(data)
+    drawn = {"split": "none"} if test_size is None else {"test_size": test_size}
+    loaded = load_data(data, reading.options(**drawn))
     if isinstance(loaded, FeatureSet):
         raise InputError(f"data must be images or texts, got features already: {data}")
     name = best_backbone(loaded.kind).name if backbone == "auto" else backbone
-    model = create_backbone(name, weights, preset, device=device)
+    model = create_backbone(name, weights, preset, device=device, recipe=wanted)
     config = ExtractConfig(
         batch_size=batch_size,
         workers="auto" if workers is None else workers,
@@ -79,7 +90,11 @@ def features_command(
     values = {"file": str(out), **result.describe(), "left_out": left_out, "seconds": seconds}
     line = (
         f"{out}: {len(result.y_train):,} training and {len(result.y_test):,} test features of width "
-        f"{result.X_train.shape[1]} from {name}, {result.n_classes} classes, in {seconds:.1f} s"
+        f"{result.X_train.shape[1]}{_blocks(result.widths)} from {name}, {result.n_classes} classes, in {seconds:.1f} s"
     )
     cautions = [f"{left_out} items could not be read and were left out"] if left_out else []
     return Answer(values, [line], cautions, done=f"{out} was written")
+
+
+def _blocks(widths: tuple[int, ...]) -> str:
+    return f" ({' + '.join(map(str, widths))})" if widths else ""

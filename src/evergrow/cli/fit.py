@@ -21,10 +21,25 @@ from evergrow.cli.models import (
     check_target,
     classes_note,
     model_line,
+    recipe_note,
     skipped_caution,
+    trial_lines,
     written_note,
 )
-from evergrow.cli.options import Cache, Data, Device, Json, OnError, OnErrorOption, Weights
+from evergrow.cli.options import (
+    AS_FOUND,
+    RECIPE_HELP,
+    Cache,
+    Data,
+    Device,
+    Json,
+    OnError,
+    OnErrorOption,
+    Reading,
+    TestData,
+    Weights,
+    checked_recipe,
+)
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
@@ -55,9 +70,12 @@ def fit_command(
         typer.Option(help="File for --adapt, written after every pass: an interrupted command goes on from it."),
     ] = None,
     settings: Annotated[str, typer.Option(help="recommended, or paper for the published ones.")] = "recommended",
+    features: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "auto",
     units: Annotated[int | None, typer.Option(min=1, help="Width of the random layer: wider is slower.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of layer, --adapt and --holdout.")] = 0,
     holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
+    test: TestData = None,
+    reading: Reading = AS_FOUND,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
     device: Device = "auto",
@@ -67,7 +85,8 @@ def fit_command(
 ) -> Answer:
     """Learn a first set of classes and write a model file.
 
-    Of data with a training and a test part the training part is learned, else all of it but --holdout.
+    Of data with a training and a test part the training part is learned, else all of it but --holdout. The data of
+    --test are remembered by the model: later updates test on them again.
 
     For example:
 
@@ -84,6 +103,7 @@ def fit_command(
     """
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
+    from evergrow.learner.reference import measured_change
 
     check_target("--model", model, force=force, existing=REPLACING)
     if not 0 <= holdout < 1:
@@ -96,6 +116,7 @@ def fit_command(
         method,
         config,
         settings=settings,
+        features=checked_recipe("--features", features),
         options=None if units is None else {"n_units": units},
         weights=weights,
         device=device,
@@ -105,12 +126,15 @@ def fit_command(
     )
     started = time.perf_counter()
     with _resumable(checkpoint):
-        samples, held = _read(data, holdout, seed)
-        learner.fit(samples, checkpoint=checkpoint)
+        samples, held = _read(data, holdout, seed, reading)
+        with measured_change(learner, test) as trial:
+            learner.fit(samples, checkpoint=checkpoint)
         commit(model, learner)
     left = _remove(checkpoint)
     answer = _answer(model, learner, samples, held, time.perf_counter() - started)
-    return replace(answer, cautions=[*answer.cautions, *left])
+    tested = None if trial.tested is None else trial.tested.to_dict()
+    lines = [*answer.lines[:-1], *trial_lines(learner, trial), answer.lines[-1]]
+    return replace(answer, values={**answer.values, "test": tested}, lines=lines, cautions=[*answer.cautions, *left])
 
 
 def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
@@ -160,7 +184,7 @@ def _remove(checkpoint: Path | None) -> list[str]:
     return []
 
 
-def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None]:
+def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Samples, Samples | None]:
     """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
@@ -168,7 +192,7 @@ def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None
     from evergrow.datasets.options import DataOptions
     from evergrow.learner.intake import read_labelled
 
-    samples = read_labelled(data, "train")
+    samples = read_labelled(data, "train", options=reading.options())
     if not holdout:
         return samples, None
     names, codes = np.unique(samples.required_labels(), return_inverse=True)
@@ -198,6 +222,7 @@ def _answer(path: Path, learner: Learner, samples: Samples, held: Samples | None
     lines = [f"learned {plural(change.samples, 'sample')}{classes_note(change.classes, 'new')} in {seconds:.1f} s"]
     if spec:
         lines.append(f"backbone: {spec.get('reason') or spec['name']}")
+        lines += [f"features: {note}"] if (note := recipe_note(spec)) else []
     if info["adaptation"]:
         earlier = f", {plural(resumed, 'epoch')} of them before an interruption" if resumed else ""
         lines.append(f"adapted: {adapted_note(info['adaptation'])}{earlier}")

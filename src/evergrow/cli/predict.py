@@ -14,15 +14,24 @@ import typer
 
 from evergrow.cli.console import Answer, listed, percent, plural, table
 from evergrow.cli.models import Running, check_target, load_model
-from evergrow.cli.options import Cache, Device, FalseAlarm, Json, ModelFile, OnError, OnErrorOption, Weights
+from evergrow.cli.options import (
+    AS_FOUND,
+    Cache,
+    Device,
+    FalseAlarm,
+    Json,
+    ModelFile,
+    OnError,
+    OnErrorOption,
+    Reading,
+    Weights,
+)
 from evergrow.cli.question import Question, read_question
 from evergrow.cli.registry import command
 from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
 
 UNKNOWN = "(unknown)"
@@ -43,8 +52,8 @@ def predict_command(
         list[str] | None,
         typer.Argument(
             metavar="ITEMS",
-            help="Images, folders of images, .txt/.csv/.jsonl files of texts, .npy/.npz of features; - reads "
-            "standard input: one file name, or for a text model one text, per line.",
+            help="Images, folders or archives of images, .txt/.csv/.jsonl/.parquet files of texts, tables of images, "
+            ".npy/.npz of features; - reads standard input: one image, or per line one file name or text.",
             show_default=False,
         ),
     ] = None,
@@ -56,6 +65,7 @@ def predict_command(
     false_alarm: FalseAlarm = 0.05,
     format: Annotated[Format, typer.Option("--format", "-f", help="How to write the answers.")] = Format.TABLE,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write them to, in one step.")] = None,
+    reading: Reading = AS_FOUND,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
     device: Device = "auto",
@@ -72,6 +82,8 @@ def predict_command(
 
       ls photos/*.jpg | evergrow predict birds.evg - --format jsonl
 
+      curl https://example.org/bird.jpg | evergrow predict birds.evg -
+
       evergrow predict intents.evg --text "where is my parcel"
 
     Exit codes: 0 answered, 1 answered but some could not be read (--on-error skip), 2 bad input, 130 interrupted.
@@ -79,7 +91,7 @@ def predict_command(
     if out is not None:
         check_target("--out", out)
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
-    question = read_question(learner.kind_, list(items or ()), list(text or ()))
+    question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
     answers = answer_table(learner, question, top=top, false_alarm=false_alarm if reject_unknown else None)
     cautions = []
     if answers.left_out:
@@ -192,7 +204,7 @@ def answer_table(
         Share of known things that may be called unknown; None rejects nothing.
     """
     found = learner.ask(question.items, false_alarm=false_alarm)
-    ranked = _ranked(found.classes, found.values, top)
+    ranked = _ranked(found, top)
     rows = []
     for place, row in enumerate(found.rows.tolist()):
         if found.novelty is None or found.unknown is None:
@@ -203,11 +215,10 @@ def answer_table(
     return AnswerTable(rows, found.measure, found.novelty is not None, min(top, len(found.classes)), found.failures)
 
 
-def _ranked(classes: NDArray[np.str_], values: NDArray[np.float64], top: int) -> list[list[tuple[str, float]]]:
-    order = (-values).argsort(axis=1, kind="stable")[:, :top]
+def _ranked(found: Answers, top: int) -> list[list[tuple[str, float]]]:
     return [
-        [(str(classes[column]), float(values[row, column])) for column in columns]
-        for row, columns in enumerate(order.tolist())
+        [(str(found.classes[column]), float(found.values[row, column])) for column in columns]
+        for row, columns in enumerate(found.ranked(top).tolist())
     ]
 
 

@@ -63,12 +63,15 @@ class ArrayFile:
         What computed the features; may be empty.
     unknown : dict
         Optional fields of the stamp that a later evergrow wrote, kept to be written again.
+    widths : tuple of int
+        Columns of each block of features; empty where rows are one block.
     """
 
     arrays: dict[str, NDArray[Any]]
     class_names: tuple[str, ...]
     backbone: dict[str, Any]
     unknown: dict[str, Any] = field(default_factory=dict)
+    widths: tuple[int, ...] = ()
 
 
 def read_arrays(path: Path) -> ArrayFile:
@@ -82,6 +85,7 @@ def read_arrays(path: Path) -> ArrayFile:
         If a newer evergrow wrote it.
     """
     arrays, texts = _read_npz(path) if path.suffix.lower() == ".npz" else _read_safetensors(path)
+    arrays = _with_empty_test(arrays)
     missing = [key for key in REQUIRED if key not in arrays]
     if missing:
         raise FileFormatError(f"{path} must hold {', '.join(REQUIRED)}, but it lacks {', '.join(missing)}")
@@ -92,12 +96,21 @@ def read_arrays(path: Path) -> ArrayFile:
     contents["classes"] = parse_json(texts.get("classes", "[]"), f"{path}: classes")
     contents["backbone"] = parse_json(texts.get("backbone", "{}"), f"{path}: backbone")
     given = open_document(contents, KIND, str(path), version=stamp.get("version"), writer=stamp.get("writer"))
-    return ArrayFile(arrays, tuple(given.texts("classes")), given.mapping("backbone"), given.unknown())
+    widths = tuple(given.integers("widths", low=1, default=[]))
+    return ArrayFile(arrays, tuple(given.texts("classes")), given.mapping("backbone"), given.unknown(), widths)
+
+
+def _with_empty_test(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file without a test set with empty ones in its place."""
+    if not {"X_train", "y_train"} <= arrays.keys() or {"X_test", "y_test"} & arrays.keys():
+        return arrays
+    return {**arrays, "X_test": arrays["X_train"][:0], "y_test": arrays["y_train"][:0]}
 
 
 def write_arrays(path: Path, file: ArrayFile) -> None:
     """Write an array file in one step; a safetensors file takes numbers only."""
-    stamp = json.dumps({**file.unknown, "kind": KIND.name, "version": KIND.version, "writer": __version__})
+    blocks = {"widths": list(file.widths)} if file.widths else {}
+    stamp = json.dumps({**file.unknown, **blocks, "kind": KIND.name, "version": KIND.version, "writer": __version__})
     about = json.dumps(file.backbone)
     if path.suffix == ".npz":
         names = np.array(file.class_names, dtype=np.str_)

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
+from evergrow.core.image_formats import is_image
 from evergrow.core.items import ImageFiles
 from evergrow.core.optional import require
-from evergrow.datasets.folders import is_image
 from evergrow.datasets.labelled import Label, LabelledItems, integers, listed, shown
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import pair_reader, partner
 from evergrow.datasets.readers import register_file_format, register_layout
+from evergrow.datasets.trees import DiskTree, FileTree
 
 LIST_SUFFIXES = (".txt", ".yaml", ".yml")
 
@@ -73,8 +74,17 @@ def read_list_file(path: Path, options: DataOptions) -> LabelledItems:
     return read_lists(path, partner(path), options)
 
 
-_FITS, _READ_FOLDER = pair_reader(LIST_SUFFIXES, read_lists)
-register_layout("lists", fits=_FITS, rank=60)(_READ_FOLDER)
+def _lists_in(tree: FileTree, train: str, test: str | None, options: DataOptions) -> LabelledItems:
+    return read_lists(Path(tree.place(train)), None if test is None else Path(tree.place(test)), options)
+
+
+_FITS, _READ_FOLDER = pair_reader(LIST_SUFFIXES, _lists_in)
+
+
+@register_layout("lists", fits=lambda folder: _FITS(DiskTree(folder)), rank=60)
+def read_lists_folder(folder: Path, options: DataOptions) -> LabelledItems:
+    """Read a folder that holds a training list and a test list."""
+    return _READ_FOLDER(DiskTree(folder), options)
 
 
 def read_list(path: Path) -> ImageList:
@@ -148,18 +158,7 @@ def _parse_yaml(path: Path) -> tuple[list[str], Sequence[Label]]:
 
 def read_text(path: Path) -> str:
     """Return the text of a file in UTF-8, with or without a byte order mark, or say which line is not."""
-    try:
-        body = path.read_bytes()
-    except OSError as error:
-        raise DatasetNotFoundError(f"file must be readable, got {path}: {error}") from error
-    try:
-        return body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = body.count(b"\n", 0, error.start) + 1
-        hint = "; it looks like UTF-16" if body[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        raise FileFormatError(
-            f"{path} must be text in UTF-8, but line {line} is not{hint}; save it as UTF-8"
-        ) from error
+    return DiskTree(path.parent).text(path.name)
 
 
 # -- where the images are ---------------------------------------------------------------------------------

@@ -159,12 +159,7 @@ class RawSet:
         train_rows, test_rows : ndarray of int, optional
             The samples that they belong to, where unreadable ones were left out.
 
-        Raises
-        ------
-        InputError
-            If there is no test set.
         """
-        self._require_test("a set of features")
         return FeatureSet(
             name=self.name,
             X_train=X_train,
@@ -172,6 +167,7 @@ class RawSet:
             X_test=X_test,
             y_test=self.y_test if test_rows is None else self.y_test[test_rows],
             class_names=self.class_names,
+            whole=self.whole,
         )
 
     def _require_test(self, what: str) -> None:

@@ -123,8 +123,10 @@ def rms_norm(model: RidgeModel) -> float:
         squares = ((stats.basis @ stats.gram) * stats.basis).sum(dim=1).cpu() / count
     if isinstance(layer, LinkedProjection):
         width, centre = layer.inner.n_outputs, layer.centre.cpu().to(means)
-        spread = float(squares[width:].sum()) / layer.scale**2
-        return math.sqrt(max(spread + float(centre @ (2 * means[width:] / layer.scale + centre)), 0.0))
+        per_column = squares[width:] / layer.scale**2 + centre * (2 * means[width:] / layer.scale + centre)
+        if model.blocks is not None:  # of features as they come, as far as a budget of width kept them
+            per_column = per_column / model.blocks.column_weights().to(per_column).square()
+        return math.sqrt(max(float(per_column.sum()), 0.0))
     return _norm_from_units(layer, means, squares)
 
 
@@ -145,7 +147,8 @@ def score_gap(model: RidgeModel, found: LayerMap, readout: Tensor) -> float:
     stats = model.state.reduced()
     means = stats.lift(stats.cross / model.counts.to(stats.cross).clamp_min(1.0)).cpu().to(readout)
     if found.linear is not None and isinstance(model.projection, LinkedProjection):
-        readout = torch.cat([readout, found.linear / model.projection.scale])
+        linear = found.linear if model.blocks is None else model.blocks.to(found.linear.device).lower(found.linear)
+        readout = torch.cat([readout, linear / model.projection.scale])
     at_means = means.T @ readout
     return float((at_means.diagonal() - at_means.mean(dim=1)).mean())
 

@@ -175,6 +175,11 @@ class Abilities:
         return None
 
     @property
+    def assumed_prior_(self) -> str:
+        """How common probabilities take classes to be: ``"uniform"``, or by the ``"counts"`` of their samples."""
+        return "uniform"
+
+    @property
     def is_calibrated_by_rows(self) -> bool:
         """Whether probabilities and novelty are calibrated by rows as if they had not been learned."""
         return False
@@ -258,6 +263,15 @@ class Abilities:
     @property
     def last_ridge_(self) -> float | None:
         """The ridge chosen last, by this head or the one that it was branched from; None where none was."""
+        return None
+
+    @property
+    def blocks_(self) -> list[dict[str, Any]] | None:
+        """What is known of every block of features, in plain values; None where features have no blocks.
+
+        ``columns``, ``kept`` (columns that a budget of width left) and ``weight`` (how much it counts, with a mean
+        square of one over the blocks, by the choice made last).
+        """
         return None
 
     @property

@@ -81,6 +81,17 @@ class CalibratedRidge(EditableRidge):
             derived.temperature = temperature(model.state, model.counts, self._solved(), self.readout)
         return derived.temperature
 
+    @property
+    def assumed_prior_(self) -> str:
+        """How common probabilities take classes to be: ``"uniform"``, or by the ``"counts"`` of their samples.
+
+        Ridge regression on the classes as targets estimates probabilities among samples like those that were learned;
+        the discriminants leave the counts out, the denoised one unless it is told otherwise.
+        """
+        if self.readout == "denoised":
+            return self.prior
+        return "counts" if self.readout == "ridge" else "uniform"
+
     def novelty_score(self, X: Any) -> NDArray[np.float64]:
         """Return how unlike anything learned each row is; higher means more novel.
 
@@ -126,10 +137,10 @@ class CalibratedRidge(EditableRidge):
         """
         self._require_fitted()
         self._require_denoised()
-        terms = self._novelty_terms()
+        terms, weights = self._novelty_terms(), self._scatter()[0].weights
         found = []
         for block in torch.split(self._features(X, self.device_, reset=False), _TERM_ROWS):
-            rows = Rows.of(self._model, block)
+            rows = Rows.of(self._model, block, weights)
             found.append(bounded(terms.of_rows(rows.reduced, rows.outside), block))
         return np.asarray(torch.cat(found).cpu().numpy())
 

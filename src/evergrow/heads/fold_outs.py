@@ -13,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergrow.heads.denoised import Choice, class_offset, estimate_means
+from evergrow.heads.denoised import Choice, class_offset, column_scale, estimate_means, weighted_rows
 from evergrow.heads.novelty_terms import NoveltyTerms
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.heads.temperatures import guessed_temperature, mean_log_losses
 from evergrow.linalg import ShapeScores, SolvedScatter
-from evergrow.projections.normalize import normalize
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +58,16 @@ class Rows:
     shape: Tensor | None
 
     @classmethod
-    def of(cls, model: RidgeModel, Z: Tensor) -> Rows:
-        """Return features Z (n, d) as a model sees them."""
-        H, stats = torch.cat([part for _, part in model.activations(Z)]), model.state.reduced()
+    def of(cls, model: RidgeModel, Z: Tensor, weights: tuple[float, ...] = ()) -> Rows:
+        """Return features Z (n, d) as a model sees them, with the weights of blocks."""
+        H, stats, scale = weighted_rows(model, weights, Z), model.state.reduced(), column_scale(model, weights)
+        if scale is not None and stats.basis is not None:
+            stats = stats.scaled(scale)
         reduced, outside, shape = stats.project(H), None, None
         if stats.basis is not None:
             outside = (H.square().sum(dim=1) - reduced.square().sum(dim=1)).clamp_min(0.0)
         if model.shapes is not None:
-            shape = model.shapes.rows(normalize(Z, model.normalization))
+            shape = model.shapes.rows(model.inputs(Z))
         return cls(reduced, outside, shape)
 
     def take(self, rows: Tensor) -> Rows:
@@ -95,7 +96,7 @@ def fold_outs(
     codes, folds : Tensor of shape (n,)
         Their classes and their folds.
     """
-    rows, spread = Rows.of(model, Z), 0.0
+    rows, spread = Rows.of(model, Z, choice.weights), 0.0
     scores, terms = rows.reduced.new_empty(len(codes), len(scatter.counts)), rows.reduced.new_empty(len(codes), 6)
     for fold in torch.unique(folds).tolist():
         mine = torch.nonzero(folds == fold).ravel()

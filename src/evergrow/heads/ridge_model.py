@@ -18,6 +18,7 @@ from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.progress import Meter
+from evergrow.heads.feature_blocks import BLOCKS, FeatureBlocks
 from evergrow.heads.moments import MOMENTS, ClassMoments
 from evergrow.heads.readout import row_energy
 from evergrow.heads.shapes import SHAPES, ShapeModel
@@ -75,6 +76,8 @@ class RidgeModel:
         Fingerprints of the first batches that went in, to notice what would be counted twice.
     shapes : ShapeModel or None
         Second moments per class in a few directions, where they are kept.
+    blocks : FeatureBlocks or None
+        What is done to blocks of columns between normalisation and layer, where features have several.
     """
 
     projection: Projection
@@ -84,10 +87,24 @@ class RidgeModel:
     moments: ClassMoments | None
     lineage: frozenset[str]
     shapes: ShapeModel | None = None
+    blocks: FeatureBlocks | None = None
+
+    def inputs(self, Z: Tensor) -> Tensor:
+        """Return features as the layer sees them: normalised, and their blocks weighted and reduced."""
+        Z = normalize(Z, self.normalization)
+        return Z if self.blocks is None else self.blocks.apply(Z)
 
     def activations(self, Z: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Return the rows' activations, one chunk of bounded size after the other."""
-        return self.projection.iter_transform(normalize(Z, self.normalization))
+        return self.projection.iter_transform(self.inputs(Z))
+
+    def same_map(self, other: RidgeModel) -> bool:
+        """Return whether features become the same activations in both, bit for bit."""
+        if (self.blocks is None) != (other.blocks is None) or self.normalization != other.normalization:
+            return False
+        if self.blocks is not None and other.blocks is not None and not self.blocks.same_map(other.blocks):
+            return False
+        return self.projection.same_map(other.projection)
 
     def _batches(
         self, Z: Tensor, codes: Tensor, n_classes: int, tick: Meter | None = None
@@ -111,7 +128,7 @@ class RidgeModel:
         lineage = self.lineage or frozenset([_fingerprint(Z, codes)])
         shapes = self.shapes
         if shapes is not None:
-            shapes = shapes.learn(normalize(Z, self.normalization), codes, columns)
+            shapes = shapes.learn(self.inputs(Z), codes, columns)
         return dataclasses.replace(self, state=state, counts=counts, moments=moments, lineage=lineage, shapes=shapes)
 
     def after_solve(self) -> RidgeModel:
@@ -138,7 +155,7 @@ class RidgeModel:
             raise UnlearnError(f"samples to unlearn must have been learned before: {error}") from error
         shapes = self.shapes
         if shapes is not None:
-            shapes = shapes.unlearn(normalize(Z, self.normalization), codes, self.counts)
+            shapes = shapes.unlearn(self.inputs(Z), codes, self.counts)
         return dataclasses.replace(self, state=state, counts=self.counts - removed, moments=moments, shapes=shapes)
 
     def _check_inside(self, Z: Tensor, alpha: float) -> None:
@@ -223,7 +240,7 @@ class RidgeModel:
 
     def merge(self, other: RidgeModel, mine: Sequence[int], theirs: Sequence[int]) -> RidgeModel:
         """Return both models' knowledge; ``mine`` and ``theirs`` place the old classes in the union."""
-        if self.normalization != other.normalization or not self.projection.same_map(other.projection):
+        if not self.same_map(other):
             raise MergeError(
                 "learners to merge must share one frozen layer, got two different ones: make the second "
                 "with spawn(), or load both from files of the same origin"
@@ -293,7 +310,7 @@ class RidgeModel:
 
     def _check_joinable(self, other: RidgeModel, base: RidgeModel) -> None:
         for model in (other, base):
-            if self.normalization != model.normalization or not self.projection.same_map(model.projection):
+            if not self.same_map(model):
                 raise MergeError("learners to merge must share one frozen layer with their base, got different ones")
             self._check_shapes(model)
         if any(model.moments is not None for model in (self, other, base)):
@@ -325,6 +342,8 @@ class RidgeModel:
             parts["moments"] = self.moments.to_archive()
         if self.shapes is not None:
             parts["shapes"] = self.shapes.to_archive()
+        if self.blocks is not None:
+            parts["blocks"] = self.blocks.to_archive()
         meta = {"normalization": self.normalization, "lineage": sorted(self.lineage)}
         return MODEL.archive(meta, {"counts": self.counts}, parts)
 
@@ -347,8 +366,12 @@ class RidgeModel:
         """
         fields = archive.open(MODEL.name, name=name)
         layer = read_projection(fields.part("layer"), device, fields.inside("layer"))
-        width = layer.n_outputs
-        fits = n_features is None or layer.n_features_in == n_features
+        width, blocks, features = layer.n_outputs, None, layer.n_features_in
+        if fields.has("blocks"):
+            blocks = FeatureBlocks.from_archive(fields.open_part("blocks", BLOCKS.name), device)
+            fields.require(sum(blocks.kept) == features, "its layer is for blocks of another width")
+            features = blocks.n_features_in
+        fits = n_features is None or features == n_features
         fields.require(fits, "its layer is for features of another width")
         state = read_state(fields.part("state"), device, fields.inside("state"))
         fields.require(state.n_features == width, "its statistics are of another width than its layer")
@@ -367,7 +390,7 @@ class RidgeModel:
                 fields.open_part("shapes", SHAPES.name), layer.n_features_in, counts, device
             )
         rule = fields.text("normalization", choices=NORMALIZATIONS)
-        return cls(layer, rule, state, counts, moments, frozenset(fields.texts("lineage")), shapes)
+        return cls(layer, rule, state, counts, moments, frozenset(fields.texts("lineage")), shapes, blocks)
 
 
 def read_counts(fields: Fields, key: str, n_classes: int) -> Tensor:

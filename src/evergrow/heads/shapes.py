@@ -15,6 +15,9 @@ from evergrow.linalg import ClassShapes, symmetric_eigh
 
 SHAPES = register_kind("class-shapes")
 
+_WIDE = 1536
+"""Features beyond which directions are found from the rows themselves, where these are fewer."""
+
 
 @dataclass(frozen=True, eq=False)
 class ShapeModel:
@@ -39,7 +42,7 @@ class ShapeModel:
         """Return the directions of the first task's rows Z (n, d), with nothing learned in them yet."""
         centre = Z.mean(dim=0)
         centred = Z - centre
-        values, vectors = symmetric_eigh(centred.T @ centred)
+        values, vectors = _principal(centred)
         rank = int((values > 1e-10 * float(values.max().clamp_min(1e-300))).sum())
         kept = max(min(directions, rank), 1)
         basis = vectors[:, -kept:].flip(1)
@@ -102,3 +105,12 @@ class ShapeModel:
         moments = ClassShapes(sums.to(device), squares.to(device))
         fields.require(moments.is_plausible(counts.to(device)), "its moments are not those of any samples")
         return cls(fields.tensor("centre", (width,)).to(device), basis.to(device), moments)
+
+
+def _principal(centred: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the energies, rising, and the directions (d, k) of centred rows."""
+    rows, width = centred.shape
+    if rows < width and width > _WIDE:
+        _, lengths, directions = torch.linalg.svd(centred, full_matrices=False)
+        return lengths.square().flip(0), directions.T.flip(1)
+    return symmetric_eigh(centred.T @ centred)

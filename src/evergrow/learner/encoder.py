@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.backbones.recipes import FINAL, check_recipe
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
+from evergrow.core.feature_blocks import join_blocks
 from evergrow.learner.intake import Samples
 
 if TYPE_CHECKING:
@@ -58,6 +60,10 @@ class Encoder:
         What was asked for; None means that samples are features.
     weights, preset, device
         For :func:`evergrow.backbones.create_backbone`.
+    recipe : str or sequence of str
+        What feature vectors are made of; ``"auto"`` keeps the recipe of a backbone that has one.
+    automatic : str
+        What ``"auto"`` stands for elsewhere.
     """
 
     def __init__(
@@ -67,7 +73,12 @@ class Encoder:
         weights: str | os.PathLike[str] | None,
         preset: Any,
         device: str | torch.device,
+        recipe: Any = FINAL,
+        automatic: str = FINAL,
     ) -> None:
+        check_recipe(recipe, "features")
+        self._recipe, self._automatic = recipe, automatic
+        self._widths: tuple[int, ...] = ()  # of features that come without a backbone
         self._wanted = backbone
         self._weights, self._preset, self._device = weights, preset, device
         self._fixed = False  # whether the backbone is settled, be it that there is none
@@ -76,10 +87,12 @@ class Encoder:
         self.adaptation: Adaptation | None = None
         self.reason = ""
 
-    def settled(self, spec: BackboneSpec | None, adaptation: Adaptation | None = None) -> Encoder:
+    def settled(
+        self, spec: BackboneSpec | None, adaptation: Adaptation | None = None, widths: tuple[int, ...] = ()
+    ) -> Encoder:
         """Return an encoder for a saved model, whose backbone is described but not loaded."""
         encoder = self._fresh()
-        encoder.spec, encoder.adaptation, encoder._fixed = spec, adaptation, True
+        encoder.spec, encoder.adaptation, encoder._fixed, encoder._widths = spec, adaptation, True, widths
         return encoder
 
     def adapted(
@@ -128,7 +141,19 @@ class Encoder:
         check_adaptable(_adaptable(self.backbone()), config)
 
     def _fresh(self) -> Encoder:
-        return Encoder(self._wanted, weights=self._weights, preset=self._preset, device=self._device)
+        return Encoder(
+            self._wanted,
+            weights=self._weights,
+            preset=self._preset,
+            device=self._device,
+            recipe=self._recipe,
+            automatic=self._automatic,
+        )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each block of a feature vector; a single one, or none, where it is to be taken as it is."""
+        return self._widths if self.spec is None else self.spec.blocks.widths
 
     @property
     def kind(self) -> str | None:
@@ -152,8 +177,9 @@ class Encoder:
         fresh = self._fresh()
         if samples.kind == "features":
             if self._wanted is not None and self._wanted != "auto":
+                fresh._automatic = samples.origin.get("recipe", {}).get("blocks", FINAL)
                 fresh._create(self._wanted)  # its description belongs to the model
-            fresh._fixed = True
+            fresh._fixed, fresh._widths = True, samples.widths
             return fresh
         if self._wanted is None:
             raise InputError(
@@ -202,14 +228,14 @@ class Encoder:
         """
         self.check(samples)
         if samples.features is not None:
-            return Features(samples.features, np.arange(len(samples)))
+            return Features(join_blocks(samples.features, self.widths), np.arange(len(samples)))
         from evergrow.backbones.extraction import extract
 
         config = extraction_config(settings, cache, lasting=samples.lasting)
         if on_error is not None:
             config = replace(config, on_error=on_error)
         done = extract(self._lazy(), samples.raw_items(), config=config)
-        return Features(np.asarray(done.features), done.rows, done.failures)
+        return Features(np.asarray(done.joined), done.rows, done.failures)
 
     def check(self, samples: Samples) -> None:
         """Raise :class:`InputError` unless the samples are of the kind that the model was made for."""
@@ -226,7 +252,15 @@ class Encoder:
             )
 
     def _check_origin(self, samples: Samples) -> None:
-        """Refuse features that say of themselves that another backbone computed them."""
+        """Refuse features that say of themselves that another backbone, or another recipe, computed them."""
+        blocks = self.widths if len(self.widths) > 1 else ()
+        n_columns = sum(self.widths) if blocks and samples.features is not None else 0
+        if n_columns and samples.features is not None and samples.features.shape[1] != n_columns:
+            told = " + ".join(map(str, blocks))
+            raise InputError(f"features must have {n_columns} columns ({told}), got {samples.features.shape[1]}")
+        if samples.widths and samples.widths != self.widths:
+            mine, yours = (" + ".join(map(str, widths)) or "one block" for widths in (self.widths, samples.widths))
+            raise InputError(f"features must have the blocks that the model was made with, {mine}, got {yours}")
         theirs = samples.origin.get("weights_hash")
         if self.spec is not None and theirs and theirs != self.spec.weights_hash:
             raise InputError(
@@ -273,6 +307,8 @@ class Encoder:
 
             source = self._weights if weights is None else weights
             made = create_backbone(wanted, source, self._preset, device=self._device)
+        if self._recipe != "auto" or made.spec.recipe is None:
+            made = made.with_recipe(self._automatic if self._recipe == "auto" else self._recipe)
         self._backbone, self.spec = made, made.spec
         self.adaptation = _adaptation_elsewhere(made)
 
@@ -302,7 +338,7 @@ class Encoder:
                     f"backbone must be the one that the model was made with, {spec.name} (hash {spec.weights_hash}), "
                     f"got {given.spec.name} (hash {given.spec.weights_hash})"
                 )
-            return given
+            return given.with_recipe(spec.recipe or FINAL)
         if isinstance(given, nn.Module):
             return backbone_from_spec(spec, weights=given, device=self._device)
         if isinstance(given, str) and given not in ("auto", spec.name):

@@ -17,12 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FewSamplesWarning, InputError, LabelError
+from evergrow.core.image_formats import is_image
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind, Texts, concat_items
-from evergrow.datasets import FeatureSet, RawSet, load_data
-from evergrow.datasets.folders import Walk, is_image
+from evergrow.datasets import DataOptions, FeatureSet, RawSet, load_data
+from evergrow.datasets.folders import Walk
 from evergrow.datasets.labelled import LabelledItems
-from evergrow.datasets.load import read_path
+from evergrow.datasets.load import is_on_disk, read_path
+from evergrow.datasets.stored import StoredImages
 from evergrow.datasets.tables import TABLE_SUFFIXES, read_texts
+from evergrow.datasets.trees import DiskTree
 
 Part = Literal["train", "test", "all"]
 """Which part of a source is wanted; a source without parts is always whole."""
@@ -46,6 +49,8 @@ class Samples:
         Whether they lie on disk, so that it pays to keep what was computed from them.
     origin : mapping
         What computed the features, as far as that is known.
+    widths : tuple of int
+        Columns of each block of the features, as far as that is known.
     """
 
     kind: str
@@ -54,6 +59,7 @@ class Samples:
     labels: NDArray[np.str_] | None = None
     lasting: bool = False
     origin: Mapping[str, Any] = field(default_factory=dict)
+    widths: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.features) if self.features is not None else len(self.raw_items())
@@ -85,6 +91,7 @@ class Samples:
             None if self.labels is None else self.labels[rows],
             self.lasting,
             self.origin,
+            self.widths,
         )
 
 
@@ -119,7 +126,7 @@ def _name(value: Any) -> str:
 # -- labelled data ------------------------------------------------------------------------------------------
 
 
-def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
+def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataOptions | None = None) -> Samples:
     """Return labelled samples of any accepted source.
 
     Parameters
@@ -131,6 +138,8 @@ def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
         Which part of a source that has two.
     kind : {"image", "text", "features"}, optional
         What the model takes, to tell texts from paths.
+    options : DataOptions, optional
+        How to read a path or name: columns, depth of class folders.
 
     Examples
     --------
@@ -143,7 +152,7 @@ def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
     if isinstance(data, Samples):
         return data
     if isinstance(data, (str, os.PathLike)):
-        data = _open(data)
+        data = _open(data, options or DataOptions())
     if isinstance(data, LabelledItems):
         return _of_reading(data, part)
     if isinstance(data, RawSet):
@@ -160,9 +169,24 @@ def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
     )
 
 
-def _open(source: str | os.PathLike[str]) -> RawSet | FeatureSet | LabelledItems:
+def _open(source: str | os.PathLike[str], options: DataOptions) -> RawSet | FeatureSet | LabelledItems:
     """Read a source; no test set is drawn, and that of a folder may have classes of its own, to be told apart."""
-    return read_path(source) if os.path.exists(source) else load_data(source, split="none")
+    return read_path(source, options) if is_on_disk(source) else load_data(source, options, split="none")
+
+
+def read_parts(source: str | os.PathLike[str], options: DataOptions | None = None) -> tuple[Samples, Samples | None]:
+    """Return the training part of a source, or all of it, and the test part where it has one.
+
+    Parameters
+    ----------
+    source : str or path-like
+        A path or name as :func:`read_labelled` takes it.
+    options : DataOptions, optional
+        How to read it.
+    """
+    data = _open(source, options or DataOptions())
+    whole = data.test is None if isinstance(data, LabelledItems) else data.whole
+    return read_labelled(data, "train"), None if whole else read_labelled(data, "test")
 
 
 def _of_reading(reading: LabelledItems, part: Part) -> Samples:
@@ -189,14 +213,15 @@ def _of_raw(data: RawSet, part: Part) -> Samples:
 
 
 def _of_features(data: FeatureSet, part: Part) -> Samples:
-    wanted = [name for name in ("train", "test") if part in (name, "all")]
+    wanted = ["train"] if data.whole else [name for name in ("train", "test") if part in (name, "all")]
     X = np.concatenate([getattr(data, f"X_{name}") for name in wanted])
     values = np.concatenate([getattr(data, f"y_{name}") for name in wanted]).tolist()
     known = data.class_names
     labels = [
         known[value] if known and isinstance(value, int) and 0 <= value < len(known) else value for value in values
     ]
-    return Samples("features", features=_widened(X), labels=as_names(labels, len(X)), origin=data.backbone)
+    names = as_names(labels, len(X))
+    return Samples("features", features=_widened(X), labels=names, origin=data.backbone, widths=data.widths)
 
 
 def warn_alike(known: NDArray[np.str_], labels: NDArray[np.str_]) -> None:
@@ -354,7 +379,7 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     if isinstance(items, Samples):
         return items
     if isinstance(items, Items):
-        return Samples(items.kind, items, lasting=isinstance(items, ImageFiles))
+        return Samples(items.kind, items, lasting=isinstance(items, (ImageFiles, StoredImages)))
     if isinstance(items, (str, os.PathLike)):
         return _of_name(items, kind)
     if is_pil_image(items):
@@ -368,15 +393,15 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     return _of_sequence(items, kind)
 
 
-def read_unknown(unknown: Any, kind: str | None, part: Part = "all") -> Samples:
+def read_unknown(unknown: Any, kind: str | None, part: Part = "all", options: DataOptions | None = None) -> Samples:
     """Return samples of data with labels, whole unless a part is wanted, or of what :func:`read_items` takes."""
     if isinstance(unknown, (str, os.PathLike)) and os.path.isdir(unknown):
         try:
-            return read_labelled(unknown, part, kind)
+            return read_labelled(unknown, part, kind, options)
         except InputError:
             return read_items(unknown, kind)  # a folder of images without classes
     labelled = isinstance(unknown, (str, os.PathLike, tuple, RawSet, FeatureSet))
-    return read_labelled(unknown, part, kind) if labelled else read_items(unknown, kind)
+    return read_labelled(unknown, part, kind, options) if labelled else read_items(unknown, kind)
 
 
 def _of_name(name: str | os.PathLike[str], kind: str | None) -> Samples:
@@ -397,9 +422,13 @@ def _of_name(name: str | os.PathLike[str], kind: str | None) -> Samples:
 
 
 def _images_below(folder: Path) -> list[str]:
-    names = [name.removeprefix("./") for name in Walk(folder).images(".")]
+    walk = Walk(DiskTree(folder))
+    names = [name.removeprefix("./") for name in walk.images(".")]
+    unread = "; ".join(walk.cautions())
     if not names:
-        raise InputError(f"folder must hold images, got none in {folder}")
+        raise InputError(f"folder must hold images, got none in {folder}" + (f"; {unread}" if unread else ""))
+    if unread:
+        warnings.warn(f"folder {str(folder)!r} can be used but: {unread}", DataWarning, stacklevel=2)
     return names
 
 

@@ -24,6 +24,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.validation import check_number
 from evergrow.heads.base import IncrementalClassifier
+from evergrow.learner.answering import Answering
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM, Calibration, calibrated, with_new_classes
 from evergrow.learner.changes import Change, fingerprint, fingerprints
@@ -70,6 +71,10 @@ class Learner:
         :class:`~evergrow.training.FsaConfig` (or its plain form) says it all.
     settings : {"recommended", "paper"}
         Settings of the head: those for users, where the method has such, or its own defaults.
+    features : {"auto", "final", "rich", "max"} or sequence of str
+        What feature vectors are made of: the network's own vector (``"final"``), blocks from several depths of the
+        same pass by name, or blocks such as ``["final", "mean@-2"]``; see :mod:`evergrow.backbones.recipes`.
+        ``"auto"`` keeps the recipe of a backbone that has one, and is ``"final"`` elsewhere.
     options : dict, optional
         Options of the head to set otherwise; see :func:`evergrow.methods.method_options`.
     weights, preset : optional
@@ -116,6 +121,7 @@ class Learner:
         adapt: Any = None,
         *,
         settings: str = "recommended",
+        features: Any = "auto",
         options: dict[str, Any] | None = None,
         weights: str | os.PathLike[str] | None = None,
         preset: Any = "timm",
@@ -128,6 +134,7 @@ class Learner:
         self.method = method
         self.adapt = adapt
         self.settings = settings
+        self.recipe = features  # the method of that name gives feature vectors
         self.options = options
         self.weights = weights
         self.preset = preset
@@ -166,7 +173,8 @@ class Learner:
         FewSamplesWarning
             Where classes have fewer than ten samples, and fewer than a fifth of what the others have.
         """
-        head, config = self._new_head(), self._adaptation_config()
+        self._new_head()  # wrong options are refused before anything is read
+        config = self._adaptation_config()
         kept = checkpoint_file(checkpoint, config)
         samples = read_labelled(data, "train", self._open_encoder().kind)
         if config is not None:
@@ -175,6 +183,7 @@ class Learner:
         if config is not None:
             encoder, samples = self._adapted(encoder, samples, config, kept)
         X, labels = self._features_and_labels(samples, encoder)
+        head = self._new_head(encoder.widths)
         counts = counted({}, labels)
         warn_alike(np.empty(0, dtype=np.str_), labels)
         warn_few({}, counts)
@@ -192,6 +201,7 @@ class Learner:
             reason=encoder.reason,
             seed=self._seed(),
             adaptation=encoder.adaptation,
+            widths=encoder.widths if encoder.spec is None else (),
         )
         return self
 
@@ -262,7 +272,7 @@ class Learner:
         -------
         ndarray of str of shape (n,)
         """
-        return np.asarray(self._state().head.predict(self._answerable(items)), dtype=np.str_)
+        return self._answers_to(self._answerable(items))
 
     def decision_function(self, items: Any) -> NDArray[np.float64]:
         """Return the score of every class, always one column per entry of ``classes_``; larger means more likely.
@@ -282,7 +292,8 @@ class Learner:
         items : object
             As for :meth:`predict`.
         """
-        return np.asarray(self._able("probabilities").predict_proba(self._answerable(items)))
+        self._able("probabilities")
+        return self._probabilities(self._answerable(items))
 
     def novelty_score(self, items: Any) -> NDArray[np.float64]:
         """Return how unlike anything learned each item is; higher means more novel.
@@ -357,9 +368,11 @@ class Learner:
         threshold = None if false_alarm is None else self.threshold(false_alarm)
         head, features = self._state().head, self.features(items)
         able = head.can("probabilities")
-        values = head.predict_proba(features.X) if able else head.class_scores(features.X)
+        values = self._probabilities(features.X) if able else head.class_scores(features.X)
         names, measure = np.asarray(head.classes_, dtype=np.str_), "probability" if able else "score"
-        answers = Answers(names, values, measure, features.rows, features.failures)
+        answering = self._state().answering
+        chosen = None if answering.is_plain else answering.choose(values, names.tolist())
+        answers = Answers(names, values, measure, features.rows, features.failures, chosen=chosen)
         if threshold is None:
             return answers
         novelty = head.novelty_score(features.X)
@@ -389,7 +402,7 @@ class Learner:
         samples = read_labelled(data, "test", self._encoder.kind)
         encoded = self._encoded(samples, self._encoder)
         labels = samples.required_labels()[encoded.rows]
-        result = evaluate_predictions(labels.tolist(), now.head.predict(encoded.X).tolist(), now.classes.tolist())
+        result = evaluate_predictions(labels.tolist(), self._answers_to(encoded.X).tolist(), now.classes.tolist())
         known = np.isin(labels, now.classes)
         strange = [encoded.X[~known]] if not known.all() else []
         if unknown is not None:
@@ -539,6 +552,45 @@ class Learner:
         self._snapshot = with_merged_classes(self._state(), names, into)
         return self
 
+    def set_answering(self, *, prior: Any = None, costs: Any = None, thresholds: Any = None) -> Self:
+        """Say how answers follow from probabilities: how common classes are, what mistakes cost, how sure one must be.
+
+        All three are set at once; what is left out is as it was learned. Nothing is learned or forgotten by it, and
+        ``predict``, ``predict_proba`` (the prior), ``ask`` and ``evaluate`` follow it from now on.
+
+        Parameters
+        ----------
+        prior : {"learned", "uniform", "counts"} or mapping of str to float, optional
+            How common classes are among what is asked about: as the probabilities assume, all alike, as among the
+            samples that were learned, or by weights; classes that these do not name have the mean weight.
+        costs : mapping of str to mapping of str to float, optional
+            ``costs[true][answer]`` where it is neither 0 for the right answer nor 1 for another; the answer is the one
+            of least expected cost.
+        thresholds : mapping of str to float, optional
+            Probability from which a class is the answer, whatever is likelier, and below which it never is.
+
+        Raises
+        ------
+        LabelError
+            If a class is named that was never learned.
+        UnsupportedError
+            If the method gives no probabilities.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow.learner.learner import Learner
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
+        >>> learner = Learner(options={"n_units": 20}).fit((X, y))
+        >>> sum(learner.predict(X) == "owl") < sum(learner.set_answering(thresholds={"owl": 0.02}).predict(X) == "owl")
+        True
+        """
+        self._able("probabilities")
+        now = self._state()
+        answering = Answering.checked(now.counts, prior, costs, thresholds)
+        self._snapshot = now.after(Change.now("answering", 0, note=answering.summary()), answering=answering)
+        return self
+
     def relabel(self, data: Any, source: Any, target: Any) -> Self:
         """Take samples out of one class and into another, exactly as if they had been learned as the second.
 
@@ -590,7 +642,13 @@ class Learner:
         head, now = self._able("spawn"), self._state()
         child = self._twin()
         child._snapshot = Snapshot(
-            head.spawn(), now.spec, {}, reason=now.reason, seed=now.seed, adaptation=now.adaptation
+            head.spawn(),
+            now.spec,
+            {},
+            reason=now.reason,
+            seed=now.seed,
+            adaptation=now.adaptation,
+            widths=now.widths,
         )
         return child
 
@@ -707,13 +765,14 @@ class Learner:
             method=recipe.method,
             adapt=None if snapshot.adaptation is None else snapshot.adaptation.config,
             settings=recipe.settings,
+            features=_recipe_of(snapshot.spec),
             options=dict(recipe.options or {}) or None,
             weights=weights,
             device="auto" if device is None else device,
             cache=cache,
             extract=extract,
         )
-        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.adaptation)
+        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.adaptation, snapshot.widths)
         learner._snapshot = snapshot
         return learner
 
@@ -768,6 +827,11 @@ class Learner:
         """Return the backbone, loading it if need be; None where samples are features."""
         return None if self._state().spec is None else self._encoder.backbone()
 
+    @property
+    def answering_(self) -> Answering:
+        """How answers follow from probabilities."""
+        return self._state().answering
+
     def _snapshot_or_none(self) -> Snapshot | None:
         return getattr(self, "_snapshot", None)
 
@@ -792,8 +856,8 @@ class Learner:
 
     # -- making parts ---------------------------------------------------------------------------------------
 
-    def _new_head(self) -> IncrementalClassifier:
-        return self._recipe().create(device=self.device, random_state=self.random_state)
+    def _new_head(self, widths: tuple[int, ...] = ()) -> IncrementalClassifier:
+        return self._recipe().create(device=self.device, random_state=self.random_state, widths=widths)
 
     def _adaptation_config(self) -> FsaConfig | None:
         if self.adapt is None:  # asked first: what trains takes time to import
@@ -806,7 +870,7 @@ class Learner:
         return HeadRecipe(self.method, self.settings, self.options)
 
     def _open_encoder(self) -> Encoder:
-        return Encoder(self.backbone, weights=self.weights, preset=self.preset, device=self.device)
+        return Encoder(self.backbone, weights=self.weights, preset=self.preset, device=self.device, recipe=self.recipe)
 
     def _adapted(
         self, encoder: Encoder, samples: Samples, config: FsaConfig, checkpoint: Path | None
@@ -822,7 +886,7 @@ class Learner:
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""
         names = list(inspect.signature(type(self).__init__).parameters)[1:]
-        twin = type(self)(**{name: getattr(self, name) for name in names})
+        twin = type(self)(**{name: getattr(self, "recipe" if name == "features" else name) for name in names})
         twin._encoder = self._encoder
         return twin
 
@@ -853,12 +917,33 @@ class Learner:
             raise InputError(f"every class must keep a sample that can be read, got none of {str(lost[0])!r}")
         return encoded
 
+    def _probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
+        """Return class probabilities of features under the prior that was asked for."""
+        now = self._state()
+        likely = np.asarray(now.head.predict_proba(X))
+        counts = [now.counts[name] for name in now.classes.tolist()]
+        return now.answering.probabilities(likely, now.classes.tolist(), counts, now.head.assumed_prior_)
+
+    def _answers_to(self, X: NDArray[Any]) -> NDArray[np.str_]:
+        """Return the answers to features."""
+        now = self._state()
+        if now.answering.is_plain:
+            return np.asarray(now.head.predict(X), dtype=np.str_)
+        return now.classes[now.answering.choose(self._probabilities(X), now.classes.tolist())]
+
     def _answerable(self, items: Any) -> NDArray[Any]:
         """Return the features of items, all of them: answers are in the order of the items."""
         self._state()
         if isinstance(items, Features):
             return items.X
         return self._encoded(read_items(items, self._encoder.kind), self._encoder, on_error="raise").X
+
+
+def _recipe_of(spec: BackboneSpec | None) -> Any:
+    """Return what a saved model's feature vectors are made of, as it is asked for."""
+    if spec is None:
+        return "auto"
+    return "final" if spec.recipe is None else list(spec.recipe.blocks)
 
 
 def _check_width(X: NDArray[Any], width: int) -> None:

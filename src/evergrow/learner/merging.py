@@ -50,24 +50,24 @@ def _check_same(mine: Snapshot, other: Snapshot) -> None:
         raise MergeError(
             f"learners to merge must be of one method, got {type(mine.head).__name__} and {type(other.head).__name__}"
         )
-    differences = _differences(mine.spec, other.spec)
-    if differences:
-        raise MergeError(f"learners to merge must have one backbone, got two: {'; '.join(differences)}")
+    found = backbone_differences(mine.spec, other.spec)
+    if found:
+        raise MergeError(f"learners to merge must have one backbone, got two: {'; '.join(found)}")
     widths = mine.head.n_features_in_, other.head.n_features_in_
     if widths[0] != widths[1]:
         raise MergeError(f"learners to merge must have features of one width, got {widths[0]} and {widths[1]}")
 
 
-def _differences(a: BackboneSpec | None, b: BackboneSpec | None) -> list[str]:
+def backbone_differences(a: BackboneSpec | None, b: BackboneSpec | None) -> list[str]:
     """Return how two backbones differ; where their weights were found plays no part."""
     if a is None or b is None:
         names = ["none" if spec is None else spec.name for spec in (a, b)]
         return [] if a is b else [f"backbone {names[0]} and {names[1]}"]
     mine, theirs = a.to_dict(), b.to_dict()
     return [
-        f"{name} {mine[name]!r} and {theirs[name]!r}"
-        for name in mine
-        if name not in ("weights", "options") and mine[name] != theirs[name]
+        f"{name} {mine.get(name)!r} and {theirs.get(name)!r}"
+        for name in {**mine, **theirs}
+        if name not in ("weights", "options") and mine.get(name) != theirs.get(name)
     ]
 
 
@@ -84,7 +84,7 @@ def _check_separate(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> 
     for name, side in (("the first", mine), ("the second", theirs)):
         if _events(side.history[: len(base.history)]) != _events(base.history):
             raise MergeError(f"base must be what both learners began as, but {name} has another history")
-        edits = sorted({change.what for change in side.history[len(base.history) :]} - {"update", "merge"})
+        edits = sorted({change.what for change in side.history[len(base.history) :]} - {"update", "merge", "answering"})
         if edits:
             raise MergeError(
                 f"learners may only have learned or merged since their base, but {name} has {', '.join(edits)} in its "

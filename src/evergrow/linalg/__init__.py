@@ -1,6 +1,7 @@
 """Matrices only: safe Cholesky, ridge states, the lambda path, the discriminant."""
 
 from evergrow.linalg.auto import AutoState, create_state
+from evergrow.linalg.block_weights import BlockChoice, choose_block_weights
 from evergrow.linalg.cholesky import CholeskyFactor, safe_cholesky
 from evergrow.linalg.class_shapes import ClassShapes, ShapeScores
 from evergrow.linalg.compact import CompactState
@@ -31,6 +32,7 @@ __all__ = [
     "RIDGE_FORMS",
     "AlphaChoice",
     "AutoState",
+    "BlockChoice",
     "CholeskyFactor",
     "ClassGeometry",
     "ClassShapes",
@@ -48,6 +50,7 @@ __all__ = [
     "Spectrum",
     "Totals",
     "alpha_grid",
+    "choose_block_weights",
     "choose_by_cholesky",
     "choose_by_gcv",
     "choose_by_holdout",

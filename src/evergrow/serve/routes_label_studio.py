@@ -96,7 +96,9 @@ def label_studio_router(service: Service) -> APIRouter:
             annotations = deletions(keys_of(values.get("project"), gone))
         else:
             return {"status": "ignored", "action": str(action)[:80]}
-        outcome = await service.change(model, Annotate(annotations), Wanted(note=f"Label Studio: {action}"))
+        outcome = await service.change(
+            model, Annotate(annotations), Wanted(note=f"Label Studio: {action}", who="Label Studio")
+        )
         return {"status": "ok", **outcome_values(m, outcome)}
 
     async def _annotation(model: ServedModel, version: Version, values: Mapping[str, Any]) -> Annotation:

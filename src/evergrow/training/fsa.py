@@ -90,7 +90,8 @@ def adapt(
     module.to(backbone.device if device is None else resolve_device(device))
     tuner = create_tuner(config.tuner, module, seed=seed, **config.settings)
     where = next(tuner.parameters()).device
-    head = _head(config, backbone.n_features, len(classes), seed).to(where)
+    # What is trained is the network's own vector, whatever blocks are read of it later.
+    head = _head(config, backbone.with_recipe("final").n_features, len(classes), seed).to(where)
     network = Network(module, head, [tuner])
     groups = config.train.groups(tuner.parameters(), head.parameters())
     log = train(
