@@ -68,7 +68,7 @@ def until(condition: Any, seconds: float = 30) -> None:
 
 
 class Forked:
-    """The service in a process that is forked from one that has imported everything: up at once, and killed for good."""
+    """The service in a process forked from one that has imported everything: up at once, and killed for good."""
 
     def __init__(self, folder: Path) -> None:
         context = multiprocessing.get_context("forkserver")

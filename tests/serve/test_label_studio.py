@@ -191,7 +191,7 @@ RECORDED = Path(__file__).parent / "data" / "label_studio.jsonl"
 
 
 def test_requests_that_a_real_label_studio_sent(api: Any) -> None:
-    """Recorded from Label Studio 1.23.2: a project, one annotation created, changed and deleted."""
+    """Recorded from Label Studio 1.23.2: a project, one annotation created, changed and deleted, each sent twice."""
     api.create("words", "texts", backbone="letters")
     for label, text in (("card", "my card is gone"), ("weather", "will it rain")):
         api.post("teach", {"texts": [text, f"{text} again"], "label": label}, model="words")
@@ -204,4 +204,5 @@ def test_requests_that_a_real_label_studio_sent(api: Any) -> None:
         action = (sent["body"] or {}).get("action", "")
         if action.startswith("ANNOTATION"):
             counts.append((action, sum(api.counts("words").values())))
-    assert counts == [("ANNOTATION_CREATED", 5), ("ANNOTATION_UPDATED", 5), ("ANNOTATIONS_DELETED", 4)]
+    expected = [("ANNOTATION_CREATED", 5), ("ANNOTATION_UPDATED", 5), ("ANNOTATIONS_DELETED", 4)]
+    assert counts == [entry for entry in expected for _ in range(2)]  # two webhooks of the project sent each
