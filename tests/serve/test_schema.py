@@ -70,6 +70,9 @@ def test_requests_made_up_from_the_description(tmp_path: Path) -> None:
                 for parameter in route.get("parameters", []):
                     if parameter["name"] == "m":  # one that is there, beside one that is not
                         parameter["schema"] = {"type": "string", "enum": ["m", "none"]}
+                content = route.get("requestBody", {}).get("content", {})
+                if "application/zip" in content:  # which schemathesis cannot make
+                    content["application/octet-stream"] = content.pop("application/zip")
         described = tmp_path / "openapi.json"
         described.write_text(json.dumps(document))
         command = [
