@@ -73,7 +73,8 @@ class Ledger:
     def to_archive(self) -> Archive:
         """Return what a file holds."""
         kept = list(self.entries.values())
-        rows = np.stack([entry.row for entry in kept]) if kept else np.empty((0, 0))  # type: ignore[arg-type]
+        taught = [entry.row for entry in kept if entry.row is not None]  # all of them: what is kept was taught
+        rows = np.stack(taught) if taught else np.empty((0, 0))
         meta = {
             "keys": [entry.key for entry in kept],
             "labels": [entry.label for entry in kept],

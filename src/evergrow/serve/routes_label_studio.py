@@ -89,6 +89,7 @@ def label_studio_router(service: Service) -> APIRouter:
         model, version = await service.open(m)
         values = (await read_body(request, service.limits)).values
         action = values.get("action")
+        annotations: tuple[Annotation, ...]
         if action in ("ANNOTATION_CREATED", "ANNOTATION_UPDATED"):
             annotations = (await _annotation(model, version, values),)
         elif action in ("ANNOTATIONS_DELETED", "ANNOTATION_DELETED"):

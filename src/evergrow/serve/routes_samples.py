@@ -16,7 +16,7 @@ from evergrow.serve.problems import Problem
 from evergrow.serve.schemas import ChangeAnswer, EvaluationRecord, Exam, Lesson, Predictions, Question
 from evergrow.serve.service import Service
 
-_LABELS = {
+_LABELS: dict[str, Any] = {
     "label": LABEL,
     "labels": {"type": "array", "items": LABEL, "description": "Once for each image, or one JSON list."},
 }
