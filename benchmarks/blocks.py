@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def deep_rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts, axis=1) / BLOCKS**0.5, y
 
 
-def width(quick: bool) -> list[Row]:
+def width(quick: bool) -> Iterator[Row]:
     """Size of file and statistics, the first fit, and five samples with the next answer, against the width."""
     units = 300 if quick else 3000
     X, y = deep_rows(FIRST, 1)
@@ -39,13 +40,9 @@ def width(quick: bool) -> list[Row]:
     cases: list[tuple[str, int, dict[str, Any]]] = [("one block of 384", FEATURES, {"normalize": "none"})]
     cases.append(("six blocks, 2,304 features", X.shape[1], {"blocks": sizes}))
     cases += [(f"the same reduced to {n:,}", n, {"blocks": sizes, "max_features": n}) for n in BUDGETS]
-    rows = []
     for name, kept, settings in cases:
         columns = slice(0, FEATURES) if "blocks" not in settings else slice(None)
-        rows.append(
-            _case(name, units + kept, X[:, columns], y, more[:, columns], labels, {"n_units": units, **settings})
-        )
-    return rows
+        yield _case(name, units + kept, X[:, columns], y, more[:, columns], labels, {"n_units": units, **settings})
 
 
 def _case(

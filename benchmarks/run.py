@@ -38,6 +38,7 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "training": training.throughput,
     "startup": startup.predict_against_torch,
     "serving": serving.against_the_loop,
+    "refusal": startup.refusals_against_torch,
 }
 
 

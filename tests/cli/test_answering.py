@@ -58,9 +58,14 @@ def test_costs_as_a_matrix_and_as_json(shell, model):
     assert shell.json("answering", model, "--costs", "costs.json")["answering"]["costs"] == {"ant": {"bee": 9.0}}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_settings_that_do_not_do(shell, model):
+    Path("bad.csv").write_text("ant,1,2\n")
+    Path("bad.json").write_text("{")
+    Path("flat.json").write_text('{"ant": 1}')
+    Path("ragged.csv").write_text("true,ant\nant,1,2\n")
+    Path("empty.csv").write_text("")
+    before = model.read_bytes()
+    for arguments, said in (
         (("--threshold", "ant"), "--threshold must be CLASS=PROBABILITY, got 'ant'"),
         (("--threshold", "ant=high"), "--threshold must have a number, got 'high'"),
         (("--threshold", "ant=2"), "from 1e-12 to 1, got 2.0 for 'ant'"),
@@ -71,14 +76,6 @@ def test_costs_as_a_matrix_and_as_json(shell, model):
         (("--costs", "flat.json"), "costs by class and answer"),
         (("--costs", "ragged.csv"), "rows of one length"),
         (("--costs", "empty.csv"), "got none in empty.csv"),
-    ],
-)
-def test_settings_that_do_not_do(shell, model, arguments, said):
-    Path("bad.csv").write_text("ant,1,2\n")
-    Path("bad.json").write_text("{")
-    Path("flat.json").write_text('{"ant": 1}')
-    Path("ragged.csv").write_text("true,ant\nant,1,2\n")
-    Path("empty.csv").write_text("")
-    before = model.read_bytes()
-    assert said in shell.error("answering", model, *arguments)
+    ):
+        assert said in shell.error("answering", model, *arguments)
     assert model.read_bytes() == before

@@ -91,8 +91,8 @@ def test_rollback_gives_the_bytes_back(shell, model, later):
         (["forget", "m.evg", "ant", "bee", "cat"], "at least one class must remain"),
         (["unlearn", "m.evg", "later.npz"], "class must be one that was learned, got 'dog'"),
         (["rollback", "m.evg"], "nothing to undo"),
-        (["update", "empty", "later.npz"], "model must be an existing file, got 'empty'"),
-        (["update", "absent.evg", "later.npz"], "model must be an existing file, got 'absent.evg'"),
+        (["update", "empty", "later.npz"], "MODEL must be an existing file, got 'empty'"),
+        (["update", "absent.evg", "later.npz"], "MODEL must be an existing file, got 'absent.evg'"),
         (["update", "first.npz", "later.npz"], "first.npz must be an evergrow file"),
     ],
 )
@@ -144,7 +144,7 @@ def test_second_writer_is_told(shell, model, later):
 
 def test_kind_of_another_model(shell, image_model, first):
     Path("texts.csv").write_text("text,label\nhello,a\nbye,b\n")
-    assert "items must be images" in shell.error("update", image_model, "texts.csv")
+    assert "DATA must be images" in shell.error("update", image_model, "texts.csv")
 
 
 def test_update_of_images_leaves_out_what_cannot_be_read(shell, image_model, images):

@@ -195,7 +195,7 @@ def test_features_of_a_folder_are_learned_whole(shell: Shell, images: Path) -> N
 
 def test_every_command_that_reads_data_has_the_group() -> None:
     build_app()
-    for name in ("fit", "update", "unlearn", "relabel", "evaluate", "predict", "features", "data"):
+    for name in ("fit", "update", "unlearn", "relabel", "evaluate", "diff", "predict", "features", "data"):
         shown = evergrow(name, "--help").output
         assert name in COMMANDS
         for option in ("--image-column", "--text-column", "--label-column", "--class-level"):
@@ -292,3 +292,20 @@ def test_check_by_features_and_its_mistakes(shell: Shell) -> None:
     assert "nothing to look at" in shell.run("data", "g.npz", "--check").stdout
     assert "--html must go with --check" in shell.error("data", "g.npz", "--html", "x.html")
     assert not Path("x.html").exists()
+
+
+@pytest.mark.slow
+def test_worker_processes_read_archives_and_parquet(shell: Shell, images: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    files = sorted(images.rglob("*.png"))
+    with zipfile.ZipFile("i.zip", "w") as archive:
+        for path in files:
+            archive.write(path, path)
+    table = pa.table({"image": [path.read_bytes() for path in files], "label": [path.parent.name for path in files]})
+    pq.write_table(table, "i.parquet", row_group_size=5)
+    options = ("--backbone", "test_resnet", "--weights", "random", "--device", "cpu", "--no-cache")
+    shell.run("features", images, "-o", "plain.npz", *options)
+    expected = np.load("plain.npz")["X_train"]
+    for source in ("i.zip", "i.parquet"):
+        shell.run("features", source, "-o", "f.npz", "--force", *options, "--workers", 2)
+        assert np.allclose(np.load("f.npz")["X_train"], expected, atol=1e-5)

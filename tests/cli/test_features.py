@@ -76,10 +76,12 @@ def test_an_unreadable_image_is_named_and_can_be_left_out(folder: Path, tmp_path
     assert result.exit_code == 2
     assert "1.png" in result.output
     assert not out.exists()
-    result = evergrow(*command(folder, out, "--skip-unreadable", "--no-cache"))
-    assert result.exit_code == 1, result.output
-    assert "1 items could not be read" in " ".join(result.output.split())
-    assert len(load_features(out).y_train) == 9
+    for option in (("--on-error", "skip"), ("--skip-unreadable",)):  # the second is how it was spelled once
+        result = evergrow(*command(folder, out, *option, "--no-cache", "--force"))
+        assert result.exit_code == 1, result.output
+        assert " ".join(result.output.split()).count("could not be read") == 1
+        assert len(load_features(out).y_train) == 9
+    assert "--skip-unreadable" not in evergrow("features", "--help").output
 
 
 @pytest.mark.parametrize(

@@ -107,3 +107,22 @@ def test_a_file_with_strange_test_data_is_refused_or_ignored(shell, model, later
     stranger = Learner.from_archive(archive)
     stranger.save("s.evg")
     assert "are not there any more" in shell.json("update", "s.evg", later)["test_remark"]  # nothing is fetched
+
+
+def test_columns_of_test_data_are_remembered(shell, monkeypatch):
+    from tests.learner.toys import Letters
+
+    from evergrow.datasets import DataOptions
+    from evergrow.learner.reference import measured_change
+
+    table = Path("tests.csv")
+    table.write_text("satz,text,art\nabba,x,a\nbaab,x,a\nzzyx,x,z\nxyzz,x,z\n")
+    learner = Learner(Letters(), options={"n_units": 10}).fit((["aab", "abb", "zzx", "xyz"], ["a", "a", "z", "z"]))
+    options = DataOptions(text_column="satz", label_column="art")
+    with measured_change(learner, table, options) as trial:
+        learner.partial_fit((["aa", "zz"], ["a", "z"]))
+    assert trial.tested.samples == 4
+    again = Learner.from_archive(learner.to_archive(), backbone=Letters())
+    with measured_change(again) as trial:
+        again.partial_fit((["aaa", "zzz"], ["a", "z"]))
+    assert (trial.remark, trial.tested.samples, trial.tested.digest) == ("", 4, learner.history_[-1].tested.digest)

@@ -418,7 +418,7 @@ def test_an_interrupted_adaptation_goes_on(
     head = {"n_units": 9, "projection": "mgsm", "units": "activation", "scales": "auto", "shape_directions": 0}
     head["readout"] = "discriminant"  # what was recommended then
     settings: dict[str, Any] = {"adapt": config, "options": head, "device": "cpu", "cache": False}
-    learner = Learner(tiny_backbone(), **settings)
+    learner = Learner(tiny_backbone(), features="final", **settings)  # as it was then
     learner.fit((pictures["first"], NAMES[pictures["y_first"]]), checkpoint=path)
     assert learner.backbone_().log.resumed_epochs == wanted["epochs"]
     scores = {"predict": wanted["answers"]["predict"], "decision_function": wanted["answers"]["decision_function"]}

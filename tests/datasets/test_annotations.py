@@ -117,6 +117,10 @@ def test_label_studio_texts_and_the_small_form(tmp_path: Path) -> None:
         ({"images": [{"id": True, "file_name": "a"}], "annotations": [], "categories": []}, "as its id, got True"),
         ({"images": [{"id": 1, "file_name": " "}], "annotations": [], "categories": []}, "file_name must be a text"),
         ({"images": [{"id": 1, "file_name": None}], "annotations": [], "categories": []}, "file_name must be a text"),
+        (
+            {"images": [{"id": 1, "file_name": "a"}, {"id": 1, "file_name": "b"}], "annotations": [], "categories": []},
+            "id of its own, got 1 twice",
+        ),
         (coco([("a.png", [])]), r"exactly one class, got none \(without a class: 1\)"),
         (coco([("a.png", ["x", "y"])]), "of several classes: 1"),
         ([{"id": 1}], "task 1 must have an 'image' or a 'text'"),

@@ -74,7 +74,7 @@ def test_metadata_without_labels_takes_folders(tmp_path: Path) -> None:
 # -- patterns ---------------------------------------------------------------------------------------------
 
 
-def test_patterns(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns(tree: Tree) -> None:
     root = tree({"one/cat": 3, "one/dog": 2, "two/cat": 1, "two/eel": 1})
     (root / "one/cat/notes.txt").write_text("x")
     data = read_path(f"{root}/one/*/*")
@@ -86,10 +86,27 @@ def test_patterns(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_path(f"{root}/one/cat/*.png").train_labels == ["cat"] * 3
     with pytest.raises(DatasetNotFoundError, match="must match at least one image"):
         read_path(f"{root}/three/*.png")
+    with pytest.warns(DataWarning, match="fewer than 5"):
+        listed = load_data([f"{root}/one/cat/*.png", f"{root}/two/*/*.png"], split="none")
+    assert listed.train_counts.tolist() == [4, 1]
     odd = root / "a[1]"
     (odd / "x").mkdir(parents=True)
     (odd / "x" / "1.png").write_bytes(PNG)
     assert read_path(odd).layout == "class-folders"  # what is there is no pattern
+
+
+def test_patterns_in_a_list(tree: Tree) -> None:
+    root = tree({"one/cat": 3, "one/dog": 2, "two/cat": 1})
+    path = root / "all.txt"
+    path.write_text("# what is where\n\none/*/*.png\ntwo/cat/*.png tiger\n")
+    data = read_path(path)
+    assert list(data.train_labels) == ["cat"] * 3 + ["dog"] * 2 + ["tiger"]
+    path.write_text("one/cat/*.png a\none/*/000.png b\n")
+    with pytest.raises(InputError, match="must be named once"):
+        read_path(path)
+    path.write_text("one/cat/*.png a\nthree/*.png b\n")
+    with pytest.raises(DatasetNotFoundError, match="line 2 must match at least one image"):
+        read_path(path)
 
 
 # -- nested folders ---------------------------------------------------------------------------------------
@@ -99,7 +116,7 @@ NESTED = {f"{line}/{name}": 6 for line in ("line1", "line2") for name in ("ant",
 
 def test_repeated_names_are_noticed(tree: Tree) -> None:
     root = tree(NESTED)
-    with pytest.warns(DataWarning, match=r"'ant', 'bee', 'cat'\) repeat in 'line1', 'line2'.*class_level=2"):
+    with pytest.warns(DataWarning, match=r"'ant', 'bee', 'cat'\) repeat in 'line1', 'line2'.*a class level of 2 takes"):
         data = load_data(root)
     assert data.class_names == ("line1", "line2")
     inner = load_data(root, class_level=2, split="none")

@@ -16,6 +16,7 @@ from evergrow.core.errors import FileFormatError, InputError, MergeError, Parame
 from evergrow.export.head_maps import read_head
 from evergrow.heads.denoised import column_scale
 from evergrow.heads.feature_blocks import BLOCKS, FeatureBlocks, reduction
+from evergrow.heads.shapes import ShapeModel
 
 SIZES = (8, 12, 5)
 
@@ -268,3 +269,11 @@ def test_no_scale_without_blocks(data):
     model = make(blocks=None).fit(X, y)
     assert column_scale(model.model_, ()) is None
     assert BLOCKS.name not in str(model.to_archive().parts["model"].parts.keys())
+
+
+def test_directions_of_many_features_are_the_principal_ones(monkeypatch):
+    rows = torch.randn(300, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = rows * torch.logspace(0, -2, 200, dtype=torch.float64)
+    exact = ShapeModel.first(rows, 6).basis
+    monkeypatch.setattr("evergrow.heads.shapes._WIDE", 100)
+    assert torch.allclose(ShapeModel.first(rows, 6).basis, exact, atol=1e-6)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from evergrow.cli.check_page import check_page
 from evergrow.core.items import ImageArrays, ImageFiles, Texts
 from evergrow.learner import datacheck
 from evergrow.learner.datacheck import check_samples
@@ -83,29 +80,3 @@ def test_many_samples_are_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
     found = check_samples(features(X, ["a", "b"] * 15))
     assert "10 of 30 samples were drawn" in found.notes[0]
     assert found.unread == ()
-
-
-def test_the_page_is_bounded_and_shows_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    images = ImageArrays(np.repeat(rng.integers(0, 256, (90, 64, 64, 3), dtype=np.uint8), 2, axis=0))
-    samples = read_labelled((images, ["<script>alert(1)</script>", "b"] * 90), "train")
-    check = check_samples(samples)
-    assert len(check.pairs) == 90
-    page = check_page(check, (samples,), title="x")
-    assert page.count("<img") == 120
-    assert "30 more are not shown" in page
-    assert "<script" not in page
-    monkeypatch.setattr("evergrow.cli.check_page._Thumbnails.room", 20_000, raising=False)
-    small = check_page(check, (samples,), title="x")
-    assert len(small) <= len(page)
-
-
-def test_images_that_cannot_be_shown_leave_their_names(tmp_path: Path) -> None:
-    body = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(body, "PNG")
-    for name in ("a.png", "b.png"):
-        (tmp_path / name).write_bytes(body.getvalue()[:40])
-    samples = read_labelled((ImageFiles(tmp_path, ("a.png", "b.png")), ["x", "y"]), "train")
-    page = check_page(check_samples(samples), (samples,), title="x")
-    assert "a.png" in page
-    assert "<img" not in page

@@ -19,6 +19,7 @@ from evergrow.core.errors import FileFormatError, ImageError, InputError, Numeri
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items, Kind
+from evergrow.core.wording import hint, setting
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Backbone(ABC):
         """
         if recipe not in ("auto", FINAL) and recipe != self.spec.recipe:
             raise ParameterError(
-                f"recipe must be 'final' for {type(self).__name__}, which has no depths, got {recipe!r}"
+                f"{setting('recipe')} must be 'final' for {type(self).__name__}, which has no depths, got {recipe!r}"
             )
         return self
 
@@ -181,7 +182,8 @@ class Backbone(ABC):
             features = self.encode(self._batch(items)).float().cpu().numpy()
         if features.shape != (len(items), self.n_features):
             raise InputError(
-                f"backbone must return features of shape {(len(items), self.n_features)}, got {features.shape} from "
+                f"{setting('backbone')} must return features of shape {(len(items), self.n_features)}, got "
+                f"{features.shape} from "
                 f"{self.spec.name}"
             )
         if not np.isfinite(features).all():
@@ -201,7 +203,7 @@ class Backbone(ABC):
                 pixels.append(self.transform(decode_image(source, name=items.name(row))))
             except (ImageError, OSError) as error:
                 where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
-                raise ImageError(f"{error}{where}; on_error='skip' leaves such images out") from error
+                raise ImageError(f"{error}{where}{hint('on_error', '; {} leaves such images out', 'skip')}") from error
         layout = torch.channels_last if pixels[0].ndim == 3 else torch.contiguous_format  # as in batches
         return torch.stack(pixels).contiguous(memory_format=layout)
 

@@ -24,6 +24,7 @@ from evergrow.backbones.recipes import FeatureRecipe
 from evergrow.core.errors import FileFormatError, NewerSchemaError, ParameterError, UnknownNameError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
+from evergrow.core.wording import setting
 
 VARIABLE = "EVERGROW_CACHE"
 """Environment variable that names the folder of the cache."""
@@ -219,7 +220,7 @@ class FeatureCache:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise ParameterError(f"cache must be a readable folder, got {self.root}: {error}") from error
+            raise ParameterError(f"{setting('cache')} must be a readable folder, got {self.root}: {error}") from error
         infos = [info for info in map(self.info, names) if info is not None]
         return sorted(infos, key=lambda info: (info.created, info.key), reverse=True)
 

@@ -19,6 +19,7 @@ from evergrow.backbones.weights import SUFFIXES
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.registry import nearest
+from evergrow.core.wording import setting
 
 
 def create_backbone(
@@ -94,7 +95,7 @@ def _create(
             raise ParameterError("weights and model options must be left out for a module, which has its own")
         return module_backbone(name, preset, device=target)
     if not isinstance(name, str) or not name:
-        raise ParameterError(f"backbone must be a name or a torch module, got {name!r}")
+        raise ParameterError(f"{setting('backbone')} must be a name or a torch module, got {name!r}")
     _check_weights(weights)
     if is_text_name(name):
         check_text_preset(preset)
@@ -137,13 +138,15 @@ def backbone_from_spec(
     if isinstance(weights, nn.Module):
         backbone = create_backbone(weights, preset=preset, device=device)
     elif spec.weights == "module":
-        raise WeightsError(f"weights must be the module that the backbone {spec.name} was made from, got {weights!r}")
+        raise WeightsError(
+            f"{setting('weights')} must be the module that the backbone {spec.name} was made from, got {weights!r}"
+        )
     else:
         source = spec.weights.removeprefix("file:") if weights is None else weights
         if weights is None and spec.weights.startswith("file:") and not Path(source).exists():
             raise WeightsError(
                 f"weights of {spec.name} must be where they were when it was saved, but {source} does not exist: "
-                "pass weights='/path/to/file'"
+                f"give {setting('weights', '/path/to/file')}"
             )
         backbone = create_backbone(spec.name, source, preset, device=device, seed=seed, **options)
     if backbone.spec.weights_hash != spec.weights_hash:
@@ -169,4 +172,4 @@ def _check_weights(weights: Any) -> None:
     if not isinstance(weights, str) or not (looks_like_path or Path(weights).exists()):
         hint = f"; nearest: {nearest(weights, WEIGHT_SOURCES, n=1)}" if isinstance(weights, str) else ""
         known = ", ".join(map(repr, WEIGHT_SOURCES.names()))
-        raise ParameterError(f"weights must be None, {known} or the path of a file, got {weights!r}{hint}")
+        raise ParameterError(f"{setting('weights')} must be {known} or the path of a file, got {weights!r}{hint}")

@@ -96,7 +96,7 @@ class DepthReader:
     def __call__(self, images: Tensor) -> list[Tensor]:
         """Return the blocks (n, width) of a batch, in float32, from one pass of the network."""
         read: dict[Block, Tensor] = {}
-        with self._reading(read, len(images)):
+        with self._reading(read, images.shape[0]):
             output = self._module(images)
         if not isinstance(output, Tensor):
             raise InputError(f"module must return a tensor (n, d), got {type(output).__name__}")
@@ -196,7 +196,7 @@ class DepthReader:
                 f"block {str(block)!r} must be read at a submodule that returns a tensor, got "
                 f"{type(output).__name__} from {name}"
             )
-        if output.ndim not in (2, 3, 4) or len(output) != n:
+        if output.ndim not in (2, 3, 4) or output.shape[0] != n:
             raise InputError(
                 f"block {str(block)!r} must be read at a submodule that returns ({n}, positions, channels) or "
                 f"({n}, channels, height, width), got shape {tuple(output.shape)} from {name}"
@@ -204,7 +204,8 @@ class DepthReader:
         if output.ndim == 4:
             output = self._normed(output, name)
             last = self._channels_last(output, name)
-            return (output.flatten(1, 2) if last else output.flatten(2).transpose(1, 2)).float()
+            rows: Tensor = output.flatten(1, 2) if last else output.flatten(2).transpose(1, 2)
+            return rows.float()
         if output.ndim == 3:
             if name in self._depths and tokens.n is not None:
                 output = output[:, : tokens.n]  # a tuner's prompts run behind the tokens of the image

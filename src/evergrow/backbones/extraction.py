@@ -42,6 +42,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.items import Items
+from evergrow.core.wording import hint, setting
 
 _LOG = logging.getLogger(__name__)
 _NAMED = 5  # images that a warning names
@@ -174,10 +175,11 @@ class _Work:
 
 def _check(backbone: Backbone, items: Items) -> None:
     if len(items) == 0:
-        raise InputError("items must hold at least one item, got none")
+        raise InputError(f"{setting('items')} must hold at least one item, got none")
     if backbone.kind != items.kind:
         raise InputError(
-            f"items must be what {backbone.spec.name} takes, which is of kind {backbone.kind!r}, got {items.kind!r}"
+            f"{setting('items')} must be what {backbone.spec.name} takes, which is of kind {backbone.kind!r}, got "
+            f"{items.kind!r}"
         )
 
 
@@ -365,7 +367,9 @@ def _run(work: _Work, encoder: PrecisionEncoder, collector: Collector) -> Extrac
 def _batches(work: _Work, plan: BatchPlan) -> Iterator[Iterator[LoadedBatch]]:
     transform = work.backbone.transform
     if transform is None and work.items.kind == "image":
-        raise InputError(f"backbone must have a transform to take images, got None from {work.backbone.spec.name}")
+        raise InputError(
+            f"{setting('backbone')} must have a transform to take images, got None from {work.backbone.spec.name}"
+        )
     if transform is None:
         yield text_batches(work.items, plan)
         return
@@ -412,7 +416,8 @@ def _shaped(work: _Work, features: NDArray[np.float32], n: int) -> NDArray[np.fl
     expected = (n, work.backbone.n_features)
     if features.shape != expected:
         raise InputError(
-            f"backbone must return features of shape {expected}, got {features.shape} from {work.backbone.spec.name}"
+            f"{setting('backbone')} must return features of shape {expected}, got {features.shape} from "
+            f"{work.backbone.spec.name}"
         )
     return features
 
@@ -431,7 +436,7 @@ def _raise_if_fatal(work: _Work, failures: Sequence[Failure]) -> None:
         with suppress(ImageError):  # where it cannot even be had, the reason says so
             source = work.items.raw(failure.row)
             where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
-        raise ImageError(f"{failure.reason}{where}; on_error='skip' leaves such images out")
+        raise ImageError(f"{failure.reason}{where}{hint('on_error', '; {} leaves such images out', 'skip')}")
 
 
 def _judge(work: _Work, failures: Sequence[Failure]) -> None:

@@ -167,7 +167,7 @@ def _check_size(image: Image, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ImageError(
             f"image must have at most {max_pixels:,} pixels, got {width} x {height} = {width * height:,}; "
-            "raise max_pixels if it is meant to be so large"
+            "make it smaller"
         )
 
 

@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 
 from evergrow.backbones.recipes import FINAL, Block, FeatureRecipe, check_recipe, parse_blocks
 from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.wording import setting
 
 _SAME = 1e-5  # distance of unit vectors below which two blocks say the same
 
@@ -68,7 +69,8 @@ def resolve_recipe(recipe: Any, shape: NetworkShape, read: Read) -> FeatureRecip
         found = _named(recipe, shape, read)
         if found.is_final and recipe != FINAL and not lenient:
             raise ParameterError(
-                f"recipe must be 'final' or a list of blocks at named submodules, since no depth of {shape.name} can "
+                f"{setting('recipe')} must be 'final' or a list of blocks at named submodules, since no depth of "
+                f"{shape.name} can "
                 f"be read, got {recipe!r}"
             )
     else:

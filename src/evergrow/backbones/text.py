@@ -28,6 +28,7 @@ from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.optional import require
 from evergrow.core.validation import check_choice, check_number
+from evergrow.core.wording import setting
 
 PREFIX = "sentence:"
 SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
@@ -141,7 +142,7 @@ class HubEncoder(HubFile):
     def advice(self) -> str:
         """Advice for machines that cannot download it."""
         return (
-            f"download all files of {self.where} on another machine and pass weights='/path/to/folder', "
+            f"download all files of {self.where} on another machine and give {setting('weights', '/path/to/folder')}, "
             f"or copy its cache to {hub_cache()} (set by HF_HOME)"
         )
 

@@ -27,6 +27,7 @@ from evergrow.core.errors import InputError, ParameterError, UnknownNameError
 from evergrow.core.registry import nearest
 from evergrow.core.seeding import derive_seed, generator
 from evergrow.core.validation import check_choice, check_number
+from evergrow.core.wording import setting
 
 
 class ImageBackbone(Backbone):
@@ -237,7 +238,8 @@ def timm_entry(name: str) -> tuple[str, Any]:
         pass  # the architecture is known, the tag is not
     known = {*timm.list_models(), *timm.list_models(pretrained=True)}
     raise UnknownNameError(
-        f"backbone must be a name of timm's, 'all-MiniLM-L6-v2', 'sentence:NAME' or a torch module, got {name!r}; "
+        f"{setting('backbone')} must be a name of timm's, 'all-MiniLM-L6-v2', 'sentence:NAME' or a torch module, "
+        f"got {name!r}; "
         f"nearest: {_nearest(name, known)}"
     )
 

@@ -14,6 +14,7 @@ MODULES = (
     "change",
     "classes",
     "answering",
+    "watch",
     "share",
     "export",
     "serve",

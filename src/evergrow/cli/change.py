@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from evergrow.cli.console import Answer, plural
+from evergrow.cli.frames import Every, Frames, Label, labelled_frames
 from evergrow.cli.models import (
     Running,
     change_values,
@@ -16,7 +17,7 @@ from evergrow.cli.models import (
     load_model,
     model_line,
     settle_model,
-    skipped_caution,
+    skipped_code,
     trial_lines,
     written_note,
 )
@@ -44,6 +45,9 @@ def update_command(
     data: Data,
     test: TestData = None,
     reading: Reading = AS_FOUND,
+    label: Label = None,
+    every: Every = 1.0,
+    frames: Frames = None,
     settle: Settle = False,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
@@ -68,6 +72,8 @@ def update_command(
 
       evergrow update birds.evg more-birds/ --test birds/test
 
+      evergrow update birds.evg camera:0 --label heron --frames 20
+
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip) or the same data were learned before,
     2 bad input and nothing changed, 3 another process is changing the model, 130 interrupted and nothing changed.
     """
@@ -79,16 +85,17 @@ def update_command(
     running = Running(on_error, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
         started = time.perf_counter()
-        samples = read_labelled(data, "train", learner.kind_, reading.options())
+        shots = labelled_frames(data, label, every, frames)
+        samples = read_labelled(data, "train", learner.kind_, reading.options()) if shots is None else None
         before = learned_data(learner.history_)
-        with measured_change(learner, test) as trial:
-            learner.partial_fit(samples)
+        with measured_change(learner, test, reading.options()) as trial:
+            learner.partial_fit(shots if samples is None else samples)
         twice = before & set(learner.history_[-1].data)
         settled, notes = settle_model(learner, settle)
         commit(model, learner)
         seconds = time.perf_counter() - started
     change = learner.history_[-1]
-    cautions = skipped_caution(len(samples), change.samples)
+    code, cautions = skipped_code(0 if samples is None else len(samples) - change.samples), []
     if twice:
         cautions.append(f"the same data were learned before and now count twice: 'evergrow rollback {model}' undoes it")
     news = classes_note(change.classes, "new")
@@ -98,7 +105,7 @@ def update_command(
     values = change_values(
         model, learner, change, seconds=seconds, settled=settled, test=tested, test_remark=trial.remark
     )
-    return Answer(values, lines, cautions, done=written_note(model, learner))
+    return Answer(values, lines, cautions, code, done=written_note(model, learner))
 
 
 @command("forget", panel="Edit")

@@ -48,7 +48,7 @@ def check_page(check: DataCheck, samples: tuple[Samples, ...], *, title: str, le
     >>> "Mail &amp; co" in page, "<b>hi" in page, "&lt;b&gt;hi" in page
     (True, False, True)
     """
-    thumbnails = _Thumbnails(samples)
+    thumbnails = _Thumbnails(samples, _LARGEST)
     sections = [
         _pairs("The same under two labels", check.of_kind("two labels"), thumbnails),
         _pairs("The same in training and test", check.of_kind("training and test"), thumbnails),
@@ -66,7 +66,7 @@ class _Thumbnails:
     """Samples as a page shows them: small images within a budget, or the beginning of texts."""
 
     samples: tuple[Samples, ...]
-    room: int = _LARGEST
+    room: int
     made: dict[int, str] = field(default_factory=dict)
 
     def show(self, row: int) -> str:

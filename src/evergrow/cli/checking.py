@@ -81,7 +81,7 @@ def check_lines(check: DataCheck) -> list[str]:
     how = f"by content and by features of {check.backbone}" if check.backbone else "by content"
     lines = [f"checked {plural(check.n_samples, 'sample')} {how}", *check.notes]
     if check.repeated:
-        lines.append(f"{plural(check.repeated, 'sample')} repeated under the same label: they weigh double")
+        lines.append(f"{plural(check.repeated, 'sample')} repeated under the same label, which weighs them double")
     if check.clean:
         return [*lines, "nothing to look at was found"]
     for title, pairs in (

@@ -91,13 +91,13 @@ def merge_classes_command(
     from evergrow.learner.modelfile import commit
 
     with changing_model(model, wait=wait) as learner:
-        before = learner.n_samples_
+        before = learner.samples_by_name_
         learner.merge_classes(classes, into)
         settled, notes = settle_model(learner, settle)
         commit(model, learner)
     change = learner.history_[-1]
     merged = sorted({*change.names, *({into} & before.keys())})
-    total = plural(learner.n_samples_[change.classes[0]], "sample")
+    total = plural(learner.samples_by_name_[change.classes[0]], "sample")
     said = f"merged {plural(len(merged), 'class', 'classes')} ({listed(merged)}) into {change.classes[0]}: {total}"
     return _answer(model, learner, [said, *notes], settled=settled, merged=merged)
 
@@ -139,7 +139,7 @@ def relabel_command(
         settled, notes = settle_model(learner, settle)
         commit(model, learner)
     change = learner.history_[-1]
-    gone = "" if source in learner.n_samples_ else f"; {source} is gone, since none of its samples remained"
+    gone = "" if source in learner.samples_by_name_ else f"; {source} is gone, since none of its samples remained"
     said = f"moved {plural(change.samples, 'sample')} from {source} to {target}{gone}"
     return _answer(model, learner, [said, *notes], settled=settled)
 
@@ -165,9 +165,9 @@ def split_command(
     from evergrow.learner.edits import require_known
 
     learner = load_model(model)
-    require_known([name], learner.n_samples_)
+    require_known([name], learner.samples_by_name_)
     shown = one_line(name)
-    known = plural(learner.n_samples_[name], "sample")
+    known = plural(learner.samples_by_name_[name], "sample")
     raise UnsupportedError(
         f"{shown!r} cannot be split: the model keeps sums over its {known} and none of them; with the samples of one "
         f"part in a folder or table, 'evergrow relabel {model} DATA --from {shown} --to NEW' moves them to a new "

@@ -10,7 +10,7 @@ import typer
 
 from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.models import Running, load_model
-from evergrow.cli.options import Cache, Device, Json, OnError, OnErrorOption, Weights
+from evergrow.cli.options import AS_FOUND, Cache, Device, Json, OnError, OnErrorOption, Reading, Weights
 from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def diff_command(
     first: Annotated[str, _Model],
     second: Annotated[str, _Model],
     data: Annotated[str | None, typer.Option("--data", metavar="DATA", help="Labelled data to ask both about.")] = None,
+    reading: Reading = AS_FOUND,
     full: Annotated[bool, typer.Option("--full", help="List all classes and all changed answers.")] = False,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
@@ -48,10 +49,12 @@ def diff_command(
     Exit codes: 0 compared, 2 no model, a revision that is not kept or bad data, 130 interrupted.
     """
     from evergrow.learner.comparison import compare_learners
+    from evergrow.learner.intake import read_labelled
 
     running = Running(on_error, cache, device, weights, as_json)
     models = _open(first, running), _open(second, running)
-    found = compare_learners(*models, data)
+    samples = None if data is None else read_labelled(data, "test", models[0].kind_, reading.options())
+    found = compare_learners(*models, samples)
     values = {
         "models": [first, second],
         "revisions": [learner.revision_ for learner in models],

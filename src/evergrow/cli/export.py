@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @command("export", panel="Share")
 def export_command(
     model: ModelFile,
-    onnx: Annotated[Path, typer.Option("--onnx", help="File to write, by custom ending in .onnx.")],
+    onnx: Annotated[Path, typer.Option("--onnx", help="File to write, such as birds.onnx.")],
     fold: Annotated[
         bool, typer.Option("--fold", help="Replace hidden layer and class weights by one matrix, if the bound allows.")
     ] = False,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evergrow.cli.console import listed, percent, plural
+from evergrow.cli.exits import ExitCode
 from evergrow.cli.options import OnError
 from evergrow.core.errors import ParameterError
 
@@ -210,8 +211,6 @@ def trial_lines(learner: Learner, trial: Trial) -> list[str]:
     return lines
 
 
-def skipped_caution(given: int, learned: int) -> list[str]:
-    """Return a caution about samples that could not be read; the warning before it has named them."""
-    if given == learned:
-        return []
-    return [f"{given - learned} of {plural(given, 'image')} could not be read and were left out"]
+def skipped_code(left_out: int) -> ExitCode | None:
+    """Return the exit code where samples were left out that could not be read; a warning has named them already."""
+    return ExitCode.LOOK if left_out else None

@@ -54,6 +54,8 @@ FalseAlarm = Annotated[
     float, typer.Option("--false-alarm", help="Share of known things that may be called unknown, between 0 and 1.")
 ]
 
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more: why this backbone, and what lacks weights.")]
+
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for another process that changes the model.")]
 
 RECIPE_HELP = "final, rich or max (from several depths), or blocks such as final,mean@-2"

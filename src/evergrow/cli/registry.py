@@ -9,7 +9,7 @@ import inspect
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -90,6 +90,14 @@ def command_group(name: str, help: str) -> None:
     GROUPS[name] = help
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from evergrow.core.version import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 def build_app() -> typer.Typer:
     """Return the application with every command that is registered by now."""
     for module in MODULES:
@@ -100,7 +108,7 @@ def build_app() -> typer.Typer:
         help=ABOUT,
         no_args_is_help=True,
         rich_markup_mode="rich",
-        callback=lambda: None,  # so that it is a group even with a single command
+        callback=_root,  # so that it is a group even with a single command
     )
     groups: dict[str, typer.Typer] = {}
     for entry in COMMANDS.values():
@@ -116,6 +124,14 @@ def build_app() -> typer.Typer:
             _printing(entry)
         )
     return app
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Take the options that stand before any command."""
 
 
 def _printing(entry: Command) -> Callable[..., None]:

@@ -174,13 +174,8 @@ def _cautions(part: Annotated) -> list[str]:
 
 
 def _coco(content: Mapping[str, Any], title: str) -> Annotated:
-    names = {
-        _id(category, title, "categories"): _word(category, "name", title)
-        for category in _records(content, "categories", title)
-    }
-    files = {
-        _id(image, title, "images"): _word(image, "file_name", title) for image in _records(content, "images", title)
-    }
+    names = _by_id(content, "categories", "name", title)
+    files = _by_id(content, "images", "file_name", title)
     classes: dict[int | str, list[str]] = {number: [] for number in files}
     boxes = 0
     for annotation in _records(content, "annotations", title):
@@ -205,6 +200,17 @@ def _records(content: Mapping[str, Any], key: str, title: str) -> list[dict[str,
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise FileFormatError(f"{title}: {key} must be a list of objects, got something else")
     return records
+
+
+def _by_id(content: Mapping[str, Any], key: str, word: str, title: str) -> dict[int | str, str]:
+    """Return the names of images or categories by their ids, of which none may come twice."""
+    found: dict[int | str, str] = {}
+    for record in _records(content, key, title):
+        number = _id(record, title, key)
+        if number in found:
+            raise FileFormatError(f"{title}: every one of {key} must have an id of its own, got {number!r} twice")
+        found[number] = _word(record, word, title)
+    return found
 
 
 def _plain(value: Any) -> bool:

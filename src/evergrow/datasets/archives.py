@@ -25,6 +25,7 @@ from typing import IO, Any
 import numpy as np
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
+from evergrow.core.wording import setting
 from evergrow.datasets.folders import Walk, is_hidden
 from evergrow.datasets.labelled import LabelledItems, listed, shown
 from evergrow.datasets.options import DataOptions
@@ -121,10 +122,12 @@ class ArchiveFile(ImageStore):
     def read(self, row: int) -> bytes:
         """Return the content of a file."""
         member = self.members[row]
+        if self._owner != os.getpid():  # a forked process shares neither the position in the file nor a held lock
+            self._handle, self._lock, self._owner = None, threading.Lock(), os.getpid()
         try:
             with self._lock:
-                if self._handle is None or self._owner != os.getpid():  # a forked process must not share the position
-                    self._handle, self._owner = self._opened(), os.getpid()
+                if self._handle is None:
+                    self._handle = self._opened()
                 body = self._content(self._handle, member)
             if len(body) != member.size:
                 raise EOFError(f"{len(body)} bytes instead of {member.size}")
@@ -409,7 +412,9 @@ def _read_tree(tree: ArchiveTree, options: DataOptions) -> LabelledItems:
     if options.layout != "auto":
         layout = LAYOUTS[options.layout].in_archive
         if layout is None:
-            raise InputError(f"layout must be one of {listed(_readable())} in an archive, got {options.layout!r}")
+            raise InputError(
+                f"{setting('layout')} must be one of {listed(_readable())} in an archive, got {options.layout!r}"
+            )
         return layout[1](tree, options)
     for name in list_layouts():
         layout = LAYOUTS[name].in_archive

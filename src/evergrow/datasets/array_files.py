@@ -19,7 +19,8 @@ from safetensors.numpy import save_file
 
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.documents import open_document, parse_json
-from evergrow.core.errors import FileFormatError
+from evergrow.core.errors import FileFormatError, InputError
+from evergrow.core.feature_blocks import check_widths
 from evergrow.core.files import atomic_path
 from evergrow.core.version import __version__
 
@@ -98,6 +99,22 @@ def read_arrays(path: Path) -> ArrayFile:
     given = open_document(contents, KIND, str(path), version=stamp.get("version"), writer=stamp.get("writer"))
     widths = tuple(given.integers("widths", low=1, default=[]))
     return ArrayFile(arrays, tuple(given.texts("classes")), given.mapping("backbone"), given.unknown(), widths)
+
+
+def stated_widths(stamp: str, X: NDArray[Any]) -> tuple[int, ...]:
+    """Return the widths of blocks that a file's stamp states for its features; none where it states none.
+
+    Raises
+    ------
+    FileFormatError
+        If they are no such widths.
+    """
+    values = parse_json(stamp, _STAMP)
+    widths = values.get("widths", []) if isinstance(values, dict) else []
+    try:
+        return check_widths("widths", widths, X.shape[-1] if X.ndim else 0)
+    except InputError as error:
+        raise FileFormatError(f"the stamp of a feature file must fit its features: {error}") from error
 
 
 def _with_empty_test(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

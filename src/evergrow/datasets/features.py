@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError, ParameterError
 from evergrow.core.feature_blocks import check_widths, join_blocks
 from evergrow.core.registry import nearest
+from evergrow.core.wording import hint
 from evergrow.datasets.array_files import REQUIRED, SUFFIXES, ArrayFile, read_arrays, write_arrays
 from evergrow.streams.orders import DEFAULT_SEED
 from evergrow.streams.protocol import Protocol
@@ -116,7 +117,8 @@ class FeatureSet:
         """
         if self.whole:
             raise InputError(
-                "features must have a test set to become a stream, got none: load_data draws one with split='auto'"
+                "features must have a test set to become a stream, got "
+                f"none{hint('split', ': load them with {}', 'auto')}"
             )
         return make_stream(self.y_train, self.y_test, protocol, seed=seed, earlier_seeds=earlier_seeds)
 
@@ -320,6 +322,5 @@ def _feature_files(folder: Path) -> list[Path]:
 def _how_to_get() -> str:
     return (
         "To get it, put the file in ./data or in a folder named by the environment variable EVERGROW_DATA; "
-        "to make one from your own features: "
-        "numpy.savez('data/NAME.npz', X_train=..., y_train=..., X_test=..., y_test=...)"
+        "one of your own features is an .npz file of the arrays X_train, y_train, X_test and y_test"
     )

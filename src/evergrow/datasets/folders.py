@@ -11,6 +11,7 @@ from pathlib import Path
 
 from evergrow.core.errors import InputError
 from evergrow.core.image_formats import PluginFormat, is_image, plugin_format
+from evergrow.core.wording import hint, setting
 from evergrow.datasets.labelled import LabelledItems, check_test_classes, listed, shown
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import training_file
@@ -260,7 +261,8 @@ def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[s
         ]
     if not places and options.class_level > 1:
         raise InputError(
-            f"class_level must be a depth at which {walk.tree.place(part)} has folders, got {options.class_level}"
+            f"{setting('class_level')} must be a depth at which {walk.tree.place(part)} has folders, got "
+            f"{options.class_level}"
         )
     if not options.class_level:
         cautions += _repeated_below(walk.tree, part, places)
@@ -269,13 +271,18 @@ def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[s
 
 def _repeated_below(tree: FileTree, part: str, folders: list[str]) -> list[str]:
     """Return a caution where the folders hold folders of the same names, which may be the classes that were meant."""
-    inner = Counter(name for folder in folders for name in Walk(tree).subfolders(posixpath.join(part, folder)) if name)
+    inner = Counter(
+        name
+        for folder in folders
+        for name, kind in tree.entries(posixpath.join(part, folder))
+        if kind == "folder" and not is_hidden(name)
+    )
     repeated = sorted(name for name, count in inner.items() if count > 1)
     if not repeated or 2 * len(repeated) < len(inner):
         return []
     return [
         f"folders of the same names ({listed(repeated)}) repeat in {listed(folders)}: the outer {len(folders)} were "
-        f"taken for classes; class_level=2 takes the inner {len(inner)}, class_level=1 says that the outer are meant"
+        f"taken for classes; a class level of 2 takes the inner {len(inner)}, one of 1 says that the outer are meant"
     ]
 
 
@@ -294,7 +301,7 @@ def _read_classes(
     if empty and not options.allow_empty:
         raise InputError(
             f"class folders must hold at least one image, got none in {listed(empty)} of {walk.tree.title}; "
-            f"delete them, or set allow_empty to go on without them{_unread_hint(walk)}"
+            f"delete them{hint('allow_empty', ', or go on without them by {}', True)}{_unread_hint(walk)}"
         )
     if not names:
         raise InputError(

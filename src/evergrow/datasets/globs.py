@@ -28,8 +28,16 @@ def is_pattern(text: str) -> bool:
 
 
 def patterns_of(text: str) -> list[str]:
-    """Return the patterns in a name: one, or several with a colon between (a semicolon on Windows)."""
-    return [pattern for pattern in text.split(os.pathsep) if pattern]
+    """Return the patterns in a name: one, or several with a colon between (a semicolon on Windows).
+
+    Examples
+    --------
+    >>> from evergrow.datasets.globs import patterns_of
+    >>> patterns_of("a/*.jpg:b/*.jpg"), patterns_of("10:30/*.jpg")
+    (['a/*.jpg', 'b/*.jpg'], ['10:30/*.jpg'])
+    """
+    pieces = text.split(os.pathsep)
+    return pieces if all(map(glob.has_magic, pieces)) else [text]
 
 
 def read_globs(patterns: Sequence[str]) -> LabelledItems:

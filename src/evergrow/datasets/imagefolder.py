@@ -7,6 +7,7 @@ import posixpath
 
 from evergrow.core.errors import FileFormatError, InputError
 from evergrow.core.items import Items
+from evergrow.core.wording import hint
 from evergrow.datasets.folders import TEST_FOLDERS, TRAIN_FOLDERS, Walk
 from evergrow.datasets.labelled import LabelledItems, listed
 from evergrow.datasets.options import DataOptions
@@ -96,7 +97,7 @@ def _from_folders(table: TableFile, header: list[str], names: list[str]) -> Labe
     if not all(labels) or len(set(labels)) < 2:
         raise FileFormatError(
             f"{table} must have a column 'label', or name images in one folder per class, got the columns "
-            f"{listed(header, most=8)}; say which one it is by label_column"
+            f"{listed(header, most=8)}{hint('label_column', '; say which one it is by {}')}"
         )
     missing = [name for name in plain if not below.is_file(name)]
     if missing:

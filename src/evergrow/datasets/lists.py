@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import posixpath
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputErr
 from evergrow.core.image_formats import is_image
 from evergrow.core.items import ImageFiles
 from evergrow.core.optional import require
+from evergrow.core.wording import hint
 from evergrow.datasets.labelled import Label, LabelledItems, integers, listed, shown
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import pair_reader, partner
@@ -91,7 +93,8 @@ def read_list(path: Path) -> ImageList:
     r"""Read one list of either form.
 
     In a text file, each line is a path and a label parted by blanks or a tab; a line that ends with the name of an
-    image has no label and takes that of its folder. Lines that begin with ``# `` are comments.
+    image has no label and takes that of its folder. A path may be a pattern such as ``cats/*.jpg``. Lines that begin
+    with ``# `` are comments.
 
     Examples
     --------
@@ -122,9 +125,21 @@ def _parse_text(path: Path) -> tuple[list[str], Sequence[Label]]:
         name, label = _parse_line(text)
         if not name or not label:
             raise FileFormatError(f"{path} line {number} must be a path and a label, got {text!r}")
-        names.append(name)
-        labels.append(label)
+        for match in _matches(path, number, name):
+            names.append(match)
+            labels.append(_folder(match) if is_image(text) else label)
     return names, integers(labels)
+
+
+def _matches(path: Path, number: int, name: str) -> list[str]:
+    """Return the images that a line names: one, or all that its pattern matches beside the list."""
+    if not glob.has_magic(name) or (path.parent / name).is_file():
+        return [name]
+    found = glob.glob(name, root_dir=path.parent, recursive=True)
+    images = sorted(match for match in found if is_image(match))
+    if not images:
+        raise DatasetNotFoundError(f"{path} line {number} must match at least one image, got none for {name!r}")
+    return images
 
 
 def _parse_line(text: str) -> tuple[str, str]:
@@ -193,7 +208,8 @@ def _find_root(part: ImageList, options: DataOptions) -> tuple[Path, int]:
     looked = ", ".join(str(base) for base in bases)
     raise DatasetNotFoundError(
         f"the images of {part.path} must be on disk, got none of them: looked for {shown(part.names[0])} in {looked} "
-        "and in images/ and data/ there, also with leading folders dropped; set root to the folder they are in"
+        "and in images/ and data/ there, also with leading folders dropped"
+        f"{hint('root', '; name the folder they are in by {}')}"
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError
 from evergrow.core.registry import nearest
 from evergrow.core.settings import with_changes
+from evergrow.core.wording import setting
 from evergrow.datasets.benchmarks import (
     BENCHMARKS,
     Benchmark,
@@ -35,20 +36,21 @@ from evergrow.datasets.readers import LAYOUTS, SCHEMES, file_format, file_suffix
 
 
 def load_data(
-    source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any
+    source: str | os.PathLike[str] | list[str], options: DataOptions | None = None, **settings: Any
 ) -> RawSet | FeatureSet:
     r"""Load labelled images, texts or features from wherever they are; nothing is decoded.
 
     Parameters
     ----------
-    source : str or path-like
+    source : str, path-like or list of str
         - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class (a
           test set is then drawn, unless ``split="none"``), training and test lists or tables, the official CUB-200-2011
           or Stanford Cars, CIFAR-100 as distributed, or a saved Hugging Face data set;
         - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
           ``text,label`` or ``path,label``, a ``.txt`` or ``.yaml`` list of images, a ``.json`` export of COCO or Label
           Studio, a ``.zip`` or ``.tar`` of a folder, which is not unpacked;
-        - a pattern such as ``photos/*/*.jpg``, or several as in ``$PATH``: the folder of an image is its class;
+        - a pattern such as ``photos/*/*.jpg``, or several, as a list or as in ``$PATH``: the folder of an image is its
+          class;
         - the name of a benchmark (see :func:`list_benchmarks`) or of a file or folder in :func:`search_path`;
         - ``torchvision:NAME``, or ``hf:OWNER/NAME`` (and ``#CONFIG``).
     options : DataOptions, optional
@@ -92,10 +94,7 @@ def load_data(
     (20, 0, True)
     """
     chosen = with_changes(options or DataOptions(), settings, "data setting")
-    text = os.fspath(source)
-    if not text:
-        raise DatasetNotFoundError("source must be a path or a name, got an empty string")
-    data = _load(text, chosen)
+    data = _load_patterns(source, chosen) if isinstance(source, list) else _load(os.fspath(source), chosen)
     if isinstance(data, FeatureSet):
         return data if chosen.split == "none" else with_test_part(data, chosen)
     _warn(data)
@@ -113,18 +112,57 @@ def with_test_part(data: FeatureSet, options: DataOptions) -> FeatureSet:
     return dataclasses.replace(data, **parts, whole=False, origin="")
 
 
+def _load_patterns(patterns: list[str], options: DataOptions) -> RawSet:
+    labelled = read_globs(patterns)
+    return _finish(labelled, os.pathsep.join(patterns), _name_of_pattern(patterns[0]), options)
+
+
 def _load(text: str, options: DataOptions) -> RawSet | FeatureSet:
+    if not text:
+        raise DatasetNotFoundError("source must be a path or a name, got an empty string")
     scheme, _, rest = text.partition(":")
     if scheme.lower() in SCHEMES and rest:
         return _finish(SCHEMES[scheme.lower()](rest, options), text, rest.partition("#")[0], options)
     path = Path(text)
     if is_pattern(text):
-        return _finish(read_globs(patterns_of(text)), text, _name_of_pattern(text), options)
+        return _load_patterns(patterns_of(text), options)
     if os.path.exists(text):  # unlike Path.exists, no error for what is too long for a name
         return _load_path(path, options)
-    if path.parent != Path(".") or text.lower().endswith(file_suffixes()):
-        raise DatasetNotFoundError(f"data set must be an existing folder or file, got {text!r}")
+    _check_nameable(text)
     return _load_name(text, options)
+
+
+def check_source(source: str | os.PathLike[str]) -> None:
+    """Raise :class:`DatasetNotFoundError` if there is nothing that :func:`load_data` could read; reads nothing.
+
+    Parameters
+    ----------
+    source : str or path-like
+        As for :func:`load_data`.
+
+    Examples
+    --------
+    >>> from evergrow.datasets.load import check_source
+    >>> check_source("nowhere/birds")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.DatasetNotFoundError: data set must be an existing folder or file, got 'nowhere/birds'
+    """
+    text = os.fspath(source)
+    scheme, _, rest = text.partition(":")
+    if is_on_disk(text) or (scheme.lower() in SCHEMES and rest):
+        return
+    _check_nameable(text)
+    if find_benchmark(text) is None and _find_named(text, search_path(), ("", *file_suffixes("first", "last"))) is None:
+        raise _nowhere(text, search_path())
+
+
+def _check_nameable(text: str) -> None:
+    """Refuse what is a path that leads nowhere, and no name either."""
+    if not text:
+        raise DatasetNotFoundError(f"{setting('source')} must be a path or a name, got an empty string")
+    if Path(text).parent != Path(".") or text.lower().endswith(file_suffixes()):
+        raise DatasetNotFoundError(f"data set must be an existing folder or file, got {text!r}")
 
 
 def _load_path(path: Path, options: DataOptions) -> RawSet | FeatureSet:
@@ -210,6 +248,8 @@ def survey(source: str | os.PathLike[str], options: DataOptions | None = None) -
             if strange:
                 return inspect_reading(data, name=_name_of_source(source), source=os.fspath(source))
             return inspect_data(_finish(data, os.fspath(source), _name_of_source(source), chosen))
+        if isinstance(data, FeatureSet):
+            return inspect_data(data if chosen.split == "none" else with_test_part(data, chosen))
         return inspect_data(load_data(source, chosen))
 
 
@@ -232,9 +272,13 @@ def _load_name(name: str, options: DataOptions) -> RawSet | FeatureSet:
     named = named or _find_named(name, roots, ("", *file_suffixes("last")))
     if named is not None:
         return _load_path(named, options)
+    raise _nowhere(name, roots)
+
+
+def _nowhere(name: str, roots: list[Path]) -> DatasetNotFoundError:
     known = [*list_benchmarks(), *available_features()]
     suffixes = ", ".join(file_suffixes("first", "last"))
-    raise DatasetNotFoundError(
+    return DatasetNotFoundError(
         f"data set {name!r} must be on disk: looked for a folder or file {name} "
         f"({suffixes}) in {', '.join(str(root) for root in roots)}; "
         f"nearest: {nearest(name, known)}. Give the path of a folder with train/<class>/* and test/<class>/*, "
@@ -297,7 +341,7 @@ def _expected(data: RawSet, name: str, options: DataOptions) -> Benchmark | None
     benchmark = find_benchmark(options.expect)
     if benchmark is None:
         raise InputError(
-            f"expect must be 'auto', 'none' or a benchmark, got {options.expect!r}; "
+            f"{setting('expect')} must be 'auto', 'none' or a benchmark, got {options.expect!r}; "
             f"nearest: {nearest(options.expect, BENCHMARKS)}"
         )
     return benchmark

@@ -13,6 +13,7 @@ from typing_extensions import Self
 from evergrow.core.errors import ParameterError
 from evergrow.core.settings import from_mapping
 from evergrow.core.validation import check_choice, check_number
+from evergrow.core.wording import setting
 from evergrow.datasets.readers import list_layouts
 from evergrow.streams.orders import DEFAULT_SEED
 
@@ -89,12 +90,12 @@ class DataOptions:
         check_number("class_level", self.class_level, low=0, high=32, integer=True)
         for name in ("allow_empty", "download"):
             if not isinstance(getattr(self, name), bool):
-                raise ParameterError(f"{name} must be true or false, got {getattr(self, name)!r}")
+                raise ParameterError(f"{setting(name)} must be true or false, got {getattr(self, name)!r}")
         for name in ("name", "expect", "text_column", "label_column", "split_column", "image_column"):
             if not isinstance(getattr(self, name), str):
-                raise ParameterError(f"{name} must be a string, got {getattr(self, name)!r}")
+                raise ParameterError(f"{setting(name)} must be a string, got {getattr(self, name)!r}")
         if self.root is not None and not isinstance(self.root, (str, os.PathLike)):
-            raise ParameterError(f"root must be a path, got {self.root!r}")
+            raise ParameterError(f"{setting('root')} must be a path, got {self.root!r}")
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:

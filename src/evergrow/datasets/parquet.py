@@ -310,9 +310,10 @@ class ParquetImages(ImageStore):
         """Return the bytes of an image as they are in the table, or the path of one."""
         group = int(np.searchsorted(self._ends, row, side="right"))
         within = row - (self._ends[group - 1] if group else 0)
+        if self._owner != os.getpid():  # a forked process shares neither the position in the file nor a held lock
+            self._forget()
+            self._owner = os.getpid()
         with self._lock:
-            if self._owner != os.getpid():
-                self._file, self._reading, self._owner = None, None, os.getpid()
             cell = self._cell(group, within)
         body = cell.get("bytes") if isinstance(cell, dict) else cell
         if isinstance(body, bytes) and body:

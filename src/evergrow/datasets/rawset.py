@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, LabelError
 from evergrow.core.items import Items, Kind
+from evergrow.core.wording import hint, setting
 from evergrow.datasets.features import FeatureSet
 from evergrow.streams.orders import DEFAULT_SEED
 from evergrow.streams.protocol import Protocol
@@ -172,7 +173,10 @@ class RawSet:
 
     def _require_test(self, what: str) -> None:
         if self.whole:
-            raise InputError(f"data must have a test set to become {what}, got none: load them with split='auto'")
+            raise InputError(
+                f"{setting('data')} must have a test set to become {what}, got "
+                f"none{hint('split', ': load them with {}', 'auto')}"
+            )
 
     @cached_property
     def fingerprint(self) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.items import Items, Texts
+from evergrow.core.wording import hint
 from evergrow.datasets.folders import is_hidden
 from evergrow.datasets.labelled import LabelledItems, integers, listed
 from evergrow.datasets.options import DataOptions
@@ -318,9 +319,9 @@ def choose_columns(
     sample = images[0] if use_images else options.text_column
     for column in (sample, options.label_column):
         if column not in header:
+            meant = hint(("text_column", "image_column", "label_column"), ", or say which one it is by {}")
             raise FileFormatError(
-                f"{path} must have a column {column!r}, got {listed(header, most=8)}; "
-                "rename it, or say which one it is by text_column, image_column and label_column"
+                f"{path} must have a column {column!r}, got {listed(header, most=8)}; rename one{meant}"
             )
     split = options.split_column if options.split_column in header else ""
     return Columns(sample, options.label_column, split, use_images)

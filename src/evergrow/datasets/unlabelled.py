@@ -8,6 +8,7 @@ from pathlib import Path
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError
 from evergrow.core.items import Items, Texts
+from evergrow.core.wording import hint
 from evergrow.datasets.archives import ARCHIVE_SUFFIXES, open_archive
 from evergrow.datasets.folders import Walk
 from evergrow.datasets.labelled import listed
@@ -83,8 +84,8 @@ def _named_images(table: TableFile, options: DataOptions) -> Items:
     column = options.image_column or (usual[0] if usual else "")
     if column not in header or not rows:
         raise FileFormatError(
-            f"{table} must have a column of images, such as {listed(IMAGE_COLUMNS)}, got {listed(header, most=8)}; "
-            "say which one it is by image_column"
+            f"{table} must have a column of images, such as {listed(IMAGE_COLUMNS)}, got "
+            f"{listed(header, most=8)}{hint('image_column', '; say which one it is by {}')}"
         )
     names = [posixpath.normpath(cells.get(column, "").strip().replace("\\", "/")) for _, cells in rows]
     missing = [name for name in names if not table.tree.is_file(name)]

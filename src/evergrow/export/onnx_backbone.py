@@ -20,6 +20,7 @@ from evergrow.backbones.depths import DepthReader
 from evergrow.backbones.recipes import FeatureRecipe, parse_blocks
 from evergrow.backbones.vision import ImageBackbone
 from evergrow.core.optional import require
+from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ExportError
 from evergrow.export.onnx_graph import PURPOSE
 from evergrow.tuners.errors import UnmergeableError
@@ -99,8 +100,8 @@ def check_exportable(backbone: Backbone) -> ImageBackbone:
     if not isinstance(backbone, ImageBackbone):
         kind = f"a {backbone.kind} backbone" if isinstance(backbone, Backbone) else type(backbone).__name__
         raise ExportError(
-            f"backbone must take images to be exported, got {kind}; give None (on the command line --head-only) to "
-            "export the head alone, for features"
+            f"{setting('backbone')} must take images to be exported, got {kind}"
+            f"{hint('head_only', '; {} exports the head alone, for features', True)}"
         )
     return backbone
 
@@ -134,7 +135,9 @@ def export_backbone(backbone: Backbone, opset: int) -> tuple[Any, str]:
         if model is not None:
             return model, name
         failures.append(f"{name}: {problem}")
-    raise ExportError(f"backbone must be one that torch can export, got {checked.spec.name}; {'; '.join(failures)}")
+    raise ExportError(
+        f"{setting('backbone')} must be one that torch can export, got {checked.spec.name}; {'; '.join(failures)}"
+    )
 
 
 def _own_copy(module: nn.Module) -> nn.Module:

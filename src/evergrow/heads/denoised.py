@@ -113,7 +113,7 @@ def solve_model(
     scatter : SolvedScatter or None
         A solution that has followed all rows since that choice.
     """
-    rows = int(model.counts.sum())
+    rows = round(float(model.mass.sum()))
     held = last is not None and last.holds(rows) and (fixed is None or last.alpha == fixed)
     if last is None or not held:
         weights = choose_weights(model)
@@ -139,7 +139,7 @@ def choose_weights(model: RidgeModel) -> tuple[float, ...]:
     if blocks is None or link is None or len(blocks.kept) < 2:
         return ()
     gram, cross = model.state.reduced().part(link)
-    return choose_block_weights(gram, cross, model.counts, blocks.kept, blocks.weights).weights
+    return choose_block_weights(gram, cross, model.mass, blocks.kept, blocks.weights).weights
 
 
 def column_scale(model: RidgeModel, weights: tuple[float, ...]) -> Tensor | None:
@@ -162,7 +162,7 @@ def weighted_rows(model: RidgeModel, weights: tuple[float, ...], Z: Tensor) -> T
 def weighted_geometry(model: RidgeModel, weights: tuple[float, ...]) -> ClassGeometry:
     """Return class means and scatter of the statistics with the weights of blocks."""
     stats, scale = model.state.reduced(), column_scale(model, weights)
-    return ClassGeometry.of(stats if scale is None else stats.scaled(scale), model.counts)
+    return ClassGeometry.of(stats if scale is None else stats.scaled(scale), model.mass)
 
 
 def choose(
@@ -189,16 +189,17 @@ def choose(
     """
     alpha, step = fixed, 0
     if alpha is None:
-        chosen = choose_ridge(geometry, _scale(geometry, model.counts), start)
+        chosen = choose_ridge(geometry, _scale(geometry, model), start)
         alpha, step = chosen.alpha, chosen.step
-    strength = 1.0 if model.shapes is None else ShapeScores.of(model.shapes.moments, model.counts).strength
-    return Choice(alpha, step, strength, int(model.counts.sum()), weights)
+    strength = 1.0 if model.shapes is None else ShapeScores.of(model.shapes.moments, model.mass).strength
+    return Choice(alpha, step, strength, round(float(model.mass.sum())), weights)
 
 
-def _scale(geometry: ClassGeometry, counts: Tensor) -> float:
+def _scale(geometry: ClassGeometry, model: RidgeModel) -> float:
     """Return the mean energy of a centred row, or of a whole one where all rows are the same up to rounding."""
-    energy = row_energy(geometry.stats, counts)
-    whole = float(geometry.stats.gram.diagonal().sum()) / max(geometry.stats.count, 1)
+    rows = float(max(geometry.stats.count, 1) if model.masses is None else model.masses.sum())
+    energy = row_energy(geometry.stats, model.mass, rows)
+    whole = float(geometry.stats.gram.diagonal().sum()) / rows
     return energy if energy > 1e-10 * whole else whole
 
 
@@ -239,7 +240,7 @@ def shape_scores(model: RidgeModel, choice: Choice) -> ShapeScores | None:
     """Return what the shapes of classes add, or None where no shapes are kept."""
     if model.shapes is None:
         return None
-    return ShapeScores.of(model.shapes.moments, model.counts, choice.strength)
+    return ShapeScores.of(model.shapes.moments, model.mass, choice.strength)
 
 
 def follow(
@@ -249,6 +250,7 @@ def follow(
     codes: Tensor,
     columns: list[int] | None,
     weights: tuple[float, ...] = (),
+    sample_weights: Tensor | None = None,
 ) -> SolvedScatter | None:
     """Return a solution after rows were learned, or unlearned where ``columns`` is None; None where it cannot follow.
 
@@ -266,8 +268,12 @@ def follow(
         Where the classes before are among those after; -1 is new.
     weights : tuple of float
         Weights of blocks that the solution was found with.
+    sample_weights : Tensor of shape (n,), optional
+        What the rows count for, where that is not one.
     """
     if scatter is None or not scatter.can_follow(len(codes)) or model.state.reduced().basis is not None:
         return None
     H = weighted_rows(model, weights, Z)
-    return scatter.unlearned(H, codes) if columns is None else scatter.learned(H, codes, columns)
+    if columns is None:
+        return scatter.unlearned(H, codes, sample_weights)
+    return scatter.learned(H, codes, columns, sample_weights)

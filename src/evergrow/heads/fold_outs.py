@@ -77,7 +77,14 @@ class Rows:
 
 
 def fold_outs(
-    model: RidgeModel, scatter: SolvedScatter, choice: Choice, prior: str, Z: Tensor, codes: Tensor, folds: Tensor
+    model: RidgeModel,
+    scatter: SolvedScatter,
+    choice: Choice,
+    prior: str,
+    Z: Tensor,
+    codes: Tensor,
+    folds: Tensor,
+    weights: Tensor | None = None,
 ) -> FoldOuts:
     """Score learned rows, each as if its fold had not been learned.
 
@@ -95,24 +102,35 @@ def fold_outs(
         The rows; of each class at least one learned row must not be in any one fold.
     codes, folds : Tensor of shape (n,)
         Their classes and their folds.
+    weights : Tensor of shape (n,), optional
+        What they were learned with, where that is not one. Each is scored once all the same.
     """
     rows, spread = Rows.of(model, Z, choice.weights), 0.0
     scores, terms = rows.reduced.new_empty(len(codes), len(scatter.counts)), rows.reduced.new_empty(len(codes), 6)
     for fold in torch.unique(folds).tolist():
         mine = torch.nonzero(folds == fold).ravel()
         part, own = rows.take(mine), codes[mine]
-        rest = scatter.unlearned(part.reduced, own)
+        taken = None if weights is None else weights[mine]
+        rest = scatter.unlearned(part.reduced, own, taken)
         estimates = estimate_means(rest)
         linear = torch.addmm(class_offset(estimates, rest.counts, prior), part.reduced, estimates.weights)
-        scores[mine] = _with_shapes(model, rest.counts, choice, part, own, linear)
+        scores[mine] = _with_shapes(model, rest.counts, choice, part, own, linear, taken)
         terms[mine] = NoveltyTerms.of(rest).of_rows(part.reduced, part.outside)
         spread += estimates.spread * len(mine) / len(codes)
     return FoldOuts(mean_log_losses(scores, codes), np.asarray(terms.cpu().numpy()), guessed_temperature(spread))
 
 
-def _with_shapes(model: RidgeModel, left: Tensor, choice: Choice, rows: Rows, codes: Tensor, scores: Tensor) -> Tensor:
+def _with_shapes(
+    model: RidgeModel,
+    left: Tensor,
+    choice: Choice,
+    rows: Rows,
+    codes: Tensor,
+    scores: Tensor,
+    weights: Tensor | None,
+) -> Tensor:
     """Return linear scores with what the shapes of classes add, that are known from the rows left of each."""
     if model.shapes is None or rows.shape is None:
         return scores
-    moments = model.shapes.moments.remove(rows.shape, codes, model.counts)
+    moments = model.shapes.moments.remove(rows.shape, codes, model.mass, weights)
     return ShapeScores.of(moments, left, choice.strength).add(rows.shape, scores)

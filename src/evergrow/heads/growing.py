@@ -99,7 +99,7 @@ class LayerSpec:
             cosines = {**self.guidance, "bias": "phases", "orthogonal": orthogonal}
             wanted = dataclasses.replace(wanted, scales="spread", activation="cos", guidance=cosines)
             return PROJECTIONS[self.projection].from_settings(wanted)
-        raise ParameterError(f"units must be 'activation' for projection={self.projection!r}, got {self.units!r}")
+        raise ParameterError(f"units must be 'activation' for the projection {self.projection!r}, got {self.units!r}")
 
 
 @dataclass(frozen=True)

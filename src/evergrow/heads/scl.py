@@ -49,6 +49,9 @@ from evergrow.projections.activations import ACTIVATIONS
 from evergrow.projections.base import selectable_projections
 from evergrow.projections.scales import Scales, check_scales
 
+_DRAWN = ("gaussian", "fourier", "uniform")
+"""Layers that are drawn without a look at the labels, so that a first task of one class serves as well."""
+
 READOUTS = ("ridge", "discriminant", "denoised")
 
 SOLUTION = register_kind("head-solution")
@@ -220,13 +223,13 @@ class SCLClassifier(CalibratedRidge):
         Parameters
         ----------
         **overrides
-            Constructor arguments to set otherwise, for example ``n_units=1000``.
+            Constructor arguments to set otherwise, for example ``n_units=1000``; ``max_units=200`` makes it 200 units.
 
         Examples
         --------
         >>> from evergrow import SCLClassifier
-        >>> SCLClassifier.recommended(n_units=1000).alpha
-        'gcv'
+        >>> SCLClassifier.recommended(n_units=1000).alpha, SCLClassifier.recommended(max_units=200).n_units
+        ('gcv', 200)
         """
         settings: dict[str, Any] = {
             "alpha": "gcv",
@@ -236,7 +239,7 @@ class SCLClassifier(CalibratedRidge):
             "normalize": "auto",
             "readout": "denoised",
             "shape_directions": 128,
-            "n_units": 3000,
+            "n_units": min(3000, overrides["max_units"]) if isinstance(overrides.get("max_units"), int) else 3000,
         }
         if overrides.get("blocks") is not None:
             settings["normalize"] = "none"  # each block has been brought to equal energy by itself
@@ -281,8 +284,14 @@ class SCLClassifier(CalibratedRidge):
         codes = torch.from_numpy(labels.codes).to(Z.device)
         model = self._current() if self._is_started() else self._first_model(Z, codes)
         with meter("learning", Z.shape[0], enabled=self.verbose > 0) as tick:
-            learned = model.learn(Z, codes, labels.columns, tick)
-        self._commit(learned, self._following(learned, Z, codes, list(labels.columns)))
+            weights = None if labels.weights is None else torch.from_numpy(labels.weights).to(Z.device)
+            learned = model.learn(Z, codes, labels.columns, tick, weights)
+        self._commit(learned, self._following(learned, Z, codes, list(labels.columns), weights))
+
+    def least_first_classes(self) -> int:
+        """Return one where the layer is drawn and not guided by the classes, and means are all that is solved for."""
+        drawn = isinstance(self.projection, str) and self.projection in _DRAWN
+        return 1 if drawn and self.readout == "denoised" else self.min_first_classes
 
     def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
         """Grow the layer on the first task."""
@@ -368,8 +377,8 @@ class SCLClassifier(CalibratedRidge):
         kept.scatter = scatter
         self._derived, self._model = kept, model
 
-    def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor) -> None:
-        self._commit(model, self._following(model, Z, codes, None))
+    def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor, weights: Tensor | None) -> None:
+        self._commit(model, self._following(model, Z, codes, None, weights))
 
     def _commit_regrouped(self, model: RidgeModel, change: Regrouping) -> None:
         if change.is_permutation:
@@ -381,13 +390,13 @@ class SCLClassifier(CalibratedRidge):
         self._derived.choice = None
 
     def _following(
-        self, model: RidgeModel, Z: Tensor, codes: Tensor, columns: list[int] | None
+        self, model: RidgeModel, Z: Tensor, codes: Tensor, columns: list[int] | None, weights: Tensor | None
     ) -> SolvedScatter | None:
         """Return the solution of before after a change to another model, where it can follow."""
         derived: Derived | None = getattr(self, "_derived", None)
         if derived is None or derived.choice is None:
             return None
-        return follow(derived.scatter, model, Z, codes, columns, derived.choice.weights)
+        return follow(derived.scatter, model, Z, codes, columns, derived.choice.weights, weights)
 
     def _current(self) -> RidgeModel:
         """Return the model that the next one is made from; whether its weights were solved for bears on its form."""
@@ -416,7 +425,7 @@ class SCLClassifier(CalibratedRidge):
             derived.choice, derived.scatter, derived.readout = solved.choice, solved.scatter, solved.readout
             derived.spread = solved.spread
         elif derived.readout is None:
-            derived.readout = solve_readout(model.state, model.counts, fixed, self.readout, derived.last_alpha)
+            derived.readout = solve_readout(model.state, model.mass, fixed, self.readout, derived.last_alpha)
         return derived.readout
 
     def _shape_scores(self) -> ShapeScores | None:
@@ -479,7 +488,7 @@ class SCLClassifier(CalibratedRidge):
         fields.require(
             choice is None or len(choice.weights) in (0, wanted), "it has weights of another number of blocks"
         )
-        settled = choice is not None and choice.rows == int(self._model.counts.sum())
+        settled = choice is not None and choice.rows == round(float(self._model.mass.sum()))
         self._derived = Derived(last, solved, warmth, choice=choice, settled=settled)
 
     def linear_map(self) -> LayerMap:

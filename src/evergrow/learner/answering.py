@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import LabelError, ParameterError
 from evergrow.core.fields import Fields
 from evergrow.core.registry import nearest
+from evergrow.core.wording import setting
 
 PRIORS = ("uniform", "counts")
 """Priors that have a name: all classes alike, or as common as among the samples that were learned."""
@@ -256,11 +257,13 @@ def _checked_prior(prior: Any) -> str | dict[str, float] | None:
         return None
     if isinstance(prior, str):
         if prior not in PRIORS:
-            raise ParameterError(f"prior must be 'learned', 'uniform', 'counts' or weights of classes, got {prior!r}")
+            raise ParameterError(
+                f"{setting('prior')} must be 'learned', 'uniform', 'counts' or weights of classes, got {prior!r}"
+            )
         return prior
     weights = _numbers("prior", prior, positive=True)
     if not weights:
-        raise ParameterError("prior must give a weight to at least one class, got none")
+        raise ParameterError(f"{setting('prior')} must give a weight to at least one class, got none")
     return weights
 
 

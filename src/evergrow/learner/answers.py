@@ -30,6 +30,8 @@ class Answers:
         How unlike anything learned each is, where that was asked for.
     unknown : ndarray of bool of shape (n,) or None
         Which belong to no class that was learned, where that was asked for.
+    threshold : ndarray of shape (n,) or None
+        The novelty above which each is unknown, where that was asked for.
     """
 
     classes: NDArray[np.str_]
@@ -39,6 +41,7 @@ class Answers:
     failures: tuple[tuple[str, str], ...] = ()
     novelty: NDArray[np.float64] | None = None
     unknown: NDArray[np.bool_] | None = None
+    threshold: NDArray[np.float64] | None = None
     chosen: NDArray[np.int64] | None = None
 
     def ranked(self, top: int) -> NDArray[np.int64]:

@@ -214,14 +214,21 @@ def _read_names(fields: Fields) -> dict[str, str]:
     return {old: fields.text(old) for old in fields.names()}
 
 
-def fingerprint(X: NDArray[Any], labels: NDArray[np.str_]) -> str:
+def fingerprint(X: NDArray[Any], labels: NDArray[np.str_], weights: NDArray[np.float64] | None = None) -> str:
     """Identify a batch by its content."""
     digest = hashlib.blake2b("\0".join(labels.tolist()).encode("utf-8", "surrogatepass"), digest_size=12)
     digest.update(np.ascontiguousarray(X, dtype=np.float32).data)
+    if weights is not None:
+        digest.update(np.ascontiguousarray(weights, dtype=np.float64).data)
     return digest.hexdigest()
 
 
-def fingerprints(X: NDArray[Any], labels: NDArray[np.str_], history: Sequence[Change]) -> tuple[str, ...]:
+def fingerprints(
+    X: NDArray[Any],
+    labels: NDArray[np.str_],
+    history: Sequence[Change],
+    weights: NDArray[np.float64] | None = None,
+) -> tuple[str, ...]:
     """Identify a batch by its content, with the labels that it has and those it had before classes were renamed.
 
     What was learned before a class got another name is so noticed when it comes again under the new one. Of classes
@@ -233,8 +240,10 @@ def fingerprints(X: NDArray[Any], labels: NDArray[np.str_], history: Sequence[Ch
         The batch.
     history : sequence of Change
         What the model went through.
+    weights : ndarray of shape (n,), optional
+        What the samples count for, where that is not one.
     """
-    found = [fingerprint(X, labels)]
+    found = [fingerprint(X, labels, weights)]
     present = set(labels.tolist())
     former = {name: name for name in present}
     for change in reversed(history):
@@ -242,7 +251,7 @@ def fingerprints(X: NDArray[Any], labels: NDArray[np.str_], history: Sequence[Ch
             continue
         before = {new: old for old, new in change.names.items()}
         former = {name: before.get(old, old) for name, old in former.items()}
-        found.append(fingerprint(X, np.array([former[name] for name in labels.tolist()], dtype=np.str_)))
+        found.append(fingerprint(X, np.array([former[name] for name in labels.tolist()], dtype=np.str_), weights))
     return tuple(dict.fromkeys(found))
 
 

@@ -114,11 +114,11 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     (('rook',), {'owl': (5, 10)})
     """
     later = later_names(first.history_, second.history_)
-    names = {old: new for old, new in later.items() if old in first.n_samples_ and new != old}
+    names = {old: new for old, new in later.items() if old in first.samples_by_name_ and new != old}
     mine: dict[str, int] = {}
-    for name, n in first.n_samples_.items():
+    for name, n in first.samples_by_name_.items():
         mine[names.get(name, name)] = mine.get(names.get(name, name), 0) + n
-    theirs = second.n_samples_
+    theirs = second.samples_by_name_
     counts = {name: (mine[name], theirs[name]) for name in sorted(mine.keys() & theirs) if mine[name] != theirs[name]}
     alone = tuple(sorted(mine.keys() - theirs.keys())), tuple(sorted(theirs.keys() - mine.keys()))
     if data is None:
@@ -149,10 +149,12 @@ def _asked(found: Comparison, first: Learner, second: Learner, data: Any) -> Com
     theirs = mine if same else second._encoded(samples, second._encoder)
     both = np.intersect1d(mine.rows, theirs.rows)
     rows = [np.searchsorted(encoded.rows, both) for encoded in (mine, theirs)]
-    labels, items = samples.required_labels()[both], samples.names()
+    # Data may still have the names that classes had in the first.
+    former = {old: new for old, new in found.names.items() if old not in second.n_samples_}
+    labels, items = _translated(samples.required_labels()[both], former), samples.names()
     answers = first._answers_to(mine.X[rows[0]]), second._answers_to(theirs.X[rows[1]])
     answers = _translated(answers[0], found.names), answers[1]
-    known = sorted({found.names.get(name, name) for name in first.n_samples_}), sorted(second.n_samples_)
+    known = sorted({found.names.get(name, name) for name in first.samples_by_name_}), sorted(second.samples_by_name_)
     changed = tuple(
         ChangedAnswer(items[int(row)], str(label), str(a), str(b))
         for row, label, a, b in zip(both, labels, *answers, strict=True)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import LabelError, UnlearnError
 from evergrow.core.registry import nearest
+from evergrow.core.wording import setting
 from evergrow.datasets import DataOptions
 from evergrow.learner.changes import Change, fingerprint, fingerprints
 from evergrow.learner.intake import Samples, as_names, read_items, read_unknown
@@ -127,7 +128,8 @@ def samples_to_move(samples: Samples, source: str) -> Samples:
     if not len(rows):
         there = np.unique(samples.labels).tolist()
         raise LabelError(
-            f"data must hold samples labelled {source!r}, got labels {', '.join(map(repr, there[:5]))}; data without "
+            f"{setting('data')} must hold samples labelled {source!r}, got labels "
+            f"{', '.join(map(repr, there[:5]))}; data without "
             "labels are moved whole"
         )
     return samples.take(rows)

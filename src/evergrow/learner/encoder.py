@@ -16,7 +16,7 @@ from torch import nn
 from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.backbones.recipes import FINAL, check_recipe
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
-from evergrow.core.feature_blocks import join_blocks
+from evergrow.core.wording import action, setting
 from evergrow.learner.intake import Samples
 
 if TYPE_CHECKING:
@@ -49,6 +49,14 @@ class Features:
     X: NDArray[Any]
     rows: NDArray[np.int64]
     failures: tuple[tuple[str, str], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the features, for ``np.asarray`` and whatever takes arrays."""
+        X = self.X if dtype is None else self.X.astype(dtype, copy=False)
+        return X.copy() if copy else X
 
 
 class Encoder:
@@ -183,7 +191,8 @@ class Encoder:
             return fresh
         if self._wanted is None:
             raise InputError(
-                f"data must be feature vectors, since backbone is None, got {samples.kind}s: give a backbone or 'auto'"
+                f"{setting('data')} must be feature vectors, since no backbone is given, got "
+                f"{samples.kind}s: give one, or {setting('backbone', 'auto')}"
             )
         if self._wanted == "auto":
             fresh._choose(samples.kind)
@@ -228,7 +237,7 @@ class Encoder:
         """
         self.check(samples)
         if samples.features is not None:
-            return Features(join_blocks(samples.features, self.widths), np.arange(len(samples)))
+            return Features(samples.features, np.arange(len(samples)))
         from evergrow.backbones.extraction import extract
 
         config = extraction_config(settings, cache, lasting=samples.lasting)
@@ -244,11 +253,13 @@ class Encoder:
             return
         if self.spec is None:
             raise InputError(
-                f"items must be feature vectors, since the model was made without a backbone, got {samples.kind}s"
+                f"{setting('items')} must be feature vectors, since the model was made without a backbone, got "
+                f"{samples.kind}s"
             )
         if samples.kind != self.spec.kind:
             raise InputError(
-                f"items must be {self.spec.kind}s, since the model was made with {self.spec.name}, got {samples.kind}s"
+                f"{setting('items')} must be {self.spec.kind}s, since the model was made with {self.spec.name}, "
+                f"got {samples.kind}s"
             )
 
     def _check_origin(self, samples: Samples) -> None:
@@ -278,7 +289,7 @@ class Encoder:
         """
         if self._backbone is None:
             if self.spec is None:
-                raise NotFittedError("a backbone must be chosen first: call fit or partial_fit")
+                raise NotFittedError(f"a backbone must be chosen first: {action('fit')} does so")
             self._backbone = self._restore(self.spec)
         return self._backbone
 
@@ -335,14 +346,17 @@ class Encoder:
         if isinstance(given, Backbone):
             if given.spec.weights_hash != spec.weights_hash:
                 raise WeightsError(
-                    f"backbone must be the one that the model was made with, {spec.name} (hash {spec.weights_hash}), "
+                    f"{setting('backbone')} must be the one that the model was made with, {spec.name} (hash "
+                    f"{spec.weights_hash}), "
                     f"got {given.spec.name} (hash {given.spec.weights_hash})"
                 )
             return given.with_recipe(spec.recipe or FINAL)
         if isinstance(given, nn.Module):
             return backbone_from_spec(spec, weights=given, device=self._device)
         if isinstance(given, str) and given not in ("auto", spec.name):
-            raise WeightsError(f"backbone must be the one that the model was made with, {spec.name!r}, got {given!r}")
+            raise WeightsError(
+                f"{setting('backbone')} must be the one that the model was made with, {spec.name!r}, got {given!r}"
+            )
         return backbone_from_spec(spec, weights=self._weights, device=self._device)
 
 
@@ -369,13 +383,17 @@ def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig
     if checkpoint is None:
         return None
     if not isinstance(checkpoint, (str, os.PathLike)):
-        raise ParameterError(f"checkpoint must be a path or None, got {type(checkpoint).__name__}")
+        raise ParameterError(f"{setting('checkpoint')} must be a path or None, got {type(checkpoint).__name__}")
     path = Path(checkpoint)
     if config is None:
-        raise ParameterError(f"checkpoint must go with adapt, got {path} and nothing to train")
+        raise ParameterError(
+            f"{setting('checkpoint')} must go with {setting('adapt')}, got {path} and nothing to train"
+        )
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):  # said now, not after the first epoch
-        raise ParameterError(f"checkpoint must be a file in a folder that exists and can be written to, got {path}")
+        raise ParameterError(
+            f"{setting('checkpoint')} must be a file in a folder that exists and can be written to, got {path}"
+        )
     return path
 
 
@@ -383,7 +401,10 @@ def check_images(samples: Samples) -> None:
     """Raise :class:`InputError` unless a backbone can be adapted to the samples."""
     if samples.kind != "image":
         what = "feature vectors" if samples.kind == "features" else f"{samples.kind}s"
-        raise InputError(f"data must be images for a backbone to be adapted to them, got {what}: leave adapt out")
+        raise InputError(
+            f"{setting('data')} must be images for a backbone to be adapted to them, got {what}: leave "
+            f"{setting('adapt')} out"
+        )
 
 
 def _adaptable(backbone: Backbone) -> ImageBackbone:
@@ -391,7 +412,9 @@ def _adaptable(backbone: Backbone) -> ImageBackbone:
     from evergrow.backbones import ImageBackbone
 
     if not isinstance(backbone, ImageBackbone):
-        raise ParameterError(f"backbone must be a network for images to be adapted, got {type(backbone).__name__}")
+        raise ParameterError(
+            f"{setting('backbone')} must be a network for images to be adapted, got {type(backbone).__name__}"
+        )
     return backbone
 
 
@@ -410,7 +433,9 @@ def extraction_config(settings: Any, cache: Any, *, lasting: bool) -> ExtractCon
 
     chosen = configured(None, dict(settings or {})) if settings is None or isinstance(settings, dict) else settings
     if not isinstance(chosen, ExtractConfig):
-        raise ParameterError(f"extract must be an ExtractConfig, a dict or None, got {type(chosen).__name__}")
+        raise ParameterError(
+            f"{setting('extract')} must be an ExtractConfig, a dict or None, got {type(chosen).__name__}"
+        )
     if cache is not None:
         return replace(chosen, cache=cache)
     return replace(chosen, cache=False) if chosen.cache is None and not lasting else chosen

@@ -27,8 +27,11 @@ from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import BusyError, EvergrowError, ParameterError, PathError
 from evergrow.core.files import atomic_path, check_replaceable, link_or_copy, locked, real_path
 from evergrow.core.validation import check_number
+from evergrow.core.wording import setting
 from evergrow.learner.changes import Change
 from evergrow.learner.learner import Learner
+from evergrow.learner.places import ModelNotFoundError as ModelNotFoundError
+from evergrow.learner.places import existing_model
 from evergrow.learner.revisions import Header, History, Undone
 from evergrow.learner.snapshot import Ancestor, Lineage, Snapshot
 
@@ -37,10 +40,6 @@ KEEP = 10
 
 _held: dict[Path, int] = {}
 _guard = threading.Lock()
-
-
-class ModelNotFoundError(EvergrowError, FileNotFoundError):
-    """There is no model where one was looked for."""
 
 
 class ModelWriteError(EvergrowError, OSError):
@@ -64,7 +63,7 @@ def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
     FileFormatError
         If it is no model, is damaged or was altered.
     """
-    model = _existing(path)
+    model = existing_model(path)
     archive = read_archive(model)
     learner = Learner.from_archive(archive, name=os.fspath(path), **settings)
     learner._origin = (model, archive.digest)
@@ -233,7 +232,7 @@ def rollback(
         if not kept:
             raise ParameterError(_nothing_to_undo(model, lineage, place))
         if n > len(lineage.ancestors) or lineage.ancestors[-n] not in kept:
-            raise ParameterError(f"n must be at most {len(kept)}, the number of revisions kept, got {n}")
+            raise ParameterError(f"{setting('n')} must be at most {len(kept)}, the number of revisions kept, got {n}")
         ancestor = lineage.ancestors[-n]
         header = place.verified(ancestor, lineage)
         undone = [entry for entry in current.history if entry.revision > header.revision]
@@ -286,7 +285,9 @@ def redo(path: str | os.PathLike[str], n: int = 1, *, wait: bool = False, who: s
                 f"nothing to redo: what was undone ({lost.change.note}) is no longer kept in {place.folder}"
             )
         if n > len(steps):
-            raise ParameterError(f"n must be at most {len(steps)}, the number of rollbacks to take back, got {n}")
+            raise ParameterError(
+                f"{setting('n')} must be at most {len(steps)}, the number of rollbacks to take back, got {n}"
+            )
         for entry, number in steps:
             change = _redo_step(model, place, entry, int(number or 0), author() if who is None else who)
     return change
@@ -318,7 +319,7 @@ def history(path: str | os.PathLike[str]) -> list[Change]:
     path : path-like
         The model file; its tensors are not read.
     """
-    model = _existing(path)
+    model = existing_model(path)
     header = Header.read(model)
     undone = [entry.change for entry in History(model).happened(header.digest)]
     return sorted([*header.history, *undone], key=lambda entry: entry.when)
@@ -343,7 +344,7 @@ def open_revision(path: str | os.PathLike[str], number: int, **settings: Any) ->
     FileFormatError
         If it is damaged, was altered, or is no revision of this model.
     """
-    model = _existing(path)
+    model = existing_model(path)
     place, current = History(model), Header.read(model)
     if number in (current.revision, current.lineage.number):
         return open_model(path, **settings)
@@ -459,18 +460,9 @@ def _publish(source: Path, model: Path) -> None:
         link_or_copy(source, temporary)
 
 
-def _existing(path: str | os.PathLike[str]) -> Path:
-    """Return where a model lies, all links followed."""
-    if not os.path.isfile(path):
-        where = f"{os.fspath(path)!r}"
-        hint = f"{where}, a link to nothing" if os.path.islink(path) else f"{where}: make one with fit"
-        raise ModelNotFoundError(f"model must be an existing file, got {hint}")
-    return Path(os.path.realpath(path))
-
-
 def _changeable(path: str | os.PathLike[str]) -> Path:
     """Return where a model lies that is about to be changed."""
-    _existing(path)
+    existing_model(path)
     return _writable(path)
 
 
@@ -482,9 +474,9 @@ def _writable(path: str | os.PathLike[str]) -> Path:
             raise ModelWriteError(f"folder of the model must exist, got {str(model.parent)!r}")
         check_replaceable(model)
     except PathError as error:
-        raise ModelWriteError(f"model must be a file that may be written, but {error}") from error
+        raise ModelWriteError(f"{setting('model')} must be a file that may be written, but {error}") from error
     if model.exists() and not os.access(model, os.W_OK):
-        raise ModelWriteError(f"model must be a file that may be written, got {os.fspath(path)!r}")
+        raise ModelWriteError(f"{setting('model')} must be a file that may be written, got {os.fspath(path)!r}")
     return model
 
 

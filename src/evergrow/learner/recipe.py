@@ -10,6 +10,7 @@ from typing import Any
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
+from evergrow.core.wording import setting
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.joined import options_for_blocks
 
@@ -81,7 +82,9 @@ def _head_class(method: str) -> type[IncrementalClassifier]:
         from evergrow.methods import list_methods
 
         if method in list_methods():
-            raise ParameterError(f"method must be a head on features ({', '.join(HEADS.names())}), got {method!r}")
+            raise ParameterError(
+                f"{setting('method')} must be a head on features ({', '.join(HEADS.names())}), got {method!r}"
+            )
     return HEADS[method]
 
 

@@ -17,12 +17,17 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import EvergrowError
 from evergrow.core.fields import Fields
+from evergrow.datasets import DataOptions
 from evergrow.learner.changes import Tested, fingerprint
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.intake import Samples, read_labelled
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
+
+
+_READING = ("image_column", "text_column", "label_column", "class_level")
+"""Settings of reading that are remembered."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,19 @@ class Reference:
         How many they are.
     names : dict of str to str
         What classes are called now whose label in the data is another, since they were renamed or merged.
+    reading : dict
+        Columns and depth of class folders that the data are read with, where they are not found out.
     """
 
     source: str
     digest: str
     samples: int
     names: Mapping[str, str] = field(default_factory=dict)
+    reading: Mapping[str, Any] = field(default_factory=dict)
+
+    def options(self) -> DataOptions:
+        """Return the settings that the data are read with."""
+        return DataOptions(**self.reading)
 
     def renamed(self, names: Mapping[str, str]) -> Reference:
         """Return the reference after classes got other names.
@@ -72,6 +84,7 @@ class Reference:
             fields.text("digest"),
             fields.integer("samples"),
             {label: names.text(label) for label in names.names()},
+            _read_reading(fields.fields("reading")) if fields.has("reading") else {},
         )
 
 
@@ -99,7 +112,7 @@ class _Rows:
 
 
 @contextmanager
-def measured_change(learner: Learner, data: Any = None) -> Iterator[Trial]:
+def measured_change(learner: Learner, data: Any = None, options: DataOptions | None = None) -> Iterator[Trial]:
     """Test a learner before and after what the block does to it, and write the outcome into its history.
 
     Parameters
@@ -109,6 +122,8 @@ def measured_change(learner: Learner, data: Any = None) -> Iterator[Trial]:
     data : path-like, RawSet, FeatureSet or (items, labels), optional
         Labelled data, of sources with two parts the test part; they are remembered. None tests on what is remembered,
         as long as that is a file or folder that is still there.
+    options : DataOptions, optional
+        Columns of a table and depth of class folders in given data, remembered with them.
 
     Yields
     ------
@@ -130,12 +145,14 @@ def measured_change(learner: Learner, data: Any = None) -> Iterator[Trial]:
     """
     trial, start = Trial(), learner._snapshot_or_none()
     fitted = start is not None
-    rows = _rows(learner, data, trial) if fitted else None
+    rows = _rows(learner, data, options, trial) if fitted else None
     before = None if rows is None else _measured(learner, rows)
-    samples = None if fitted or data is None else read_labelled(data, "test")  # what is wrong is said before the work
+    samples = (
+        None if fitted or data is None else read_labelled(data, "test", options=options)
+    )  # errors come before the work
     yield trial
     if samples is not None:
-        rows = _encoded(learner, samples, data, {})
+        rows = _encoded(learner, samples, _found(data, options))
     if rows is None or learner._snapshot_or_none() is start:  # nothing to test on, or nothing was changed
         return
     now = learner._state()
@@ -165,10 +182,11 @@ def outcome(before: Evaluation | None, after: Evaluation, reference: Reference) 
     )
 
 
-def _rows(learner: Learner, data: Any, trial: Trial) -> _Rows | None:
+def _rows(learner: Learner, data: Any, options: DataOptions | None, trial: Trial) -> _Rows | None:
     """Return the test data that were given, or those that are remembered and still there."""
+    kind = learner._encoder.kind
     if data is not None:
-        return _read(learner, data, {})
+        return _encoded(learner, read_labelled(data, "test", kind, options), _found(data, options))
     known = learner._state().reference
     if known is None:
         return None
@@ -177,7 +195,7 @@ def _rows(learner: Learner, data: Any, trial: Trial) -> _Rows | None:
         trial.remark = f"the test data of this model ({where}) are not there any more: nothing was tested"
         return None
     try:
-        rows = _read(learner, known.source, known.names)
+        rows = _encoded(learner, read_labelled(known.source, "test", kind, known.options()), known)
     except (EvergrowError, OSError) as error:
         trial.remark = f"the test data of this model ({known.source}) cannot be read any more: {error}"
         return None
@@ -189,19 +207,30 @@ def _rows(learner: Learner, data: Any, trial: Trial) -> _Rows | None:
     return rows
 
 
-def _read(learner: Learner, data: Any, names: Mapping[str, str]) -> _Rows:
-    return _encoded(learner, read_labelled(data, "test", learner._encoder.kind), data, names)
+def _found(data: Any, options: DataOptions | None) -> Reference:
+    """Return a reference to data that were given, still without what they hold."""
+    named = isinstance(data, (str, os.PathLike)) and os.path.exists(data)
+    given, usual = options or DataOptions(), DataOptions()
+    reading = {name: getattr(given, name) for name in _READING if getattr(given, name) != getattr(usual, name)}
+    return Reference(os.path.abspath(data) if named else "", "", 0, reading=reading)
 
 
-def _encoded(learner: Learner, samples: Samples, data: Any, names: Mapping[str, str]) -> _Rows:
+def _encoded(learner: Learner, samples: Samples, reference: Reference) -> _Rows:
+    """Return features and classes of test data, and the reference to them as they are."""
     encoded = learner._encoded(samples, learner._encoder)
     labels = samples.required_labels()[encoded.rows]
-    source = os.path.abspath(data) if isinstance(data, (str, os.PathLike)) and os.path.exists(data) else ""
-    reference = Reference(source, fingerprint(encoded.X, labels), len(labels), dict(names))
-    known = np.array([names.get(name, name) for name in labels.tolist()], dtype=np.str_)
-    return _Rows(encoded.X, known, reference)
+    current = dataclasses.replace(reference, digest=fingerprint(encoded.X, labels), samples=len(labels))
+    known = np.array([reference.names.get(name, name) for name in labels.tolist()], dtype=np.str_)
+    return _Rows(encoded.X, known, current)
+
+
+def _read_reading(fields: Fields) -> dict[str, Any]:
+    """Return how data are read, from a file: three names of columns and a depth."""
+    columns = {name: fields.text(name) for name in _READING[:3] if fields.has(name)}
+    depth = {name: fields.integer(name, high=32) for name in _READING[3:] if fields.has(name)}
+    return {**columns, **depth}
 
 
 def _measured(learner: Learner, rows: _Rows) -> Evaluation:
     answers = learner._answers_to(rows.X)
-    return evaluate_predictions(rows.labels.tolist(), answers.tolist(), learner.classes_.tolist())
+    return evaluate_predictions(rows.labels.tolist(), answers.tolist(), learner.class_names_.tolist())

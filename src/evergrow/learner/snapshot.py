@@ -21,6 +21,7 @@ from evergrow.learner import calibration as calibrations
 from evergrow.learner.answering import Answering
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.changes import Change
+from evergrow.learner.labels import KINDS, can_read
 from evergrow.learner.recipe import SETTINGS, HeadRecipe
 from evergrow.learner.reference import Reference
 
@@ -107,6 +108,10 @@ class Snapshot:
         Seed of the head and of the adaptation.
     adaptation : Adaptation or None
         What the backbone was adapted with, where it was.
+    label_kind : {"name", "integer", "boolean"}
+        What the labels were that were learned; the head knows them by their names.
+    announced : tuple of str or None
+        Classes that ``partial_fit`` was told to expect; others are refused.
     answering : Answering
         How answers follow from probabilities.
     reference : Reference or None
@@ -126,6 +131,8 @@ class Snapshot:
     reason: str = ""
     seed: int = 0
     adaptation: Adaptation | None = None
+    label_kind: str = "name"
+    announced: tuple[str, ...] | None = None
     answering: Answering = field(default_factory=Answering)
     reference: Reference | None = None
     extra: Extra = field(default_factory=lambda: Extra())
@@ -147,9 +154,13 @@ class Snapshot:
         return "features" if self.spec is None else self.spec.kind
 
     def after(self, change: Change, **values: Any) -> Snapshot:
-        """Return what is known after a change."""
+        """Return what is known after a change; a class whose name no label of the kind has makes all labels names."""
         history = (*self.history, change.numbered(self.revision + 1))
         after = dataclasses.replace(self, history=history, **values)
+        if not all(can_read(after.label_kind, name) for name in after.counts):
+            after = dataclasses.replace(after, label_kind="name")
+        if after.announced is not None and not set(after.counts) <= set(after.announced):  # got other names
+            after = dataclasses.replace(after, announced=tuple(sorted({*after.announced, *after.counts})))
         return dataclasses.replace(after, answering=after.answering.limited(after.counts))
 
     def to_archive(self, recipe: HeadRecipe) -> Archive:
@@ -173,6 +184,10 @@ class Snapshot:
             "revision": self.revision,
             "lineage": self.lineage.to_values(),
         }
+        if self.label_kind != "name":  # absent in files of models of names, as in all of version 0.1
+            meta["label_kind"] = self.label_kind
+        if self.announced is not None:
+            meta["announced"] = list(self.announced)
         if not self.answering.is_plain or self.answering.extra:
             meta["answering"] = self.answering.to_values()
         if self.reference is not None:
@@ -226,8 +241,9 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         (None, or its description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the
         backbone was adapted with: tuner, settings, number of parameters, the backbone before, and how the training
         went), ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``,
-        ``n_classes``, ``n_samples``, ``classes`` (name and samples of each), ``novelty`` (None, or the number of
-        calibrated scores and the threshold), ``answering`` (prior, costs and thresholds that answers follow),
+        ``n_classes``, ``n_samples``, ``classes`` (name and samples of each), ``label_kind`` (what the labels
+        were: names, integers or booleans), ``novelty`` (None, or the number of calibrated scores and the threshold),
+        ``answering`` (prior, costs and thresholds that answers follow),
         ``reference`` (None, or the test data that it remembers), ``revision``, ``history``, and with ``numerics`` the
         head's diagnostics.
     """
@@ -246,6 +262,7 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "n_classes": len(now.classes),
         "n_samples": sum(now.counts.values()),
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
+        "label_kind": now.label_kind,
         "novelty": _novelty(now),
         "answering": now.answering.to_values(),
         "reference": None if now.reference is None else now.reference.to_values(),
@@ -306,6 +323,8 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         reason=fields.text("reason", default=""),
         seed=fields.integer("seed", low=-(2**63), high=2**64, default=0),
         adaptation=_adaptation(fields) if fields.has("adaptation") else None,
+        label_kind=_label_kind(fields, head.classes_.tolist()),
+        announced=_announced(fields, head.classes_.tolist()),
         answering=_answering(fields, head, counts) if fields.has("answering") else Answering(),
         reference=Reference.from_fields(fields.fields("reference")) if fields.has("reference") else None,
         widths=widths,
@@ -344,6 +363,19 @@ def _head(
         fields.require(head.can("solution"), f"heads of method {method!r} have no solution to keep")
         head.adopt_solution(fields.part("solution"), name=fields.inside("solution"))
     return head, dict(sorted(counts.items()))
+
+
+def _label_kind(fields: Fields, names: list[str]) -> str:
+    kind = fields.text("label_kind", choices=KINDS, default="name")
+    strange = [name for name in names if not can_read(kind, name)]
+    fields.require(not strange, f"its labels are of kind {kind!r}, but {(strange or [''])[0]!r} is none")
+    return kind
+
+
+def _announced(fields: Fields, names: list[str]) -> tuple[str, ...] | None:
+    found = fields.texts("announced", default=None)
+    fields.require(found is None or set(names) <= set(found), "it has a class that was not announced")
+    return None if found is None else tuple(found)
 
 
 def _answering(fields: Fields, head: IncrementalClassifier, counts: dict[str, int]) -> Answering:
