@@ -75,6 +75,58 @@ def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: fl
     return Row(work, figure, f">= {bar}" if bar else "", plain / full >= bar if bar else None, values)
 
 
+def depths(quick: bool) -> Iterator[Row]:
+    """Features from several depths of a pass (``"rich"``) against the network's own vector alone, by turns."""
+    names = ("test_vit",) if quick else ("vit_base_patch16_224", "tf_efficientnet_lite0")
+    for name in names:
+        yield _depths(name, 64 if quick else 48, torch.device("cpu"), "float32", None if quick else 0.97)
+        if torch.cuda.is_available():
+            for precision in ("float32", "float16"):
+                yield _depths(name, 512 if quick else 8192, torch.device("cuda"), precision, None if quick else 0.95)
+    yield _depth_memory(names[0])
+
+
+def _depths(name: str, n: int, device: torch.device, precision: Any, bar: float | None) -> Row:
+    final = create_backbone(name, weights="random", device=device)
+    rich = final.with_recipe("rich")
+    items = ImageArrays(_images(n))
+
+    def run(backbone: Backbone) -> float:
+        return seconds(lambda: extract(backbone, items, cache=False, precision=precision), repeat=1)
+
+    run(final), run(rich)  # warm up
+    pairs = [(run(final), run(rich)) for _ in range(5)]  # by turns: the load may change
+    plain, full = (statistics.median(column) for column in zip(*pairs))
+    ratio = statistics.median(a / b for a, b in pairs)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    figure = (
+        f"{ratio:.3f} of the final vector alone: {n / full:,.1f} against {n / plain:,.1f} images/s, "
+        f"{rich.n_features:,} columns against {final.n_features:,} ({torch.get_num_threads()} threads, load {load:.1f})"
+    )
+    values = {"pairs_s": pairs, "n": n, "load": load, "device": device.type, "precision": precision}
+    work = f"several depths, {name} on {device.type}, {precision}"
+    return Row(work, figure, f">= {bar}" if bar else "", ratio >= bar if bar else None, values)
+
+
+def _depth_memory(name: str) -> Row:
+    """Return the peak memory of extracting several depths against that of the final vector, each in its process."""
+    peaks = []
+    for recipe in ("final", "rich"):
+        code = f"from benchmarks.extraction import _peak_of\n_peak_of({name!r}, {recipe!r})"
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        peaks.append(json.loads(out.stdout.strip().splitlines()[-1]))
+    growth = (peaks[1] - peaks[0]) / 1e6
+    figure = f"{peaks[1] / 1e6:,.0f} MB at the peak of the process, {growth:+.1f} MB against the final vector alone"
+    return Row(f"memory of several depths, {name}", figure, "< 30 MB more", growth < 30, {"peak_bytes": peaks})
+
+
+def _peak_of(name: str, recipe: str) -> None:
+    """Print the high-water mark of this process after extracting 96 images."""
+    backbone = create_backbone(name, weights="random", device="cpu", recipe=recipe)
+    extract(backbone, ImageArrays(_images(96)), cache=False, workers=0)
+    _print_peak()
+
+
 def warm_cache(quick: bool) -> Iterator[Row]:
     """Ask for the features of the same files a second time; everything is looked up anew."""
     n, name = (64, "test_resnet") if quick else (192, "tf_efficientnet_lite0")
@@ -157,5 +209,9 @@ def _peak(n: int) -> None:
     """Print the high-water mark of this process after extracting ``n`` images."""
     with tempfile.TemporaryDirectory() as folder:
         extract(_Tiny(), _Drawn(n), cache=folder, workers=0)
+    _print_peak()
+
+
+def _print_peak() -> None:
     lines = Path("/proc/self/status").read_text().splitlines()
     print(1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1]))

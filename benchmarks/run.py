@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import evergrow
-from benchmarks import answers, construction, extraction, heads, serving, startup, training, updates
+from benchmarks import answers, blocks, construction, extraction, heads, serving, startup, training, updates
 from benchmarks.timing import Row
 
 BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
@@ -26,6 +26,7 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "memory": updates.memory,
     "precision": updates.precision,
     "answers": answers.change_and_answer,
+    "blocks": blocks.width,
     "gpu": construction.on_gpu,
     "large": construction.large_first_task,
     "growth": construction.growth,
@@ -33,9 +34,11 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "extraction": extraction.throughput,
     "warm-cache": extraction.warm_cache,
     "extraction-memory": extraction.memory,
+    "depths": extraction.depths,
     "training": training.throughput,
     "startup": startup.predict_against_torch,
     "serving": serving.against_the_loop,
+    "refusal": startup.refusals_against_torch,
 }
 
 

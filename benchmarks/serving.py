@@ -155,7 +155,7 @@ def _model(folder: Path) -> Any:
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
 
-    learner = Learner("auto", cache=False, extract={"progress": False}).fit(str(folder / "images"))
+    learner = Learner("auto", cache=False, extract={"progress": False, "workers": 0}).fit(str(folder / "images"))
     (folder / "models").mkdir()
     commit(folder / "models" / "photos.evg", learner)
     return learner

@@ -1,4 +1,4 @@
-"""From the start of a process to its first answer, against a bare ``import torch``."""
+"""From the start of a process to its first answer, or to its refusal, against a bare ``import torch``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from benchmarks.timing import Row
 
 COMMAND = (sys.executable, "-m", "evergrow")
 BAR = 1.5
+REFUSAL_BAR = 0.7
 
 
 def predict_against_torch(quick: bool) -> Iterator[Row]:
@@ -47,15 +48,52 @@ def predict_against_torch(quick: bool) -> Iterator[Row]:
     )
 
 
+def refusals_against_torch(quick: bool) -> Iterator[Row]:
+    """Time commands that are wrong in what their arguments name, in turns with ``python -c "import torch"``."""
+    repeat = 5 if quick else 9
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _write_images(folder)
+        (folder / "one").mkdir()
+        (folder / "images" / "lying").rename(folder / "one" / "lying")
+        target = str(folder / "model.evg")
+        wrong = {
+            "a model that is not there": ["predict", target, str(folder / "one")],
+            "data that are not there": ["fit", str(folder / "absent"), "-m", target],
+            "a single class": ["fit", str(folder / "one"), "-m", target],
+        }
+        commands = {"torch": [sys.executable, "-c", "import torch"]}
+        commands |= {what: [*COMMAND, *arguments] for what, arguments in wrong.items()}
+        times = _in_turns(commands, dict(os.environ), repeat, {"torch": 0})
+    for what in wrong:
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(times[what], times["torch"], strict=True))
+        ours, theirs = (statistics.median(times[key]) for key in (what, "torch"))
+        yield Row(
+            work=f"evergrow refuses {what}",
+            figure=f"{ratio:.2f}x: {ours:.2f} s against {theirs:.2f} s for import torch (median of {repeat})",
+            bar=f"{REFUSAL_BAR}x",
+            reached=ratio <= REFUSAL_BAR,
+            values={"ratio": ratio, "refusal_seconds": times[what], "torch_seconds": times["torch"]},
+        )
+
+
 def _in_turns(
-    commands: Mapping[str, Sequence[str]], environment: dict[str, str], repeat: int
+    commands: Mapping[str, Sequence[str]],
+    environment: dict[str, str],
+    repeat: int,
+    codes: Mapping[str, int] | None = None,
 ) -> dict[str, list[float]]:
-    """Return the seconds of each command, run one after the other so that all meet the same machine."""
+    """Return the seconds of each command, run one after the other so that all meet the same machine.
+
+    ``codes`` has the exit codes of those that succeed where others are to be refused, with 2.
+    """
     times: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(repeat):
         for name, command in commands.items():
             started = time.perf_counter()
-            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+            done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            if done.returncode != (0 if codes is None else codes.get(name, 2)):
+                raise RuntimeError(f"{name} left with {done.returncode}: {done.stderr.decode()}")
             times[name].append(time.perf_counter() - started)
     return times
 

@@ -24,7 +24,7 @@ def test_python_runs(index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     exec(compile(PYTHON[index], f"README block {index}", "exec"), namespace)
     if index == 0:
         assert (tmp_path / "digits.evg").exists()
-        assert namespace["learner"].predict(namespace["X"][:5]).tolist() == ["0", "1", "2", "3", "4"]
+        assert namespace["learner"].predict(namespace["X"][:5]).tolist() == [0, 1, 2, 3, 4]
     if index == 1:
         assert namespace["model"].predict(namespace["X"][:5]).tolist() == [0, 1, 2, 3, 4]
 

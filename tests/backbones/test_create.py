@@ -211,7 +211,7 @@ def test_a_description_does_not_take_other_weights() -> None:
 def test_a_description_says_where_its_file_was() -> None:
     spec = image_backbone("test_vit", weights="random").spec
     gone = BackboneSpec.from_dict(spec.to_dict() | {"weights": "file:/no/such/file.pth", "options": {}})
-    with pytest.raises(WeightsError, match=r"/no/such/file\.pth does not exist: pass weights="):
+    with pytest.raises(WeightsError, match=r"/no/such/file\.pth does not exist: give weights="):
         backbone_from_spec(gone, device="cpu")
 
 

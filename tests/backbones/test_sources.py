@@ -50,7 +50,7 @@ def test_a_package_that_is_missing_is_named() -> None:
 @pytest.mark.usefixtures("offline")
 def test_an_address_outside_the_hub_and_none_at_all() -> None:
     outside = next(n for n in timm.list_models(pretrained=True) if not timm.get_pretrained_cfg(n).hf_hub_id)
-    with pytest.raises(WeightsError, match=r"download http\S+ on another machine and pass weights='/path/to/"):
+    with pytest.raises(WeightsError, match=r"download http\S+ on another machine and give weights='/path/to/"):
         create_backbone(outside)
     nowhere = "vit_small_patch16_36x1_224"
     assert not timm.get_pretrained_cfg(nowhere).has_weights
@@ -167,3 +167,15 @@ def test_a_file_that_the_hub_does_not_have(
     with pytest.raises(WeightsError, match=r"the download failed \(\w*EntryNotFoundError"):
         create_backbone("test_vit.r160_in1k")
     assert hub[1]["HEAD"] >= 2  # both file names were tried
+
+
+@pytest.mark.usefixtures("offline")
+def test_the_nearest_backbone_with_weights_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles.Bundle, "find", lambda self: Path("here") if "lite" in self.pip else None)
+    with pytest.raises(
+        WeightsError, match=r"but are not; nearest whose weights are here: 'tf_efficientnet_lite0'\. Tried"
+    ):
+        create_backbone("efficientnet_lite0", device="cpu")
+    monkeypatch.setattr(bundles.Bundle, "find", lambda self: None)
+    with pytest.raises(WeightsError, match=r"but are not\. Tried"):
+        create_backbone("efficientnet_lite0", device="cpu")

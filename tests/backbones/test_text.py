@@ -124,3 +124,52 @@ def test_without_the_library_the_error_has_the_pip_line(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'evergrow\[text\]'"):
         create_backbone(NAME)
+
+
+# -- recipes ----------------------------------------------------------------------------------------------
+
+
+def test_hidden_states_are_pooled_over_the_tokens_of_each_text_alone(backbone: TextBackbone, folder: Path) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    rich = backbone.with_recipe("rich")
+    assert rich.spec.blocks.blocks == ("final", "mean@-2", "mean@-3", "max@-1", "cls@-1", "spread@-1")
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    rows = []
+    for text in TEXTS:  # one at a time: nothing is padded
+        tokens = tokenizer([text], truncation=True, max_length=256, return_tensors="pt")
+        with torch.no_grad():
+            states = [state[0] for state in model(**tokens, output_hidden_states=True).hidden_states]
+        last = states[-1]
+        final = functional.normalize(last.mean(0), dim=0)
+        means = [states[-2].mean(0), states[-3].mean(0)]
+        rows.append(torch.cat([final, *means, last.amax(0), last[0], last.std(0, correction=0)]))
+    torch.testing.assert_close(rich.encode(TEXTS), torch.stack(rows), atol=1e-5, rtol=1e-4)
+
+
+def test_padding_and_order_change_nothing_in_any_block(backbone: TextBackbone) -> None:
+    most = backbone.with_recipe("max")
+    whole = most.encode(TEXTS)
+    alone = torch.cat([most.encode([text]) for text in TEXTS])
+    turned = most.encode(TEXTS[::-1]).flip(0)
+    for other in (alone, turned):
+        for block in range(len(most.spec.blocks.widths)):
+            columns = slice(384 * block, 384 * (block + 1))
+            cosine = functional.cosine_similarity(whole[:, columns], other[:, columns])
+            assert float((1 - cosine).abs().max()) < 1e-4
+    torch.testing.assert_close(whole[:, :384], backbone.encode(TEXTS), atol=1e-6, rtol=1e-5)
+    assert most.encode([]).shape == (0, most.n_features)
+
+
+def test_a_text_recipe_comes_back_from_its_description(backbone: TextBackbone) -> None:
+    made = backbone.with_recipe(["mean@-1", "cls@-6"])
+    again = backbone_from_spec(BackboneSpec.from_dict(made.spec.to_dict()), device="cpu")
+    assert again.spec == made.spec
+    torch.testing.assert_close(again.encode(TEXTS[:2]), made.encode(TEXTS[:2]))
+
+
+@pytest.mark.parametrize("block", ["mean@-7", "vector@-1", "mean@encoder.layer.3"])
+def test_what_a_sentence_encoder_lacks_is_said_in_one_line(backbone: TextBackbone, block: str) -> None:
+    with pytest.raises(ParameterError, match=f"hidden state, which here are -1 to -6, got '{block}'"):
+        backbone.with_recipe([block])

@@ -85,9 +85,22 @@ def test_images_without_a_backbone_are_refused_before_anything_runs(spec: Path) 
         ('weights = "random"', "options = { test_sise = 0.2 }", "line 13.*nearest: 'test_size'"),
         ('weights = "random"', "options = { test_size = 2 }", "line 13: test_size must be"),
         ('weights = "random"', "backbone_options = 3", "backbone_options must be a table"),
+        ('weights = "random"', 'recipe = "riche"', "line 13: recipe must be 'auto', 'final', 'rich', 'max' or"),
     ],
 )
 def test_mistakes_are_found_with_their_line(spec: Path, old: str, new: str, message: str) -> None:
     spec.write_text(SPEC.replace(old, new))
     with pytest.raises(SpecError, match=message):
         load_spec(spec)
+
+
+def test_a_recipe_gives_joined_blocks_and_is_in_the_record(spec: Path) -> None:
+    spec.write_text(SPEC.replace('weights = "random"', 'weights = "random"\nrecipe = ["final", "mean@-2"]'))
+    (record,) = run_bench(load_spec(spec)).records
+    assert record.dataset["backbone"]["recipe"] == {"blocks": ["final", "mean@-2"], "widths": [96, 192]}
+    data = load_data(spec.parent / "images.npz")
+    backbone = create_backbone("test_resnet", "random", device="cpu", recipe=["final", "mean@-2"])
+    head = create_method("simplecil", device="cpu")
+    head.fit(extract(backbone, data.train, cache=False).joined, data.y_train)
+    answers = head.predict(extract(backbone, data.test, cache=False).joined)
+    assert record.results["a_last"] == pytest.approx((answers == data.y_test).mean())

@@ -90,9 +90,9 @@ def test_rollback_gives_the_bytes_back(shell, model, later):
         (["forget", "m.evg", "kat"], "got 'kat'; nearest: 'cat'"),
         (["forget", "m.evg", "ant", "bee", "cat"], "at least one class must remain"),
         (["unlearn", "m.evg", "later.npz"], "class must be one that was learned, got 'dog'"),
-        (["rollback", "m.evg"], "n must be at most 0"),
-        (["update", "empty", "later.npz"], "model must be an existing file, got 'empty'"),
-        (["update", "absent.evg", "later.npz"], "model must be an existing file, got 'absent.evg'"),
+        (["rollback", "m.evg"], "nothing to undo"),
+        (["update", "empty", "later.npz"], "MODEL must be an existing file, got 'empty'"),
+        (["update", "absent.evg", "later.npz"], "MODEL must be an existing file, got 'absent.evg'"),
         (["update", "first.npz", "later.npz"], "first.npz must be an evergrow file"),
     ],
 )
@@ -144,7 +144,7 @@ def test_second_writer_is_told(shell, model, later):
 
 def test_kind_of_another_model(shell, image_model, first):
     Path("texts.csv").write_text("text,label\nhello,a\nbye,b\n")
-    assert "items must be images" in shell.error("update", image_model, "texts.csv")
+    assert "DATA must be images" in shell.error("update", image_model, "texts.csv")
 
 
 def test_update_of_images_leaves_out_what_cannot_be_read(shell, image_model, images):
@@ -240,3 +240,35 @@ def test_what_cannot_be_merged(shell, model, later, arguments, message):
     shell.run("fit", later, "-m", "other.evg", "--units", 40)
     assert message in shell.error(*arguments)
     assert not Path("c.evg").exists()
+
+
+def test_redo_gives_the_bytes_back_that_rollback_took(shell, model, later):
+    shell.run("update", model, later)
+    after = model.read_bytes()
+    shell.run("rollback", model)
+    assert "redid update" in shell.run("redo", model).stdout
+    assert model.read_bytes() == after
+    assert "nothing to redo" in shell.error("redo", model)
+
+
+def test_bare_rollback_of_a_fresh_model_says_where_history_lies(shell, model):
+    said = shell.error("rollback", model)
+    assert "nothing to undo" in said
+    assert "m.evg.history" in said
+
+
+def test_log_says_who_did_what(shell, model, later, monkeypatch):
+    monkeypatch.setenv("EVERGROW_AUTHOR", "Ada\x1b[2J")
+    shell.run("update", model, later)
+    shell.run("rename", model, "ant", "wasp")
+    shell.run("rollback", model)
+    output = shell.run("log", model).stdout.splitlines()
+    assert "\x1b" not in "".join(output)
+    assert [line.split()[0] for line in output] == ["revision", "2", "2", "1"]
+    assert "rollback" in output[1]
+    assert "undid rename" in output[1]
+    assert "+3: dog, eel, fox" in output[2]
+    values = shell.json("log", model)
+    assert [change["what"] for change in values["history"]] == ["fit", "update", "rollback"]
+    assert values["history"][1]["who"] == "Ada\x1b[2J"
+    assert "(2 earlier changes: --full)" in shell.run("log", model, "-n", 1).stdout

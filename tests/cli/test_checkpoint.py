@@ -129,7 +129,7 @@ def test_another_training_is_one_line_and_changes_nothing(shell, images, stop):
     assert "seed is 0 there and 1 here" in shell.error(*RUN, "-m", "m.evg", "--checkpoint", KEPT, "--seed", 1)
     Path(images, "lying", "0.png").unlink()
     message = shell.error(*RUN, "-m", "m.evg", "--checkpoint", KEPT)
-    assert message.startswith(f"error: checkpoint must be of the same training, but {KEPT} differs in 2 of ")
+    assert message.startswith(f"error: --checkpoint must be of the same training, but {KEPT} differs in 2 of ")
     assert "images is" in message
     assert KEPT.read_bytes() == kept
     assert not Path("m.evg").exists()

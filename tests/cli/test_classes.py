@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from tests.cli.conftest import NAMES, clouds
 
 from evergrow.learner.learner import Learner
@@ -28,19 +27,16 @@ def test_rename_several_at_once(shell, model):
     assert set(open_model(model).predict(X)) == {"bee"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_names_that_do_not_do(shell, model):
+    before = model.read_bytes()
+    for arguments, said in (
         (("antt", "wasp"), "got 'antt'; nearest: 'ant'"),
         (("ant", "bee"), "one class, merge them (merge-classes)"),
         (("ant", "bee", "cat"), "in pairs OLD NEW, got 3 names"),
         (("ant", "x", "ant", "y"), "named once, got 'ant' twice"),
         (("ant", ""), "names that can be seen"),
-    ],
-)
-def test_names_that_do_not_do(shell, model, arguments, said):
-    before = model.read_bytes()
-    assert said in shell.error("rename", model, *arguments)
+    ):
+        assert said in shell.error("rename", model, *arguments)
     assert model.read_bytes() == before
 
 

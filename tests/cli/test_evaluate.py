@@ -1,12 +1,18 @@
+import base64
+import dataclasses
+import io
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from tests.cli.conftest import NAMES, clouds
 
+from evergrow.cli.mistakes import SHOWN
 from evergrow.cli.pages import evaluation_page
-from evergrow.learner.evaluation import evaluate_predictions
+from evergrow.core.items import ImageFiles, Texts
+from evergrow.learner.evaluation import SampleAnswers, evaluate_predictions
 from evergrow.learner.modelfile import open_model
 
 CLASSES = ("<b>bold</b>", 'quo"te', "plain")
@@ -64,7 +70,8 @@ def test_page_is_one_file_and_safe(result):
     assert "script" not in {tag for tag, _ in page.tags}
     assert "b" not in {tag for tag, _ in page.tags}
     for tag, values in page.tags:
-        assert not {"src", "href", "onclick"} & set(values), tag
+        assert not {"src", "href"} & set(values), tag
+        assert not [name for name in values if name.startswith("on")], tag
     assert "url(" not in text
     assert "http" not in text
     assert "prefers-color-scheme: dark" in text
@@ -136,7 +143,7 @@ def test_classes_never_learned_are_told_apart(shell, model, later):
 def test_nothing_is_written_on_bad_input(shell, model):
     assert "absent" in shell.error("evaluate", model, "absent.npz", "--report", "page.html")
     assert not Path("page.html").exists()
-    assert "--report must be in an existing folder" in shell.error("evaluate", model, "x.npz", "--report", "no/p.html")
+    assert "--report must be in an existing folder" in shell.error("evaluate", model, model, "--report", "no/p.html")
 
 
 def test_images_left_out_deserve_a_look(shell, image_model, images):
@@ -145,3 +152,106 @@ def test_images_left_out_deserve_a_look(shell, image_model, images):
     values = shell.json("evaluate", image_model, images, "--on-error", "skip", code=1)
     assert values["left_out"] == ["lying/9.png"]
     assert values["n_known"] == 18
+
+
+# -- what was answered wrongly ------------------------------------------------------------------------------
+
+
+def answered(truth, guess, items=None, certainty=None, **more):
+    """Return an evaluation with its samples."""
+    names = sorted({*truth, *guess})
+    samples = SampleAnswers(
+        items, np.arange(len(truth)), np.array(truth, np.str_), np.array(guess, np.str_), certainty, **more
+    )
+    return dataclasses.replace(evaluate_predictions(truth, guess, names), samples=samples)
+
+
+def test_wrong_answers_are_shown_by_certainty_and_the_matrix_leads_to_them():
+    truth, guess = ["a", "a", "a", "b", "b"], ["b", "b", "a", "b", "a"]
+    texts = Texts(("mild <i>", "wild", "right", "fine", "odd & even"))
+    result = answered(truth, guess, texts, np.array([0.6, 0.9, 0.99, 0.8, 0.7]))
+    page = Page(evaluation_page(result, title="texts"))
+    shown = [text for text in page.text if text in ("mild <i>", "wild", "right", "fine", "odd & even")]
+    assert shown == ["wild", "mild <i>", "odd & even"]  # most certain first, the class with most mistakes first
+    targets = [values["id"] for tag, values in page.tags if tag == "figure" and "id" in values]
+    links = [values["href"] for tag, values in page.tags if tag == "a"]
+    assert sorted(set(links)) == sorted(f"#{target}" for target in targets) == ["#mistake-0-1", "#mistake-1-0"]
+    assert len(links) == 4  # from the matrix and from the table of pairs
+    assert "i" not in {tag for tag, values in page.tags if "style" not in values}
+
+
+def test_images_are_thumbnails_and_one_that_is_gone_is_a_name(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("a.png", 'b" onerror="x.png', "gone.png"):
+        Image.fromarray(rng.integers(0, 256, (900, 1200, 3), dtype=np.uint8)).save(tmp_path / name)
+    (tmp_path / "gone.png").write_text("no image")
+    items = ImageFiles(tmp_path, ("a.png", 'b" onerror="x.png', "gone.png"))
+    page = Page(evaluation_page(answered(["a", "a", "b"], ["b", "b", "a"], items), title="images"))
+    images = [values for tag, values in page.tags if tag == "img"]
+    assert [values["alt"] for values in images] == ["a.png", 'b" onerror="x.png']
+    assert all(set(values) == {"src", "alt", "title"} for values in images)
+    for values in images:
+        prefix, _, body = values["src"].partition(",")
+        assert prefix == "data:image/jpeg;base64"
+        assert max(Image.open(io.BytesIO(base64.b64decode(body))).size) == 128
+        assert len(body) < 20_000
+    assert "gone.png" in page.text
+
+
+def test_the_page_stays_bounded_however_much_is_wrong():
+    names = [f"{number:04} " + "long " * 60 for number in range(3000)]
+    rng = np.random.default_rng(0)
+    truth = rng.permutation(np.repeat(names, 4)).tolist()
+    guess = rng.permutation(truth).tolist()
+    texts = Texts(tuple("word " * 2000 for _ in truth))
+    novelty = {"novelty": rng.normal(size=len(truth)), "strange": np.array([np.nan, 1e300]), "threshold": 2.0}
+    text = evaluation_page(answered(truth, guess, texts, rng.random(len(truth)), **novelty), title="wrong")
+    assert len(text) < 6 * 2**20
+    page = Page(text)
+    assert sum(values.get("class") == "mistake" for _, values in page.tags) == SHOWN
+    targets = {values["id"] for _, values in page.tags if "id" in values}
+    links = {values["href"] for tag, values in page.tags if tag == "a"}
+    assert {link[1:] for link in links} <= targets
+
+
+def test_charts_count_what_they_show():
+    certainty = np.array([0.95, 0.92, 0.55, 0.15])
+    result = answered(
+        ["a", "b", "a", "b"],
+        ["a", "b", "b", "b"],
+        certainty=certainty,
+        novelty=np.array([0.0, 0.5, 1.0, 4.0]),
+        strange=np.array([3.0, 5.0]),
+        threshold=2.5,
+    )
+    page = Page(evaluation_page(result, title="charts"))
+    words = " ".join(page.text)
+    assert "certainty 0.94: 100.0 % of 2 right" in words  # the mean of 0.95 and 0.92
+    assert "certainty 0.55: 0.0 % of 1 right" in words
+    gap = (2 * abs(0.935 - 1) + 0.55 + 0.85) / 4
+    assert f"{100 * gap:.1f} % apart" in words
+    assert "Samples above 2.5, the dashed line, are called unknown" in words
+    assert words.count("never learned: 50.0 %") == 2
+
+
+def test_a_report_of_a_model_of_images(shell, image_model, images):
+    Path("swapped").mkdir()
+    for mine, theirs in (("lying", "standing"), ("standing", "lying")):
+        Path("swapped", mine).symlink_to(Path(images, theirs).resolve())
+    shell.run("evaluate", image_model, "swapped", "--report", "page.html")
+    page = Page(Path("page.html").read_text(encoding="utf-8"))
+    answers = open_model(image_model).evaluate("swapped", keep_samples=True)
+    wrong = int((answers.samples.true != answers.samples.predicted).sum())
+    assert sum(tag == "img" for tag, _ in page.tags) == wrong > 10
+    assert {"How far certainty can be trusted", "Novelty", "Wrong answers"} <= set(page.text)
+
+
+def test_samples_are_kept_on_request_only(shell, model, first):
+    learner = open_model(model)
+    assert learner.evaluate(first).samples is None
+    kept = learner.evaluate(first, keep_samples=True).samples
+    X = np.load(first)["X_test"]
+    np.testing.assert_array_equal(kept.predicted, learner.predict(X))
+    np.testing.assert_allclose(kept.certainty, learner.predict_proba(X).max(axis=1))
+    np.testing.assert_allclose(kept.novelty, learner.novelty_score(X))
+    assert kept.threshold == learner.threshold()

@@ -77,7 +77,11 @@ def test_an_existing_file_is_kept_unless_forced(shell: Shell, model: Path) -> No
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [(("--opset", 3), "opset"), (("--fold-tolerance", -1), "fold_tolerance"), (("--fold-radius", 0), "fold_radius")],
+    [
+        (("--opset", 3), "opset"),
+        (("--fold-tolerance", -1), "--fold-tolerance"),
+        (("--fold-radius", 0), "--fold-radius"),
+    ],
 )
 def test_mistakes_leave_nothing(shell: Shell, model: Path, more: tuple[object, ...], message: str) -> None:
     assert message in export(model, "--onnx", "m.onnx", *more, code=2).stderr

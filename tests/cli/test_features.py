@@ -76,10 +76,12 @@ def test_an_unreadable_image_is_named_and_can_be_left_out(folder: Path, tmp_path
     assert result.exit_code == 2
     assert "1.png" in result.output
     assert not out.exists()
-    result = evergrow(*command(folder, out, "--skip-unreadable", "--no-cache"))
-    assert result.exit_code == 1, result.output
-    assert "1 items could not be read" in " ".join(result.output.split())
-    assert len(load_features(out).y_train) == 9
+    for option in (("--on-error", "skip"), ("--skip-unreadable",)):  # the second is how it was spelled once
+        result = evergrow(*command(folder, out, *option, "--no-cache", "--force"))
+        assert result.exit_code == 1, result.output
+        assert " ".join(result.output.split()).count("could not be read") == 1
+        assert len(load_features(out).y_train) == 9
+    assert "--skip-unreadable" not in evergrow("features", "--help").output
 
 
 @pytest.mark.parametrize(
@@ -95,3 +97,35 @@ def test_mistakes_leave_nothing(folder: Path, tmp_path: Path, more: list[str], m
     assert result.exit_code == 2
     assert message in result.output
     assert not (tmp_path / "out.npz").exists()
+
+
+def test_a_recipe_is_kept_block_by_block_and_learned_from_the_file(folder: Path, tmp_path: Path) -> None:
+    out, model = tmp_path / "rich.npz", tmp_path / "rich.evg"
+    result = evergrow(*command(folder, out, "--recipe", "rich"))
+    assert result.exit_code == 0, result.output
+    assert "(96 + 192 + 48)" in result.output
+    written, data = load_features(out), load_data(folder)
+    assert isinstance(data, RawSet)
+    backbone = create_backbone("test_resnet", "random", device="cpu", recipe="rich")
+    assert written.widths == (96, 192, 48)
+    assert written.backbone["recipe"]["blocks"] == ["final", "mean@-2", "mean@-3"]
+    assert np.allclose(written.X_test, extract(backbone, data.test, cache=False).features, atol=1e-5)
+    assert evergrow("fit", str(out), "-m", str(model), "--units", "20").exit_code == 0
+    evaluated = json.loads(evergrow("evaluate", str(model), str(out), "--json").stdout)
+    assert evaluated["n_known"] == 4
+
+
+def test_blocks_are_given_with_commas_and_wrong_ones_refused_in_the_words_of_the_option(
+    folder: Path, tmp_path: Path
+) -> None:
+    result = evergrow(*command(folder, tmp_path / "a.npz", "--recipe", "mean@-2, final", "--json"))
+    assert json.loads(result.stdout)["backbone"]["recipe"]["blocks"] == ["mean@-2", "final"]
+    for wrong, message in (
+        ("riche", "--recipe must be 'auto', 'final', 'rich', 'max' or a list of blocks, got 'riche'"),
+        ("final,final", "blocks of --recipe must differ, got 'final' twice"),
+        ("mean@-9", "ResNet has -1 (layer4) to -4 (layer1)"),
+    ):
+        result = evergrow(*command(folder, tmp_path / "b.npz", "--recipe", wrong))
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.split())
+    assert not (tmp_path / "b.npz").exists()

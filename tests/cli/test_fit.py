@@ -119,8 +119,11 @@ def test_adapted_model_goes_on_and_back(shell, images):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["first.npz", "--adapt", "ssf"], "data must be images for a backbone to be adapted to them, got feature"),
-        (["texts.csv", "--adapt", "ssf"], "data must be images for a backbone to be adapted to them, got texts"),
+        (["first.npz", "--adapt", "ssf"], "DATA must be images for a backbone to be adapted to them, got feature"),
+        (
+            ["texts.csv", "--adapt", "ssf"],
+            "DATA must be images for a backbone to be adapted to them, got texts: leave --adapt out",
+        ),
         (["images", *TUNED, "--adapt", "ssh"], "adapt must be one of 'adapter', 'lora', 'ssf'"),
         (["images", *TUNED, "--epochs", 3], "--epochs must go with --adapt, got 3 epochs"),
         (
@@ -148,3 +151,25 @@ def test_classes_of_few_samples_are_warned_of(shell, model):
     X, y = clouds(NAMES[3:4], 1, 2)
     np.savez("more.npz", X_train=X, y_train=y, X_test=X, y_test=y)
     assert shell.json("update", model, "more.npz")["warnings"] == []
+
+
+def test_the_line_on_backbones_is_long_only_on_request(shell, images, monkeypatch):
+    from evergrow.backbones import catalog
+
+    choice = catalog.BackboneChoice("test_resnet", "random", "test_resnet is here; without weights here: giants")
+    monkeypatch.setattr(catalog, "best_backbone", lambda kind: choice)
+    short = shell.run("fit", images, "-m", "a.evg").stdout
+    assert "backbone: test_resnet, the strongest whose weights are here\n" in short
+    assert "giants" not in short
+    assert "without weights here: giants" in shell.run("fit", images, "-m", "b.evg", "-v").stdout
+    assert "giants" in shell.json("fit", images, "-m", "c.evg")["reason"]
+
+
+def test_an_image_left_out_is_told_once(shell, images):
+    Path(images, "lying", "9.png").write_bytes(b"no image")
+    options = ("--backbone", "test_resnet", "--weights", "random", "--on-error", "skip")
+    result = shell.run("fit", images, "-m", "m.evg", *options, code=1)
+    assert result.stderr.count("could not be read") == 1
+    for command in (("update", "m.evg", images), ("evaluate", "m.evg", images), ("predict", "m.evg", images)):
+        lines = shell.run(*command, "--on-error", "skip", code=1).stderr.splitlines()
+        assert len([line for line in lines if "9.png" in line or "left out" in line]) == 1

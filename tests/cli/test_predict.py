@@ -72,6 +72,30 @@ def test_unknown_things_are_rejected(shell, model, asked):
     assert {row["class"] for row in cells if row["unknown"] == "true"} == {""}
 
 
+def test_the_nearest_class_of_an_unknown_thing_stands_apart(shell, model, asked):
+    X, _ = asked
+    np.save("asked.npy", np.concatenate([X[:1], 60 + X[:1]]))
+    ask = ("predict", model, "asked.npy", "--reject-unknown")
+    known, strange = shell.json(*ask, "--top", 2)["predictions"]
+    learner = open_model(model)
+    assert known["threshold"] == strange["threshold"] == learner.threshold(0.05)
+    assert known["novelty"] <= known["threshold"] < strange["novelty"]
+    assert (strange["class"], strange["probability"]) == (None, None)  # a certainty that is not that of "unknown"
+    assert strange["nearest"] == strange["top"][0]
+    assert known["nearest"]["class"] == known["class"]
+    rows = list(csv.DictReader(io.StringIO(shell.run(*ask, "-f", "csv").stdout)))
+    assert (rows[1]["class"], rows[1]["probability"]) == ("", "")
+    assert rows[1]["nearest_class"] == strange["nearest"]["class"]
+    assert float(rows[1]["nearest_probability"]) == pytest.approx(strange["nearest"]["probability"], rel=1e-5)
+    assert float(rows[1]["novelty"]) > float(rows[1]["threshold"])
+    heading, first, second, *_ = shell.run(*ask).stdout.splitlines()
+    assert heading.split() == ["item", "class", "probability", "novelty", "threshold", "nearest"]
+    assert first.split()[2] == known["class"]
+    assert second.split()[2] == "(unknown)"
+    assert second.rstrip().endswith("%")
+    assert second[: heading.index("novelty") - 2].rstrip().endswith("(unknown)")  # nothing under probability
+
+
 def test_answers_in_a_file(shell, model, asked):
     output = shell.run("predict", model, "asked.npy", "--format", "csv", "--out", "answers.csv").stdout
     assert output == "9 answers in answers.csv\n"
@@ -126,8 +150,8 @@ def test_one_image_leaves_nothing_behind(shell, image_model, images):
         (["predict", "p.evg", "absent.png"], "absent.png"),
         (["predict", "p.evg", "empty"], "got none in empty"),
         (["predict", "p.evg", "images", "--text", "hello"], "--text must be left out for a model of images"),
-        (["predict", "p.evg", "images", "--reject-unknown", "--false-alarm", "2"], "false_alarm must be a number"),
-        (["predict", "absent.evg", "images"], "model must be an existing file, got 'absent.evg'"),
+        (["predict", "p.evg", "images", "--reject-unknown", "--false-alarm", "2"], "--false-alarm must be a number"),
+        (["predict", "absent.evg", "images"], "MODEL must be an existing file, got 'absent.evg'"),
     ],
 )
 def test_bad_input_is_one_line(shell, image_model, arguments, message):

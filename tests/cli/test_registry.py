@@ -44,3 +44,9 @@ def test_commands_import_nothing_heavy_before_they_run() -> None:
         "print(sorted(heavy & (set(sys.modules) - before)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_version_is_an_option_too():
+    from evergrow.core.version import __version__
+
+    assert evergrow("--version").stdout == f"{__version__}\n" == evergrow("version").stdout

@@ -362,6 +362,25 @@ def test_a_model_file_predicts_and_evaluates(model: Path, rows: dict[str, np.nda
     assert evaluated["accuracy"] == pytest.approx(direct.accuracy)
 
 
+def test_classes_of_a_model_file_change_their_names_and_borders(model: Path, rows: dict[str, np.ndarray]) -> None:
+    old, learner = model.read_bytes(), Learner.load(model)
+    assert learner.answering_.is_plain
+    names = learner.classes_.tolist()
+    scores = learner.decision_function(rows["query"])
+    run("rename", model, names[0], "zebra")
+    renamed = Learner.load(model).decision_function(rows["query"])
+    np.testing.assert_allclose(renamed, scores[:, [*range(1, len(names)), 0]], rtol=1e-9)
+    run("merge-classes", model, "zebra", names[1], "--into", "both")
+    assert "both" in Learner.load(model).n_samples_
+    run("answering", model, "--threshold", "both=0.3")
+    assert run("diff", f"{model}@{learner.revision_}", model)["names"] == {names[0]: "both", names[1]: "both"}
+    run("rollback", model, "-n", 3)
+    assert model.read_bytes() == old
+    run("redo", model)
+    assert Learner.load(model).answering_.thresholds == {"both": 0.3}
+    assert [change["what"] for change in run("log", model)["history"]][-2:] == ["rollback", "redo"]
+
+
 # -- methods that train a network, their checkpoints, and tuners --------------------------------------------
 
 
@@ -399,7 +418,7 @@ def test_an_interrupted_adaptation_goes_on(
     head = {"n_units": 9, "projection": "mgsm", "units": "activation", "scales": "auto", "shape_directions": 0}
     head["readout"] = "discriminant"  # what was recommended then
     settings: dict[str, Any] = {"adapt": config, "options": head, "device": "cpu", "cache": False}
-    learner = Learner(tiny_backbone(), **settings)
+    learner = Learner(tiny_backbone(), features="final", **settings)  # as it was then
     learner.fit((pictures["first"], NAMES[pictures["y_first"]]), checkpoint=path)
     assert learner.backbone_().log.resumed_epochs == wanted["epochs"]
     scores = {"predict": wanted["answers"]["predict"], "decision_function": wanted["answers"]["decision_function"]}

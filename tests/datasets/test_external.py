@@ -106,7 +106,7 @@ def test_torchvision_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise urllib.error.URLError("no network")
 
     monkeypatch.setattr("urllib.request.urlopen", offline)
-    with pytest.raises(DatasetNotFoundError, match=r"must be in .*no network.* comes from https.*download=True"):
+    with pytest.raises(DatasetNotFoundError, match=r"must be in .*no network.* comes from https.*let torchvision"):
         load_data("torchvision:CIFAR100", root=tmp_path)
     with pytest.raises(DatasetNotFoundError, match=r"must be in .* or be downloaded"):
         load_data("torchvision:CIFAR100", root=tmp_path, download=False)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from evergrow.core.errors import FileFormatError, NewerSchemaError, ParameterError
+from evergrow.core.errors import FileFormatError, InputError, NewerSchemaError, ParameterError
 from evergrow.datasets import (
     DatasetNotFoundError,
     FeatureSet,
@@ -23,6 +23,7 @@ from evergrow.datasets import (
     load_features,
     save_features,
 )
+from evergrow.datasets.load import load_data
 from evergrow.streams import Protocol
 
 X = np.arange(24, dtype=np.float16).reshape(6, 4)
@@ -102,7 +103,7 @@ def test_missing_name_says_what_where_and_how() -> None:
         "data",
         "'cub200'",
         "EVERGROW_DATA",
-        "savez",
+        "X_train, y_train",
     ):
         assert part in text
     assert isinstance(caught.value, FileNotFoundError)
@@ -290,3 +291,26 @@ def _stamp(path: Path, text: str) -> None:
         np.savez(path, evergrow=np.array(text), **ARRAYS)
     else:
         save_file({key: torch.from_numpy(value) for key, value in ARRAYS.items()}, path, {"evergrow": text})
+
+
+def test_a_file_without_a_test_part(tmp_path: Path) -> None:
+    X, y = np.eye(20), np.repeat(["a", "b"], 10)
+    np.savez(tmp_path / "bare.npz", X_train=X, y_train=y)
+    save_features(tmp_path / "saved.npz", FeatureSet("x", X, y, X[:0], y[:0], whole=True))
+    for name in ("bare.npz", "saved.npz"):
+        data = load_features(tmp_path / name)
+        assert (data.whole, len(data.y_train), len(data.y_test)) == (True, 20, 0)
+        assert load_data(tmp_path / name, split="none").whole
+        drawn = load_data(tmp_path / name, test_size=0.3)
+        assert isinstance(drawn, FeatureSet)
+        assert (drawn.whole, len(drawn.y_train), len(drawn.y_test)) == (False, 14, 6)
+        assert np.array_equal(np.concatenate([drawn.X_train, drawn.X_test]).sum(axis=0), np.ones(20))
+        with pytest.raises(InputError, match="must have a test set to become a stream"):
+            data.stream()
+    with pytest.raises(InputError, match="X_test must be empty where whole is true"):
+        FeatureSet("x", X, y, X, y, whole=True)
+    with pytest.raises(InputError, match="X_test must be a non-empty"):
+        FeatureSet("x", X, y, X[:0], y[:0])
+    np.savez(tmp_path / "half.npz", X_train=X, y_train=y, X_test=X)
+    with pytest.raises(FileFormatError, match="it lacks y_test"):
+        load_features(tmp_path / "half.npz")

@@ -130,8 +130,10 @@ def test_no_split_leaves_everything_in_training(tree: Tree) -> None:
     assert data.fingerprint != load_data(root).fingerprint
     with pytest.raises(InputError, match="must have a test set to become a stream"):
         data.stream()
-    with pytest.raises(InputError, match="must have a test set to become a set of features"):
-        data.features(np.zeros((17, 3)), np.zeros((0, 3)))
+    features = data.features(np.ones((17, 3)), np.zeros((0, 3)))
+    assert features.whole
+    with pytest.raises(InputError, match="must have a test set to become a stream"):
+        features.stream()
 
 
 def test_no_split_takes_one_sample(tree: Tree) -> None:

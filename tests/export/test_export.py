@@ -22,7 +22,7 @@ from evergrow.backbones.images import decode_image  # noqa: E402
 from evergrow.core.errors import ConstructionWarning, MissingExtraError, NotFittedError, ParameterError  # noqa: E402
 from evergrow.export import onnx_backbone, onnx_check  # noqa: E402
 from evergrow.export import onnx_export as export_module  # noqa: E402
-from evergrow.export.folding import FoldError, fold, rms_norm  # noqa: E402
+from evergrow.export.folding import FoldError, fold, rms_norm, score_gap  # noqa: E402
 from evergrow.export.head_maps import Units, read_head  # noqa: E402
 from evergrow.export.onnx_export import ExportConfig, ExportError, export_learner, export_onnx  # noqa: E402
 from evergrow.export.onnx_graph import GraphBuilder, add_answers, add_scores  # noqa: E402
@@ -48,6 +48,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scl-mgsm, recommended, link alone": ("recommended", {"n_units": 0}),
     "scl-mgsm, recommended, no shapes": ("recommended", {"n_units": 200, "shape_directions": 0}),
     "scl-mgsm, recommended, counts": ("recommended", {"n_units": 50, "shape_directions": 3, "prior": "counts"}),
+    "scl-mgsm, blocks": ("recommended", {"n_units": 50, "blocks": (6, 4)}),
+    "scl-mgsm, blocks, link alone, reduced": ("recommended", {"n_units": 0, "blocks": (6, 4), "max_features": 7}),
+    "scl-mgsm, paper, blocks, link, reduced": (
+        "scl-mgsm",
+        {**PAPER, "direct_link": True, "blocks": (6, 4), "max_features": 8},
+    ),
     "scl-mgsm, gaussian tanh": ("scl-mgsm", {"projection": "gaussian", "activation": "tanh", "n_units": 60}),
     "scl-mgsm, gelu": ("scl-mgsm", {"projection": "gaussian", "activation": "gelu", "n_units": 60}),
     "scl-mgsm, fourier, link": ("scl-mgsm", {"projection": "fourier", "n_units": 60, "direct_link": True}),
@@ -482,6 +488,19 @@ def test_the_bend_of_random_directions_is_what_quadrature_says(rng: torch.Genera
     rows = bend(units, lines, Z @ units.weights.to(torch.float64))
     measured = float(rows.square().sum(dim=1).mean().sqrt())
     assert random_bend(units, lines, 4.0) == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.parametrize("blocks", [None, {"direct_link": True, "blocks": (6, 4)}])
+def test_the_norm_and_the_gap_are_those_of_features_as_they_come(
+    blocks: dict[str, Any] | None, blobs: tuple[np.ndarray, np.ndarray]
+) -> None:
+    X, y = blobs
+    settings = {"projection": "gaussian", "n_units": 30, "direct_link": True, "random_state": 0, **(blocks or {})}
+    found = read_head(SCLClassifier(**settings).fit(X, y))[0]
+    assert rms_norm(found.model) == pytest.approx(math.sqrt(np.square(X).sum(axis=1).mean()))
+    mean_scores = torch.stack([found.scores(torch.from_numpy(X[y == label])).mean(dim=0) for label in np.unique(y)])
+    gap = float((mean_scores.diagonal() - mean_scores.mean(dim=1)).mean())
+    assert score_gap(found.model, found, found.readout) == pytest.approx(gap, rel=1e-6)
 
 
 def test_an_affine_layer_becomes_one_matrix(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_gpu_where_none_is(blobs):
 
 def test_announced_classes(model, blobs):
     X, y = blobs
-    with pytest.raises(LabelError, match="among classes"):
+    with pytest.raises(LabelError, match="among the classes"):
         model.partial_fit(X, y, classes=[0, 1])
 
 

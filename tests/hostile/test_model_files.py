@@ -12,7 +12,8 @@ ORDINARY, SLOW = 300, 5_200
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a limit on memory is set as Linux has it")
 
-NAMES = [*(subject.name for subject in KEPT), "fresh-head", "fresh-learner", "fresh-updated"]
+FRESH = ("fresh-blocks", "fresh-edited", "fresh-head", "fresh-learner", "fresh-updated")
+NAMES = [*(subject.name for subject in KEPT), *FRESH]
 
 
 @pytest.fixture(scope="module")

@@ -573,6 +573,7 @@ def main() -> None:
 def fresh(folder: Path) -> list[Subject]:
     """Write files with the version at hand, and return them."""
     from evergrow import Learner, SCLClassifier
+    from evergrow.learner.reference import measured_change
 
     rows = dict(np.load(DATA / "rows.npz"))
     names = np.array(["ant", "bee", "cat", "dog"])[rows["y_first"]]
@@ -585,7 +586,21 @@ def fresh(folder: Path) -> list[Subject]:
     # One that has learned more since: its ridge was chosen a second time, from where the first choice was.
     later = np.array(["ant", "bee", "cat", "dog"])[rows["y_later"]]
     learner.partial_fit((rows["later"], later)).save(folder / "fresh-updated.evg")
+    # One whose features are blocks with weights, reduced to a budget of width.
+    width = rows["first"].shape[1]
+    blocks = {**options, "blocks": (width - 2, 2), "max_features": width - 1}
+    deep = Learner(None, options=blocks, device="cpu").fit((rows["first"], names))
+    deep.predict(rows["first"][:1])
+    deep.save(folder / "fresh-blocks.evg")
+    edited = Learner.load(folder / "fresh-updated.evg")
+    with measured_change(edited, (rows["first"], names)):
+        edited.partial_fit((rows["first"], names))
+    edited.rename_class("ant", "wasp")
+    edited.set_answering(prior={"wasp": 2.0}, costs={"wasp": {"bee": 3.0}}, thresholds={"bee": 0.4})
+    edited.merge_classes(["cat", "dog"], "pet").save(folder / "fresh-edited.evg")
     return [
+        Subject("fresh-blocks", "learner", str(folder / "fresh-blocks.evg")),
+        Subject("fresh-edited", "learner", str(folder / "fresh-edited.evg")),
         Subject("fresh-head", "head", str(folder / "fresh-head.evg"), "scl-mgsm"),
         Subject("fresh-learner", "learner", str(folder / "fresh-learner.evg")),
         Subject("fresh-updated", "learner", str(folder / "fresh-updated.evg")),

@@ -100,7 +100,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("tuner", adapting_tuners())
 def test_it_is_the_adapted_classifier_made_by_hand(tuner: str, first: Part, later: Part) -> None:
-    learner = learner_of(tuner).fit(first).partial_fit(later)
+    learner = learner_of(tuner, features="final").fit(first).partial_fit(later)
     hand = FsaClassifier("scl-mgsm", tiny_vit(), fsa=quick(tuner), n_units=20).fit(*first)
     X = [extract(hand.backbone_, items, cache=False).features for items, _ in (first, later)]
     assert learner.backbone_().spec == hand.backbone_.spec
@@ -276,7 +276,7 @@ def test_loading_imports_nothing_that_trains(fitted: Learner, tmp_path: Path) ->
     fitted.save(tmp_path / "m.evg")
     code = (
         "import sys; from evergrow.learner.learner import Learner; import numpy as np;"
-        f"Learner.load({str(tmp_path / 'm.evg')!r}).predict(np.zeros((1, 24)));"
+        f"Learner.load({str(tmp_path / 'm.evg')!r}).predict(np.zeros((1, {fitted.head_.n_features_in_})));"
         "print([name for name in sys.modules if name.startswith(('evergrow.training.loop', 'timm', 'torchvision'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

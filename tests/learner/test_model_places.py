@@ -79,7 +79,7 @@ def test_a_model_behind_a_link(path: Path, tmp_path: Path, kind: str, monkeypatc
     forget(asked)
     assert Path("link").is_symlink()
     assert not path.is_symlink()
-    assert open_model(path).classes_.tolist() == open_model(asked).classes_.tolist() == ["1", "2", "3", "4"]
+    assert open_model(path).class_names_.tolist() == open_model(asked).class_names_.tolist() == ["1", "2", "3", "4"]
     assert sorted(os.listdir(tmp_path)) == ["link", "middle.evg", "real"]  # no history beside the link
     assert not any(file.is_symlink() for file in folder(path).iterdir())
     rollback(asked)
@@ -113,7 +113,7 @@ def test_a_plain_save_goes_through_links_too(path: Path, tmp_path: Path) -> None
     (tmp_path / "link.evg").symlink_to("real/model.evg")
     open_model(path).forget_classes("0").save(tmp_path / "link.evg")
     assert (tmp_path / "link.evg").is_symlink()
-    assert "0" not in open_model(path).classes_
+    assert "0" not in open_model(path).class_names_
 
 
 # -- modes and owners ---------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_foreign_revision_is_not_installed(path: Path, blobs: Data) -> None:
     assert path.read_bytes() == before
     assert [change.what for change in history(path)] == ["fit", "update", "update"]
     rollback(path, 2)  # the one before it is still what it was
-    assert open_model(path).classes_.tolist() == ["0", "1", "2"]
+    assert open_model(path).class_names_.tolist() == ["0", "1", "2"]
 
 
 def test_a_revision_that_was_edited_and_signed_again_is_not_installed(path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(path: Pat
     rollback(path)
     assert path.read_bytes() == before
     rollback(path)
-    assert open_model(path).classes_.tolist() == ["0", "1", "2", "3"]
+    assert open_model(path).class_names_.tolist() == ["0", "1", "2", "3"]
 
 
 def test_absurd_numbers_in_the_history_do_not_count(path: Path) -> None:

@@ -10,7 +10,16 @@ import scipy.linalg
 import torch
 
 from evergrow.core.errors import InputError, NumericalError, ParameterError
-from evergrow.linalg import AutoState, CompactState, DenseState, RecursiveState, Totals, create_state, read_state
+from evergrow.linalg import (
+    AutoState,
+    CompactState,
+    DenseState,
+    RecursiveState,
+    RidgeState,
+    Totals,
+    create_state,
+    read_state,
+)
 from evergrow.linalg import auto as auto_module
 
 ALPHA = 0.3
@@ -378,3 +387,20 @@ def test_numbers_that_no_data_can_make_are_a_file_error(solver, key, rng):
     tensors = {**archive.tensors, key: 1e200 * archive.tensors[key]}
     with pytest.raises(FileFormatError, match=f"'{key}' as numbers of at most"):
         read_state(Archive(archive.kind, archive.meta, tensors, archive.parts, archive.version), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "any form"])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_grouped_targets_equal_learning_with_their_sums(solver, own, rng):
+    H, _ = problem(rng)
+    Y = torch.nn.functional.one_hot(torch.arange(80) % 4, 4).double()
+    groups = [[2], [3, 0], [1]]
+    state = make(solver).update(H, Y)
+    grouped = state.group_targets(groups) if own else RidgeState.group_targets(state, groups)
+    taught = torch.stack([Y[:, group].sum(dim=1) for group in groups], dim=1)
+    assert relative(grouped.solve(ALPHA).weights, batch_ridge(H, taught)) < 1e-9
+    assert grouped.totals == state.totals
+    more = torch.randn(7, 30, generator=rng, dtype=torch.float64)
+    labels = torch.nn.functional.one_hot(torch.arange(7) % 3, 3).double()
+    wanted = batch_ridge(torch.cat([H, more]), torch.cat([taught, labels]))
+    assert relative(grouped.update(more, labels).solve(ALPHA).weights, wanted) < 1e-9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
@@ -64,3 +65,36 @@ def until(condition: Any, seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+class Forked:
+    """The service in a process forked from one that has imported everything: up at once, and killed for good."""
+
+    def __init__(self, folder: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["evergrow.serve.server", "evergrow.heads", "sklearn.utils", "scipy.stats"])
+        ours, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(str(folder), theirs))
+        self.process.start()
+        assert ours.poll(120)
+        self.address = ours.recv().rstrip("/")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(60)
+
+    def stop(self) -> int | None:
+        """End it as a service manager does and return its exit code."""
+        self.process.terminate()
+        self.process.join(60)
+        return self.process.exitcode
+
+
+def _serve(folder: str, told: Any) -> None:
+    import torch
+
+    from evergrow.serve import Limits, ServeConfig, run_server
+
+    torch.set_num_threads(1)
+    limits = Limits(requests_per_second=100_000)
+    run_server(ServeConfig(Path(folder), port=0, device="cpu", limits=limits), told.send, log_level="error")

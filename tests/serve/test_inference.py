@@ -108,6 +108,7 @@ BAD: tuple[Any, ...] = (
     {"inputs": []},
     {"inputs": [1]},
     {"inputs": [tensor(rows(0, 1)), tensor(rows(0, 1))]},
+    {"inputs": [{"name": "x", "datatype": [], "shape": [1], "data": [1]}]},
     {"inputs": [{"name": "x", "datatype": "FP99", "shape": [1], "data": [1]}]},
     {"inputs": [{"name": "x", "datatype": "FP64", "shape": [2, 6], "data": [1]}]},
     {"inputs": [{"name": "x", "datatype": "FP64", "shape": [-1], "data": []}]},

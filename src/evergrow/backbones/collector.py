@@ -15,13 +15,14 @@ from evergrow.backbones.precision import Precision
 from evergrow.backbones.shard_writer import ShardWriter
 from evergrow.core.errors import CacheWarning
 from evergrow.core.items import Kind
+from evergrow.core.wording import hint
 
 
 def warn_unused(error: Exception) -> None:
     """Warn that nothing is kept, and why."""
     warnings.warn(
         f"the feature cache cannot be used, features are kept in memory only: {error}; set EVERGROW_CACHE to a folder "
-        "with room, or cache=False",
+        f"with room{hint('cache', ', or do without by {}', False)}",
         CacheWarning,
         stacklevel=4,
     )

@@ -11,6 +11,7 @@ from torch import nn
 
 from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.backbones.preprocess import Preprocessing
+from evergrow.backbones.recipes import FINAL, check_recipe
 from evergrow.backbones.sources import WEIGHT_SOURCES
 from evergrow.backbones.text import check_text_preset, is_text_name, text_backbone
 from evergrow.backbones.vision import module_backbone, timm_backbone
@@ -18,6 +19,7 @@ from evergrow.backbones.weights import SUFFIXES
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.registry import nearest
+from evergrow.core.wording import setting
 
 
 def create_backbone(
@@ -27,6 +29,7 @@ def create_backbone(
     *,
     device: str | torch.device = "auto",
     seed: int = 0,
+    recipe: Any = FINAL,
     **model_options: Any,
 ) -> Backbone:
     """Return a frozen backbone with its preprocessing.
@@ -49,6 +52,9 @@ def create_backbone(
         Where it computes; ``"auto"`` takes a GPU where there is one.
     seed : int
         For random weights.
+    recipe : {"final", "auto", "rich", "max"} or sequence of str
+        What its feature vectors are made of: the network's own vector, or blocks from several depths of the same pass;
+        see :meth:`Backbone.with_recipe`.
     **model_options
         Arguments of the architecture, for example ``img_size=224`` for DINOv2; ``max_seq_length`` for texts.
 
@@ -70,13 +76,26 @@ def create_backbone(
     >>> tuple(backbone.encode(backbone.transform(image)[None]).shape)
     (1, 96)
     """
+    check_recipe(recipe)  # before a network is loaded
+    return _create(name, weights, preset, device, seed, model_options).with_recipe(recipe)
+
+
+def _create(
+    name: Any,
+    weights: Any,
+    preset: str | Preprocessing,
+    device: str | torch.device,
+    seed: int,
+    model_options: dict[str, Any],
+) -> Backbone:
+    """Return a backbone that gives the network's own vector."""
     target = resolve_device(device)
     if isinstance(name, nn.Module):
         if weights is not None or model_options:
             raise ParameterError("weights and model options must be left out for a module, which has its own")
         return module_backbone(name, preset, device=target)
     if not isinstance(name, str) or not name:
-        raise ParameterError(f"backbone must be a name or a torch module, got {name!r}")
+        raise ParameterError(f"{setting('backbone')} must be a name or a torch module, got {name!r}")
     _check_weights(weights)
     if is_text_name(name):
         check_text_preset(preset)
@@ -119,13 +138,15 @@ def backbone_from_spec(
     if isinstance(weights, nn.Module):
         backbone = create_backbone(weights, preset=preset, device=device)
     elif spec.weights == "module":
-        raise WeightsError(f"weights must be the module that the backbone {spec.name} was made from, got {weights!r}")
+        raise WeightsError(
+            f"{setting('weights')} must be the module that the backbone {spec.name} was made from, got {weights!r}"
+        )
     else:
         source = spec.weights.removeprefix("file:") if weights is None else weights
         if weights is None and spec.weights.startswith("file:") and not Path(source).exists():
             raise WeightsError(
                 f"weights of {spec.name} must be where they were when it was saved, but {source} does not exist: "
-                "pass weights='/path/to/file'"
+                f"give {setting('weights', '/path/to/file')}"
             )
         backbone = create_backbone(spec.name, source, preset, device=device, seed=seed, **options)
     if backbone.spec.weights_hash != spec.weights_hash:
@@ -133,8 +154,12 @@ def backbone_from_spec(
             f"weights of {spec.name} must be those that the model was made with (hash {spec.weights_hash}, from "
             f"{spec.weights}), got others (hash {backbone.spec.weights_hash}, from {backbone.spec.weights})"
         )
-    if backbone.spec.n_features != spec.n_features:
-        raise WeightsError(f"features of {spec.name} must be {backbone.spec.n_features} wide, got {spec.n_features}")
+    if spec.recipe is not None:
+        backbone = backbone.with_recipe(spec.recipe)
+    if backbone.spec.blocks.widths != spec.blocks.widths:
+        wide = " + ".join(map(str, backbone.spec.blocks.widths))
+        told = " + ".join(map(str, spec.blocks.widths))
+        raise WeightsError(f"features of {spec.name} must be {wide} wide, got {told}")
     backbone.spec = spec
     return backbone
 
@@ -147,4 +172,4 @@ def _check_weights(weights: Any) -> None:
     if not isinstance(weights, str) or not (looks_like_path or Path(weights).exists()):
         hint = f"; nearest: {nearest(weights, WEIGHT_SOURCES, n=1)}" if isinstance(weights, str) else ""
         known = ", ".join(map(repr, WEIGHT_SOURCES.names()))
-        raise ParameterError(f"weights must be None, {known} or the path of a file, got {weights!r}{hint}")
+        raise ParameterError(f"{setting('weights')} must be {known} or the path of a file, got {weights!r}{hint}")

@@ -7,8 +7,8 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,9 @@ from evergrow.core.errors import (
     InputError,
     NewerSchemaError,
 )
+from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.items import Items
+from evergrow.core.wording import hint, setting
 
 _LOG = logging.getLogger(__name__)
 _NAMED = 5  # images that a warning names
@@ -53,7 +55,8 @@ class Extraction:
     Parameters
     ----------
     features : ndarray of shape (n, d)
-        Float32; memory-mapped and read-only where they lie in a cache.
+        Float32; memory-mapped and read-only where they lie in a cache. Blocks of a recipe lie side by side as the
+        network gave them; :attr:`joined` has them at equal energy.
     rows : ndarray of shape (n,)
         Which items they belong to: all of them unless some were left out.
     failures : tuple of (str, str)
@@ -68,6 +71,8 @@ class Extraction:
         What the backbone was run at.
     resumed : int
         Items that an earlier, interrupted call had done.
+    widths : tuple of int
+        Columns of each block.
     """
 
     features: NDArray[np.float32]
@@ -78,6 +83,12 @@ class Extraction:
     from_cache: bool
     precision: Precision
     resumed: int = 0
+    widths: tuple[int, ...] = ()
+
+    @property
+    def joined(self) -> NDArray[np.float32]:
+        """The features as heads take them, blocks at equal energy; a single block is not copied."""
+        return join_blocks(self.features, self.widths)
 
 
 def extract(backbone: Backbone, items: Items, *, config: ExtractConfig | None = None, **settings: Any) -> Extraction:
@@ -136,6 +147,8 @@ def extract(backbone: Backbone, items: Items, *, config: ExtractConfig | None = 
     except NewerSchemaError as error:  # left to whoever wrote it
         warn_unused(error)
         entry = stored = None
+    if stored is None and entry is not None:
+        stored = _part_of_another(work, stamp)
     if stored is not None:
         return _fetched(work, stored)
     if entry is None:
@@ -162,10 +175,11 @@ class _Work:
 
 def _check(backbone: Backbone, items: Items) -> None:
     if len(items) == 0:
-        raise InputError("items must hold at least one item, got none")
+        raise InputError(f"{setting('items')} must hold at least one item, got none")
     if backbone.kind != items.kind:
         raise InputError(
-            f"items must be what {backbone.spec.name} takes, which is of kind {backbone.kind!r}, got {items.kind!r}"
+            f"{setting('items')} must be what {backbone.spec.name} takes, which is of kind {backbone.kind!r}, got "
+            f"{items.kind!r}"
         )
 
 
@@ -186,6 +200,27 @@ def _find_entry(work: _Work) -> tuple[CacheEntry | None, str]:
         return None, ""
     key = feature_key(stamp, work.backbone.spec, config.precision)
     return FeatureCache(config.cache).entry(key), stamp
+
+
+def _part_of_another(work: _Work, stamp: str) -> StoredFeatures | None:
+    """Return what is wanted out of features of a recipe that contains it; None where the cache has no such."""
+    config, spec = work.config, work.backbone.spec
+    cache = FeatureCache(None if config.cache is False else config.cache)
+    for entry, recipe in cache.containing(stamp, spec, config.precision):
+        columns = recipe.columns(spec.blocks) or []
+        try:
+            stored = entry.load()
+        except FileFormatError:
+            continue
+        if stored is None or stored.features.shape[1] != recipe.n_features:
+            continue
+        first, last = columns[0], columns[-1]
+        run = columns == list(range(first, last + 1))  # then nothing is copied
+        part = replace(stored, features=stored.features[:, first : last + 1] if run else stored.features[:, columns])
+        part = replace(part, recipe=spec.recipe)
+        if _fits(work, part) and not _readable_now(work, part.failures):
+            return part
+    return None
 
 
 def _run_into(entry: CacheEntry, stamp: str, work: _Work, encoder: PrecisionEncoder) -> Extraction:
@@ -214,7 +249,7 @@ def _load(work: _Work, entry: CacheEntry, *, mend: bool) -> StoredFeatures | Non
         stored = entry.load()
         if stored is None or (_fits(work, stored) and not _readable_now(work, stored.failures)):
             return stored
-        reason = "images that could not be read can be read now" if _fits(work, stored) else "they are of other items"
+        reason = _misfit(work, stored)
     except NewerSchemaError:
         raise
     except FileFormatError as error:
@@ -231,7 +266,19 @@ def _fits(work: _Work, stored: StoredFeatures) -> bool:
     """Return whether stored features have the width and the number that this work would give."""
     last = stored.failures[-1].row if stored.failures else 0
     count = len(stored.features) + len(stored.failures)
-    return last < len(work.items) == count and stored.features.shape[1] == work.backbone.n_features
+    wide = stored.features.shape[1] == work.backbone.n_features
+    return last < len(work.items) == count and wide and stored.recipe == work.backbone.spec.recipe
+
+
+def _misfit(work: _Work, stored: StoredFeatures) -> str:
+    """Return why stored features cannot be used."""
+    if _fits(work, stored):
+        return "images that could not be read can be read now"
+    if stored.recipe != work.backbone.spec.recipe:
+        return (
+            f"they are of another recipe: {stored.recipe or 'final'} instead of {work.backbone.spec.recipe or 'final'}"
+        )
+    return "they are of other items"
 
 
 def _readable_now(work: _Work, failures: Sequence[Failure]) -> bool:
@@ -320,7 +367,9 @@ def _run(work: _Work, encoder: PrecisionEncoder, collector: Collector) -> Extrac
 def _batches(work: _Work, plan: BatchPlan) -> Iterator[Iterator[LoadedBatch]]:
     transform = work.backbone.transform
     if transform is None and work.items.kind == "image":
-        raise InputError(f"backbone must have a transform to take images, got None from {work.backbone.spec.name}")
+        raise InputError(
+            f"{setting('backbone')} must have a transform to take images, got None from {work.backbone.spec.name}"
+        )
     if transform is None:
         yield text_batches(work.items, plan)
         return
@@ -367,7 +416,8 @@ def _shaped(work: _Work, features: NDArray[np.float32], n: int) -> NDArray[np.fl
     expected = (n, work.backbone.n_features)
     if features.shape != expected:
         raise InputError(
-            f"backbone must return features of shape {expected}, got {features.shape} from {work.backbone.spec.name}"
+            f"{setting('backbone')} must return features of shape {expected}, got {features.shape} from "
+            f"{work.backbone.spec.name}"
         )
     return features
 
@@ -382,9 +432,11 @@ def _raise_if_fatal(work: _Work, failures: Sequence[Failure]) -> None:
     """Raise for the first image that cannot be read, if that is to be fatal."""
     if failures and work.config.on_error == "raise":
         failure = failures[0]
-        source = work.items.raw(failure.row)
-        where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
-        raise ImageError(f"{failure.reason}{where}; on_error='skip' leaves such images out")
+        where = ""
+        with suppress(ImageError):  # where it cannot even be had, the reason says so
+            source = work.items.raw(failure.row)
+            where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
+        raise ImageError(f"{failure.reason}{where}{hint('on_error', '; {} leaves such images out', 'skip')}")
 
 
 def _judge(work: _Work, failures: Sequence[Failure]) -> None:
@@ -425,4 +477,5 @@ def _result(
         from_cache=from_cache,
         precision=precision,
         resumed=resumed,
+        widths=work.backbone.spec.blocks.widths,
     )

@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 
 from evergrow.backbones.sources import WantedWeights, WeightSource, register_weight_source
 from evergrow.core.errors import WeightsError
+from evergrow.core.items import Kind
+from evergrow.core.wording import setting
 
 _TRUE = {"1", "ON", "YES", "TRUE"}
 _PATIENCE = 5.0
@@ -50,9 +52,10 @@ class HubFile:
         """Advice for machines that cannot download it."""
         if not self.repository:
             file = Path(urllib.parse.urlparse(self.url).path).name
-            return f"download {self.url} on another machine and pass weights='/path/to/{file}'"
+            return f"download {self.url} on another machine and give {setting('weights', f'/path/to/{file}')}"
         return (
-            f"download {self.names[0]} from {self.where} on another machine and pass weights='/path/to/{self.names[0]}'"
+            f"download {self.names[0]} from {self.where} on another machine and give "
+            f"{setting('weights', f'/path/to/{self.names[0]}')}"
             f", or copy its cache to {hub_cache()} (set by HF_HOME)"
         )
 
@@ -191,10 +194,16 @@ class HubWeights(WeightSource):
             raise WeightsError("it has none for this name")
         return wanted.hub.fetch()
 
+    def here(self, kind: Kind) -> list[str]:
+        """Return timm's backbones in the hub's cache; text encoders go by many names and are not listed."""
+        prefix = "models--timm--"
+        names = [folder.name.removeprefix(prefix) for folder in Path(hub_cache()).glob(f"{prefix}*")]
+        return [name for name in names if kind == "image" and HubFile(f"timm/{name}").cached()]
+
     def offer(self, wanted: WantedWeights) -> str:
         """Return the page to download from."""
         return f"download from {wanted.hub.where}" if wanted.hub else ""
 
     def advice(self, wanted: WantedWeights) -> str:
         """Return how to bring the file from another machine."""
-        return wanted.hub.advice if wanted.hub else "pass weights='/path/to/file.safetensors'"
+        return wanted.hub.advice if wanted.hub else f"give {setting('weights', '/path/to/file.safetensors')}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import ImageError
+from evergrow.core.image_formats import HEIC, RAW, plugin_format
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -87,6 +90,8 @@ def decode_image(source: ImageSource, *, name: str | None = None, max_pixels: in
         name = name or str(opened)
     else:
         raise ImageError(f"image must be a path, bytes, a PIL image or a uint8 array, got {type(source).__name__}")
+    if plugin_format(name) is RAW and RAW.installed:
+        return _from_raw(opened, name, max_pixels)
     with _readable(name), _open(opened) as image:
         _check_size(image, max_pixels)
         image.load()
@@ -103,13 +108,16 @@ def _readable(name: str) -> Iterator[None]:
     except MemoryError:
         raise  # says something about the machine, not about the image
     except Exception as error:  # decoders meet broken files with any exception: OSError, SyntaxError, struct.error, ...
-        raise ImageError(f"image must be a readable image file, got {name}: {_reason(error)}") from error
+        raise ImageError(f"image must be a readable image file, got {name}: {_reason(error, name)}") from error
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, name: str) -> str:
     from PIL import UnidentifiedImageError
 
     if isinstance(error, UnidentifiedImageError):
+        kind = plugin_format(name)
+        if kind is not None and not kind.installed:
+            return f"{kind.title} images are not read as they are; {kind.remedy}"
         return "its content is of no known image format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror  # the path is in the message already
@@ -121,6 +129,7 @@ def _open(opened: Any) -> Iterator[Image]:
     """Open lazily, without Pillow's own limit: its global would decide for the caller, and warn at half of it."""
     from PIL import Image
 
+    _register_heif()
     with _PIL_LIMIT:
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
@@ -131,6 +140,26 @@ def _open(opened: Any) -> Iterator[Image]:
         yield image
 
 
+@cache
+def _register_heif() -> None:
+    """Let Pillow read HEIC images, where the plugin for them is installed."""
+    if HEIC.installed:
+        importlib.import_module(HEIC.module).register_heif_opener()
+
+
+def _from_raw(opened: Any, name: str, max_pixels: int) -> Image:
+    """Return the image that a camera's own file holds, developed as the camera would."""
+    from PIL import Image
+
+    rawpy = importlib.import_module(RAW.module)
+    with _readable(name), rawpy.imread(opened if isinstance(opened, io.BytesIO) else os.fspath(opened)) as raw:
+        if raw.sizes.raw_width * raw.sizes.raw_height > max_pixels:
+            raise ImageError(
+                f"image must have at most {max_pixels:,} pixels, got {raw.sizes.raw_width} x {raw.sizes.raw_height}"
+            )
+        return Image.fromarray(raw.postprocess(use_camera_wb=True)).convert("RGB")
+
+
 def _check_size(image: Image, max_pixels: int) -> None:
     width, height = image.size
     if width < 1 or height < 1:
@@ -138,7 +167,7 @@ def _check_size(image: Image, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ImageError(
             f"image must have at most {max_pixels:,} pixels, got {width} x {height} = {width * height:,}; "
-            "raise max_pixels if it is meant to be so large"
+            "make it smaller"
         )
 
 

@@ -128,8 +128,9 @@ def load_image(items: Items, transform: Transform, row: int) -> Tensor | Failure
     """Decode and transform one image, or say why that is impossible."""
     from evergrow.backbones import images
 
-    source, name = items.raw(row), items.name(row)
+    source, name = None, items.name(row)
     try:
+        source = items.raw(row)
         return transform(images.decode_image(source, name=name))
     except (ImageError, OSError) as error:
         reason = str(error) or type(error).__name__

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from evergrow.backbones.base import Backbone
 from evergrow.core.errors import NumericalError, ParameterError
+from evergrow.core.feature_blocks import block_slices
 
 Policy = Literal["auto", "float32", "float16"]
 Precision = Literal["float32", "float16"]
 
 AGREEMENT = 1e-3
-"""Largest distance of half-precision features from float32 ones, relative to each row's norm, that "auto" accepts."""
+"""Largest distance of half-precision features from float32 ones, relative to the norm of each row (of each of its
+blocks), that "auto" accepts."""
 
 
 class PrecisionEncoder:
@@ -55,7 +57,10 @@ class PrecisionEncoder:
             batch = batch.to(self._backbone.device, non_blocking=True)
         if self.precision is None:
             exact, half = self._encode(batch, "float32"), self._encode(batch, "float16")
-            self.precision = "float16" if distance(half, exact) <= AGREEMENT else "float32"
+            # Block by block: one of small numbers must agree as well as the others.
+            blocks = block_slices(self._backbone.spec.blocks.widths)
+            gap = max(distance(half[:, columns], exact[:, columns]) for columns in blocks)
+            self.precision = "float16" if gap <= AGREEMENT else "float32"
             return half if self.precision == "float16" else exact
         return self._encode(batch, self.precision)
 

@@ -15,6 +15,7 @@ from typing_extensions import Self
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
 from evergrow.core.registry import Registry
 from evergrow.core.validation import check_choice, check_number
+from evergrow.core.wording import setting
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -242,7 +243,9 @@ def _pilot_cifar_preset(own: Preprocessing) -> Preprocessing:
 
 def _square(own: Preprocessing, preset: str) -> int:
     if own.size[0] != own.size[1]:
-        raise ParameterError(f"preset must be 'timm' for a model whose images are not square, got {preset!r}")
+        raise ParameterError(
+            f"{setting('preset')} must be 'timm' for a model whose images are not square, got {preset!r}"
+        )
     return own.size[0]
 
 

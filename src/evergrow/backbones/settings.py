@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from evergrow.backbones.precision import Policy
 from evergrow.core.errors import ParameterError
 from evergrow.core.settings import with_changes
+from evergrow.core.wording import setting
 
 OnError = Literal["raise", "skip"]
 
@@ -58,18 +59,18 @@ class ExtractConfig:
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and not _counts(self.batch_size, 1):
-            raise ParameterError(f"batch_size must be a positive integer or None, got {self.batch_size!r}")
+            raise ParameterError(f"{setting('batch_size')} must be a positive integer or None, got {self.batch_size!r}")
         if self.workers != "auto" and not _counts(self.workers, 0):
-            raise ParameterError(f"workers must be 'auto' or an integer from 0 on, got {self.workers!r}")
+            raise ParameterError(f"{setting('workers')} must be 'auto' or an integer from 0 on, got {self.workers!r}")
         for name in ("shard_size", "keep_from"):
             if not _counts(getattr(self, name), 1):
-                raise ParameterError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
+                raise ParameterError(f"{setting(name)} must be a positive integer, got {getattr(self, name)!r}")
         for name, choices in (("precision", get_args(Policy)), ("on_error", get_args(OnError))):
             if getattr(self, name) not in choices:
                 listed = ", ".join(map(repr, choices))
-                raise ParameterError(f"{name} must be one of {listed}, got {getattr(self, name)!r}")
+                raise ParameterError(f"{setting(name)} must be one of {listed}, got {getattr(self, name)!r}")
         if self.cache is not None and self.cache is not False and not isinstance(self.cache, (str, os.PathLike)):
-            raise ParameterError(f"cache must be None, False or a folder, got {self.cache!r}")
+            raise ParameterError(f"{setting('cache')} must be None, False or a folder, got {self.cache!r}")
 
 
 def _counts(value: object, least: int) -> bool:

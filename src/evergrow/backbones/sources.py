@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from evergrow.core.errors import WeightsError
 from evergrow.core.items import Kind
-from evergrow.core.registry import Registry
+from evergrow.core.registry import Registry, nearest
+from evergrow.core.wording import setting
 
 if TYPE_CHECKING:
     from evergrow.backbones.hub import HubFile
@@ -66,6 +67,10 @@ class WeightSource(ABC):
         if path is None:
             raise WeightsError("it has none for this name")
         return path
+
+    def here(self, kind: Kind) -> list[str]:
+        """Return the backbones of a kind whose weights it has on this machine, where it can list them."""
+        return []
 
     def offer(self, wanted: WantedWeights) -> str:
         """Return in a few words how to get the weights from here; empty if that is not possible."""
@@ -127,7 +132,7 @@ class RandomWeights(WeightSource):
 
     def advice(self, wanted: WantedWeights) -> str:
         """Return that random weights serve to try things out, which those of a text encoder do not."""
-        return "take weights='random' to try things out" if wanted.kind == "image" else ""
+        return f"take {setting('weights', 'random')} to try things out" if wanted.kind == "image" else ""
 
 
 def searched_sources() -> list[str]:
@@ -207,7 +212,10 @@ def no_weights(wanted: WantedWeights, tried: Sequence[str]) -> WeightsError:
     searched = searched_sources()
     others = [name for name in WEIGHT_SOURCES.names() if name not in searched]
     ways = [way for name in (*searched, *others) if (way := WEIGHT_SOURCES[name].advice(wanted))]
+    here = sorted({name for source in WEIGHT_SOURCES.names() for name in WEIGHT_SOURCES[source].here(wanted.kind)})
+    instead = f"; nearest whose weights are here: {nearest(wanted.name, here, n=1)}" if here else ""
     return WeightsError(
-        f"weights of {wanted.name} must be on this machine or within reach, but are not. Tried: {'; '.join(tried)}. "
+        f"weights of {wanted.name} must be on this machine or within reach, but are not{instead}. "
+        f"Tried: {'; '.join(tried)}. "
         f"What helps: {'; or '.join(ways)}."
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,10 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.backbones.hidden_states import HiddenStates, hidden_layers
 from evergrow.backbones.hub import HubFile, hub_cache, unreachable
+from evergrow.backbones.recipes import FINAL, Block, parse_blocks
+from evergrow.backbones.resolving import NetworkShape, resolve_recipe
 from evergrow.backbones.sources import WEIGHT_SOURCES, WantedWeights, locate, no_weights
 from evergrow.backbones.vision import seeded_init
 from evergrow.backbones.weights import hash_weights
@@ -23,6 +28,7 @@ from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.optional import require
 from evergrow.core.validation import check_choice, check_number
+from evergrow.core.wording import setting
 
 PREFIX = "sentence:"
 SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
@@ -66,11 +72,33 @@ class TextBackbone(Backbone):
             raise InputError(f"batch must be a list of texts, got {type(batch).__name__}")
         if not batch:
             return torch.zeros(0, self.n_features, device=self.device)
+        if self.spec.recipe is not None:
+            read = HiddenStates(self.module, parse_blocks(self.spec.recipe.blocks))(list(batch), self.device)
+            return torch.cat([block.to(torch.float32) for block in read], dim=1)
         encoder: Any = self.module
         features = encoder.encode(
             list(batch), batch_size=len(batch), convert_to_tensor=True, show_progress_bar=False, device=str(self.device)
         )
         return torch.as_tensor(features).to(torch.float32, copy=True)
+
+    def with_recipe(self, recipe: Any) -> Self:
+        """Return this backbone with feature vectors of another recipe; the network is shared."""
+        if recipe == FINAL and self.spec.recipe is None:
+            return self
+
+        def read(blocks: Sequence[Block]) -> list[Tensor]:
+            with torch.autocast(self.device.type, enabled=False):
+                return HiddenStates(self.module, blocks)(list(_PROBE), self.device)
+
+        shape = NetworkShape(self.spec.name, "texts", len(hidden_layers(self.module)), class_token=True)
+        found = resolve_recipe(recipe, shape, read)
+        width = found.n_features if found is not None else int(read([Block.parse(FINAL)])[0].shape[1])
+        twin = copy.copy(self)
+        twin.spec = replace(self.spec, recipe=found, n_features=width)
+        return twin
+
+
+_PROBE = ("a text", "another text, which is longer")
 
 
 def is_text_name(name: str) -> bool:
@@ -114,7 +142,7 @@ class HubEncoder(HubFile):
     def advice(self) -> str:
         """Advice for machines that cannot download it."""
         return (
-            f"download all files of {self.where} on another machine and pass weights='/path/to/folder', "
+            f"download all files of {self.where} on another machine and give {setting('weights', '/path/to/folder')}, "
             f"or copy its cache to {hub_cache()} (set by HF_HOME)"
         )
 

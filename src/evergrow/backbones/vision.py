@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +15,19 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.backbones.depths import DepthReader, depth_names, has_class_token
 from evergrow.backbones.hub import HubFile
 from evergrow.backbones.preprocess import PRESETS, Preprocessing
+from evergrow.backbones.recipes import FINAL, Block, parse_blocks
+from evergrow.backbones.resolving import NetworkShape, Read, resolve_recipe
 from evergrow.backbones.sources import WantedWeights, locate
 from evergrow.backbones.weights import hash_weights, load_weights, read_weights
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError, UnknownNameError
 from evergrow.core.registry import nearest
-from evergrow.core.seeding import derive_seed
+from evergrow.core.seeding import derive_seed, generator
 from evergrow.core.validation import check_choice, check_number
+from evergrow.core.wording import setting
 
 
 class ImageBackbone(Backbone):
@@ -75,12 +80,52 @@ class ImageBackbone(Backbone):
             raise InputError(f"batch must be a floating-point tensor (n, 3, height, width), got {what}")
         if len(batch) == 0:
             return torch.zeros(0, self.n_features, device=self.device)
-        features = run(self.module, batch.to(self.device, torch.float32, memory_format=self._layout))
+        features = self._run(batch.to(self.device, torch.float32, memory_format=self._layout))
         if features.shape != (len(batch), self.n_features):
             raise InputError(
                 f"module must return features of shape {(len(batch), self.n_features)}, got {tuple(features.shape)}"
             )
         return features
+
+    def with_recipe(self, recipe: Any) -> Self:
+        """Return this backbone with feature vectors of another recipe; the network is shared."""
+        if recipe == FINAL and self.spec.recipe is None:
+            return self
+        device = self.device
+        noise = torch.rand(2, 3, *self.transform.size, generator=generator(0, "recipe"))
+        images = noise.to(device, memory_format=self._layout)
+
+        def read(blocks: Sequence[Block]) -> list[Tensor]:
+            with _evaluating(self.module), torch.inference_mode(), torch.autocast(device.type, enabled=False):
+                return DepthReader(self.module, blocks)(images)
+
+        found = resolve_recipe(recipe, network_shape(self.module, self.spec.name, read), read)
+        width = found.n_features if found is not None else int(read([Block.parse(FINAL)])[0].shape[1])
+        twin = copy.copy(self)
+        twin.spec = replace(self.spec, recipe=found, n_features=width)
+        return twin
+
+    def _run(self, images: Tensor) -> Tensor:
+        """Return the blocks of images side by side, from one pass."""
+        if self.spec.recipe is None:
+            return run(self.module, images)
+        blocks = parse_blocks(self.spec.recipe.blocks)
+        with _evaluating(self.module), torch.inference_mode():
+            read = DepthReader(self.module, blocks)(images)
+        return torch.cat([block.to(torch.float32) for block in read], dim=1)  # out here it is an ordinary tensor
+
+
+def network_shape(module: nn.Module, name: str, read: Read) -> NetworkShape:
+    """Return what a network has to offer to named recipes: blocks of tokens, or stages of maps."""
+    depths = depth_names(module)
+    kind, token = "maps", False
+    if depths and isinstance(getattr(module, "num_prefix_tokens", None), int):
+        try:
+            widths = {block.shape[1] for block in read([Block("mean", -1), Block("mean", -min(3, len(depths)))])}
+        except (InputError, ParameterError):  # said by name where a recipe asks for it
+            widths = set()
+        kind, token = ("tokens" if len(widths) == 1 else "maps"), has_class_token(module)
+    return NetworkShape(name, kind, len(depths), token)
 
 
 def run(module: nn.Module, images: Tensor) -> Tensor:
@@ -193,7 +238,8 @@ def timm_entry(name: str) -> tuple[str, Any]:
         pass  # the architecture is known, the tag is not
     known = {*timm.list_models(), *timm.list_models(pretrained=True)}
     raise UnknownNameError(
-        f"backbone must be a name of timm's, 'all-MiniLM-L6-v2', 'sentence:NAME' or a torch module, got {name!r}; "
+        f"{setting('backbone')} must be a name of timm's, 'all-MiniLM-L6-v2', 'sentence:NAME' or a torch module, "
+        f"got {name!r}; "
         f"nearest: {_nearest(name, known)}"
     )
 

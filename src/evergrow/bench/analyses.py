@@ -23,7 +23,8 @@ from evergrow.core.registry import Registry
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.datasets import FeatureSet
-from evergrow.heads.base import IncrementalClassifier
+from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.joined import options_for_blocks
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg.conditioning import (
     cosine_matrix,
@@ -61,11 +62,13 @@ class AnalysisInput:
 
     def features(self, rows: Any) -> Tensor:
         """Return training rows as float64 on the device of the run."""
-        return torch.as_tensor(self.data.X_train[rows], dtype=torch.float64, device=resolve_device(self.run.device))
+        return torch.as_tensor(self.data.train(rows)[0], dtype=torch.float64, device=resolve_device(self.run.device))
 
     def fit_first(self) -> IncrementalClassifier:
         """Return the method after its first task, as a whole."""
-        head: IncrementalClassifier = create_method(self.run.method.name, **self.run.options)
+        name = self.run.method.name
+        options = options_for_blocks(HEADS[name], self.data.widths, self.run.options)
+        head: IncrementalClassifier = create_method(name, **options)
         return head.fit(*self.data.train(self.stream.tasks[0].train))
 
 

@@ -27,6 +27,7 @@ class BackboneEntry:
     weights: str | None = None
     preset: str | dict[str, Any] = "timm"
     options: dict[str, Any] = field(default_factory=dict)
+    recipe: str | list[str] = "final"
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,9 @@ class DataSource:
         if self._backbone is None:
             named = entry.backbone
             preset = Preprocessing(**named.preset) if isinstance(named.preset, dict) else named.preset
-            self._backbone = create_backbone(named.name, named.weights, preset, device=self._device, **named.options)
+            self._backbone = create_backbone(
+                named.name, named.weights, preset, device=self._device, recipe=named.recipe, **named.options
+            )
         return self._backbone
 
     def gflops(self, entry: DataEntry) -> float | None:

@@ -19,7 +19,8 @@ from evergrow.bench.resumable import Tick
 from evergrow.core.devices import resolve_device, synchronize
 from evergrow.core.errors import EvergrowWarning, InputError
 from evergrow.datasets import FeatureSet
-from evergrow.heads.base import IncrementalClassifier
+from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.joined import options_for_blocks
 from evergrow.methods import FsaClassifier, ImageClassifier, create_method
 from evergrow.metrics import (
     accuracy_matrix,
@@ -178,7 +179,10 @@ def play(
     """Learn task by task, filling the log, and return the learner."""
     device = resolve_device(run.device)
     stream = unchanged(data, run).stream(run.protocol, seed=run.seed, earlier_seeds=run.earlier_seeds)
-    method: Any = create_method(run.method.name, **run.options)
+    options = run.options
+    if isinstance(data, FeatureSet):
+        options = options_for_blocks(HEADS[run.method.name], data.widths, options)
+    method: Any = create_method(run.method.name, **options)
     learner: Any = method
     log.only_last = getattr(method, "joint", False)
     log.class_names = data.class_names

@@ -171,9 +171,11 @@ def _check_fit(protocol: Protocol, dataset: dict[str, Any], seeds: tuple[int, ..
 
 
 def _resolve(method: MethodEntry, device: str, seed: int) -> dict[str, Any]:
-    options = method_options(method.name)
+    options, later = method_options(method.name), later_options(method.name)
     for name, value in (("device", device), ("random_state", seed)):
-        if name in options:
+        if (
+            name in options and name not in later
+        ):  # a seed that came later has no effect, and runs of before still count
             options[name] = value
     return {**options, **method.options}
 

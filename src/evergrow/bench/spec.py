@@ -25,6 +25,7 @@ A spec looks like this; paths in it are relative to its own folder::
     weights = "bundled"                 # as for evergrow.backbones.create_backbone; files: by the spec or by the data
     preset = "timm"                     # or a table of the settings of evergrow.backbones.Preprocessing
     backbone_options = { img_size = 224 }
+    recipe = "rich"                     # blocks from several depths of the pass; "final" (the default) or a list
     options = { test_size = 0.2 }       # the settings of evergrow.datasets.DataOptions
 
     [[protocols]]
@@ -46,6 +47,7 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from evergrow.backbones import Preprocessing
+from evergrow.backbones.recipes import check_recipe
 from evergrow.backbones.sources import WEIGHT_SOURCES
 from evergrow.bench.data import BackboneEntry, DataEntry
 from evergrow.bench.toml_lines import KeyLines, KeyPath
@@ -61,7 +63,7 @@ SettingsT = TypeVar("SettingsT")
 
 COMMON_KEYS = ("name", "seeds", "device", "threads", "output", "confusion", "datasets", "protocols")
 _METHOD = ("name", "label", "options", "sweep")
-_DATASET = ("name", "path", "label", "options", "backbone", "weights", "preset", "backbone_options")
+_DATASET = ("name", "path", "label", "options", "backbone", "weights", "preset", "backbone_options", "recipe")
 
 
 class SpecError(ParameterError):
@@ -271,7 +273,7 @@ class SpecReader:
         return options
 
     def _backbone(self, table: dict[str, Any], path: KeyPath) -> BackboneEntry | None:
-        settings = [key for key in ("weights", "preset", "backbone_options") if key in table]
+        settings = [key for key in ("weights", "preset", "backbone_options", "recipe") if key in table]
         if "backbone" not in table:
             if settings:
                 self.fail((*path, settings[0]), f"{settings[0]} must come with a backbone, got none")
@@ -281,7 +283,17 @@ class SpecReader:
             self._weights(table, (*path, "weights")),
             self._preset(table, (*path, "preset")),
             self._table(table, (*path, "backbone_options")),
+            self._recipe(table, (*path, "recipe")),
         )
+
+    def _recipe(self, table: dict[str, Any], path: KeyPath) -> str | list[str]:
+        """Return the name of a recipe or its blocks; whether the network has them is seen when it is loaded."""
+        recipe: str | list[str] = table.get("recipe", "final")
+        try:
+            check_recipe(recipe)
+        except ParameterError as error:
+            self.fail(path, str(error))
+        return recipe
 
     def _weights(self, table: dict[str, Any], path: KeyPath) -> str | None:
         """Return where weights come from; a file is relative to the spec or lies in a folder that data come from."""

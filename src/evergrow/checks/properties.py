@@ -200,12 +200,10 @@ def renamed_equals_taught_so(make: Factory) -> None:
         raise CheckSkipped("it cannot give classes other names")
     other = {label: 100 - label if label != 3 else 3 for label in learner.classes_.tolist()}
     taught = teach(make(), [(X, np.array([other[label] for label in y.tolist()])) for X, y in data.tasks])
-    before = learner.predict(data.X)
+    learner.predict(data.X[:1])
     learner.rename_classes(other)  # after a question, so that what was worked out must change with the order
     require(learner.classes_.tolist() == sorted(other.values()), "classes must be sorted after they were renamed")
     require_same(scores(learner, data.X), scores(taught, data.X), "renamed against taught so", TOLERANCE)
-    restored = learner.rename_classes({new: old for old, new in other.items()})
-    require(bool((restored.predict(data.X) == before).all()), "renaming back must give the same answers")
 
 
 @CHECKS.register("merged_classes_equal_one_class")
@@ -216,15 +214,12 @@ def merged_classes_equal_one_class(make: Factory) -> None:
     if not learner.can("merge_classes"):
         raise CheckSkipped("it cannot make several classes one")
     # Classes of the first task stay apart: layers that are grown on it are then the same.
-    for gone, into in (([0, 1], 9), ([4], 5)):
-        one = dict.fromkeys(gone, into)
-        tasks = [(X, np.array([one.get(label, label) for label in y.tolist()])) for X, y in data.tasks]
-        joined, taught = copy.deepcopy(learner).merge_classes(gone, into), teach(make(), tasks)
-        require(joined.classes_.tolist() == taught.classes_.tolist(), "classes must be those of one taught so")
-        require_same(scores(joined, data.X), scores(taught, data.X), f"merged into {into}", TOLERANCE)
-        joined.partial_fit(*tasks[1])
-        taught.partial_fit(*tasks[1])
-        require_same(scores(joined, data.X), scores(taught, data.X), "learning on", TOLERANCE)
+    one = {0: 9, 1: 9, 4: 5}
+    tasks = [(X, np.array([one.get(label, label) for label in y.tolist()])) for X, y in data.tasks]
+    taught = teach(make(), tasks)
+    learner.merge_classes([0, 1], 9).merge_classes([4], 5)
+    require(learner.classes_.tolist() == taught.classes_.tolist(), "classes must be those of one taught so")
+    require_same(scores(learner, data.X), scores(taught, data.X), "merged against taught as one class", TOLERANCE)
 
 
 @CHECKS.register("state_is_bounded_in_tasks")

@@ -1,4 +1,4 @@
-"""``evergrow update``, ``forget``, ``unlearn`` and ``rollback``: changes to a model, each atomic and recorded."""
+"""``evergrow update``, ``forget``, ``unlearn``, ``rollback`` and ``redo``: changes to a model, each atomic."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from evergrow.cli.console import Answer, plural
+from evergrow.cli.frames import Every, Frames, Label, labelled_frames
 from evergrow.cli.models import (
     Running,
     change_values,
@@ -16,10 +17,25 @@ from evergrow.cli.models import (
     load_model,
     model_line,
     settle_model,
-    skipped_caution,
+    skipped_code,
+    trial_lines,
     written_note,
 )
-from evergrow.cli.options import Cache, Data, Device, Json, ModelFile, OnError, OnErrorOption, Settle, Wait, Weights
+from evergrow.cli.options import (
+    AS_FOUND,
+    Cache,
+    Data,
+    Device,
+    Json,
+    ModelFile,
+    OnError,
+    OnErrorOption,
+    Reading,
+    Settle,
+    TestData,
+    Wait,
+    Weights,
+)
 from evergrow.cli.registry import command
 
 
@@ -27,6 +43,11 @@ from evergrow.cli.registry import command
 def update_command(
     model: ModelFile,
     data: Data,
+    test: TestData = None,
+    reading: Reading = AS_FOUND,
+    label: Label = None,
+    every: Every = 1.0,
+    frames: Frames = None,
     settle: Settle = False,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
@@ -38,7 +59,8 @@ def update_command(
     """Teach a model more: new classes, more of old ones, or both. No earlier data is needed or touched.
 
     The model then is, to rounding, the one that learning everything at once would have given. The file is replaced in
-    one step; what it was before is kept for [bold]rollback[/bold].
+    one step; what it was before is kept for [bold]rollback[/bold]. With --test, or where test data are remembered and
+    still there, accuracy before and after is printed and kept in the history.
 
     For example:
 
@@ -48,31 +70,42 @@ def update_command(
 
       evergrow update birds.evg more-birds/ --settle
 
+      evergrow update birds.evg more-birds/ --test birds/test
+
+      evergrow update birds.evg camera:0 --label heron --frames 20
+
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip) or the same data were learned before,
     2 bad input and nothing changed, 3 another process is changing the model, 130 interrupted and nothing changed.
     """
     from evergrow.learner.changes import learned_data
     from evergrow.learner.intake import read_labelled
     from evergrow.learner.modelfile import commit
+    from evergrow.learner.reference import measured_change
 
     running = Running(on_error, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
         started = time.perf_counter()
-        samples = read_labelled(data, "train", learner.kind_)
+        shots = labelled_frames(data, label, every, frames)
+        samples = read_labelled(data, "train", learner.kind_, reading.options()) if shots is None else None
         before = learned_data(learner.history_)
-        learner.partial_fit(samples)
+        with measured_change(learner, test, reading.options()) as trial:
+            learner.partial_fit(shots if samples is None else samples)
         twice = before & set(learner.history_[-1].data)
         settled, notes = settle_model(learner, settle)
         commit(model, learner)
         seconds = time.perf_counter() - started
     change = learner.history_[-1]
-    cautions = skipped_caution(len(samples), change.samples)
+    code, cautions = skipped_code(0 if samples is None else len(samples) - change.samples), []
     if twice:
         cautions.append(f"the same data were learned before and now count twice: 'evergrow rollback {model}' undoes it")
     news = classes_note(change.classes, "new")
-    lines = [f"learned {plural(change.samples, 'sample')}{news} in {seconds:.1f} s", *notes, model_line(model, learner)]
-    values = change_values(model, learner, change, seconds=seconds, settled=settled)
-    return Answer(values, lines, cautions, done=written_note(model, learner))
+    said = f"learned {plural(change.samples, 'sample')}{news} in {seconds:.1f} s"
+    lines = [said, *trial_lines(learner, trial), *notes, model_line(model, learner)]
+    tested = None if trial.tested is None else trial.tested.to_dict()
+    values = change_values(
+        model, learner, change, seconds=seconds, settled=settled, test=tested, test_remark=trial.remark
+    )
+    return Answer(values, lines, cautions, code, done=written_note(model, learner))
 
 
 @command("forget", panel="Edit")
@@ -117,6 +150,7 @@ def forget_command(
 def unlearn_command(
     model: ModelFile,
     data: Data,
+    reading: Reading = AS_FOUND,
     settle: Settle = False,
     cache: Cache = True,
     device: Device = "auto",
@@ -137,11 +171,12 @@ def unlearn_command(
     Exit codes: 0 unlearned, 2 some were never learned, or cannot be read, and nothing changed, 3 another process is
     changing the model, 130 interrupted and nothing changed.
     """
+    from evergrow.learner.intake import read_labelled
     from evergrow.learner.modelfile import commit
 
     running = Running(OnError.RAISE, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
-        learner.unlearn(data)
+        learner.unlearn(read_labelled(data, "train", learner.kind_, reading.options()))
         settled, notes = settle_model(learner, settle)
         commit(model, learner)
     change = learner.history_[-1]
@@ -160,7 +195,7 @@ def rollback_command(
 ) -> Answer:
     """Undo the last changes: the file is again, byte for byte, what it was before them.
 
-    The last ten states are kept beside the model, in MODEL.history.
+    The last ten states are kept beside the model, in MODEL.history. [bold]redo[/bold] takes it back.
 
     For example:
 
@@ -177,3 +212,31 @@ def rollback_command(
     values = change_values(model, learner, change, note=change.note)
     done = f"{model} is revision {learner.revision_} again"
     return Answer(values, [change.note or "undone", model_line(model, learner)], done=done)
+
+
+@command("redo", panel="Edit")
+def redo_command(
+    model: ModelFile,
+    n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many rollbacks to take back.")] = 1,
+    wait: Wait = False,
+    as_json: Json = False,
+) -> Answer:
+    """Take the last rollback back: the file is again, byte for byte, what it was before it.
+
+    That is possible until the model learns or changes otherwise.
+
+    For example:
+
+      evergrow redo birds.evg
+
+      evergrow redo birds.evg -n 2 --json
+
+    Exit codes: 0 redone, 2 nothing can be redone and nothing changed, 3 another process is changing the model.
+    """
+    from evergrow.learner.modelfile import redo
+
+    change = redo(model, n, wait=wait)
+    learner = load_model(model)
+    values = change_values(model, learner, change, note=change.note)
+    done = f"{model} is revision {learner.revision_} again"
+    return Answer(values, [change.note, model_line(model, learner)], done=done)

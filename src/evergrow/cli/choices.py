@@ -1,4 +1,4 @@
-"""Help that lists registered names: looked up when the help is shown, so that no command starts slower for it."""
+"""Commands as typer runs them: names listed in the help, options named in messages, arguments checked early."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import re
 from typing import Any
 
 from typer.core import TyperCommand
+
+from evergrow.cli.wording import CommandWords, shown_name
+from evergrow.core.wording import speaking
 
 _MARK = re.compile(r"\{([\w.]+):(\w+)\}")
 
@@ -22,8 +25,8 @@ def registered_names(registry: str) -> str:
     Examples
     --------
     >>> from evergrow.cli.choices import filled_in, registered_names
-    >>> filled_in(f"Layout: {registered_names('evergrow.datasets:list_layouts')}.")[-29:]
-    'lists, tables, class-folders.'
+    >>> filled_in(f"Layout: {registered_names('evergrow.datasets:list_layouts')}.")[-36:]
+    'tables, single-table, class-folders.'
     """
     return f"{{{registry}}}"
 
@@ -48,3 +51,26 @@ class NamesListingCommand(TyperCommand):
             if text:
                 parameter.help = filled_in(text)  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; all messages on the way name its options."""
+        group = ctx.find_root().command
+        name = ctx.command_path.partition(" ")[2]
+        with speaking(CommandWords(self.params, name, getattr(group, "commands", ()))):
+            given = {shown_name(each): ctx.params.get(each.name) for each in self.params}
+            if "MODEL" in given:  # what takes a model opens it first, and data would be looked at late
+                _check_there(given["MODEL"], given.get("DATA"))
+            return super().invoke(ctx)
+
+
+def _check_there(models: Any, data: Any) -> None:
+    """Refuse models and data that are not there, before anything heavy is imported or computed."""
+    from evergrow.learner.places import existing_model
+
+    for path in models if isinstance(models, (list, tuple)) else [models]:
+        existing_model(path)
+    if data is not None:
+        from evergrow.datasets.load import check_source
+
+        for source in data if isinstance(data, (list, tuple)) else [data]:
+            check_source(source)

@@ -9,7 +9,7 @@ import typer
 
 from evergrow.cli.console import Answer, listed, plural
 from evergrow.cli.models import Running, change_values, changing_model, model_line, settle_model, written_note
-from evergrow.cli.options import Cache, Data, Device, Json, ModelFile, OnError, Settle, Wait, Weights
+from evergrow.cli.options import AS_FOUND, Cache, Data, Device, Json, ModelFile, OnError, Reading, Settle, Wait, Weights
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError, UnsupportedError
 from evergrow.core.escaping import one_line
@@ -91,13 +91,13 @@ def merge_classes_command(
     from evergrow.learner.modelfile import commit
 
     with changing_model(model, wait=wait) as learner:
-        before = learner.n_samples_
+        before = learner.samples_by_name_
         learner.merge_classes(classes, into)
         settled, notes = settle_model(learner, settle)
         commit(model, learner)
     change = learner.history_[-1]
     merged = sorted({*change.names, *({into} & before.keys())})
-    total = plural(learner.n_samples_[change.classes[0]], "sample")
+    total = plural(learner.samples_by_name_[change.classes[0]], "sample")
     said = f"merged {plural(len(merged), 'class', 'classes')} ({listed(merged)}) into {change.classes[0]}: {total}"
     return _answer(model, learner, [said, *notes], settled=settled, merged=merged)
 
@@ -108,6 +108,7 @@ def relabel_command(
     data: Data,
     source: Annotated[str, typer.Option("--from", metavar="CLASS", help="The class they were learned as.")],
     target: Annotated[str, typer.Option("--to", metavar="CLASS", help="The class they are of; it may be new.")],
+    reading: Reading = AS_FOUND,
     settle: Settle = False,
     cache: Cache = True,
     device: Device = "auto",
@@ -129,15 +130,16 @@ def relabel_command(
     Exit codes: 0 moved, 2 some were never learned as --from, or cannot be read, and nothing changed, 3 another process
     is changing the model, 130 interrupted and nothing changed.
     """
+    from evergrow.learner.edits import read_movable
     from evergrow.learner.modelfile import commit
 
     running = Running(OnError.RAISE, cache, device, weights, as_json)
     with changing_model(model, running, wait=wait) as learner:
-        learner.relabel(data, source, target)
+        learner.relabel(read_movable(data, learner.kind_, reading.options()), source, target)
         settled, notes = settle_model(learner, settle)
         commit(model, learner)
     change = learner.history_[-1]
-    gone = "" if source in learner.n_samples_ else f"; {source} is gone, since none of its samples remained"
+    gone = "" if source in learner.samples_by_name_ else f"; {source} is gone, since none of its samples remained"
     said = f"moved {plural(change.samples, 'sample')} from {source} to {target}{gone}"
     return _answer(model, learner, [said, *notes], settled=settled)
 
@@ -163,9 +165,9 @@ def split_command(
     from evergrow.learner.edits import require_known
 
     learner = load_model(model)
-    require_known([name], learner.n_samples_)
+    require_known([name], learner.samples_by_name_)
     shown = one_line(name)
-    known = plural(learner.n_samples_[name], "sample")
+    known = plural(learner.samples_by_name_[name], "sample")
     raise UnsupportedError(
         f"{shown!r} cannot be split: the model keeps sums over its {known} and none of them; with the samples of one "
         f"part in a folder or table, 'evergrow relabel {model} DATA --from {shown} --to NEW' moves them to a new "

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from evergrow.cli.checking import check_lines, checked_data, write_page
 from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer
 from evergrow.cli.exits import ExitCode
-from evergrow.cli.options import Json
+from evergrow.cli.models import check_target
+from evergrow.cli.options import AS_FOUND, Device, Json, Reading
 from evergrow.cli.registry import command
-from evergrow.core.errors import DataWarning
+from evergrow.core.errors import ParameterError
 
 LAYOUTS = registered_names("evergrow.datasets:list_layouts")
 
@@ -24,29 +25,54 @@ def data_command(
     layout: Annotated[str, typer.Option(help=f"Layout of a folder: auto looks, or {LAYOUTS}.")] = "auto",
     root: Annotated[Path | None, typer.Option(help="Folder that benchmarks or listed images are in.")] = None,
     expect: Annotated[str, typer.Option(help="Benchmark to compare with; auto goes by the name.")] = "auto",
-    test_size: Annotated[float, typer.Option(help="Test share, where a test set has to be drawn.")] = 0.2,
+    test_size: Annotated[
+        float | None, typer.Option(help="Draw a test set of this share where there is none, as bench does.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of that draw.")] = 1993,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Leave class folders without images out.")] = False,
+    reading: Reading = AS_FOUND,
+    check: Annotated[
+        bool, typer.Option("--check", help="Look for samples under two labels, in training and test, or misplaced.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Page of --check with thumbnails, in one file.")] = None,
+    backbone: Annotated[
+        str, typer.Option(help="Features that --check compares: auto, a name, or none for content alone.")
+    ] = "auto",
+    device: Device = "auto",
     as_json: Json = False,
 ) -> Answer:
     """Check a data set: what it is, its classes and counts, and how it differs from the benchmark it is named after.
+
+    What it counts is what fit learns; no test set is drawn unless --test-size asks for one.
 
     For example:
 
       evergrow data data/imagenet-r
 
-    Exit codes: 0 all is as expected, 1 it differs from the benchmark, 2 it cannot be loaded.
-    """
-    from evergrow.datasets import DataOptions, inspect_data, load_data
+      evergrow data birds/ --check --html birds.html
 
-    options = DataOptions(
-        layout=layout, root=root, expect=expect, test_size=test_size, seed=seed, allow_empty=allow_empty
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # the report says it all
-        report = inspect_data(load_data(source, options))
-    code = ExitCode.LOOK if report.differences else ExitCode.OK
-    return Answer(report.to_dict(), _lines(report.to_dict()), code=code)
+    Exit codes: 0 all is as expected, 1 it differs from the benchmark or --check found something, 2 it cannot be loaded.
+    """
+    from evergrow.datasets.load import survey
+
+    if html is not None:
+        if not check:
+            raise ParameterError(f"--html must go with --check, got {html} and nothing to show")
+        check_target("--html", html)
+    drawn = {"split": "none"} if test_size is None else {"test_size": test_size}
+    options = reading.options(layout=layout, root=root, expect=expect, seed=seed, allow_empty=allow_empty, **drawn)
+    report = survey(source, options)
+    lines, values = _lines(report.to_dict()), report.to_dict()
+    found = checked_data(source, options, backbone, device) if check else None
+    if found is not None:
+        values["check"] = found.check.to_dict()
+        lines += ["", *check_lines(found.check)]
+    if found is not None and html is not None:
+        write_page(html, found, report.name)
+        lines.append(f"page in {html}")
+    look = report.differences or (found is not None and not found.check.clean)
+    done = "" if html is None else f"{html} was written"
+    return Answer(values, lines, code=ExitCode.LOOK if look else ExitCode.OK, done=done)
 
 
 def _lines(report: dict[str, object]) -> list[str]:

@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evergrow.cli.console import Answer, facts, listed, percent, plural, table
-from evergrow.cli.models import Running, check_target, load_model
-from evergrow.cli.options import Cache, Data, Device, FalseAlarm, Json, ModelFile, OnError, OnErrorOption, Weights
+from evergrow.cli.models import Running, check_target, load_model, skipped_code
+from evergrow.cli.options import (
+    AS_FOUND,
+    Cache,
+    Data,
+    Device,
+    FalseAlarm,
+    Json,
+    ModelFile,
+    OnError,
+    OnErrorOption,
+    Reading,
+    Weights,
+)
 from evergrow.cli.pages import evaluation_page, share, worst_first
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
@@ -32,6 +44,7 @@ def evaluate_command(
     min_accuracy: Annotated[
         float | None, typer.Option("--min-accuracy", help="Accuracy, between 0 and 1, below which to leave with 1.")
     ] = None,
+    reading: Reading = AS_FOUND,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
     device: Device = "auto",
@@ -54,12 +67,17 @@ def evaluate_command(
     Exit codes: 0 done, 1 done but below --min-accuracy or images were left out (--on-error skip), 2 bad input, 130
     interrupted.
     """
+    from evergrow.learner.intake import read_labelled, read_unknown
+
     if min_accuracy is not None and not 0 <= min_accuracy <= 1:
         raise ParameterError(f"--min-accuracy must be a share between 0 and 1, got {min_accuracy:g}")
     if report is not None:
         check_target("--report", report)
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
-    result = learner.evaluate(data, unknown=unknown, false_alarm=false_alarm)
+    strange = None if unknown is None else read_unknown(unknown, learner.kind_, options=reading.options())
+    samples = read_labelled(data, "test", learner.kind_, reading.options())
+    kept = report is not None
+    result = learner.evaluate(samples, unknown=strange, false_alarm=false_alarm, keep_samples=kept)
     if report is not None:
         _write_page(report, result, model, data)
     values = {"model": str(model), "data": data, **result.to_dict(), "report": None if report is None else str(report)}
@@ -67,13 +85,12 @@ def evaluate_command(
     if report is not None:
         lines += ["", f"report in {report}"]
     done = "" if report is None else f"{report} was written"
-    return Answer(values, lines, _cautions(result, min_accuracy), done=done)
+    cautions = _cautions(result, min_accuracy)
+    return Answer(values, lines, cautions, skipped_code(len(result.left_out)), done=done)
 
 
 def _cautions(result: Evaluation, min_accuracy: float | None) -> list[str]:
     cautions = []
-    if result.left_out:
-        cautions.append(f"{plural(len(result.left_out), 'image')} left out: {listed(result.left_out)}")
     # Written so that an accuracy that is not a number fails too.
     if min_accuracy is not None and not result.accuracy >= min_accuracy:
         cautions.append(f"accuracy must be at least {percent(min_accuracy)}, got {share(result.accuracy)}")
@@ -96,7 +113,7 @@ def evaluation_lines(result: Evaluation) -> list[str]:
         rows = [[row.name, str(row.n), share(row.recall), share(row.precision)] for row in wrong[:_WORST]]
         lines += [
             "",
-            *table(["class", "samples", "found", "answers right"], rows, ["samples", "found", "answers right"]),
+            *table(["class", "samples", "recall", "precision"], rows, ["samples", "recall", "precision"]),
         ]
         perfect = sum(1 for row in result.per_class if row.n) - len(wrong)
         more = len(wrong) - len(rows)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @command("export", panel="Share")
 def export_command(
     model: ModelFile,
-    onnx: Annotated[Path, typer.Option("--onnx", help="File to write, by custom ending in .onnx.")],
+    onnx: Annotated[Path, typer.Option("--onnx", help="File to write, such as birds.onnx.")],
     fold: Annotated[
         bool, typer.Option("--fold", help="Replace hidden layer and class weights by one matrix, if the bound allows.")
     ] = False,
@@ -65,7 +65,10 @@ def export_command(
         config = replace(config, fold_tolerance=fold_tolerance)
     learner = load_model(model, Running(device="cpu", weights=weights, quiet=True))
     report = export_learner(learner, onnx, config=config, head_only=head_only)
-    return Answer({"model": str(model), **report.to_dict()}, _lines(report), done=f"{onnx} was written")
+    lines = _lines(report)
+    if not learner.answering_.is_plain:
+        lines.append(f"not in the graph, which gives scores: {learner.answering_.summary()}")
+    return Answer({"model": str(model), **report.to_dict()}, lines, done=f"{onnx} was written")
 
 
 def _lines(report: ExportReport) -> list[str]:

@@ -9,8 +9,17 @@ import typer
 
 from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer
-from evergrow.cli.models import check_target
-from evergrow.cli.options import WEIGHT_SOURCES, Json
+from evergrow.cli.models import check_target, skipped_code
+from evergrow.cli.options import (
+    AS_FOUND,
+    RECIPE_HELP,
+    WEIGHT_SOURCES,
+    Json,
+    OnError,
+    OnErrorOption,
+    Reading,
+    checked_recipe,
+)
 from evergrow.cli.registry import command
 
 PRESETS = registered_names("evergrow.backbones.preprocess:PRESETS")
@@ -25,10 +34,16 @@ def features_command(
         str | None, typer.Option(help=f"A file, or {WEIGHT_SOURCES}; the best at hand by default.")
     ] = None,
     preset: Annotated[str, typer.Option(help=f"Preprocessing of images: {PRESETS}.")] = "timm",
+    recipe: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "final",
     device: Annotated[str, typer.Option(help="'auto', 'cpu', 'cuda', ...")] = "auto",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Items per batch.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode images.")] = None,
-    skip: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read.")] = False,
+    on_error: OnErrorOption = OnError.RAISE,
+    skip: Annotated[bool, typer.Option("--skip-unreadable", hidden=True)] = False,  # what --on-error skip was once
+    test_size: Annotated[
+        float | None, typer.Option(help="Draw a test part of this share where there is none, for bench.")
+    ] = None,
+    reading: Reading = AS_FOUND,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor fill the feature cache.")] = False,
     as_json: Json = False,
@@ -39,35 +54,42 @@ def features_command(
 
       evergrow features data/birds --out birds.npz
 
+      evergrow features data/birds --recipe rich --out birds_rich.npz
+
       evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.safetensors
+
+    Data without a test part give a file without one, which fit learns whole; --test-size draws one.
 
     The file works wherever a data set is named: in specs of [bold]evergrow bench[/bold] and for
     [bold]evergrow fit[/bold]. A second run on the same data looks at no image.
 
-    Exit codes: 0 written, 1 written but items were left out (--skip-unreadable), 2 bad input or the file exists, and
+    Exit codes: 0 written, 1 written but items were left out (--on-error skip), 2 bad input or the file exists, and
     nothing written, 130 interrupted.
     """
     import time
 
-    from evergrow.backbones import best_backbone, create_backbone
-    from evergrow.backbones.settings import ExtractConfig
     from evergrow.core.errors import InputError, ParameterError
     from evergrow.datasets import FeatureSet, load_data, save_features
     from evergrow.datasets.array_files import SUFFIXES
-    from evergrow.training.features import featurize
 
     if out.suffix not in SUFFIXES:
         raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
     check_target("--out", out, force=force)
-    loaded = load_data(data)
+    drawn = {"split": "none"} if test_size is None else {"test_size": test_size}
+    loaded = load_data(data, reading.options(**drawn))
     if isinstance(loaded, FeatureSet):
-        raise InputError(f"data must be images or texts, got features already: {data}")
+        raise InputError(f"DATA must be images or texts, got features already: {data}")
+    from evergrow.backbones import best_backbone, create_backbone  # now that the data are known to be there
+    from evergrow.backbones.settings import ExtractConfig
+    from evergrow.training.features import featurize
+
+    wanted = checked_recipe("--recipe", recipe)
     name = best_backbone(loaded.kind).name if backbone == "auto" else backbone
-    model = create_backbone(name, weights, preset, device=device)
+    model = create_backbone(name, weights, preset, device=device, recipe=wanted)
     config = ExtractConfig(
         batch_size=batch_size,
         workers="auto" if workers is None else workers,
-        on_error="skip" if skip else "raise",
+        on_error="skip" if skip else on_error.value,
         cache=False if no_cache else None,
         progress=not as_json,
     )
@@ -79,7 +101,10 @@ def features_command(
     values = {"file": str(out), **result.describe(), "left_out": left_out, "seconds": seconds}
     line = (
         f"{out}: {len(result.y_train):,} training and {len(result.y_test):,} test features of width "
-        f"{result.X_train.shape[1]} from {name}, {result.n_classes} classes, in {seconds:.1f} s"
+        f"{result.X_train.shape[1]}{_blocks(result.widths)} from {name}, {result.n_classes} classes, in {seconds:.1f} s"
     )
-    cautions = [f"{left_out} items could not be read and were left out"] if left_out else []
-    return Answer(values, [line], cautions, done=f"{out} was written")
+    return Answer(values, [line], code=skipped_code(left_out), done=f"{out} was written")
+
+
+def _blocks(widths: tuple[int, ...]) -> str:
+    return f" ({' + '.join(map(str, widths))})" if widths else ""

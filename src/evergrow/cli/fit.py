@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.choices import registered_names
-from evergrow.cli.console import Answer, percent, plural, warn_line
+from evergrow.cli.console import Answer, listed, percent, plural, warn_line
+from evergrow.cli.frames import Every, Frames, Label, labelled_frames
 from evergrow.cli.models import (
     REPLACING,
     Running,
@@ -21,12 +22,28 @@ from evergrow.cli.models import (
     check_target,
     classes_note,
     model_line,
-    skipped_caution,
+    recipe_note,
+    skipped_code,
+    trial_lines,
     written_note,
 )
-from evergrow.cli.options import Cache, Data, Device, Json, OnError, OnErrorOption, Weights
+from evergrow.cli.options import (
+    AS_FOUND,
+    RECIPE_HELP,
+    Cache,
+    Data,
+    Device,
+    Json,
+    OnError,
+    OnErrorOption,
+    Reading,
+    TestData,
+    Verbose,
+    Weights,
+    checked_recipe,
+)
 from evergrow.cli.registry import command
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
     from evergrow.learner.intake import Samples
@@ -40,7 +57,7 @@ TUNERS = registered_names("evergrow.tuners:adapting_tuners")
 @command("fit", panel="Learn")
 def fit_command(
     data: Data,
-    model: Annotated[Path, typer.Option("--model", "-m", help="File to write, by custom ending in .evg.")],
+    model: Annotated[Path, typer.Option("--model", "-m", help="Model file to write, such as birds.evg.")],
     backbone: Annotated[
         str, typer.Option(help="auto takes the best one on this machine; or a name such as tf_efficientnet_lite0.")
     ] = "auto",
@@ -55,19 +72,27 @@ def fit_command(
         typer.Option(help="File for --adapt, written after every pass: an interrupted command goes on from it."),
     ] = None,
     settings: Annotated[str, typer.Option(help="recommended, or paper for the published ones.")] = "recommended",
+    features: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "auto",
     units: Annotated[int | None, typer.Option(min=1, help="Width of the random layer: wider is slower.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of layer, --adapt and --holdout.")] = 0,
     holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
+    test: TestData = None,
+    reading: Reading = AS_FOUND,
+    label: Label = None,
+    every: Every = 1.0,
+    frames: Frames = None,
     on_error: OnErrorOption = OnError.RAISE,
     cache: Cache = True,
     device: Device = "auto",
     weights: Weights = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model, keeping what it was for rollback.")] = False,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> Answer:
     """Learn a first set of classes and write a model file.
 
-    Of data with a training and a test part the training part is learned, else all of it but --holdout.
+    Of data with a training and a test part the training part is learned, else all of it but --holdout. The data of
+    --test are remembered by the model: later updates test on them again.
 
     For example:
 
@@ -82,20 +107,28 @@ def fit_command(
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), 2 bad input or the model exists, and
     nothing written, 3 another process is changing the model, 130 interrupted and nothing written but the checkpoint.
     """
-    from evergrow.learner.learner import Learner
-    from evergrow.learner.modelfile import commit
-
     check_target("--model", model, force=force, existing=REPLACING)
     if not 0 <= holdout < 1:
         raise ParameterError(f"--holdout must be a share from 0 to below 1, got {holdout:g}")
+    shots = labelled_frames(data, label, every, frames)
+    if shots is not None and holdout:
+        raise ParameterError(f"--holdout must be left out for a video, whose frames are all alike, got {holdout:g}")
     config = _adaptation(adapt, epochs)
     _check_checkpoint(checkpoint, model, config)
     running = Running(on_error, cache, device, weights, as_json)
+    started = time.perf_counter()
+    # Before anything heavy is imported: most mistakes show here.
+    samples, held = (None, None) if shots is not None else _read(data, holdout, seed, reading)
+    from evergrow.learner.learner import Learner
+    from evergrow.learner.modelfile import commit
+    from evergrow.learner.reference import measured_change
+
     learner = Learner(
         backbone,
         method,
         config,
         settings=settings,
+        features=checked_recipe("--features", features),
         options=None if units is None else {"n_units": units},
         weights=weights,
         device=device,
@@ -103,14 +136,15 @@ def fit_command(
         cache=running.keeping,
         extract=running.extract,
     )
-    started = time.perf_counter()
     with _resumable(checkpoint):
-        samples, held = _read(data, holdout, seed)
-        learner.fit(samples, checkpoint=checkpoint)
+        with measured_change(learner, test, reading.options()) as trial:
+            learner.fit(shots if samples is None else samples, checkpoint=checkpoint)
         commit(model, learner)
     left = _remove(checkpoint)
-    answer = _answer(model, learner, samples, held, time.perf_counter() - started)
-    return replace(answer, cautions=[*answer.cautions, *left])
+    answer = _answer(model, learner, samples, held, time.perf_counter() - started, verbose=verbose)
+    tested = None if trial.tested is None else trial.tested.to_dict()
+    lines = [*answer.lines[:-1], *trial_lines(learner, trial), answer.lines[-1]]
+    return replace(answer, values={**answer.values, "test": tested}, lines=lines, cautions=[*answer.cautions, *left])
 
 
 def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
@@ -160,7 +194,7 @@ def _remove(checkpoint: Path | None) -> list[str]:
     return []
 
 
-def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None]:
+def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Samples, Samples | None]:
     """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
@@ -168,7 +202,13 @@ def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None
     from evergrow.datasets.options import DataOptions
     from evergrow.learner.intake import read_labelled
 
-    samples = read_labelled(data, "train")
+    samples = read_labelled(data, "train", options=reading.options())
+    classes = np.unique(samples.required_labels())
+    if len(classes) < 2:
+        raise InputError(
+            f"DATA must hold at least 2 classes to begin with, got {listed(classes.tolist()) or 'none'}; later ones "
+            "may come one at a time, by evergrow update"
+        )
     if not holdout:
         return samples, None
     names, codes = np.unique(samples.required_labels(), return_inverse=True)
@@ -177,7 +217,9 @@ def _read(data: str, holdout: float, seed: int) -> tuple[Samples, Samples | None
     return samples.take(keep), samples.take(hold)
 
 
-def _answer(path: Path, learner: Learner, samples: Samples, held: Samples | None, seconds: float) -> Answer:
+def _answer(
+    path: Path, learner: Learner, samples: Samples | None, held: Samples | None, seconds: float, *, verbose: bool
+) -> Answer:
     change, info = learner.history_[-1], learner.info()
     spec = info["backbone"] or {}
     tested = None if held is None else learner.evaluate(held)
@@ -197,11 +239,13 @@ def _answer(path: Path, learner: Learner, samples: Samples, held: Samples | None
     )
     lines = [f"learned {plural(change.samples, 'sample')}{classes_note(change.classes, 'new')} in {seconds:.1f} s"]
     if spec:
-        lines.append(f"backbone: {spec.get('reason') or spec['name']}")
+        chosen = ", the strongest whose weights are here" if spec.get("reason") else ""
+        lines.append(f"backbone: {(verbose and spec.get('reason')) or spec['name'] + chosen}")
+        lines += [f"features: {note}"] if (note := recipe_note(spec)) else []
     if info["adaptation"]:
         earlier = f", {plural(resumed, 'epoch')} of them before an interruption" if resumed else ""
         lines.append(f"adapted: {adapted_note(info['adaptation'])}{earlier}")
     if tested is not None:
         lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
-    cautions = skipped_caution(len(samples), change.samples)
-    return Answer(values, [*lines, model_line(path, learner)], cautions, done=written_note(path, learner))
+    code = skipped_code(0 if samples is None else len(samples) - change.samples)
+    return Answer(values, [*lines, model_line(path, learner)], code=code, done=written_note(path, learner))

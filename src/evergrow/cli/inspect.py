@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, facts, listed, plural, table
-from evergrow.cli.models import adapted_note, load_model
+from evergrow.cli.models import adapted_note, load_model, recipe_note
 from evergrow.cli.options import Json, ModelFile
 from evergrow.cli.registry import command
 
@@ -52,11 +52,15 @@ def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
         ("samples learned", f"{info['n_samples']:,}"),
         ("method", f"{info['method']}, {info['settings']} settings{_options(info['options'])}"),
         ("layer", _layer(info)),
+        ("blocks", _blocks(info["blocks"])),
         ("numerics", _numerics(info.get("numerics"))),
         ("backbone", _backbone(info["backbone"])),
+        ("features", recipe_note(info["backbone"])),
         ("adapted", adapted_note(info["adaptation"]) if info["adaptation"] else ""),
         ("preprocessing", _preprocessing(info["backbone"])),
         ("unknown things", _novelty(info["novelty"])),
+        ("answers", _answering(info["answering"])),
+        ("tested with", _reference(info["reference"])),
         ("revision", str(info["revision"])),
         ("file", f"{size / 1e6:.1f} MB"),
     ]
@@ -72,6 +76,17 @@ def _layer(info: dict[str, Any]) -> str:
     found = info.get("numerics") or {}
     status = f", {found['status']}" if found.get("status") else ""
     return f"{info['n_units']:,} units on {info['n_features']:,} features{status}"
+
+
+def _blocks(blocks: list[dict[str, Any]] | None) -> str:
+    if not blocks:
+        return ""
+    said = [f"{block['weight']:.2f} x {block['columns']:,} columns{_reduced(block)}" for block in blocks]
+    return "weight and width: " + ", ".join(said)
+
+
+def _reduced(block: dict[str, Any]) -> str:
+    return f" (reduced to {block['kept']:,})" if block["kept"] < block["columns"] else ""
 
 
 def _numerics(found: dict[str, Any] | None) -> str:
@@ -101,6 +116,18 @@ def _short(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "x".join(_short(item) for item in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _answering(found: dict[str, Any]) -> str:
+    """Return how answers follow from probabilities, where that was set."""
+    prior = "" if found["prior"] == "learned" else f"prior {found['prior']}"
+    limits = ", ".join(f"{name} from {limit:g}" for name, limit in found["thresholds"].items())
+    costs = plural(sum(map(len, found["costs"].values())), "cost") if found["costs"] else ""
+    return "; ".join(part for part in (prior, limits, costs) if part)
+
+
+def _reference(found: dict[str, Any] | None) -> str:
+    return "" if found is None else f"{found['source'] or 'data in memory'}, {plural(found['samples'], 'sample')}"
 
 
 def _novelty(found: dict[str, Any] | None) -> str:

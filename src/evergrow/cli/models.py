@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evergrow.cli.console import listed, plural
+from evergrow.cli.console import listed, percent, plural
+from evergrow.cli.exits import ExitCode
 from evergrow.cli.options import OnError
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.learner.changes import Change
     from evergrow.learner.learner import Learner
+    from evergrow.learner.reference import Trial
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,21 @@ def classes_note(classes: tuple[str, ...], what: str) -> str:
     return f" ({plural(len(classes), f'{what} class', f'{what} classes')}: {listed(classes)})"
 
 
+def recipe_note(spec: dict[str, Any] | None) -> str:
+    """Return the blocks that feature vectors are made of and their widths, on one line; empty for a single one.
+
+    Examples
+    --------
+    >>> from evergrow.cli.models import recipe_note
+    >>> recipe_note({"recipe": {"blocks": ["final", "mean@-2"], "widths": [64, 32]}})
+    'final 64 + mean@-2 32'
+    """
+    recipe = (spec or {}).get("recipe")
+    if not recipe:
+        return ""
+    return " + ".join(f"{name} {width:,}" for name, width in zip(recipe["blocks"], recipe["widths"], strict=True))
+
+
 def adapted_note(found: dict[str, Any]) -> str:
     """Return the tuner of an adapted backbone and the course of its training, on one line.
 
@@ -174,8 +191,26 @@ def adapted_note(found: dict[str, Any]) -> str:
     )
 
 
-def skipped_caution(given: int, learned: int) -> list[str]:
-    """Return a caution about samples that could not be read; the warning before it has named them."""
-    if given == learned:
-        return []
-    return [f"{given - learned} of {plural(given, 'image')} could not be read and were left out"]
+def trial_lines(learner: Learner, trial: Trial) -> list[str]:
+    """Return how a change did on test data, and which classes have few samples, for people."""
+    from evergrow.learner.intake import few_samples
+
+    found = trial.tested
+    if found is None:
+        return [trial.remark] if trial.remark else []
+    now = "no class in it is known" if found.after is None else f"accuracy {percent(found.after)}"
+    if found.before is not None:
+        now = f"accuracy {percent(found.before)} of {plural(found.samples_before, 'sample')} before, {now[9:]}"
+    lines = [*([trial.remark] if trial.remark else []), f"tested: {now} of {plural(found.samples, 'sample')} now"]
+    fell = [f"{name} {percent(old)} -> {percent(new)}" for name, (old, new) in found.fell.items()]
+    few = [f"{name} ({count})" for name, count in few_samples(learner.n_samples_).items()]
+    if fell:
+        lines.append(f"fell: {listed(fell, 10)}")
+    if few:
+        lines.append(f"few samples beside others: {listed(few, 10)}; such classes are recognised less surely")
+    return lines
+
+
+def skipped_code(left_out: int) -> ExitCode | None:
+    """Return the exit code where samples were left out that could not be read; a warning has named them already."""
+    return ExitCode.LOOK if left_out else None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evergrow.cli.choices import registered_names
+
+if TYPE_CHECKING:
+    from evergrow.datasets.options import DataOptions
 
 WEIGHT_SOURCES = registered_names("evergrow.backbones.sources:WEIGHT_SOURCES")
 
@@ -26,7 +30,8 @@ Data = Annotated[
     str,
     typer.Argument(
         metavar="DATA",
-        help="Folder with a subfolder per class, .csv or .jsonl table of text,label or path,label, .npz of features.",
+        help="Folder with a subfolder per class, a .zip or .tar of one, 'photos/*/*.jpg' in quotes, a table of "
+        "text,label or path,label (.csv, .jsonl, .parquet), a .json of COCO or Label Studio, .npz of features.",
         show_default=False,
     ),
 ]
@@ -49,8 +54,73 @@ FalseAlarm = Annotated[
     float, typer.Option("--false-alarm", help="Share of known things that may be called unknown, between 0 and 1.")
 ]
 
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more: why this backbone, and what lacks weights.")]
+
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for another process that changes the model.")]
+
+RECIPE_HELP = "final, rich or max (from several depths), or blocks such as final,mean@-2"
+
+
+def checked_recipe(option: str, text: str) -> str | list[str]:
+    """Return the recipe that an option names, or raise :class:`ParameterError` in the option's words."""
+    from evergrow.backbones.recipes import check_recipe, recipe_of_text
+
+    recipe = recipe_of_text(text)
+    check_recipe(recipe, option)
+    return recipe
+
 
 Settle = Annotated[
     bool, typer.Option("--settle", help="Solve for the class weights now, so that no later predict has to.")
 ]
+
+TestData = Annotated[
+    str | None,
+    typer.Option(
+        "--test", metavar="DATA", help="Labelled data to test with before and after; remembered for later updates."
+    ),
+]
+
+
+class OptionGroup:
+    """Options that belong together: a command takes them as one parameter, people type them one by one.
+
+    A subclass is a frozen dataclass whose fields are annotated as parameters of commands are.
+    """
+
+
+@dataclass(frozen=True)
+class Reading(OptionGroup):
+    """How a command reads data: the columns of tables, and how deep the folders of classes lie."""
+
+    image_column: Annotated[
+        str, typer.Option("--image-column", metavar="NAME", help="Column of images in a table: paths, or bytes.")
+    ] = ""
+    text_column: Annotated[
+        str, typer.Option("--text-column", metavar="NAME", help="Column of texts in a table; text.", show_default=False)
+    ] = ""
+    label_column: Annotated[
+        str, typer.Option("--label-column", metavar="NAME", help="Column of classes; label.", show_default=False)
+    ] = ""
+    class_level: Annotated[
+        int,
+        typer.Option(
+            "--class-level",
+            min=0,
+            max=32,
+            help="How many folders down the class folders are: 1 for CLASS/, 2 for LINE/CLASS/.",
+            show_default=False,
+        ),
+    ] = 0
+
+    def options(self, **more: Any) -> DataOptions:
+        """Return the settings of reading, with what else a command has to say about it."""
+        from evergrow.datasets.options import DataOptions
+
+        named = {"image_column": self.image_column, "text_column": self.text_column, "label_column": self.label_column}
+        given: dict[str, Any] = {name: value for name, value in named.items() if value}
+        return DataOptions(**given, class_level=self.class_level, **more)
+
+
+AS_FOUND = Reading()
+"""Reading as the data suggest."""

@@ -5,24 +5,34 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.console import Answer, listed, percent, plural, table
-from evergrow.cli.models import Running, check_target, load_model
-from evergrow.cli.options import Cache, Device, FalseAlarm, Json, ModelFile, OnError, OnErrorOption, Weights
-from evergrow.cli.question import Question, read_question
+from evergrow.cli.console import Answer, percent, plural, table
+from evergrow.cli.frames import Every, Frames, video_question
+from evergrow.cli.models import Running, check_target, load_model, skipped_code
+from evergrow.cli.options import (
+    AS_FOUND,
+    Cache,
+    Device,
+    FalseAlarm,
+    Json,
+    ModelFile,
+    OnError,
+    OnErrorOption,
+    Reading,
+    Weights,
+)
+from evergrow.cli.question import Question, check_items, read_question
 from evergrow.cli.registry import command
 from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
 
 UNKNOWN = "(unknown)"
@@ -43,8 +53,8 @@ def predict_command(
         list[str] | None,
         typer.Argument(
             metavar="ITEMS",
-            help="Images, folders of images, .txt/.csv/.jsonl files of texts, .npy/.npz of features; - reads "
-            "standard input: one file name, or for a text model one text, per line.",
+            help="Images, folders or archives of images, .txt/.csv/.jsonl/.parquet files of texts, tables of images, "
+            ".npy/.npz of features; - reads standard input: one image, or per line one file name or text.",
             show_default=False,
         ),
     ] = None,
@@ -56,7 +66,10 @@ def predict_command(
     false_alarm: FalseAlarm = 0.05,
     format: Annotated[Format, typer.Option("--format", "-f", help="How to write the answers.")] = Format.TABLE,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write them to, in one step.")] = None,
+    reading: Reading = AS_FOUND,
     on_error: OnErrorOption = OnError.RAISE,
+    every: Every = 1.0,
+    frames: Frames = None,
     cache: Cache = True,
     device: Device = "auto",
     weights: Weights = None,
@@ -72,26 +85,30 @@ def predict_command(
 
       ls photos/*.jpg | evergrow predict birds.evg - --format jsonl
 
+      curl https://example.org/bird.jpg | evergrow predict birds.evg -
+
       evergrow predict intents.evg --text "where is my parcel"
+
+      evergrow predict birds.evg feeder.mp4 --every 5
 
     Exit codes: 0 answered, 1 answered but some could not be read (--on-error skip), 2 bad input, 130 interrupted.
     """
     if out is not None:
         check_target("--out", out)
+    check_items(list(items or ()))
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
-    question = read_question(learner.kind_, list(items or ()), list(text or ()))
+    question = video_question(learner, list(items or ()), every, frames)
+    if question is None:
+        question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
     answers = answer_table(learner, question, top=top, false_alarm=false_alarm if reject_unknown else None)
-    cautions = []
-    if answers.left_out:
-        names = [name for name, _ in answers.left_out]
-        cautions.append(f"{plural(len(names), 'item')} could not be read and have no answer: {listed(names)}")
+    code = skipped_code(len(answers.left_out))
     values: dict[str, Any] = {"model": str(model), "answered": len(answers.rows), "left_out": dict(answers.left_out)}
     lines = answers.lines(format)
     if out is not None:
         _write(out, lines)
         values["out"] = str(out)
-        return Answer(values, [f"{plural(len(answers.rows), 'answer')} in {out}"], cautions, done=f"{out} was written")
-    return Answer({**values, "predictions": [row.to_dict() for row in answers.rows]}, lines, cautions)
+        return Answer(values, [f"{plural(len(answers.rows), 'answer')} in {out}"], code=code, done=f"{out} was written")
+    return Answer({**values, "predictions": [row.to_dict() for row in answers.rows]}, lines, code=code)
 
 
 @dataclass(frozen=True)
@@ -104,29 +121,52 @@ class AnswerRow:
         Its name.
     ranked : list of (str, float)
         Likely classes with their probability or score, the likeliest first.
-    novelty : float or None
+    novelty : Novelty or None
         How unlike anything learned it is, where that was asked for.
-    unknown : bool or None
-        Whether it belongs to no learned class, where that was asked for.
+    measure : {"probability", "score"}
+        What the numbers of the classes are.
     """
 
     item: str
     ranked: list[tuple[str, float]]
-    novelty: float | None = None
-    unknown: bool | None = None
+    novelty: Novelty | None = None
     measure: str = "probability"
 
     @property
-    def answer(self) -> str | None:
-        """The class, or None for an unknown thing."""
-        return None if self.unknown else self.ranked[0][0]
+    def unknown(self) -> bool:
+        """Whether it belongs to no learned class; nothing does where that was not asked for."""
+        return self.novelty is not None and self.novelty.unknown
+
+    @property
+    def answer(self) -> tuple[str, float] | None:
+        """The class with its probability or score, or None for an unknown thing, which has neither."""
+        return None if self.unknown else self.ranked[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        values: dict[str, Any] = {"item": self.item, "class": self.answer, self.measure: self.ranked[0][1]}
-        if self.unknown is not None:
-            values |= {"unknown": self.unknown, "novelty": self.novelty}
-        return {**values, "top": [{"class": name, self.measure: value} for name, value in self.ranked]}
+        name, value = self.answer or (None, None)
+        values: dict[str, Any] = {"item": self.item, "class": name, self.measure: value}
+        top = [{"class": name, self.measure: value} for name, value in self.ranked]
+        if self.novelty is not None:
+            values |= {**asdict(self.novelty), "nearest": top[0]}
+        return {**values, "top": top}
+
+
+@dataclass(frozen=True)
+class Novelty:
+    """How unlike anything learned an item is.
+
+    Parameters
+    ----------
+    unknown : bool
+        Whether it belongs to no learned class, as far as can be told.
+    novelty, threshold : float
+        Its novelty, and the one above which it is unknown.
+    """
+
+    unknown: bool
+    novelty: float
+    threshold: float
 
 
 @dataclass(frozen=True)
@@ -146,30 +186,44 @@ class AnswerTable:
         return self._csv() if format is Format.CSV else self._table()
 
     def _csv(self) -> list[str]:
-        columns = ["item", "class", self.measure, *(["unknown", "novelty"] if self.rejects else [])]
+        columns = ["item", "class", self.measure]
+        if self.rejects:
+            columns += ["unknown", "novelty", "threshold", "nearest_class", f"nearest_{self.measure}"]
         ranks = range(1, self.top + 1) if self.top > 1 else ()
         columns += [f"{name}_{rank}" for rank in ranks for name in ("class", self.measure)]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
         for row in self.rows:
-            cells = [csv_text(row.item), csv_text(row.answer or ""), f"{row.ranked[0][1]:.6g}"]
-            if self.rejects:
-                cells += [str(bool(row.unknown)).lower(), f"{row.novelty:.6g}"]
+            name, value = row.answer or ("", None)
+            cells = [csv_text(row.item), csv_text(name), "" if value is None else f"{value:.6g}"]
+            if row.novelty is not None:
+                cells += [str(row.unknown).lower(), f"{row.novelty.novelty:.6g}", f"{row.novelty.threshold:.6g}"]
+                cells += [csv_text(row.ranked[0][0]), f"{row.ranked[0][1]:.6g}"]
             if ranks:
                 cells += [cell for name, value in row.ranked for cell in (csv_text(name), f"{value:.6g}")]
             writer.writerow(cells)
         return text.getvalue().removesuffix("\n").split("\n")
 
     def _table(self) -> list[str]:
-        columns = ["item", "class", self.measure]
+        """Return a table; of unknown things the nearest class stands apart, since its certainty is not theirs."""
+        columns, right = ["item", "class", self.measure], [self.measure]
+        if self.rejects:
+            columns, right = [*columns, "novelty", "threshold", "nearest"], [*right, "novelty", "threshold"]
         cells = []
         for row in self.rows:
-            first = UNKNOWN if row.unknown else row.ranked[0][0]
-            cells.append([row.item, first, self._shown(row.ranked[0][1])])
-            rest = row.ranked if row.unknown and self.top > 1 else row.ranked[1:]
-            cells += [["", name, self._shown(value)] for name, value in rest]
-        return table(columns, cells, right=[self.measure])
+            name, value = row.answer or (UNKNOWN, None)
+            line = [row.item, name, "" if value is None else self._shown(value)]
+            if row.novelty is not None:
+                line += [f"{row.novelty.novelty:.4g}", f"{row.novelty.threshold:.4g}"]
+                line.append(f"{row.ranked[0][0]} {self._shown(row.ranked[0][1])}" if row.unknown else "")
+            cells.append(line)
+            for name, value in row.ranked[1:]:
+                more = [name, self._shown(value)]
+                cells.append(
+                    ["", "", "", "", "", " ".join(more)] if row.unknown else ["", *more, *[""] * (len(line) - 3)]
+                )
+        return table(columns, cells, right=right)
 
     def _shown(self, value: float) -> str:
         return percent(value) if self.measure == "probability" else f"{value:.4g}"
@@ -192,22 +246,21 @@ def answer_table(
         Share of known things that may be called unknown; None rejects nothing.
     """
     found = learner.ask(question.items, false_alarm=false_alarm)
-    ranked = _ranked(found.classes, found.values, top)
+    ranked = _ranked(found, top)
     rows = []
     for place, row in enumerate(found.rows.tolist()):
-        if found.novelty is None or found.unknown is None:
-            rows.append(AnswerRow(question.names[row], ranked[place], measure=found.measure))
-        else:
-            novelty, unknown = float(found.novelty[place]), bool(found.unknown[place])
-            rows.append(AnswerRow(question.names[row], ranked[place], novelty, unknown, found.measure))
+        novelty = None
+        if found.novelty is not None and found.unknown is not None and found.threshold is not None:
+            values = float(found.novelty[place]), float(found.threshold[place])
+            novelty = Novelty(bool(found.unknown[place]), *values)
+        rows.append(AnswerRow(question.names[row], ranked[place], novelty, found.measure))
     return AnswerTable(rows, found.measure, found.novelty is not None, min(top, len(found.classes)), found.failures)
 
 
-def _ranked(classes: NDArray[np.str_], values: NDArray[np.float64], top: int) -> list[list[tuple[str, float]]]:
-    order = (-values).argsort(axis=1, kind="stable")[:, :top]
+def _ranked(found: Answers, top: int) -> list[list[tuple[str, float]]]:
     return [
-        [(str(classes[column]), float(values[row, column])) for column in columns]
-        for row, columns in enumerate(order.tolist())
+        [(str(found.classes[column]), float(found.values[row, column])) for column in columns]
+        for row, columns in enumerate(found.ranked(top).tolist())
     ]
 
 

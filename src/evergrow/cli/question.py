@@ -6,10 +6,14 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from evergrow.cli.options import AS_FOUND, Reading
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 from evergrow.core.escaping import one_line
+
+if TYPE_CHECKING:
+    from evergrow.core.items import Items
 
 STDIN = "-"
 
@@ -22,7 +26,17 @@ class Question:
     names: list[str]
 
 
-def read_question(kind: str, items: list[str], texts: list[str]) -> Question:
+def check_items(items: list[str]) -> None:
+    """Refuse items that are no files, before a model is loaded to be asked about them."""
+    from evergrow.datasets.load import is_on_disk
+
+    for item in items:
+        if item != STDIN and not is_on_disk(item):
+            text = f"; give a text itself by --text {_quoted(item)}" if not os.path.splitext(item)[1] else ""
+            raise DatasetNotFoundError(f"ITEMS must be existing files or folders, got {item!r}{text}")
+
+
+def read_question(kind: str, items: list[str], texts: list[str], reading: Reading = AS_FOUND) -> Question:
     """Return the items that the arguments name.
 
     Parameters
@@ -33,21 +47,24 @@ def read_question(kind: str, items: list[str], texts: list[str]) -> Question:
         Arguments: paths, or ``-`` for standard input.
     texts : list of str
         Texts given as such.
+    reading : Reading
+        Names of the columns of tables.
     """
     if texts and kind != "text":
         raise InputError(f"--text must be left out for a model of {_kinds(kind)}, got {texts[0]!r}")
     if items.count(STDIN) > 1:
         raise ParameterError("- must be given once, since standard input can be read once")
     if kind == "text":
-        return _texts(items, texts)
-    return _vectors(items) if kind == "features" else _images(items)
+        return _texts(items, texts, reading)
+    return _vectors(items) if kind == "features" else _images(items, reading)
 
 
 def _kinds(kind: str) -> str:
     return {"image": "images", "text": "texts"}.get(kind, "feature vectors")
 
 
-def _texts(items: list[str], texts: list[str]) -> Question:
+def _texts(items: list[str], texts: list[str], reading: Reading) -> Question:
+    from evergrow.datasets.unlabelled import is_container, read_container
     from evergrow.learner.intake import read_items
 
     found: list[str] = []
@@ -59,7 +76,12 @@ def _texts(items: list[str], texts: list[str]) -> Question:
             raise DatasetNotFoundError(
                 f"ITEMS must be existing files of texts, got {item!r}; give a text itself by --text {_quoted(item)}"
             )
-        samples = read_items(Path(item), "text").raw_items()
+        path = Path(item)
+        samples = (
+            read_container(path, "text", reading.options())
+            if is_container(path)
+            else read_items(path, "text").raw_items()
+        )
         found += [samples.raw(row) for row in range(len(samples))]
     found += texts
     if not found:
@@ -74,9 +96,11 @@ def _piped() -> list[str]:
     try:
         return [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
     except OSError as error:
-        raise InputError(
-            f"- must stand for a standard input that can be read, got {error.strerror or error}"
-        ) from error
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: OSError) -> InputError:
+    return InputError(f"- must stand for a standard input that can be read, got {error.strerror or error}")
 
 
 def _check_letters(text: str) -> None:
@@ -100,25 +124,78 @@ def _vectors(items: list[str]) -> Question:
     return Question(samples, samples.names())
 
 
-def _images(items: list[str]) -> Question:
+def _images(items: list[str], reading: Reading) -> Question:
     """Return images by the names they were given by; a single folder stays one, so that it is found in the cache."""
-    from evergrow.learner.intake import read_items
+    from evergrow.core.items import concat_items
 
+    parts: list[Items] = []
     names: list[str] = []
     for item in items:
-        if item == STDIN:
-            names += _piped()
-        else:
-            names.append(item)
+        shown, images = _piped_images(reading) if item == STDIN else _named_images(item, reading)
+        names += shown
+        parts += images
     if not names:
-        raise InputError("ITEMS must hold at least one image, got none: name files or folders, or pipe names into -")
-    if len(names) == 1 and os.path.isdir(names[0]):
-        samples = read_items(Path(names[0]), "image")
-        return Question(samples, [os.path.join(names[0], name) for name in samples.names()])
-    files: list[str] = []
-    for name in names:
-        if os.path.isdir(name):
-            files += [os.path.join(name, below) for below in read_items(Path(name), "image").names()]
-        else:
-            files.append(name)
-    return Question([Path(file) for file in files], files)
+        raise InputError(
+            "ITEMS must hold at least one image, got none: name files or folders, or pipe names or one image into -"
+        )
+    return Question(concat_items(parts), names)
+
+
+def _named_images(name: str, reading: Reading) -> tuple[list[str], list[Items]]:
+    """Return the images of a file, a folder, an archive, a table or a pattern, with a name of each."""
+    from evergrow.datasets.globs import is_pattern, patterns_of, read_globs
+    from evergrow.datasets.unlabelled import is_container, read_container
+    from evergrow.learner.intake import read_items
+
+    path = Path(name)
+    if is_pattern(name):
+        items: Items = read_globs(patterns_of(name)).train
+    elif os.path.isfile(name) and is_container(path):
+        items = read_container(path, "image", reading.options())
+    else:
+        items = read_items(path, "image").raw_items()
+        if not os.path.isdir(name):
+            return [name], [items]
+    inside = [items.name(row) for row in range(len(items))]
+    return [below if is_pattern(name) else os.path.join(name, below) for below in inside], [items]
+
+
+def _listed_images(lines: list[str], reading: Reading) -> tuple[list[str], list[Items]]:
+    found = [_named_images(line, reading) for line in lines]
+    return [name for names, _ in found for name in names], [part for _, parts in found for part in parts]
+
+
+# -- an image on standard input -------------------------------------------------------------------------------
+
+_LONGEST = 256 * 2**20
+"""Bytes that an image, or a list of names, on standard input may have."""
+
+
+def _is_image(body: bytes) -> bool:
+    """Return whether bytes begin like an image file, and not like the name of one."""
+    plain = body.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*"))
+    windows = body.startswith(b"BM") and b"\0" in body[:16]
+    return plain or windows or body[8:12] == b"WEBP" or body[4:8] == b"ftyp"
+
+
+def _piped_images(reading: Reading) -> tuple[list[str], list[Items]]:
+    """Return the one image that standard input holds, or the images whose names it lists."""
+    source = getattr(sys.stdin, "buffer", None)
+    if source is None:
+        return _listed_images(_piped(), reading)
+    try:
+        body: bytes = source.read(_LONGEST + 1)
+    except OSError as error:
+        raise _unreadable(error) from error
+    if len(body) > _LONGEST:
+        raise InputError(f"- must stand for one image or names in at most {_LONGEST // 2**20} MiB, got more")
+    if _is_image(body):
+        return [STDIN], _held(body)
+    lines = body.decode("utf-8", "surrogateescape").split("\n")
+    return _listed_images([line.rstrip("\r") for line in lines if line.strip()], reading)
+
+
+def _held(image: bytes) -> list[Items]:
+    from evergrow.datasets.fetched import HeldImage
+
+    return [HeldImage(image, STDIN)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -15,6 +17,7 @@ from evergrow.cli import MODULES
 from evergrow.cli.choices import NamesListingCommand
 from evergrow.cli.console import Answer, answer_with
 from evergrow.cli.exits import CommandGroup
+from evergrow.cli.options import OptionGroup
 
 ABOUT = "Classifiers that keep learning new classes, without old data and without forgetting."
 
@@ -87,6 +90,14 @@ def command_group(name: str, help: str) -> None:
     GROUPS[name] = help
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from evergrow.core.version import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 def build_app() -> typer.Typer:
     """Return the application with every command that is registered by now."""
     for module in MODULES:
@@ -97,7 +108,7 @@ def build_app() -> typer.Typer:
         help=ABOUT,
         no_args_is_help=True,
         rich_markup_mode="rich",
-        callback=lambda: None,  # so that it is a group even with a single command
+        callback=_root,  # so that it is a group even with a single command
     )
     groups: dict[str, typer.Typer] = {}
     for entry in COMMANDS.values():
@@ -115,17 +126,51 @@ def build_app() -> typer.Typer:
     return app
 
 
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Take the options that stand before any command."""
+
+
 def _printing(entry: Command) -> Callable[..., None]:
     """Return a command for typer: it prints the answer and leaves with its exit code."""
+    groups, signature = _without_groups(entry.function)
 
     @functools.wraps(entry.function)
-    def run(*args: Any, **kwargs: Any) -> None:
-        work = functools.partial(entry.function, *args, **kwargs)
-        code = answer_with(entry.name, work, as_json=bool(kwargs.get("as_json")))
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+        work = functools.partial(entry.function, **given)
+        code = answer_with(entry.name, work, as_json=bool(given.get("as_json")))
         if code:
             raise typer.Exit(int(code))
 
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {name: entry.annotation for name, entry in signature.parameters.items()}
     return run
+
+
+def _without_groups(function: Callable[..., Answer]) -> tuple[dict[str, Any], inspect.Signature]:
+    """Return the groups of options that a command takes, and its signature with their options in their place."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {}
+    parameters = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = hints[name]
+        if isinstance(kind, type) and issubclass(kind, OptionGroup):
+            groups[name] = kind
+            inner = typing.get_type_hints(kind, include_extras=True)
+            parameters += [
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=inner[field.name]
+                )
+                for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+            ]
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind))
+    return groups, inspect.Signature(parameters)
 
 
 def reflowed(text: str) -> str:

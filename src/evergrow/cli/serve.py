@@ -68,7 +68,7 @@ def serve_command(
     """
     if workers is not None:
         raise ParameterError(ONE_WRITER)
-    for module in ("fastapi", "uvicorn", "multipart", "prometheus_client"):
+    for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
         require(module, extra="serve", purpose="serving models")
     from evergrow.serve.config import Limits, ServeConfig
     from evergrow.serve.server import run_server

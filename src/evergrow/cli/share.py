@@ -80,14 +80,14 @@ def merge_command(
         raise ParameterError(f"MODEL must be given at least twice, got {len(models)}")
     check_target("--output", output, force=force, existing=REPLACING)
     learner, origin = load_model(models[0]), None if base is None else load_model(base)
-    known = set(learner.classes_.tolist())
+    known = set(learner.class_names_.tolist())
     samples = sum(learner.n_samples_.values())
     for path in models[1:]:
         learner.merge(load_model(path), base=origin)
     settled, notes = settle_model(learner, settle)
     commit(output, learner)
     added = sum(learner.n_samples_.values()) - samples
-    news = tuple(name for name in learner.classes_.tolist() if name not in known)
+    news = tuple(name for name in learner.class_names_.tolist() if name not in known)
     lines = [
         f"added {plural(added, 'sample')}{classes_note(news, 'new')} to what {models[0]} knows",
         *notes,

@@ -24,17 +24,17 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
-import torch
-from safetensors.torch import load as _load_tensors
-from safetensors.torch import save_file as _save_tensors
 
 from evergrow.core.errors import FileFormatError, NewerSchemaError
 from evergrow.core.fields import Fields
 from evergrow.core.files import atomic_path
 from evergrow.core.registry import nearest
+
+if TYPE_CHECKING:
+    import torch
 
 SCHEMA_VERSION = 2
 """Layout of the file itself. 1 had one flat archive, named by the class that wrote it."""
@@ -390,7 +390,22 @@ def _needs(archive: Archive) -> str:
     return max(versions, key=lambda version: [int(number) for number in version.split(".")], default="0.2")
 
 
+def _load_tensors(data: bytes) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file; torch is imported here, so that kinds can be registered without it."""
+    from safetensors.torch import load
+
+    return load(data)
+
+
+def _save_tensors(tensors: dict[str, torch.Tensor], path: str | os.PathLike[str], metadata: dict[str, str]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, metadata)
+
+
 def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    import torch
+
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()

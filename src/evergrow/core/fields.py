@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
-from torch import Tensor
-
 from evergrow.core.errors import FileFormatError
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from evergrow.core.archive import Archive
 
 _ABSENT = object()
@@ -159,7 +159,7 @@ class Fields:
         key: str,
         shape: Sequence[int | None] | None = None,
         *,
-        dtype: torch.dtype | None = torch.float64,
+        dtype: torch.dtype | str | None = "float64",
         finite: bool = True,
         largest: float | None = None,
     ) -> Tensor:
@@ -171,14 +171,17 @@ class Fields:
             Its name.
         shape : sequence of int or None, optional
             The shape that it must have.
-        dtype : torch.dtype or None
-            The type that it must have; None for any.
+        dtype : torch.dtype, str or None
+            The type that it must have, or its name in torch; None for any.
         finite : bool
             Whether every number must be finite.
         largest : float, optional
             The largest size of any number: what overflows later would be no number in an answer.
         """
+        import torch  # whoever has a tensor has it; kinds of files are described without
+
         self._asked.add(key)
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         wanted = f"a tensor{'' if dtype is None else f' of {dtype}'}"
         wanted += "" if shape is None else f" of shape {tuple('any' if n is None else n for n in shape)}"
         tensor = self._tensors.get(key)

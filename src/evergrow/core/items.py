@@ -218,13 +218,75 @@ class Texts(Items):
         return digest.hexdigest()
 
 
+@dataclass(frozen=True, eq=False)
+class JoinedItems(Items):
+    """Images of several origins, one after another.
+
+    Parameters
+    ----------
+    parts : tuple of Items
+        The origins.
+    places : ndarray of int64 of shape (n, 2)
+        Origin of every item, and its row there.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.core.items import ImageArrays, JoinedItems
+    >>> small, large = (ImageArrays(np.zeros((2, side, side), np.uint8)) for side in (4, 8))
+    >>> joined = JoinedItems.of([small, large])
+    >>> len(joined), joined.take([3]).raw(0).shape
+    (4, (8, 8))
+    """
+
+    parts: tuple[Items, ...]
+    places: NDArray[np.int64]
+    kind: ClassVar[Kind] = "image"
+
+    @classmethod
+    def of(cls, parts: Sequence[Items]) -> JoinedItems:
+        """Return all images of these origins."""
+        pairs = [(number, row) for number, part in enumerate(parts) for row in range(len(part))]
+        return cls(tuple(parts), np.array(pairs, dtype=np.int64).reshape(-1, 2))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def name(self, row: int) -> str:
+        """Return the name that the image has where it comes from."""
+        part, within = (int(number) for number in self.places[row])
+        return self.parts[part].name(within)
+
+    def raw(self, row: int) -> Any:
+        """Return one image."""
+        part, within = (int(number) for number in self.places[row])
+        return self.parts[part].raw(within)
+
+    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> JoinedItems:
+        """Return the images of these rows."""
+        return JoinedItems(self.parts, self.places[np.asarray(rows, dtype=np.int64)])
+
+    def stamp(self) -> str:
+        """Return a hash of the stamps of the origins and of the rows."""
+        return self._hash([part.stamp() for part in self.parts])
+
+    def identity(self) -> str:
+        """Return a hash of the identities of the origins and of the rows."""
+        return self._hash([part.identity() for part in self.parts])
+
+    def _hash(self, stamps: Sequence[str]) -> str:
+        digest = hashlib.blake2b("\0".join(["joined", *stamps]).encode(), digest_size=16)
+        digest.update(self.places.astype("<i8", copy=False).tobytes())
+        return digest.hexdigest()
+
+
 def concat_items(parts: Sequence[Items]) -> Items:
     """Return items of one kind one after another, as one sequence of that kind.
 
     Parameters
     ----------
     parts : sequence of Items
-        At least one: all texts, all images in memory of one size, or all images in files.
+        At least one: all texts, or all images; images in memory must be of one size.
 
     Raises
     ------
@@ -250,11 +312,11 @@ def concat_items(parts: Sequence[Items]) -> Items:
         if len(shapes) > 1:
             raise InputError(f"items must be images of one size to go together, got {shapes}")
         return ImageArrays(np.concatenate(arrays))
-    files = [part for part in parts if isinstance(part, ImageFiles)]
-    if len(files) != len(parts):
-        kinds = sorted({type(part).__name__ for part in parts})
+    kinds = sorted({part.kind for part in parts})
+    if len(kinds) > 1:
         raise InputError(f"items must be of one kind to go together, got {', '.join(kinds)}")
-    return _concat_files(files)
+    files = [part for part in parts if isinstance(part, ImageFiles)]
+    return _concat_files(files) if len(files) == len(parts) else JoinedItems.of(parts)
 
 
 def _concat_files(parts: Sequence[ImageFiles]) -> ImageFiles:

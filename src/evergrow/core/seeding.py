@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from evergrow.core.errors import ParameterError
+from evergrow.core.wording import setting
+
+if TYPE_CHECKING:
+    import torch
 
 RandomState = int | np.integer | np.random.RandomState | np.random.Generator | None
 
@@ -64,6 +68,8 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
     >>> bool((a == b).all())
     True
     """
+    import torch  # here, so that data can be read and split before it is there
+
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
 
 
@@ -87,5 +93,6 @@ def resolve_seed(random_state: RandomState) -> int:
     if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
         return int(random_state)
     raise ParameterError(
-        f"random_state must be None, an integer or a numpy random generator, got {type(random_state).__name__}"
+        f"{setting('random_state')} must be None, an integer or a numpy random generator, got "
+        f"{type(random_state).__name__}"
     )

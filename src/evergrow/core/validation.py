@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Collection
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.registry import nearest
+from evergrow.core.wording import setting
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_number(
@@ -49,7 +51,7 @@ def check_number(
     if ok and high is not None:
         ok = value < high if high_open else value <= high
     if not ok:
-        raise ParameterError(f"{name} must be {expected}, got {value!r}")
+        raise ParameterError(f"{setting(name)} must be {expected}, got {value!r}")
 
 
 def _is_finite(value: Any) -> bool:
@@ -73,11 +75,13 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         hint = f"; nearest: {nearest(value, choices, n=1)}" if isinstance(value, str) else ""
-        raise ParameterError(f"{name} must be one of {listed}, got {value!r}{hint}")
+        raise ParameterError(f"{setting(name)} must be one of {listed}, got {value!r}{hint}")
 
 
 def check_matrix(name: str, tensor: torch.Tensor, *, columns: int | None = None, rows: int | None = None) -> None:
     """Raise :class:`InputError` unless ``tensor`` is a finite 2-D floating-point tensor of that shape."""
+    import torch  # here, so that settings can be checked before anything heavy is imported
+
     if not isinstance(tensor, torch.Tensor) or tensor.ndim != 2:
         shape = tuple(getattr(tensor, "shape", ())) or type(tensor).__name__
         raise InputError(f"{name} must be a 2-D tensor, got {shape}")

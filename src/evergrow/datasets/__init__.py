@@ -4,7 +4,20 @@ Every reader registers itself (see :mod:`evergrow.datasets.readers`); importing 
 """
 
 from evergrow.core.errors import DatasetNotFoundError
-from evergrow.datasets import arrays, cifar, folders, hub, lists, official, tables, vision  # noqa: F401
+from evergrow.datasets import (  # noqa: F401
+    annotations,
+    archives,
+    arrays,
+    cifar,
+    folders,
+    hub,
+    imagefolder,
+    lists,
+    official,
+    parquet,
+    tables,
+    vision,
+)
 from evergrow.datasets.benchmarks import list_benchmarks
 from evergrow.datasets.features import (
     FeatureSet,

@@ -19,7 +19,8 @@ from safetensors.numpy import save_file
 
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.documents import open_document, parse_json
-from evergrow.core.errors import FileFormatError
+from evergrow.core.errors import FileFormatError, InputError
+from evergrow.core.feature_blocks import check_widths
 from evergrow.core.files import atomic_path
 from evergrow.core.version import __version__
 
@@ -63,12 +64,15 @@ class ArrayFile:
         What computed the features; may be empty.
     unknown : dict
         Optional fields of the stamp that a later evergrow wrote, kept to be written again.
+    widths : tuple of int
+        Columns of each block of features; empty where rows are one block.
     """
 
     arrays: dict[str, NDArray[Any]]
     class_names: tuple[str, ...]
     backbone: dict[str, Any]
     unknown: dict[str, Any] = field(default_factory=dict)
+    widths: tuple[int, ...] = ()
 
 
 def read_arrays(path: Path) -> ArrayFile:
@@ -82,6 +86,7 @@ def read_arrays(path: Path) -> ArrayFile:
         If a newer evergrow wrote it.
     """
     arrays, texts = _read_npz(path) if path.suffix.lower() == ".npz" else _read_safetensors(path)
+    arrays = _with_empty_test(arrays)
     missing = [key for key in REQUIRED if key not in arrays]
     if missing:
         raise FileFormatError(f"{path} must hold {', '.join(REQUIRED)}, but it lacks {', '.join(missing)}")
@@ -92,12 +97,37 @@ def read_arrays(path: Path) -> ArrayFile:
     contents["classes"] = parse_json(texts.get("classes", "[]"), f"{path}: classes")
     contents["backbone"] = parse_json(texts.get("backbone", "{}"), f"{path}: backbone")
     given = open_document(contents, KIND, str(path), version=stamp.get("version"), writer=stamp.get("writer"))
-    return ArrayFile(arrays, tuple(given.texts("classes")), given.mapping("backbone"), given.unknown())
+    widths = tuple(given.integers("widths", low=1, default=[]))
+    return ArrayFile(arrays, tuple(given.texts("classes")), given.mapping("backbone"), given.unknown(), widths)
+
+
+def stated_widths(stamp: str, X: NDArray[Any]) -> tuple[int, ...]:
+    """Return the widths of blocks that a file's stamp states for its features; none where it states none.
+
+    Raises
+    ------
+    FileFormatError
+        If they are no such widths.
+    """
+    values = parse_json(stamp, _STAMP)
+    widths = values.get("widths", []) if isinstance(values, dict) else []
+    try:
+        return check_widths("widths", widths, X.shape[-1] if X.ndim else 0)
+    except InputError as error:
+        raise FileFormatError(f"the stamp of a feature file must fit its features: {error}") from error
+
+
+def _with_empty_test(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file without a test set with empty ones in its place."""
+    if not {"X_train", "y_train"} <= arrays.keys() or {"X_test", "y_test"} & arrays.keys():
+        return arrays
+    return {**arrays, "X_test": arrays["X_train"][:0], "y_test": arrays["y_train"][:0]}
 
 
 def write_arrays(path: Path, file: ArrayFile) -> None:
     """Write an array file in one step; a safetensors file takes numbers only."""
-    stamp = json.dumps({**file.unknown, "kind": KIND.name, "version": KIND.version, "writer": __version__})
+    blocks = {"widths": list(file.widths)} if file.widths else {}
+    stamp = json.dumps({**file.unknown, **blocks, "kind": KIND.name, "version": KIND.version, "writer": __version__})
     about = json.dumps(file.backbone)
     if path.suffix == ".npz":
         names = np.array(file.class_names, dtype=np.str_)

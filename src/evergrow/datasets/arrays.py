@@ -42,7 +42,8 @@ def read_array_file(path: Path, options: DataOptions | None = None) -> FeatureSe
 
 def _images(path: Path, arrays: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> LabelledItems:
     try:
-        train, test = ImageArrays(arrays["X_train"]), ImageArrays(arrays["X_test"])
+        train = ImageArrays(arrays["X_train"])
+        test = ImageArrays(arrays["X_test"]) if len(arrays["X_test"]) else None
         labels = [_labels(part, arrays, class_names) for part in ("train", "test")]
     except InputError as error:
         raise FileFormatError(f"{path} must hold labelled images: {error}") from error

@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError, ParameterError
+from evergrow.core.feature_blocks import check_widths, join_blocks
 from evergrow.core.registry import nearest
+from evergrow.core.wording import hint
 from evergrow.datasets.array_files import REQUIRED, SUFFIXES, ArrayFile, read_arrays, write_arrays
 from evergrow.streams.orders import DEFAULT_SEED
 from evergrow.streams.protocol import Protocol
@@ -43,6 +45,11 @@ class FeatureSet:
         features that differ in their last digits, so these are told apart by origin and backbone.
     unknown : mapping
         Optional fields that a later evergrow wrote into the file, kept to be written again.
+    whole : bool
+        Whether there is no test set on purpose, because the data have none; only then ``X_test`` is empty.
+    widths : tuple of int
+        Columns of each block, where a row holds several side by side as a network gave them; :meth:`train` and
+        :meth:`test` hand them on joined, at equal energy. Empty where rows are to be taken as they are.
 
     Examples
     --------
@@ -65,14 +72,18 @@ class FeatureSet:
     backbone: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
     unknown: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = False
+    widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
-            _check_part(part, getattr(self, f"X_{part}"), getattr(self, f"y_{part}"))
+            empty = part == "test" and self.whole
+            _check_part(part, getattr(self, f"X_{part}"), getattr(self, f"y_{part}"), empty=empty)
         if self.X_train.shape[1] != self.X_test.shape[1]:
             raise InputError(
                 f"X_test must have {self.X_train.shape[1]} columns like X_train, got {self.X_test.shape[1]}"
             )
+        check_widths("widths", self.widths, self.X_train.shape[1])
         unknown = np.setdiff1d(self.y_test, self.y_train)
         if len(unknown):
             raise LabelError(f"y_test must only hold labels of y_train, got {unknown[:5].tolist()} besides")
@@ -84,11 +95,11 @@ class FeatureSet:
 
     def train(self, rows: Indices) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return a copy of these training rows and their labels."""
-        return self.X_train[rows], self.y_train[rows]
+        return join_blocks(self.X_train[rows], self.widths), self.y_train[rows]
 
     def test(self, rows: Indices) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return a copy of these test rows and their labels."""
-        return self.X_test[rows], self.y_test[rows]
+        return join_blocks(self.X_test[rows], self.widths), self.y_test[rows]
 
     def stream(
         self,
@@ -97,7 +108,18 @@ class FeatureSet:
         seed: int = DEFAULT_SEED,
         earlier_seeds: tuple[int, ...] = (),
     ) -> Stream:
-        """Return the tasks of a protocol; see :func:`evergrow.streams.make_stream`."""
+        """Return the tasks of a protocol; see :func:`evergrow.streams.make_stream`.
+
+        Raises
+        ------
+        InputError
+            If there is no test set, on which tasks are evaluated.
+        """
+        if self.whole:
+            raise InputError(
+                "features must have a test set to become a stream, got "
+                f"none{hint('split', ': load them with {}', 'auto')}"
+            )
         return make_stream(self.y_train, self.y_test, protocol, seed=seed, earlier_seeds=earlier_seeds)
 
     @cached_property
@@ -105,7 +127,7 @@ class FeatureSet:
         """A hash of the contents, so that records know which data they are about whatever the file's name."""
         if self.origin:
             return origin_fingerprint(self.origin, self.backbone)
-        digest = hashlib.blake2b(digest_size=8)
+        digest = hashlib.blake2b(repr(self.widths).encode() if self.widths else b"", digest_size=8)
         for name in REQUIRED:
             array = np.ascontiguousarray(getattr(self, name))
             digest.update(f"{name}:{array.dtype.str}:{array.shape}".encode())
@@ -132,8 +154,12 @@ def origin_fingerprint(origin: str, backbone: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _check_part(part: str, X: Any, y: Any) -> None:
-    if not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind != "f" or 0 in X.shape:
+def _check_part(part: str, X: Any, y: Any, *, empty: bool = False) -> None:
+    shape: tuple[int, ...] = getattr(X, "shape", ())
+    if empty and len(shape) == 2 and shape[0]:
+        raise InputError(f"X_{part} must be empty where whole is true, got {shape[0]} rows")
+    bad = shape[1:] == (0,) if empty else 0 in shape
+    if not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind != "f" or bad:
         raise InputError(
             f"X_{part} must be a non-empty 2-D floating-point array, "
             f"got shape {getattr(X, 'shape', ())} of {getattr(X, 'dtype', type(X).__name__)}"
@@ -162,7 +188,7 @@ def load_features(name: str | os.PathLike[str]) -> FeatureSet:
         A path to a ``.npz`` or ``.safetensors`` file, or a bare name such as ``"clinc150_minilm"``, looked
         for in :func:`search_path`. The file holds ``X_train, y_train, X_test, y_test`` and may hold
         ``classes``, the names of labels 0, 1, ... (in a safetensors file: a JSON list under the metadata key
-        ``classes``). Pickled arrays are refused.
+        ``classes``). Without a test set ``X_test`` and ``y_test`` are empty or not there. Pickled arrays are refused.
 
     Returns
     -------
@@ -217,15 +243,25 @@ def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
     if target.suffix != ".npz" and "U" in (data.y_train.dtype.kind, data.y_test.dtype.kind):
         raise ParameterError("labels must be integers in a .safetensors file, got strings: write .npz instead")
     arrays = {name: getattr(data, name) for name in REQUIRED}
-    write_arrays(target, ArrayFile(arrays, data.class_names, dict(data.backbone), dict(data.unknown)))
+    write_arrays(target, ArrayFile(arrays, data.class_names, dict(data.backbone), dict(data.unknown), data.widths))
 
 
 def features_of(path: Path, file: ArrayFile) -> FeatureSet:
     """Return the feature set that a file's arrays are, or say why they are none."""
     try:
         X_train, y_train, X_test, y_test = (file.arrays[key] for key in REQUIRED)
+        whole = len(X_test) == 0 == len(y_test)
         return FeatureSet(
-            path.stem, X_train, y_train, X_test, y_test, file.class_names, file.backbone, unknown=file.unknown
+            path.stem,
+            X_train,
+            y_train,
+            X_test,
+            y_test,
+            file.class_names,
+            file.backbone,
+            unknown=file.unknown,
+            whole=whole,
+            widths=file.widths,
         )
     except (InputError, LabelError) as error:
         hint = "; images are read by load_data" if file.arrays["X_train"].dtype == np.uint8 else ""
@@ -286,6 +322,5 @@ def _feature_files(folder: Path) -> list[Path]:
 def _how_to_get() -> str:
     return (
         "To get it, put the file in ./data or in a folder named by the environment variable EVERGROW_DATA; "
-        "to make one from your own features: "
-        "numpy.savez('data/NAME.npz', X_train=..., y_train=..., X_test=..., y_test=...)"
+        "one of your own features is an .npz file of the arrays X_train, y_train, X_test and y_test"
     )

@@ -1,4 +1,4 @@
-"""Images that a library hands out one by one."""
+"""Images that a library hands out one by one, and the bytes of one image file."""
 
 from __future__ import annotations
 
@@ -64,3 +64,48 @@ class FetchedImages(Items):
         digest = hashlib.blake2b(f"fetched\0{self.title}\0{self.tag}\0".encode(), digest_size=16)
         digest.update(self.rows.astype("<i8", copy=False).tobytes())
         return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class HeldImage(Items):
+    """One image file as bytes in memory, perhaps several times or not at all.
+
+    Parameters
+    ----------
+    body : bytes
+        The file.
+    title : str
+        Its name, for messages.
+    count : int
+        How many times it counts.
+
+    Examples
+    --------
+    >>> from evergrow.datasets.fetched import HeldImage
+    >>> len(HeldImage(b"...", "photo")), HeldImage(b"...", "photo").raw(0)
+    (1, b'...')
+    """
+
+    body: bytes
+    title: str
+    count: int = 1
+    kind: ClassVar[Kind] = "image"
+
+    def __len__(self) -> int:
+        return self.count
+
+    def name(self, row: int) -> str:
+        """Return its name."""
+        return self.title
+
+    def raw(self, row: int) -> bytes:
+        """Return the bytes."""
+        return self.body
+
+    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> HeldImage:
+        """Return the image as often as there are rows."""
+        return HeldImage(self.body, self.title, len(rows))
+
+    def stamp(self) -> str:
+        """Return a hash of the bytes."""
+        return hashlib.blake2b(b"held image" + self.body, digest_size=16, salt=str(self.count).encode()).hexdigest()

@@ -13,6 +13,7 @@ import numpy as np
 from evergrow.core.errors import DatasetNotFoundError, EvergrowError, FileFormatError, ImageError, InputError
 from evergrow.core.items import Items, Texts
 from evergrow.core.optional import require
+from evergrow.core.wording import hint
 from evergrow.datasets.fetched import FetchedImages
 from evergrow.datasets.labelled import Label, LabelledItems, listed
 from evergrow.datasets.options import DataOptions
@@ -138,9 +139,10 @@ def _sample_column(dataset: Any, label: str, options: DataOptions) -> tuple[str,
     for name in (options.text_column, *(texts if len(texts) == 1 else ())):
         if name in texts:
             return name, False
+    meant = hint(("image_column", "text_column"), "; say which one by {}")
     raise FileFormatError(
-        f"data set must have a column of images or a column {options.text_column!r}, got {listed(features, most=8)}; "
-        "say which one by image_column or text_column"
+        f"data set must have a column of images or a column {options.text_column!r}, got "
+        f"{listed(features, most=8)}{meant}"
     )
 
 

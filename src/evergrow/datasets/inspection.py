@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from evergrow.datasets.benchmarks import BENCHMARKS, Benchmark, expected_names
 from evergrow.datasets.features import FeatureSet
-from evergrow.datasets.labelled import listed
+from evergrow.datasets.labelled import LabelledItems, listed
 from evergrow.datasets.rawset import RawSet
 
 FEW = 5
@@ -101,6 +102,44 @@ def inspect_data(data: RawSet | FeatureSet, *, most: int = 3) -> DataReport:
         differences=check_data(data),
         cautions=[*(raw.cautions if raw else ()), *_few(data, names, train)],
         notes=list(raw.notes) if raw else [],
+    )
+
+
+def inspect_reading(reading: LabelledItems, *, name: str, source: str, most: int = 3) -> DataReport:
+    """Return a report on data as they were read, whose test set may have classes of its own.
+
+    Parameters
+    ----------
+    reading : LabelledItems
+        As a reader gave it.
+    name, source : str
+        What to call the data, and where they came from.
+    most : int
+        How many of the smallest and largest classes to name.
+    """
+    parts = [
+        Counter(reading.names.get(label, str(label)) if isinstance(label, int) else label for label in labels)
+        for labels in (reading.train_labels, reading.test_labels)
+    ]
+    rows = [(label, parts[0][label], parts[1][label]) for label in sorted(parts[0] | parts[1])]
+    rows.sort(key=lambda row: row[1])
+    strange = sorted(set(parts[1]) - set(parts[0]))
+    said = [f"classes in the test set only: {listed(strange)}; they can be told apart, not learned"] if strange else []
+    return DataReport(
+        name=name,
+        kind=reading.train.kind,
+        layout=reading.layout,
+        source=source,
+        n_classes=len(parts[0]),
+        n_train=len(reading.train),
+        n_test=0 if reading.test is None else len(reading.test),
+        n_features=0,
+        smallest=rows[:most],
+        largest=rows[::-1][:most],
+        benchmark="",
+        differences=[],
+        cautions=[*reading.cautions, *said],
+        notes=list(reading.notes),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import posixpath
 from collections.abc import Sequence
@@ -9,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
+from evergrow.core.image_formats import is_image
 from evergrow.core.items import ImageFiles
 from evergrow.core.optional import require
-from evergrow.datasets.folders import is_image
+from evergrow.core.wording import hint
 from evergrow.datasets.labelled import Label, LabelledItems, integers, listed, shown
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import pair_reader, partner
 from evergrow.datasets.readers import register_file_format, register_layout
+from evergrow.datasets.trees import DiskTree, FileTree
 
 LIST_SUFFIXES = (".txt", ".yaml", ".yml")
 
@@ -73,15 +76,25 @@ def read_list_file(path: Path, options: DataOptions) -> LabelledItems:
     return read_lists(path, partner(path), options)
 
 
-_FITS, _READ_FOLDER = pair_reader(LIST_SUFFIXES, read_lists)
-register_layout("lists", fits=_FITS, rank=60)(_READ_FOLDER)
+def _lists_in(tree: FileTree, train: str, test: str | None, options: DataOptions) -> LabelledItems:
+    return read_lists(Path(tree.place(train)), None if test is None else Path(tree.place(test)), options)
+
+
+_FITS, _READ_FOLDER = pair_reader(LIST_SUFFIXES, _lists_in)
+
+
+@register_layout("lists", fits=lambda folder: _FITS(DiskTree(folder)), rank=60)
+def read_lists_folder(folder: Path, options: DataOptions) -> LabelledItems:
+    """Read a folder that holds a training list and a test list."""
+    return _READ_FOLDER(DiskTree(folder), options)
 
 
 def read_list(path: Path) -> ImageList:
     r"""Read one list of either form.
 
     In a text file, each line is a path and a label parted by blanks or a tab; a line that ends with the name of an
-    image has no label and takes that of its folder. Lines that begin with ``# `` are comments.
+    image has no label and takes that of its folder. A path may be a pattern such as ``cats/*.jpg``. Lines that begin
+    with ``# `` are comments.
 
     Examples
     --------
@@ -112,9 +125,21 @@ def _parse_text(path: Path) -> tuple[list[str], Sequence[Label]]:
         name, label = _parse_line(text)
         if not name or not label:
             raise FileFormatError(f"{path} line {number} must be a path and a label, got {text!r}")
-        names.append(name)
-        labels.append(label)
+        for match in _matches(path, number, name):
+            names.append(match)
+            labels.append(_folder(match) if is_image(text) else label)
     return names, integers(labels)
+
+
+def _matches(path: Path, number: int, name: str) -> list[str]:
+    """Return the images that a line names: one, or all that its pattern matches beside the list."""
+    if not glob.has_magic(name) or (path.parent / name).is_file():
+        return [name]
+    found = glob.glob(name, root_dir=path.parent, recursive=True)
+    images = sorted(match for match in found if is_image(match))
+    if not images:
+        raise DatasetNotFoundError(f"{path} line {number} must match at least one image, got none for {name!r}")
+    return images
 
 
 def _parse_line(text: str) -> tuple[str, str]:
@@ -148,18 +173,7 @@ def _parse_yaml(path: Path) -> tuple[list[str], Sequence[Label]]:
 
 def read_text(path: Path) -> str:
     """Return the text of a file in UTF-8, with or without a byte order mark, or say which line is not."""
-    try:
-        body = path.read_bytes()
-    except OSError as error:
-        raise DatasetNotFoundError(f"file must be readable, got {path}: {error}") from error
-    try:
-        return body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = body.count(b"\n", 0, error.start) + 1
-        hint = "; it looks like UTF-16" if body[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        raise FileFormatError(
-            f"{path} must be text in UTF-8, but line {line} is not{hint}; save it as UTF-8"
-        ) from error
+    return DiskTree(path.parent).text(path.name)
 
 
 # -- where the images are ---------------------------------------------------------------------------------
@@ -194,7 +208,8 @@ def _find_root(part: ImageList, options: DataOptions) -> tuple[Path, int]:
     looked = ", ".join(str(base) for base in bases)
     raise DatasetNotFoundError(
         f"the images of {part.path} must be on disk, got none of them: looked for {shown(part.names[0])} in {looked} "
-        "and in images/ and data/ there, also with leading folders dropped; set root to the folder they are in"
+        "and in images/ and data/ there, also with leading folders dropped"
+        f"{hint('root', '; name the folder they are in by {}')}"
     )
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import os
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError
 from evergrow.core.registry import nearest
 from evergrow.core.settings import with_changes
+from evergrow.core.wording import setting
 from evergrow.datasets.benchmarks import (
     BENCHMARKS,
     Benchmark,
@@ -21,8 +25,9 @@ from evergrow.datasets.benchmarks import (
 )
 from evergrow.datasets.features import FeatureSet, available_features, search_path
 from evergrow.datasets.folders import unwrapped
-from evergrow.datasets.inspection import inspect_data
-from evergrow.datasets.labelled import LabelledItems, as_rawset
+from evergrow.datasets.globs import is_pattern, patterns_of, read_globs
+from evergrow.datasets.inspection import DataReport, inspect_data, inspect_reading
+from evergrow.datasets.labelled import LabelledItems, as_rawset, stratified_split
 from evergrow.datasets.lists import read_lists
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import partner
@@ -31,18 +36,21 @@ from evergrow.datasets.readers import LAYOUTS, SCHEMES, file_format, file_suffix
 
 
 def load_data(
-    source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any
+    source: str | os.PathLike[str] | list[str], options: DataOptions | None = None, **settings: Any
 ) -> RawSet | FeatureSet:
     r"""Load labelled images, texts or features from wherever they are; nothing is decoded.
 
     Parameters
     ----------
-    source : str or path-like
+    source : str, path-like or list of str
         - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class (a
           test set is then drawn, unless ``split="none"``), training and test lists or tables, the official CUB-200-2011
           or Stanford Cars, CIFAR-100 as distributed, or a saved Hugging Face data set;
-        - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv`` or ``.jsonl`` table of ``text,label`` or
-          ``path,label``, a ``.txt`` or ``.yaml`` list of images;
+        - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
+          ``text,label`` or ``path,label``, a ``.txt`` or ``.yaml`` list of images, a ``.json`` export of COCO or Label
+          Studio, a ``.zip`` or ``.tar`` of a folder, which is not unpacked;
+        - a pattern such as ``photos/*/*.jpg``, or several, as a list or as in ``$PATH``: the folder of an image is its
+          class;
         - the name of a benchmark (see :func:`list_benchmarks`) or of a file or folder in :func:`search_path`;
         - ``torchvision:NAME``, or ``hf:OWNER/NAME`` (and ``#CONFIG``).
     options : DataOptions, optional
@@ -86,25 +94,75 @@ def load_data(
     (20, 0, True)
     """
     chosen = with_changes(options or DataOptions(), settings, "data setting")
-    text = os.fspath(source)
-    if not text:
-        raise DatasetNotFoundError("source must be a path or a name, got an empty string")
-    data = _load(text, chosen)
-    if isinstance(data, RawSet):
-        _warn(data)
+    data = _load_patterns(source, chosen) if isinstance(source, list) else _load(os.fspath(source), chosen)
+    if isinstance(data, FeatureSet):
+        return data if chosen.split == "none" else with_test_part(data, chosen)
+    _warn(data)
     return data
 
 
+def with_test_part(data: FeatureSet, options: DataOptions) -> FeatureSet:
+    """Return features with a test part: theirs, or where they have none one that is drawn from every class."""
+    if not data.whole:
+        return data
+    classes, codes = np.unique(data.y_train, return_inverse=True)
+    keep, hold, _ = stratified_split(codes.astype(np.int64), [str(label) for label in classes], options)
+    rows = {"train": keep, "test": hold}
+    parts = {f"{array}_{part}": getattr(data, f"{array}_train")[rows[part]] for array in "Xy" for part in rows}
+    return dataclasses.replace(data, **parts, whole=False, origin="")
+
+
+def _load_patterns(patterns: list[str], options: DataOptions) -> RawSet:
+    labelled = read_globs(patterns)
+    return _finish(labelled, os.pathsep.join(patterns), _name_of_pattern(patterns[0]), options)
+
+
 def _load(text: str, options: DataOptions) -> RawSet | FeatureSet:
+    if not text:
+        raise DatasetNotFoundError("source must be a path or a name, got an empty string")
     scheme, _, rest = text.partition(":")
     if scheme.lower() in SCHEMES and rest:
         return _finish(SCHEMES[scheme.lower()](rest, options), text, rest.partition("#")[0], options)
     path = Path(text)
+    if is_pattern(text):
+        return _load_patterns(patterns_of(text), options)
     if os.path.exists(text):  # unlike Path.exists, no error for what is too long for a name
         return _load_path(path, options)
-    if path.parent != Path(".") or text.lower().endswith(file_suffixes()):
-        raise DatasetNotFoundError(f"data set must be an existing folder or file, got {text!r}")
+    _check_nameable(text)
     return _load_name(text, options)
+
+
+def check_source(source: str | os.PathLike[str]) -> None:
+    """Raise :class:`DatasetNotFoundError` if there is nothing that :func:`load_data` could read; reads nothing.
+
+    Parameters
+    ----------
+    source : str or path-like
+        As for :func:`load_data`.
+
+    Examples
+    --------
+    >>> from evergrow.datasets.load import check_source
+    >>> check_source("nowhere/birds")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.DatasetNotFoundError: data set must be an existing folder or file, got 'nowhere/birds'
+    """
+    text = os.fspath(source)
+    scheme, _, rest = text.partition(":")
+    if is_on_disk(text) or (scheme.lower() in SCHEMES and rest):
+        return
+    _check_nameable(text)
+    if find_benchmark(text) is None and _find_named(text, search_path(), ("", *file_suffixes("first", "last"))) is None:
+        raise _nowhere(text, search_path())
+
+
+def _check_nameable(text: str) -> None:
+    """Refuse what is a path that leads nowhere, and no name either."""
+    if not text:
+        raise DatasetNotFoundError(f"{setting('source')} must be a path or a name, got an empty string")
+    if Path(text).parent != Path(".") or text.lower().endswith(file_suffixes()):
+        raise DatasetNotFoundError(f"data set must be an existing folder or file, got {text!r}")
 
 
 def _load_path(path: Path, options: DataOptions) -> RawSet | FeatureSet:
@@ -142,11 +200,57 @@ def read_path(source: str | os.PathLike[str], options: DataOptions | None = None
     >>> mail.train_labels, mail.test is None
     (['spam'], True)
     """
-    path = Path(source)
-    data = _read_path(path, options or DataOptions())
+    text = os.fspath(source)
+    if is_pattern(text):
+        data: LabelledItems | FeatureSet = read_globs(patterns_of(text))
+        name = _name_of_pattern(text)
+    else:
+        data, name = _read_path(Path(text), options or DataOptions()), _name_of(Path(text))
     if isinstance(data, LabelledItems):
-        _warn_of(_name_of(path), data.cautions)
+        _warn_of(name, data.cautions)
     return data
+
+
+def is_on_disk(source: str | os.PathLike[str]) -> bool:
+    """Return whether a source is a file, a folder or a pattern, and not a name to be looked up."""
+    return os.path.exists(source) or is_pattern(os.fspath(source))
+
+
+def survey(source: str | os.PathLike[str], options: DataOptions | None = None) -> DataReport:
+    r"""Return a report on all that is there: what learning and testing would take, no test set drawn.
+
+    Unlike :func:`load_data`, it takes test sets with classes of their own, as a model does that is evaluated on them.
+
+    Parameters
+    ----------
+    source : str or path-like
+        As for :func:`load_data`.
+    options : DataOptions, optional
+        How to read it; a test set is drawn only if its ``split`` says so.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from evergrow.datasets.load import survey
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     table = pathlib.Path(folder, "mail.csv")
+    ...     _ = table.write_text("text,label\nbuy now,spam\nsee you,ham\n")
+    ...     report = survey(table)
+    >>> report.n_classes, report.n_train, report.n_test
+    (2, 2, 0)
+    """
+    chosen = options or DataOptions(split="none")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # the report says it all
+        data = read_path(source, chosen) if is_on_disk(source) else None
+        if isinstance(data, LabelledItems):
+            strange = {str(label) for label in data.test_labels} - {str(label) for label in data.train_labels}
+            if strange:
+                return inspect_reading(data, name=_name_of_source(source), source=os.fspath(source))
+            return inspect_data(_finish(data, os.fspath(source), _name_of_source(source), chosen))
+        if isinstance(data, FeatureSet):
+            return inspect_data(data if chosen.split == "none" else with_test_part(data, chosen))
+        return inspect_data(load_data(source, chosen))
 
 
 def _read_path(path: Path, options: DataOptions) -> LabelledItems | FeatureSet:
@@ -168,9 +272,13 @@ def _load_name(name: str, options: DataOptions) -> RawSet | FeatureSet:
     named = named or _find_named(name, roots, ("", *file_suffixes("last")))
     if named is not None:
         return _load_path(named, options)
+    raise _nowhere(name, roots)
+
+
+def _nowhere(name: str, roots: list[Path]) -> DatasetNotFoundError:
     known = [*list_benchmarks(), *available_features()]
     suffixes = ", ".join(file_suffixes("first", "last"))
-    raise DatasetNotFoundError(
+    return DatasetNotFoundError(
         f"data set {name!r} must be on disk: looked for a folder or file {name} "
         f"({suffixes}) in {', '.join(str(root) for root in roots)}; "
         f"nearest: {nearest(name, known)}. Give the path of a folder with train/<class>/* and test/<class>/*, "
@@ -233,17 +341,28 @@ def _expected(data: RawSet, name: str, options: DataOptions) -> Benchmark | None
     benchmark = find_benchmark(options.expect)
     if benchmark is None:
         raise InputError(
-            f"expect must be 'auto', 'none' or a benchmark, got {options.expect!r}; "
+            f"{setting('expect')} must be 'auto', 'none' or a benchmark, got {options.expect!r}; "
             f"nearest: {nearest(options.expect, BENCHMARKS)}"
         )
     return benchmark
+
+
+def _name_of_source(source: str | os.PathLike[str]) -> str:
+    text = os.fspath(source)
+    return _name_of_pattern(text) if is_pattern(text) else _name_of(Path(text))
+
+
+def _name_of_pattern(text: str) -> str:
+    """Name a pattern after the last folder that it names in full."""
+    plain = [part for part in Path(patterns_of(text)[0]).parts if not glob.has_magic(part) and part != os.sep]
+    return plain[-1] if plain else "patterns"
 
 
 def _name_of(path: Path) -> str:
     """Name a folder or file after itself, a pair of files after what they share, or after their folder."""
     if path.is_dir():
         return path.absolute().name
-    name = path.stem
+    name = path.stem.removesuffix(".tar")
     if partner(path) is None:
         return name
     return name[: name.lower().rfind("train")].strip("-_. ") or path.absolute().parent.name

@@ -13,6 +13,7 @@ from typing_extensions import Self
 from evergrow.core.errors import ParameterError
 from evergrow.core.settings import from_mapping
 from evergrow.core.validation import check_choice, check_number
+from evergrow.core.wording import setting
 from evergrow.datasets.readers import list_layouts
 from evergrow.streams.orders import DEFAULT_SEED
 
@@ -48,6 +49,10 @@ class DataOptions:
     text_column, label_column, split_column, image_column : str
         Columns of tables and of Hugging Face data sets. An empty ``image_column`` means ``path``, ``image``, ``file``
         or ``filename``, whichever is there.
+    class_level : int
+        How many folders down the folders named after classes are, where every class has a folder: 1 for
+        ``<class>/``, 2 for ``<line>/<class>/`` with the same class in several lines. 0 is 1, with a warning where the
+        same names repeat one level down.
     download : bool
         Whether data sets asked for by name may be downloaded.
 
@@ -74,6 +79,7 @@ class DataOptions:
     label_column: str = "label"
     split_column: str = "split"
     image_column: str = ""
+    class_level: int = 0
     download: bool = True
 
     def __post_init__(self) -> None:
@@ -81,14 +87,15 @@ class DataOptions:
         check_choice("split", self.split, SPLITS)
         check_number("test_size", self.test_size, low=0, high=1, low_open=True, high_open=True)
         check_number("seed", self.seed, low=0, high=2**32 - 1, integer=True)
+        check_number("class_level", self.class_level, low=0, high=32, integer=True)
         for name in ("allow_empty", "download"):
             if not isinstance(getattr(self, name), bool):
-                raise ParameterError(f"{name} must be true or false, got {getattr(self, name)!r}")
+                raise ParameterError(f"{setting(name)} must be true or false, got {getattr(self, name)!r}")
         for name in ("name", "expect", "text_column", "label_column", "split_column", "image_column"):
             if not isinstance(getattr(self, name), str):
-                raise ParameterError(f"{name} must be a string, got {getattr(self, name)!r}")
+                raise ParameterError(f"{setting(name)} must be a string, got {getattr(self, name)!r}")
         if self.root is not None and not isinstance(self.root, (str, os.PathLike)):
-            raise ParameterError(f"root must be a path, got {self.root!r}")
+            raise ParameterError(f"{setting('root')} must be a path, got {self.root!r}")
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:

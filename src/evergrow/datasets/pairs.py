@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evergrow.core.errors import DatasetNotFoundError
+from evergrow.datasets.trees import DiskTree, FileTree
 
 if TYPE_CHECKING:
     from evergrow.datasets.labelled import LabelledItems
     from evergrow.datasets.options import DataOptions
-    from evergrow.datasets.readers import FolderRead
 
 _PARTNERS = ("test", "testing", "val", "valid", "validation", "dev")
+
+TreeFit = Callable[[FileTree], bool]
 
 
 def partner(train: Path) -> Path | None:
@@ -26,42 +29,53 @@ def partner(train: Path) -> Path | None:
     >>> partner(pathlib.Path("nowhere/train.csv")) is None
     True
     """
-    at = train.stem.lower().rfind("train")
+    name = partner_name(DiskTree(train.parent), train.name)
+    return None if name is None else train.with_name(name)
+
+
+def partner_name(tree: FileTree, train: str) -> str | None:
+    """Return the name of the test file in a tree that goes with a training file."""
+    folder, name = posixpath.split(train)
+    stem, suffix = posixpath.splitext(name)
+    at = stem.lower().rfind("train")
     if at < 0:
         return None
-    end = at + (8 if train.stem.lower().startswith("training", at) else 5)
+    end = at + (8 if stem.lower().startswith("training", at) else 5)
     for word in _PARTNERS:
-        candidate = train.with_name(f"{train.stem[:at]}{word}{train.stem[end:]}{train.suffix}")
-        if candidate.is_file():
+        candidate = posixpath.join(folder, f"{stem[:at]}{word}{stem[end:]}{suffix}")
+        if tree.is_file(candidate):
             return candidate
     return None
 
 
-def training_file(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
+def training_file(tree: FileTree, suffixes: tuple[str, ...]) -> str | None:
     """Return the training list or table in a folder or its ``splits`` that has a partner, if there is one."""
-    for place in (folder, folder / "splits"):
-        if place.is_dir():
-            for file in sorted(place.iterdir()):
-                right = file.suffix.lower() in suffixes and file.stem.lower().endswith(("train", "training"))
-                if right and partner(file) is not None:
+    folders = {name for name, kind in tree.entries("") if kind == "folder"}
+    for place in ("", "splits"):
+        if not place or place in folders:
+            for file in tree.files(place):
+                stem, suffix = posixpath.splitext(posixpath.basename(file))
+                right = suffix.lower() in suffixes and stem.lower().endswith(("train", "training"))
+                if right and partner_name(tree, file) is not None:
                     return file
     return None
 
 
 def pair_reader(
-    suffixes: tuple[str, ...], read: Callable[[Path, Path | None, DataOptions], LabelledItems]
-) -> tuple[Callable[[Path], bool], FolderRead]:
+    suffixes: tuple[str, ...], read: Callable[[FileTree, str, str | None, DataOptions], LabelledItems]
+) -> tuple[TreeFit, Callable[[FileTree, DataOptions], LabelledItems]]:
     """Return how to tell and how to read a folder that holds a training file of these endings and its partner."""
 
-    def fits(folder: Path) -> bool:
-        return training_file(folder, suffixes) is not None
+    def fits(tree: FileTree) -> bool:
+        return training_file(tree, suffixes) is not None
 
-    def read_folder(folder: Path, options: DataOptions) -> LabelledItems:
-        train = training_file(folder, suffixes)
+    def read_folder(tree: FileTree, options: DataOptions) -> LabelledItems:
+        train = training_file(tree, suffixes)
         if train is None:
             raise DatasetNotFoundError(
-                f"{folder} must hold a training file and its partner, such as train{suffixes[0]} and test{suffixes[0]}"
+                f"{tree.title} must hold a training file and its partner, such as train{suffixes[0]} and "
+                f"test{suffixes[0]}"
             )
-        return read(train, partner(train), options)
+        return read(tree, train, partner_name(tree, train), options)
 
     return fits, read_folder

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, LabelError
 from evergrow.core.items import Items, Kind
+from evergrow.core.wording import hint, setting
 from evergrow.datasets.features import FeatureSet
 from evergrow.streams.orders import DEFAULT_SEED
 from evergrow.streams.protocol import Protocol
@@ -159,12 +160,7 @@ class RawSet:
         train_rows, test_rows : ndarray of int, optional
             The samples that they belong to, where unreadable ones were left out.
 
-        Raises
-        ------
-        InputError
-            If there is no test set.
         """
-        self._require_test("a set of features")
         return FeatureSet(
             name=self.name,
             X_train=X_train,
@@ -172,11 +168,15 @@ class RawSet:
             X_test=X_test,
             y_test=self.y_test if test_rows is None else self.y_test[test_rows],
             class_names=self.class_names,
+            whole=self.whole,
         )
 
     def _require_test(self, what: str) -> None:
         if self.whole:
-            raise InputError(f"data must have a test set to become {what}, got none: load them with split='auto'")
+            raise InputError(
+                f"{setting('data')} must have a test set to become {what}, got "
+                f"none{hint('split', ': load them with {}', 'auto')}"
+            )
 
     @cached_property
     def fingerprint(self) -> str:

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from evergrow.datasets.features import FeatureSet
     from evergrow.datasets.labelled import LabelledItems
     from evergrow.datasets.options import DataOptions
+    from evergrow.datasets.trees import FileTree
 
 FolderRead: TypeAlias = "Callable[[Path, DataOptions], LabelledItems]"
 FileRead: TypeAlias = "Callable[[Path, DataOptions], LabelledItems | FeatureSet]"
 SchemeRead: TypeAlias = "Callable[[str, DataOptions], LabelledItems]"
+TreeFits: TypeAlias = "Callable[[FileTree], bool]"
+TreeRead: TypeAlias = "Callable[[FileTree, DataOptions], LabelledItems]"
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,14 @@ class FolderLayout:
         Reads such a folder.
     rank : int
         Layouts are tried from the lowest rank up, so that a telling one comes before one that fits any folder.
+    in_archive : tuple of callable, optional
+        The same two for the files in an archive, where the layout can be read from one as it is.
     """
 
     fits: Callable[[Path], bool]
     read: FolderRead
     rank: int
+    in_archive: tuple[TreeFits, TreeRead] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,31 @@ def register_layout(name: str, *, fits: Callable[[Path], bool], rank: int = 0) -
     return decorate
 
 
+def register_tree_layout(name: str, *, fits: TreeFits, rank: int) -> Callable[[TreeRead], TreeRead]:
+    """Return a decorator that registers the reader of a layout of folders, on disk and in archives.
+
+    Parameters
+    ----------
+    name, rank
+        As for :func:`register_layout`.
+    fits : callable
+        Tells from a :class:`~evergrow.datasets.trees.FileTree` whether it is laid out this way.
+    """
+    from evergrow.datasets.trees import DiskTree
+
+    def decorate(read: TreeRead) -> TreeRead:
+        layout = FolderLayout(
+            lambda folder: fits(DiskTree(folder)),
+            lambda folder, options: read(DiskTree(folder), options),
+            rank,
+            (fits, read),
+        )
+        LAYOUTS.register(name)(layout)
+        return read
+
+    return decorate
+
+
 def register_file_format(
     name: str,
     suffixes: tuple[str, ...],
@@ -131,7 +162,7 @@ def list_layouts() -> list[str]:
     --------
     >>> from evergrow.datasets import list_layouts
     >>> list_layouts()[-2:]
-    ['tables', 'class-folders']
+    ['single-table', 'class-folders']
     """
     return sorted(LAYOUTS, key=lambda name: LAYOUTS[name].rank)
 
@@ -154,5 +185,5 @@ def file_suffixes(*by_name: str, paired: bool = False) -> tuple[str, ...]:
 
 def file_format(path: Path) -> FileFormat | None:
     """Return the format of a file by its ending, or None where it is no data file."""
-    suffix = path.suffix.lower()
-    return next((FILE_FORMATS[name] for name in FILE_FORMATS if suffix in FILE_FORMATS[name].suffixes), None)
+    lower = path.name.lower()  # some endings have two dots, such as .tar.gz
+    return next((FILE_FORMATS[name] for name in FILE_FORMATS if lower.endswith(FILE_FORMATS[name].suffixes)), None)

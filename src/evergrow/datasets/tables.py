@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
-from evergrow.core.items import ImageFiles, Items, Texts
+from evergrow.core.items import Items, Texts
+from evergrow.core.wording import hint
+from evergrow.datasets.folders import is_hidden
 from evergrow.datasets.labelled import LabelledItems, integers, listed
-from evergrow.datasets.lists import read_text
 from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import pair_reader, partner
-from evergrow.datasets.readers import register_file_format, register_layout
+from evergrow.datasets.readers import register_file_format, register_tree_layout
+from evergrow.datasets.trees import DiskTree, FileTree
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 IMAGE_COLUMNS = ("path", "image", "file", "filename")
@@ -28,6 +30,44 @@ _SEPARATORS = (",", ";", "\t")
 
 Row = tuple[int, dict[str, str]]
 """Line number in the file, and the cells by column."""
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A table, on disk or in an archive.
+
+    Parameters
+    ----------
+    tree : FileTree
+        Where it is; the paths in it are relative to its folder.
+    name : str
+        Its name there.
+    """
+
+    tree: FileTree
+    name: str
+
+    def __str__(self) -> str:
+        return self.tree.place(self.name)
+
+    @property
+    def suffix(self) -> str:
+        """The ending, in lower case."""
+        return posixpath.splitext(self.name)[1].lower()
+
+    @property
+    def folder(self) -> str:
+        """The folder that the table is in."""
+        return posixpath.dirname(self.name)
+
+    def text(self) -> str:
+        """Return what is written in it."""
+        return self.tree.text(self.name)
+
+    @classmethod
+    def on_disk(cls, path: Path) -> TableFile:
+        """Return the table of a path."""
+        return cls(DiskTree(path.parent), path.name)
 
 
 @dataclass(frozen=True)
@@ -64,17 +104,24 @@ def read_tables(train: Path, test: Path | None, options: DataOptions) -> Labelle
     DatasetNotFoundError
         If an image that a table names is missing.
     """
-    columns, rows = _read(train, options)
+    other = None if test is None else TableFile.on_disk(test)
+    return read_table_files(TableFile.on_disk(train), other, options)
+
+
+def read_table_files(train: TableFile, test: TableFile | None, options: DataOptions) -> LabelledItems:
+    """Read a table and, if there is one, a table of test samples, wherever they are."""
+    columns, rows = read_table(train, options)
     notes: list[str] = []
-    parts = _split_rows(train, rows, columns, notes) if test is None else (rows, None)
+    parts = split_rows(train, rows, columns, notes) if test is None else (rows, None)
     if test is not None:
-        test_columns, test_rows = _read(test, options)
+        test_columns, test_rows = read_table(test, options)
         if test_columns.images != columns.images:
             raise FileFormatError(f"{test} must hold texts or images like {train}, got the other")
+        names = [posixpath.basename(table.name) for table in (train, test)]
         if columns.split:
-            notes.append(f"column {columns.split} of {train.name} not used: {test.name} is the test set")
+            notes.append(f"column {columns.split} of {names[0]} not used: {names[1]} is the test set")
         parts = (rows, test_rows)
-        notes.append(f"tables: {train.name}, {test.name}")
+        notes.append(f"tables: {names[0]}, {names[1]}")
         return _labelled(train, (columns, test_columns), parts, notes)
     return _labelled(train, (columns, columns), parts, notes)
 
@@ -85,8 +132,29 @@ def read_table_file(path: Path, options: DataOptions) -> LabelledItems:
     return read_tables(path, partner(path), options)
 
 
-_FITS, _READ_FOLDER = pair_reader(TABLE_SUFFIXES, read_tables)
-register_layout("tables", fits=_FITS, rank=70)(_READ_FOLDER)
+def _tables_in(tree: FileTree, train: str, test: str | None, options: DataOptions) -> LabelledItems:
+    other = None if test is None else TableFile(tree, test)
+    return read_table_files(TableFile(tree, train), other, options)
+
+
+_FITS, _READ_FOLDER = pair_reader(TABLE_SUFFIXES, _tables_in)
+register_tree_layout("tables", fits=_FITS, rank=70)(_READ_FOLDER)
+
+
+def _single_table(tree: FileTree) -> str | None:
+    """Return the only table of a folder without class folders: one that holds the images of the table at most."""
+    tables = [name for name in tree.files() if name.lower().endswith(TABLE_SUFFIXES)]
+    folders = [name for name, kind in tree.entries("") if kind == "folder" and not is_hidden(name)]
+    return tables[0] if len(tables) == 1 and len(folders) <= 1 else None
+
+
+@register_tree_layout("single-table", fits=lambda tree: _single_table(tree) is not None, rank=80)
+def read_single_table(tree: FileTree, options: DataOptions) -> LabelledItems:
+    """Read the one table of a folder, and images in the folder beside it."""
+    name = _single_table(tree)
+    if name is None:
+        raise DatasetNotFoundError(f"{tree.title} must hold one table and at most one folder, got something else")
+    return read_table_files(TableFile(tree, name), None, options)
 
 
 def read_texts(path: Path, column: str = "text") -> list[str]:
@@ -115,9 +183,9 @@ def read_texts(path: Path, column: str = "text") -> list[str]:
     ['buy now', 'see you']
     """
     if path.suffix.lower() == ".txt":
-        texts = [line.strip() for line in read_text(path).split("\n")]
+        texts = [line.strip() for line in TableFile.on_disk(path).text().split("\n")]
     else:
-        header, rows = _read_rows(path)
+        header, rows = read_table_rows(TableFile.on_disk(path))
         if column not in header:
             raise FileFormatError(f"{path} must have a column {column!r}, got {listed(header, most=8)}")
         lacking = [line for line, cells in rows if column not in cells]
@@ -131,16 +199,16 @@ def read_texts(path: Path, column: str = "text") -> list[str]:
 
 
 def _labelled(
-    train: Path, columns: tuple[Columns, Columns], parts: tuple[list[Row], list[Row] | None], notes: list[str]
+    train: TableFile, columns: tuple[Columns, Columns], parts: tuple[list[Row], list[Row] | None], notes: list[str]
 ) -> LabelledItems:
     rows, test_rows = parts
     test_part = test_rows or []
     labels = integers(
         [cells[columns[0].label] for _, cells in rows] + [cells[columns[1].label] for _, cells in test_part]
     )
-    items = [_items(train, part, column) for part, column in zip((rows, test_part), columns, strict=True)]
+    items = [row_items(train, part, column) for part, column in zip((rows, test_part), columns, strict=True)]
     if columns[0].images:
-        _check_unique(train, [item for item in items if isinstance(item, ImageFiles)])
+        check_unique(str(train), [part.name(row) for part in items for row in range(len(part))])
     return LabelledItems(
         "table",
         items[0],
@@ -151,30 +219,34 @@ def _labelled(
     )
 
 
-def _items(path: Path, rows: list[Row], columns: Columns) -> Items:
-    values = tuple(cells[columns.sample] for _, cells in rows)
+def row_items(table: TableFile, rows: list[Row], columns: Columns) -> Items:
+    """Return the texts of rows, or the images that they name."""
+    values = [cells[columns.sample] for _, cells in rows]
     if not columns.images:
-        return Texts(values)
-    values = tuple(posixpath.normpath(name.strip().replace("\\", "/")) for name in values)
-    missing = [name for name in values if not (path.parent / name).is_file()]
+        return Texts(tuple(values))
+    below = table.tree.below(table.folder) if table.folder else table.tree
+    names = [posixpath.normpath(name.strip().replace("\\", "/")) for name in values]
+    missing = [name for name in names if not below.is_file(name)]
     if missing:
         raise DatasetNotFoundError(
-            f"the images of {path} must be in {path.parent}, but {len(missing)} of {len(values)} are not: "
+            f"the images of {table} must be in {below.title}, but {len(missing)} of {len(names)} are not: "
             f"{listed(missing)}; paths are relative to the folder of the table"
         )
-    return ImageFiles(path.parent, values)
+    return below.images(names)
 
 
-def _check_unique(path: Path, parts: Sequence[ImageFiles]) -> None:
+def check_unique(title: str, names: Sequence[str]) -> None:
+    """Raise :class:`InputError` where an image is named twice."""
     seen: set[str] = set()
-    for part in parts:
-        for name in part.names:
-            if name in seen:
-                raise InputError(f"images must be named once, got {name!r} twice in the tables of {path}")
-            seen.add(name)
+    for name in names:
+        if name in seen:
+            raise InputError(f"images must be named once, got {name!r} twice in the tables of {title}")
+        seen.add(name)
 
 
-def _split_rows(path: Path, rows: list[Row], columns: Columns, notes: list[str]) -> tuple[list[Row], list[Row] | None]:
+def split_rows(
+    path: TableFile, rows: list[Row], columns: Columns, notes: list[str]
+) -> tuple[list[Row], list[Row] | None]:
     """Share the rows out by the split column; without one, or with training rows only, the test set is drawn later."""
     if not columns.split:
         return rows, None
@@ -197,11 +269,12 @@ def _split_rows(path: Path, rows: list[Row], columns: Columns, notes: list[str])
 # -- reading ------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, options: DataOptions) -> tuple[Columns, list[Row]]:
-    header, rows = _read_rows(path)
+def read_table(path: TableFile, options: DataOptions) -> tuple[Columns, list[Row]]:
+    """Return which columns of a table hold what, and its rows, of which none lacks a sample or a label."""
+    header, rows = read_table_rows(path)
     if not rows:
         raise FileFormatError(f"{path} must hold at least one row, got none")
-    columns = _columns(path, header, options)
+    columns = choose_columns(path, header, options)
     needed = [columns.sample, columns.label, *([columns.split] if columns.split else [])]
     checked = []
     for line, cells in rows:
@@ -219,27 +292,44 @@ def _read(path: Path, options: DataOptions) -> tuple[Columns, list[Row]]:
     return columns, checked
 
 
-def _read_rows(path: Path) -> tuple[list[str], list[Row]]:
-    return _read_json_lines(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(path)
+def read_table_rows(path: TableFile) -> tuple[list[str], list[Row]]:
+    """Return the columns of a table, and the cells of every row with its line."""
+    return _read_json_lines(path) if path.suffix in (".jsonl", ".ndjson") else _read_csv(path)
 
 
-def _columns(path: Path, header: Sequence[str], options: DataOptions) -> Columns:
-    images = [options.image_column] if options.image_column else [name for name in IMAGE_COLUMNS if name in header]
+def choose_columns(
+    path: TableFile, header: Sequence[str], options: DataOptions, holding: Sequence[str] = ()
+) -> Columns:
+    """Return which columns hold what: those that the options name, else those of usual names.
+
+    Parameters
+    ----------
+    path : TableFile
+        The table, for messages.
+    header : sequence of str
+        Its columns.
+    options : DataOptions
+        What to call for.
+    holding : sequence of str
+        Columns that hold images themselves, whatever they are called.
+    """
+    usual = [name for name in (*IMAGE_COLUMNS, *holding) if name in header]
+    images = [options.image_column] if options.image_column else usual
     use_images = bool(options.image_column) or (options.text_column not in header and bool(images))
     sample = images[0] if use_images else options.text_column
     for column in (sample, options.label_column):
         if column not in header:
+            meant = hint(("text_column", "image_column", "label_column"), ", or say which one it is by {}")
             raise FileFormatError(
-                f"{path} must have a column {column!r}, got {listed(header, most=8)}; "
-                "rename it, or say which one it is by text_column, image_column and label_column"
+                f"{path} must have a column {column!r}, got {listed(header, most=8)}; rename one{meant}"
             )
     split = options.split_column if options.split_column in header else ""
     return Columns(sample, options.label_column, split, use_images)
 
 
-def _read_csv(path: Path) -> tuple[list[str], list[Row]]:
-    text = read_text(path)
-    separator = "\t" if path.suffix.lower() == ".tsv" else _separator(text)
+def _read_csv(path: TableFile) -> tuple[list[str], list[Row]]:
+    text = path.text()
+    separator = "\t" if path.suffix == ".tsv" else _separator(text)
     rows: list[Row] = []
     header: list[str] = []
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
@@ -279,9 +369,9 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _read_json_lines(path: Path) -> tuple[list[str], list[Row]]:
+def _read_json_lines(path: TableFile) -> tuple[list[str], list[Row]]:
     rows: list[Row] = []
-    for line, text in enumerate(read_text(path).split("\n"), start=1):
+    for line, text in enumerate(path.text().split("\n"), start=1):
         if not text.strip():
             continue
         try:

@@ -18,6 +18,7 @@ from evergrow.core.errors import DatasetNotFoundError, EvergrowError, InputError
 from evergrow.core.items import ImageArrays, ImageFiles, Items
 from evergrow.core.optional import require
 from evergrow.core.registry import nearest
+from evergrow.core.wording import hint
 from evergrow.datasets.features import search_path
 from evergrow.datasets.fetched import FetchedImages
 from evergrow.datasets.labelled import Label, LabelledItems
@@ -152,8 +153,8 @@ class Maker:
         name = self.factory.__name__
         return DatasetNotFoundError(
             f"torchvision data set {name} must be in {self.root} or be downloaded, but: {error}.{where} Where there is "
-            f"a network, run torchvision.datasets.{name}('FOLDER', ..., download=True), bring FOLDER here and set root "
-            "to it"
+            f"a network, let torchvision download it into a folder, and bring that here"
+            f"{hint('root', ' by {}')}"
         )
 
 

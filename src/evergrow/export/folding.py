@@ -16,6 +16,7 @@ from torch import Tensor
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
+from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, Units
 from evergrow.export.straightening import Lines, ball_bound, best_lines, ordinary_bound, slopes_at_bias
 from evergrow.heads.ridge_model import RidgeModel
@@ -123,8 +124,10 @@ def rms_norm(model: RidgeModel) -> float:
         squares = ((stats.basis @ stats.gram) * stats.basis).sum(dim=1).cpu() / count
     if isinstance(layer, LinkedProjection):
         width, centre = layer.inner.n_outputs, layer.centre.cpu().to(means)
-        spread = float(squares[width:].sum()) / layer.scale**2
-        return math.sqrt(max(spread + float(centre @ (2 * means[width:] / layer.scale + centre)), 0.0))
+        per_column = squares[width:] / layer.scale**2 + centre * (2 * means[width:] / layer.scale + centre)
+        if model.blocks is not None:  # of features as they come, as far as a budget of width kept them
+            per_column = per_column / model.blocks.column_weights().to(per_column).square()
+        return math.sqrt(max(float(per_column.sum()), 0.0))
     return _norm_from_units(layer, means, squares)
 
 
@@ -145,7 +148,8 @@ def score_gap(model: RidgeModel, found: LayerMap, readout: Tensor) -> float:
     stats = model.state.reduced()
     means = stats.lift(stats.cross / model.counts.to(stats.cross).clamp_min(1.0)).cpu().to(readout)
     if found.linear is not None and isinstance(model.projection, LinkedProjection):
-        readout = torch.cat([readout, found.linear / model.projection.scale])
+        linear = found.linear if model.blocks is None else model.blocks.to(found.linear.device).lower(found.linear)
+        readout = torch.cat([readout, linear / model.projection.scale])
     at_means = means.T @ readout
     return float((at_means.diagonal() - at_means.mean(dim=1)).mean())
 
@@ -207,7 +211,9 @@ def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None
     if radius is None:
         radius = 1.0 if everything else RADIUS_MARGIN * rms_norm(found.model)
     if not math.isfinite(radius):
-        raise FoldError("fold_radius must be given, since the norm of the features does not show in the statistics")
+        raise FoldError(
+            f"{setting('fold_radius')} must be given, since the norm of the features does not show in the statistics"
+        )
     lines = best_lines(found.units, radius if everything else radius / RADIUS_MARGIN)
     bounds = (("all" if everything else "ball", ball_bound), ("ordinary", ordinary_bound))
     scale = score_gap(found.model, found, found.readout)
@@ -237,7 +243,8 @@ def _require_all_shapes(found: LayerMap) -> None:
     if found.shape is not None and found.shape.likeliest < len(found.constant):
         raise FoldError(
             f"a head with units must look at the shapes of all classes to be folded, got {len(found.constant):,} "
-            f"classes of which the {found.shape.likeliest} likeliest are looked at; learn with shape_directions=0"
+            f"classes of which the {found.shape.likeliest} likeliest are looked at"
+            f"{hint('shape_directions', '; learn with {}', 0)}"
         )
 
 

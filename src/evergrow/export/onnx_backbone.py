@@ -16,8 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from evergrow.backbones.base import Backbone
+from evergrow.backbones.depths import DepthReader
+from evergrow.backbones.recipes import FeatureRecipe, parse_blocks
 from evergrow.backbones.vision import ImageBackbone
 from evergrow.core.optional import require
+from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ExportError
 from evergrow.export.onnx_graph import PURPOSE
 from evergrow.tuners.errors import UnmergeableError
@@ -57,13 +60,48 @@ class PixelModule(nn.Module):
         return features.to(torch.float32)
 
 
+class JoinedBlocks(nn.Module):
+    """A network that gives the blocks of a recipe, joined at equal energy, as one output.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        From normalised images to its own vector.
+    recipe : FeatureRecipe
+        The blocks.
+    """
+
+    def __init__(self, module: nn.Module, recipe: FeatureRecipe) -> None:
+        super().__init__()
+        self.module = module
+        self._blocks = parse_blocks(recipe.blocks)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return rows (n, d); see :func:`evergrow.core.feature_blocks.join_blocks`."""
+        blocks = DepthReader(self.module, self._blocks)(images)
+        if len(blocks) == 1:
+            return blocks[0]
+        scale = len(blocks) ** -0.5
+        return torch.cat([scale * _unit_rows(block) for block in blocks], dim=1)
+
+
+def _unit_rows(block: Tensor) -> Tensor:
+    """Return rows of length one, after a square root of those without a negative value."""
+    largest = block.abs().amax(dim=1, keepdim=True)
+    block = block / torch.where(largest > 0, largest, torch.ones_like(largest))
+    plain = block.amin(dim=1, keepdim=True) >= 0
+    block = torch.where(plain, block.abs().sqrt(), block)
+    norms = block.square().sum(dim=1, keepdim=True).sqrt()
+    return block / torch.where(norms > 0, norms, torch.ones_like(norms))
+
+
 def check_exportable(backbone: Backbone) -> ImageBackbone:
     """Return the backbone, or raise :class:`ExportError` if it does not take images."""
     if not isinstance(backbone, ImageBackbone):
         kind = f"a {backbone.kind} backbone" if isinstance(backbone, Backbone) else type(backbone).__name__
         raise ExportError(
-            f"backbone must take images to be exported, got {kind}; give None (on the command line --head-only) to "
-            "export the head alone, for features"
+            f"{setting('backbone')} must take images to be exported, got {kind}"
+            f"{hint('head_only', '; {} exports the head alone, for features', True)}"
         )
     return backbone
 
@@ -86,7 +124,10 @@ def export_backbone(backbone: Backbone, opset: int) -> tuple[Any, str]:
     require("onnx", extra="onnx", purpose=PURPOSE)
     checked = check_exportable(backbone)
     transform = checked.transform
-    module = PixelModule(_own_copy(checked.module), transform.mean, transform.std).eval().requires_grad_(False)
+    network = _own_copy(checked.module)
+    if checked.spec.recipe is not None:
+        network = JoinedBlocks(network, checked.spec.recipe)
+    module = PixelModule(network, transform.mean, transform.std).eval().requires_grad_(False)
     example = torch.zeros(2, 3, *transform.size, dtype=torch.uint8)
     failures = []
     for name in exporters():
@@ -94,7 +135,9 @@ def export_backbone(backbone: Backbone, opset: int) -> tuple[Any, str]:
         if model is not None:
             return model, name
         failures.append(f"{name}: {problem}")
-    raise ExportError(f"backbone must be one that torch can export, got {checked.spec.name}; {'; '.join(failures)}")
+    raise ExportError(
+        f"{setting('backbone')} must be one that torch can export, got {checked.spec.name}; {'; '.join(failures)}"
+    )
 
 
 def _own_copy(module: nn.Module) -> nn.Module:

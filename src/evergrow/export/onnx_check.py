@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.backbones.base import Backbone
+from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.optional import require
 from evergrow.core.seeding import generator
 from evergrow.export.head_maps import ExportError, HeadMap
@@ -124,4 +125,4 @@ def _encoded(backbone: Backbone | None, inputs: NDArray[Any]) -> NDArray[Any]:
     transform = check_exportable(backbone).transform
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (transform.mean, transform.std))
     images = (torch.from_numpy(inputs).to(torch.float32) / 255 - mean) / std
-    return np.asarray(backbone.encode(images).cpu().numpy())
+    return join_blocks(np.asarray(backbone.encode(images).cpu().numpy()), backbone.spec.blocks.widths)

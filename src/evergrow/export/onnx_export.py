@@ -18,6 +18,7 @@ from evergrow.core.files import atomic_path
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
+from evergrow.core.wording import hint, setting
 from evergrow.export.folding import FOLD_TOLERANCE, FoldReport, fold
 from evergrow.export.head_maps import ExportError, HeadMap, read_head
 from evergrow.export.onnx_backbone import FEATURES, PIXELS, check_exportable, export_backbone
@@ -225,7 +226,8 @@ def export_learner(
     if known is not None and known.kind != "image" and not head_only:
         raise ExportError(
             f"a model must be one of images or features to be exported whole, got one of {known.kind}s, whose "
-            "tokenizer has no place in the graph; export the head alone (head_only=True, --head-only) for its features"
+            "tokenizer has no place in the "
+            f"graph{hint('head_only', '; {} exports the head alone, for its features', True)}"
         )
     backbone = None if head_only or known is None else learner.backbone_()
     return export_onnx(backbone, learner.head_, path, config=config, spec=known)
@@ -238,10 +240,10 @@ def _check_request(onnx: Any, config: ExportConfig, target: Path) -> None:
     newest = onnx.defs.onnx_opset_version()
     if config.opset > newest:
         raise ParameterError(
-            f"opset must be at most {newest}, the newest that the installed onnx knows, got {config.opset}"
+            f"{setting('opset')} must be at most {newest}, the newest that the installed onnx knows, got {config.opset}"
         )
     if target.is_dir() or not target.parent.is_dir():
-        raise ParameterError(f"path must be a file in an existing folder, got {target}")
+        raise ParameterError(f"{setting('path')} must be a file in an existing folder, got {target}")
     if config.check:
         require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
 

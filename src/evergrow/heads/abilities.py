@@ -19,6 +19,7 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive
 from evergrow.core.errors import UnknownNameError, UnsupportedError
 from evergrow.core.registry import nearest
+from evergrow.core.wording import setting
 
 if TYPE_CHECKING:
     from evergrow.heads.fold_outs import FoldOuts
@@ -33,6 +34,7 @@ ABILITIES = {
     "merge": "add what another learner knows",
     "join": "add what another learner knows that began as a copy of the same one",
     "unlearn": "take samples out again",
+    "weights": "let samples count for more or less than one",
     "forget": "remove whole classes",
     "rename": "give classes other names",
     "merge_classes": "make several classes one",
@@ -117,7 +119,7 @@ class Abilities:
         def join(self, other: Any, base: Any) -> Self:
             """Return a head that knows what both know, with what both have from ``base`` counted once."""
 
-        def unlearn(self, X: Any, y: Any) -> Self:
+        def unlearn(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
             """Take samples out again that were learned before."""
 
         def forget_classes(self, labels: Iterable[Any]) -> Self:
@@ -144,7 +146,7 @@ class Abilities:
         def novelty_terms(self, X: Any) -> NDArray[np.float64]:
             """Return what novelty is weighed from."""
 
-        def fold_outs(self, X: Any, y: Any, folds: Any = None) -> FoldOuts:
+        def fold_outs(self, X: Any, y: Any, folds: Any = None, sample_weight: Any = None) -> FoldOuts:
             """Return log losses and terms of novelty of learned rows as if their fold had not been learned."""
 
         def calibrate(self, *, temperature: float | None = None, novelty: NoveltyStandard | None = None) -> Self:
@@ -175,9 +177,23 @@ class Abilities:
         return None
 
     @property
+    def assumed_prior_(self) -> str:
+        """How common probabilities take classes to be: ``"uniform"``, or by the ``"counts"`` of their samples."""
+        return "uniform"
+
+    @property
     def is_calibrated_by_rows(self) -> bool:
         """Whether probabilities and novelty are calibrated by rows as if they had not been learned."""
         return False
+
+    @property
+    def takes_weights(self) -> bool:
+        """Whether samples may count for more or less than one with the settings of this head."""
+        return self.can("weights")
+
+    def require_weights(self) -> None:
+        """Raise :class:`UnsupportedError` unless :attr:`takes_weights`."""
+        self.require("weights")
 
     # -- what answers need ----------------------------------------------------------------------------------
 
@@ -261,6 +277,15 @@ class Abilities:
         return None
 
     @property
+    def blocks_(self) -> list[dict[str, Any]] | None:
+        """What is known of every block of features, in plain values; None where features have no blocks.
+
+        ``columns``, ``kept`` (columns that a budget of width left) and ``weight`` (how much it counts, with a mean
+        square of one over the blocks, by the choice made last).
+        """
+        return None
+
+    @property
     def n_units_(self) -> int | None:
         """Units of the layer; None where there is no layer, or nothing was learned."""
         model = self.model_
@@ -274,5 +299,6 @@ def unsupported(kind: type[Abilities], ability: str) -> UnsupportedError:
     names = [name for name in HEADS.names() if HEADS[name] is kind]
     able = [name for name in HEADS.names() if HEADS[name].can(ability)]
     return UnsupportedError(
-        f"method must be able to {ABILITIES[ability]} ({', '.join(able)} can), got {(names or [kind.__name__])[0]!r}"
+        f"{setting('method')} must be able to {ABILITIES[ability]} ({', '.join(able)} can), got "
+        f"{(names or [kind.__name__])[0]!r}"
     )

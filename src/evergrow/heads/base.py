@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from evergrow.core.fields import Fields
 from evergrow.core.validation import check_matrix
 from evergrow.heads.abilities import Abilities
 from evergrow.heads.classifier import Classifier
-from evergrow.heads.labels import LabelUpdate, as_labels, update_labels
+from evergrow.heads.labels import LabelUpdate, as_labels, as_weights, update_labels
 from evergrow.heads.ridge_model import RidgeModel
 
 HEADS: Family[IncrementalClassifier] = Family("method", "head")
@@ -78,6 +79,10 @@ class IncrementalClassifier(Abilities, Classifier):
         -------
         self
         """
+        return self._begin(X, y, None)
+
+    def _begin(self, X: Any, y: Any, sample_weight: Any) -> Self:
+        """Learn the first task. It may have weights, which ``fit`` has none of: the layer is made without them."""
         self._check_params()
         device = resolve_device(self.device)
         before: dict[str, Any] = {
@@ -85,16 +90,15 @@ class IncrementalClassifier(Abilities, Classifier):
         }
         try:
             Z = self._features(X, device, reset=True)
-            labels = as_labels(y, Z.shape[0])
+            Z, labels, weights = self._weighed(Z, as_labels(y, Z.shape[0]), sample_weight)
         except Exception:
             self._restore_width(before)
             raise
-        update = update_labels(None, labels)
-        if len(update.classes) < self.min_first_classes:
+        update = replace(update_labels(None, labels), weights=weights)
+        least = self.least_first_classes()
+        if len(update.classes) < least:
             self._restore_width(before)
-            raise LabelError(
-                f"the first task must have at least {self.min_first_classes} classes, got {len(update.classes)} class"
-            )
+            raise LabelError(f"the first task must have at least {least} classes, got {len(update.classes)} class")
         for name in ("classes_", "_unknown_fields"):
             self.__dict__.pop(name, None)
         self._reset()
@@ -103,13 +107,28 @@ class IncrementalClassifier(Abilities, Classifier):
         self.classes_ = update.classes
         return self
 
+    def least_first_classes(self) -> int:
+        """Return how many classes the first batch must have with the settings of this head."""
+        return self.min_first_classes
+
     def _restore_width(self, before: dict[str, Any]) -> None:
         """Put back what a failed ``fit`` has changed of a learner that was fitted before."""
         for name in ("n_features_in_", "feature_names_in_"):
             self.__dict__.pop(name, None)
         self.__dict__.update(before)
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+    def _weighed(
+        self, Z: Tensor, labels: NDArray[Any], sample_weight: Any
+    ) -> tuple[Tensor, NDArray[Any], NDArray[np.float64] | None]:
+        """Return rows and labels of some weight, and the weights; None where every one is one."""
+        weights = as_weights(sample_weight, Z.shape[0])
+        if weights is None:
+            return Z, labels, None
+        self.require_weights()
+        rows = np.flatnonzero(weights)
+        return Z[torch.from_numpy(rows).to(Z.device)], labels[rows], weights[rows]
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn one more batch: new classes, old classes or both, of any size.
 
         The first call is the same as :meth:`fit`. If anything is wrong with the batch the learner stays
@@ -123,18 +142,26 @@ class IncrementalClassifier(Abilities, Classifier):
             Labels, of the same kind as before.
         classes : array-like, optional
             Accepted for scikit-learn's sake and not needed; if given, ``y`` must be among them.
+        sample_weight : array-like of shape (n,), optional
+            How many samples each counts for: 2 is as if it came twice, 0 as if it had not come. The layer of a first
+            batch is made without a look at them. Needs the ability ``"weights"``; see :attr:`takes_weights`.
 
         Returns
         -------
         self
+
+        Raises
+        ------
+        UnsupportedError
+            If the head takes no weights, and they are not all one.
         """
         if classes is not None:
             self._check_announced(y, classes)
         if not self._is_started():
-            return self.fit(X, y)
+            return self._begin(X, y, sample_weight)
         Z = self._features(X, self.device_, reset=False)
-        labels = as_labels(y, Z.shape[0])
-        update = update_labels(self.classes_, labels)
+        Z, labels, weights = self._weighed(Z, as_labels(y, Z.shape[0]), sample_weight)
+        update = replace(update_labels(self.classes_, labels), weights=weights)
         self._learn(Z, update)
         self.classes_ = update.classes
         return self
@@ -143,7 +170,7 @@ class IncrementalClassifier(Abilities, Classifier):
     def _check_announced(y: Any, classes: Any) -> None:
         unknown = np.setdiff1d(np.unique(np.asarray(y)), np.unique(np.asarray(classes)))
         if len(unknown):
-            raise LabelError(f"y must be among classes={list(classes)!r}, got {unknown[:5].tolist()}")
+            raise LabelError(f"y must be among the classes {list(classes)!r}, got {unknown[:5].tolist()}")
 
     # -- answering --------------------------------------------------------------------------------------
 

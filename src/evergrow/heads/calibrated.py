@@ -17,7 +17,7 @@ from evergrow.heads.denoised import Choice, estimate_means, solved_scatter
 from evergrow.heads.derived import Derived
 from evergrow.heads.editable import EditableRidge
 from evergrow.heads.fold_outs import FoldOuts, Rows, fold_outs
-from evergrow.heads.labels import as_labels, known_codes
+from evergrow.heads.labels import as_labels, as_weights, known_codes
 from evergrow.heads.novelty import NoveltyScorer, bounded
 from evergrow.heads.novelty_pool import KnownTerms, NoveltyPool, NoveltyStandard
 from evergrow.heads.novelty_terms import NoveltyTerms
@@ -78,8 +78,19 @@ class CalibratedRidge(EditableRidge):
                 derived.spread = estimate_means(self._scatter()[1]).spread
             derived.temperature = guessed_temperature(derived.spread)
         elif derived.temperature is None:
-            derived.temperature = temperature(model.state, model.counts, self._solved(), self.readout)
+            derived.temperature = temperature(model.state, model.mass, self._solved(), self.readout)
         return derived.temperature
+
+    @property
+    def assumed_prior_(self) -> str:
+        """How common probabilities take classes to be: ``"uniform"``, or by the ``"counts"`` of their samples.
+
+        Ridge regression on the classes as targets estimates probabilities among samples like those that were learned;
+        the discriminants leave the counts out, the denoised one unless it is told otherwise.
+        """
+        if self.readout == "denoised":
+            return self.prior
+        return "counts" if self.readout == "ridge" else "uniform"
 
     def novelty_score(self, X: Any) -> NDArray[np.float64]:
         """Return how unlike anything learned each row is; higher means more novel.
@@ -126,10 +137,10 @@ class CalibratedRidge(EditableRidge):
         """
         self._require_fitted()
         self._require_denoised()
-        terms = self._novelty_terms()
+        terms, weights = self._novelty_terms(), self._scatter()[0].weights
         found = []
         for block in torch.split(self._features(X, self.device_, reset=False), _TERM_ROWS):
-            rows = Rows.of(self._model, block)
+            rows = Rows.of(self._model, block, weights)
             found.append(bounded(terms.of_rows(rows.reduced, rows.outside), block))
         return np.asarray(torch.cat(found).cpu().numpy())
 
@@ -156,13 +167,15 @@ class CalibratedRidge(EditableRidge):
         H = torch.cat([part for _, part in self._model.activations(Z)])
         return np.asarray(self._novelty_scorer().without(H, codes, parts).cpu().numpy())
 
-    def fold_outs(self, X: Any, y: Any, folds: Any = None) -> FoldOuts:
+    def fold_outs(self, X: Any, y: Any, folds: Any = None, sample_weight: Any = None) -> FoldOuts:
         """Return log losses and terms of novelty of learned rows as if they, or their fold, had not been learned.
 
         Parameters
         ----------
         X, y, folds
             As for :meth:`novelty_without`.
+        sample_weight : array-like of shape (n,), optional
+            The weights that they were learned with.
 
         Raises
         ------
@@ -173,9 +186,10 @@ class CalibratedRidge(EditableRidge):
         self._require_denoised()
         Z, codes, parts = self._learned_rows(X, y, folds)
         choice, scatter = self._scatter()
-        return fold_outs(
-            self._model, scatter, choice, self.prior, Z, codes, torch.zeros_like(codes) if parts is None else parts
-        )
+        found = as_weights(sample_weight, len(Z))
+        weights = None if found is None else torch.from_numpy(found).to(Z.device)
+        folds = torch.zeros_like(codes) if parts is None else parts
+        return fold_outs(self._model, scatter, choice, self.prior, Z, codes, folds, weights)
 
     def calibrate(self, *, temperature: float | None = None, novelty: NoveltyStandard | None = None) -> Self:
         """Set what was found out from rows as if they had not been learned; it stays when more is learned.
@@ -237,6 +251,16 @@ class CalibratedRidge(EditableRidge):
             raise UnsupportedError(f"readout must be 'denoised' to be calibrated by rows, got {self.readout!r}")
 
     @property
+    def takes_weights(self) -> bool:
+        """Whether samples may have weights: with the denoised readout, whose every number is a sum over samples."""
+        return self.readout == "denoised"
+
+    def require_weights(self) -> None:
+        """Raise :class:`UnsupportedError` unless :attr:`takes_weights`."""
+        if not self.takes_weights:
+            raise UnsupportedError(f"readout must be 'denoised' for samples to have weights, got {self.readout!r}")
+
+    @property
     def is_calibrated_by_rows(self) -> bool:
         """Whether probabilities and novelty are calibrated by rows as if they had not been learned."""
         return self.readout == "denoised"
@@ -244,7 +268,7 @@ class CalibratedRidge(EditableRidge):
     def _novelty_scorer(self) -> NoveltyScorer:
         derived, model = self._derived, self._model
         if derived.novelty is None:
-            derived.novelty = NoveltyScorer.of(model.state, model.counts)
+            derived.novelty = NoveltyScorer.of(model.state, model.mass)
         return derived.novelty
 
     # -- what they are worked out from --------------------------------------------------------------------

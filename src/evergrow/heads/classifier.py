@@ -26,6 +26,7 @@ from evergrow.core.families import Family
 from evergrow.core.fields import Fields
 from evergrow.core.registry import nearest
 from evergrow.core.seeding import SEEDS as SEEDS
+from evergrow.core.wording import action
 from evergrow.heads.estimator import Estimator, not_fitted
 from evergrow.heads.labels import read_labels, written_labels
 
@@ -121,7 +122,7 @@ class Classifier(Estimator, ABC):
 
     def _require_fitted(self) -> None:
         if not self._is_fitted():
-            raise not_fitted(f"this {type(self).__name__} must learn something first: call fit or partial_fit")
+            raise not_fitted(f"this {type(self).__name__} must learn something first: call {action('fit')}")
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._is_fitted()

@@ -9,15 +9,17 @@ prior of shapes are chosen anew when the number of rows has changed by a quarter
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.fields import Fields
+from evergrow.heads.feature_blocks import read_weights
 from evergrow.heads.readout import Readout, row_energy
 from evergrow.heads.ridge_model import RidgeModel
-from evergrow.linalg import ClassGeometry, MeanEstimates, ShapeScores, SolvedScatter, choose_ridge
+from evergrow.linalg import ClassGeometry, MeanEstimates, ShapeScores, SolvedScatter, choose_block_weights, choose_ridge
 
 PRIORS = ("uniform", "counts")
 
@@ -43,12 +45,15 @@ class Choice:
         Strength of the prior of class shapes.
     rows : int
         Rows learned when it was chosen; 0 where it is only a place to begin.
+    weights : tuple of float
+        Weights of the blocks of the direct link; none where there is one block only.
     """
 
     alpha: float
     step: int
     strength: float
     rows: int
+    weights: tuple[float, ...] = ()
 
     def holds(self, rows: int) -> bool:
         """Return whether it still serves for so many rows."""
@@ -56,14 +61,16 @@ class Choice:
 
     def to_archive(self) -> Archive:
         """Return what a file holds."""
-        return CHOICE.archive({"alpha": self.alpha, "step": self.step, "strength": self.strength, "rows": self.rows})
+        meta: dict[str, Any] = {"alpha": self.alpha, "step": self.step, "strength": self.strength, "rows": self.rows}
+        return CHOICE.archive(meta | ({"weights": list(self.weights)} if self.weights else {}))
 
     @classmethod
     def from_archive(cls, fields: Fields) -> Choice:
         """Return what :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
         alpha, strength = fields.number("alpha", low=0.0), fields.number("strength", low=0.0)
         fields.require(alpha > 0.0 and strength > 0.0, "a ridge or a strength is zero")
-        return cls(alpha, fields.integer("step", low=-1000, high=1000), strength, fields.integer("rows"))
+        weights = read_weights(fields, "weights") if fields.has("weights") else ()
+        return cls(alpha, fields.integer("step", low=-1000, high=1000), strength, fields.integer("rows"), weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,23 +113,65 @@ def solve_model(
     scatter : SolvedScatter or None
         A solution that has followed all rows since that choice.
     """
-    rows = int(model.counts.sum())
+    rows = round(float(model.mass.sum()))
     held = last is not None and last.holds(rows) and (fixed is None or last.alpha == fixed)
-    stats = model.state.reduced()
     if last is None or not held:
-        geometry = ClassGeometry.of(stats, model.counts)
-        last, scatter = choose(model, geometry, fixed, None if last is None else last.step), None
+        weights = choose_weights(model)
+        geometry = weighted_geometry(model, weights)
+        last, scatter = choose(model, geometry, fixed, None if last is None else last.step, weights), None
     elif scatter is None:
-        geometry = ClassGeometry.of(stats, model.counts)
+        geometry = weighted_geometry(model, last.weights)
+    stats = model.state.reduced()
     if scatter is None:
-        scatter = SolvedScatter.of(geometry, last.alpha)
+        scatter, stats = SolvedScatter.of(geometry, last.alpha), geometry.stats
     estimates = estimate_means(scatter)
     offset = class_offset(estimates, scatter.counts, prior)
-    readout = Readout(stats.lift(estimates.weights), offset, last.alpha, last.alpha, scatter.factor.jitter)
+    lifted, scale = stats.lift(estimates.weights), column_scale(model, last.weights)
+    if scale is not None:
+        lifted = scale[:, None] * lifted
+    readout = Readout(lifted, offset, last.alpha, last.alpha, scatter.factor.jitter)
     return Solution(last, scatter if stats.basis is None else None, readout, estimates.spread)
 
 
-def choose(model: RidgeModel, geometry: ClassGeometry, fixed: float | None, start: int | None = None) -> Choice:
+def choose_weights(model: RidgeModel) -> tuple[float, ...]:
+    """Choose the weights of the blocks of the direct link; none where there are no blocks or no link."""
+    link, blocks = model.projection.link_columns(), model.blocks
+    if blocks is None or link is None or len(blocks.kept) < 2:
+        return ()
+    gram, cross = model.state.reduced().part(link)
+    return choose_block_weights(gram, cross, model.mass, blocks.kept, blocks.weights).weights
+
+
+def column_scale(model: RidgeModel, weights: tuple[float, ...]) -> Tensor | None:
+    """Return what activations (n, L) are multiplied by, (L,): the weights of blocks on the link, one elsewhere."""
+    link = model.projection.link_columns()
+    if not weights or link is None or model.blocks is None:
+        return None
+    scale = model.state.reduced().gram.new_ones(model.projection.n_outputs)
+    scale[link] = torch.repeat_interleave(scale.new_tensor(weights), torch.tensor(model.blocks.kept).to(scale.device))
+    return scale
+
+
+def weighted_rows(model: RidgeModel, weights: tuple[float, ...], Z: Tensor) -> Tensor:
+    """Return the activations (n, L) of features with the weights of blocks."""
+    H = torch.cat([part for _, part in model.activations(Z)])
+    scale = column_scale(model, weights)
+    return H if scale is None else H * scale
+
+
+def weighted_geometry(model: RidgeModel, weights: tuple[float, ...]) -> ClassGeometry:
+    """Return class means and scatter of the statistics with the weights of blocks."""
+    stats, scale = model.state.reduced(), column_scale(model, weights)
+    return ClassGeometry.of(stats if scale is None else stats.scaled(scale), model.mass)
+
+
+def choose(
+    model: RidgeModel,
+    geometry: ClassGeometry,
+    fixed: float | None,
+    start: int | None = None,
+    weights: tuple[float, ...] = (),
+) -> Choice:
     """Choose ridge and strength from the statistics.
 
     Parameters
@@ -130,30 +179,33 @@ def choose(model: RidgeModel, geometry: ClassGeometry, fixed: float | None, star
     model : RidgeModel
         The statistics.
     geometry : ClassGeometry
-        Their means and scatter.
+        Their means and scatter, with the weights of blocks.
     fixed : float or None
         The ridge, where it is not to be chosen.
     start : int, optional
         Where an earlier search ended.
+    weights : tuple of float
+        Weights of blocks that were chosen before.
     """
     alpha, step = fixed, 0
     if alpha is None:
-        chosen = choose_ridge(geometry, _scale(geometry, model.counts), start)
+        chosen = choose_ridge(geometry, _scale(geometry, model), start)
         alpha, step = chosen.alpha, chosen.step
-    strength = 1.0 if model.shapes is None else ShapeScores.of(model.shapes.moments, model.counts).strength
-    return Choice(alpha, step, strength, int(model.counts.sum()))
+    strength = 1.0 if model.shapes is None else ShapeScores.of(model.shapes.moments, model.mass).strength
+    return Choice(alpha, step, strength, round(float(model.mass.sum())), weights)
 
 
-def _scale(geometry: ClassGeometry, counts: Tensor) -> float:
+def _scale(geometry: ClassGeometry, model: RidgeModel) -> float:
     """Return the mean energy of a centred row, or of a whole one where all rows are the same up to rounding."""
-    energy = row_energy(geometry.stats, counts)
-    whole = float(geometry.stats.gram.diagonal().sum()) / max(geometry.stats.count, 1)
+    rows = float(max(geometry.stats.count, 1) if model.masses is None else model.masses.sum())
+    energy = row_energy(geometry.stats, model.mass, rows)
+    whole = float(geometry.stats.gram.diagonal().sum()) / rows
     return energy if energy > 1e-10 * whole else whole
 
 
 def solved_scatter(model: RidgeModel, choice: Choice) -> SolvedScatter:
     """Return the class means solved at a choice that was made before, in the coordinates of the statistics."""
-    return SolvedScatter.of(ClassGeometry.of(model.state.reduced(), model.counts), choice.alpha)
+    return SolvedScatter.of(weighted_geometry(model, choice.weights), choice.alpha)
 
 
 def freedom(scatter: SolvedScatter) -> float:
@@ -188,11 +240,17 @@ def shape_scores(model: RidgeModel, choice: Choice) -> ShapeScores | None:
     """Return what the shapes of classes add, or None where no shapes are kept."""
     if model.shapes is None:
         return None
-    return ShapeScores.of(model.shapes.moments, model.counts, choice.strength)
+    return ShapeScores.of(model.shapes.moments, model.mass, choice.strength)
 
 
 def follow(
-    scatter: SolvedScatter | None, model: RidgeModel, Z: Tensor, codes: Tensor, columns: list[int] | None
+    scatter: SolvedScatter | None,
+    model: RidgeModel,
+    Z: Tensor,
+    codes: Tensor,
+    columns: list[int] | None,
+    weights: tuple[float, ...] = (),
+    sample_weights: Tensor | None = None,
 ) -> SolvedScatter | None:
     """Return a solution after rows were learned, or unlearned where ``columns`` is None; None where it cannot follow.
 
@@ -208,8 +266,14 @@ def follow(
         Their classes, as the model after numbers them.
     columns : list of int or None
         Where the classes before are among those after; -1 is new.
+    weights : tuple of float
+        Weights of blocks that the solution was found with.
+    sample_weights : Tensor of shape (n,), optional
+        What the rows count for, where that is not one.
     """
     if scatter is None or not scatter.can_follow(len(codes)) or model.state.reduced().basis is not None:
         return None
-    H = torch.cat([part for _, part in model.activations(Z)])
-    return scatter.unlearned(H, codes) if columns is None else scatter.learned(H, codes, columns)
+    H = weighted_rows(model, weights, Z)
+    if columns is None:
+        return scatter.unlearned(H, codes, sample_weights)
+    return scatter.learned(H, codes, columns, sample_weights)

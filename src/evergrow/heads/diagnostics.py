@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from evergrow.heads.readout import Readout
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import AutoState, Spectrum
@@ -15,9 +17,13 @@ def random_units(layer: Projection) -> Projection:
     return layer.inner if isinstance(layer, LinkedProjection) else layer
 
 
-def describe(model: RidgeModel, readout: Readout) -> dict[str, Any]:
-    """Return rank, conditioning, form and size of the statistics; costs one decomposition."""
-    spectrum = Spectrum.of(model.state.reduced())
+def describe(model: RidgeModel, readout: Readout, scale: Tensor | None = None) -> dict[str, Any]:
+    """Return rank, conditioning, form and size of the statistics; costs one decomposition.
+
+    ``scale`` (L,) is what columns are multiplied by before the ridge, where blocks of features have weights.
+    """
+    stats = model.state.reduced()
+    spectrum = Spectrum.of(stats if scale is None else stats.scaled(scale))
     units, state = random_units(model.projection), model.state
     return {
         "n_units": units.n_units,

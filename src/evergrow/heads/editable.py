@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from evergrow.core.errors import LabelError, MergeError, UnlearnError
 from evergrow.core.validation import check_number
+from evergrow.core.wording import setting
 from evergrow.heads.labels import as_labels, check_kind, column_map, known_codes
 from evergrow.heads.readout import row_energy
 from evergrow.heads.regrouping import Mergeable, Regrouping
@@ -37,7 +38,7 @@ class EditableRidge(Mergeable):
     def _commit(self, model: RidgeModel) -> None:
         """Make a new model the current one."""
 
-    def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor) -> None:
+    def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor, weights: Tensor | None) -> None:
         """Make a model the current one that lacks rows Z of classes that remain; some kinds follow such a change."""
         self._commit(model)
 
@@ -138,14 +139,16 @@ class EditableRidge(Mergeable):
         classes = np.union1d(self.classes_, other.classes_)
         missing = np.setdiff1d(base.classes_, np.intersect1d(self.classes_, other.classes_))
         if len(missing):
-            raise MergeError(f"base must be part of both learners, but they lack its classes {missing[:5].tolist()}")
+            raise MergeError(
+                f"{setting('base')} must be part of both learners, but they lack its classes {missing[:5].tolist()}"
+            )
         mine, theirs, common = (column_map(head.classes_, classes) for head in (self, other, base))
         joined = self.branch()
         joined._commit(self._current().join(other._model, base._model, (mine, theirs, common)))
         joined.classes_ = classes
         return joined
 
-    def unlearn(self, X: Any, y: Any) -> Self:
+    def unlearn(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Take samples out again that were learned before: the learner then equals one that never saw them.
 
         A class whose last sample goes is gone.
@@ -156,6 +159,8 @@ class EditableRidge(Mergeable):
             The samples, as they were learned.
         y : array-like of shape (n,)
             The labels they were learned with.
+        sample_weight : array-like of shape (n,), optional
+            The weights they were learned with.
 
         Raises
         ------
@@ -164,8 +169,10 @@ class EditableRidge(Mergeable):
         """
         self._require_fitted()
         Z = self._features(X, self.device_, reset=False)
-        codes = torch.from_numpy(known_codes(self.classes_, as_labels(y, Z.shape[0]))).to(Z.device)
-        model = self._current().unlearn(Z, codes, self._check_alpha())
+        Z, labels, found = self._weighed(Z, as_labels(y, Z.shape[0]), sample_weight)
+        codes = torch.from_numpy(known_codes(self.classes_, labels)).to(Z.device)
+        weights = None if found is None else torch.from_numpy(found).to(Z.device)
+        model = self._current().unlearn(Z, codes, self._check_alpha(), weights)
         kept = torch.nonzero(model.counts).ravel().tolist()
         if not kept:
             raise UnlearnError("at least one sample must remain; call fit to start anew")
@@ -175,7 +182,7 @@ class EditableRidge(Mergeable):
         if len(kept) < len(self.classes_):
             self._commit(model)
         else:
-            self._commit_without(model, Z, codes)
+            self._commit_without(model, Z, codes, weights)
         self.classes_ = self.classes_[kept]
         return self
 
@@ -238,7 +245,7 @@ class EditableRidge(Mergeable):
         fixed = self._fixed_alpha()
         if fixed is not None:
             return fixed
-        return 1e-3 * max(row_energy(self._model.state.reduced(), self._model.counts), 1e-12)
+        return 1e-3 * max(row_energy(self._model.state.reduced(), self._model.mass), 1e-12)
 
     def _require_started(self) -> None:
         if not self._is_started():

@@ -13,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergrow.heads.denoised import Choice, class_offset, estimate_means
+from evergrow.heads.denoised import Choice, class_offset, column_scale, estimate_means, weighted_rows
 from evergrow.heads.novelty_terms import NoveltyTerms
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.heads.temperatures import guessed_temperature, mean_log_losses
 from evergrow.linalg import ShapeScores, SolvedScatter
-from evergrow.projections.normalize import normalize
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +58,16 @@ class Rows:
     shape: Tensor | None
 
     @classmethod
-    def of(cls, model: RidgeModel, Z: Tensor) -> Rows:
-        """Return features Z (n, d) as a model sees them."""
-        H, stats = torch.cat([part for _, part in model.activations(Z)]), model.state.reduced()
+    def of(cls, model: RidgeModel, Z: Tensor, weights: tuple[float, ...] = ()) -> Rows:
+        """Return features Z (n, d) as a model sees them, with the weights of blocks."""
+        H, stats, scale = weighted_rows(model, weights, Z), model.state.reduced(), column_scale(model, weights)
+        if scale is not None and stats.basis is not None:
+            stats = stats.scaled(scale)
         reduced, outside, shape = stats.project(H), None, None
         if stats.basis is not None:
             outside = (H.square().sum(dim=1) - reduced.square().sum(dim=1)).clamp_min(0.0)
         if model.shapes is not None:
-            shape = model.shapes.rows(normalize(Z, model.normalization))
+            shape = model.shapes.rows(model.inputs(Z))
         return cls(reduced, outside, shape)
 
     def take(self, rows: Tensor) -> Rows:
@@ -76,7 +77,14 @@ class Rows:
 
 
 def fold_outs(
-    model: RidgeModel, scatter: SolvedScatter, choice: Choice, prior: str, Z: Tensor, codes: Tensor, folds: Tensor
+    model: RidgeModel,
+    scatter: SolvedScatter,
+    choice: Choice,
+    prior: str,
+    Z: Tensor,
+    codes: Tensor,
+    folds: Tensor,
+    weights: Tensor | None = None,
 ) -> FoldOuts:
     """Score learned rows, each as if its fold had not been learned.
 
@@ -94,24 +102,35 @@ def fold_outs(
         The rows; of each class at least one learned row must not be in any one fold.
     codes, folds : Tensor of shape (n,)
         Their classes and their folds.
+    weights : Tensor of shape (n,), optional
+        What they were learned with, where that is not one. Each is scored once all the same.
     """
-    rows, spread = Rows.of(model, Z), 0.0
+    rows, spread = Rows.of(model, Z, choice.weights), 0.0
     scores, terms = rows.reduced.new_empty(len(codes), len(scatter.counts)), rows.reduced.new_empty(len(codes), 6)
     for fold in torch.unique(folds).tolist():
         mine = torch.nonzero(folds == fold).ravel()
         part, own = rows.take(mine), codes[mine]
-        rest = scatter.unlearned(part.reduced, own)
+        taken = None if weights is None else weights[mine]
+        rest = scatter.unlearned(part.reduced, own, taken)
         estimates = estimate_means(rest)
         linear = torch.addmm(class_offset(estimates, rest.counts, prior), part.reduced, estimates.weights)
-        scores[mine] = _with_shapes(model, rest.counts, choice, part, own, linear)
+        scores[mine] = _with_shapes(model, rest.counts, choice, part, own, linear, taken)
         terms[mine] = NoveltyTerms.of(rest).of_rows(part.reduced, part.outside)
         spread += estimates.spread * len(mine) / len(codes)
     return FoldOuts(mean_log_losses(scores, codes), np.asarray(terms.cpu().numpy()), guessed_temperature(spread))
 
 
-def _with_shapes(model: RidgeModel, left: Tensor, choice: Choice, rows: Rows, codes: Tensor, scores: Tensor) -> Tensor:
+def _with_shapes(
+    model: RidgeModel,
+    left: Tensor,
+    choice: Choice,
+    rows: Rows,
+    codes: Tensor,
+    scores: Tensor,
+    weights: Tensor | None,
+) -> Tensor:
     """Return linear scores with what the shapes of classes add, that are known from the rows left of each."""
     if model.shapes is None or rows.shape is None:
         return scores
-    moments = model.shapes.moments.remove(rows.shape, codes, model.counts)
+    moments = model.shapes.moments.remove(rows.shape, codes, model.mass, weights)
     return ShapeScores.of(moments, left, choice.strength).add(rows.shape, scores)

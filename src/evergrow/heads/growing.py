@@ -12,6 +12,7 @@ from torch import Tensor
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.seeding import generator
+from evergrow.heads.feature_blocks import FeatureBlocks
 from evergrow.heads.moments import ClassMoments
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.heads.shapes import ShapeModel
@@ -98,7 +99,7 @@ class LayerSpec:
             cosines = {**self.guidance, "bias": "phases", "orthogonal": orthogonal}
             wanted = dataclasses.replace(wanted, scales="spread", activation="cos", guidance=cosines)
             return PROJECTIONS[self.projection].from_settings(wanted)
-        raise ParameterError(f"units must be 'activation' for projection={self.projection!r}, got {self.units!r}")
+        raise ParameterError(f"units must be 'activation' for the projection {self.projection!r}, got {self.units!r}")
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,10 @@ class Grower:
         Seed of the layer.
     verbose : bool
         Show progress.
+    blocks : tuple of int or None
+        Columns of each block of features.
+    max_features : int or None
+        Columns that features may have beside each other before they are reduced.
     """
 
     layer: LayerSpec
@@ -133,12 +138,16 @@ class Grower:
     shape_directions: int
     seed: int
     verbose: bool
+    blocks: tuple[int, ...] | None = None
+    max_features: int | None = None
 
     def first_model(self, Z: Tensor, codes: Tensor) -> tuple[RidgeModel, float | None]:
         """Return a model with a grown layer that has learned nothing yet, and the held-out choice of alpha."""
         rule = resolve_normalization(self.normalization, Z)
         Y = torch.nn.functional.one_hot(codes).to(Z.dtype)
         Z = normalize(Z, rule)
+        blocks = FeatureBlocks.first(Z, codes, self.blocks, self.max_features, self.seed)
+        Z = Z if blocks is None else blocks.apply(Z)
         chosen = self.choose_by_holdout(Z, Y) if self.alpha == "holdout" else None
         fixed = chosen if isinstance(self.alpha, str) else float(self.alpha)
         layer = self.build(Z, Y, fixed or self.layer.construction_alpha)
@@ -148,7 +157,7 @@ class Grower:
         counts = torch.zeros(0, dtype=torch.int64, device=Z.device)
         moments = ClassMoments() if self.class_moments else None
         shapes = ShapeModel.first(Z, self.shape_directions) if self.shape_directions else None
-        return RidgeModel(layer, rule, state, counts, moments, frozenset(), shapes), chosen
+        return RidgeModel(layer, rule, state, counts, moments, frozenset(), shapes, blocks), chosen
 
     def build(self, Z: Tensor, Y: Tensor, alpha: float) -> Projection:
         """Build the layer, or take the one that was given."""

@@ -6,7 +6,7 @@ gives the solution as one of these records. They say everything that an export h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,7 @@ from evergrow.projections.layers import Units
 from evergrow.projections.normalize import normalize
 
 if TYPE_CHECKING:
+    from evergrow.heads.feature_blocks import FeatureBlocks
     from evergrow.heads.ridge_model import RidgeModel
     from evergrow.heads.shapes import ShapeModel
 
@@ -56,16 +57,17 @@ class ShapeMap:
     likeliest: int
 
     @classmethod
-    def of(cls, shapes: ShapeModel, scores: ShapeScores) -> ShapeMap:
-        """Return the map of class shapes, on the CPU."""
+    def of(cls, shapes: ShapeModel, scores: ShapeScores, blocks: FeatureBlocks | None = None) -> ShapeMap:
+        """Return the map of class shapes, on the CPU; ``blocks`` is what is done to features before."""
         classes = len(scores.counts)
         pairs = [scores.quadratic(code) for code in range(classes)]
         matrices = torch.stack([matrix for matrix, _ in pairs])
         means = scores.means()
         inner = torch.einsum("cij,cj->ci", matrices, means)
         constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor([value for _, value in pairs])
+        basis = shapes.basis if blocks is None else blocks.lift(shapes.basis)
         return cls(
-            shapes.basis.cpu(),
+            basis.cpu(),
             -(shapes.centre @ shapes.basis).cpu(),
             matrices.reshape(classes, -1).T.contiguous().cpu(),
             (-2.0 * inner).T.contiguous().cpu(),
@@ -209,4 +211,10 @@ def layer_map(model: RidgeModel, weights: Tensor, offset: Tensor | None = None, 
     weights = weights.detach().cpu() * factor
     parts = model.projection.readout_parts(weights)
     constant = parts.constant if offset is None else parts.constant + offset.detach().cpu() * factor
-    return LayerMap(model.normalization, parts.units, parts.readout, parts.linear, constant, weights.dtype, model)
+    units, linear = parts.units, parts.linear
+    if model.blocks is not None:
+        # z R W = z (R W): what is done to blocks becomes part of the matrices after it.
+        blocks = model.blocks.to(torch.device("cpu"))
+        units = None if units is None else replace(units, weights=blocks.lift(units.weights.cpu().to(torch.float64)))
+        linear = None if linear is None else blocks.lift(linear)
+    return LayerMap(model.normalization, units, parts.readout, linear, constant, weights.dtype, model)

@@ -12,6 +12,8 @@ With ``A = S_w + alpha I``, f degrees of freedom, class means m_c of n_c rows an
 - span distance: the smallest ``(e - 2 z_c + K_cc) / (1 + 1 / n_c)``;
 - rest: ``a - e`` over its expectation for a new row of a known class.
 
+Of one class alone the first term is the distance itself, and those in the span are zero.
+
 No one of them is good everywhere; :mod:`evergrow.heads.novelty_pool` weighs them.
 """
 
@@ -154,6 +156,9 @@ class NoveltyTerms:
         span = (products / (inside[:, None] * energies).sqrt()).amax(dim=1)
         distance = ((inside[:, None] - 2.0 * products + energies).clamp_min(0.0) / unsure).amin(dim=1)
         columns = [nearest.values - as_one, -whole, -span, distance, rest / self.expected]
+        if len(counts) == 1:  # with one mean there is nothing to be relative to, and no span: what is left is distance
+            none = torch.zeros_like(energy)
+            columns = [nearest.values, none, none, none, rest / self.expected]
         return torch.stack([*columns, 1.0 / counts[nearest.indices]], dim=1)
 
 

@@ -58,10 +58,10 @@ class Readout:
         return self.weights.nbytes + self.offset.nbytes
 
 
-def row_energy(stats: ReducedStatistics, counts: Tensor) -> float:
-    """Return the mean energy of a row around the mean of all rows."""
-    n = max(stats.count, 1)
-    mean_part = float(stats.cross.sum(dim=1).square().sum()) / max(int(counts.sum()), 1)
+def row_energy(stats: ReducedStatistics, counts: Tensor, rows: float | None = None) -> float:
+    """Return the mean energy of a row around the mean of all rows; ``rows`` is their number, where weights make it."""
+    n = max(stats.count, 1) if rows is None else rows
+    mean_part = float(stats.cross.sum(dim=1).square().sum()) / max(float(counts.sum()), 1e-12)
     return max(float(stats.gram.diagonal().sum()) - mean_part, 0.0) / n
 
 

@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from evergrow.core.errors import LabelError
 from evergrow.core.registry import nearest
+from evergrow.core.wording import action
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.heads.labels import as_labels, check_kind
 
@@ -56,14 +57,14 @@ class Regrouping:
         """
         old, new = list(names), list(names.values())
         for given in (old, new):
-            check_kind(classes, as_labels(given, len(given)))
+            check_kind(classes, _labels(given))
         known = classes.tolist()
         for label in old:
             if label not in known:
                 raise LabelError(
                     f"class must be one that was learned, got {label!r}; nearest: {_nearest(label, known)}"
                 )
-        renamed = as_labels([names.get(label, label) for label in known], len(known))
+        renamed = _labels([names.get(label, label) for label in known])
         table, codes = np.unique(renamed, return_inverse=True)
         return cls(table, [np.flatnonzero(codes == code).tolist() for code in range(len(table))])
 
@@ -111,7 +112,9 @@ class Renamable(IncrementalClassifier):
         change = Regrouping.of(self.classes_, names)
         if not change.is_permutation:
             twice = next(label for label, group in zip(change.classes.tolist(), change.groups) if len(group) > 1)
-            raise LabelError(f"classes must keep different labels, got {twice!r} for two: merge_classes makes them one")
+            raise LabelError(
+                f"classes must keep different labels, got {twice!r} for two: {action('merge_classes')} makes them one"
+            )
         self._change_classes(change)
         return self
 
@@ -152,6 +155,14 @@ class Mergeable(Renamable):
             raise LabelError(f"labels must name at least two different classes to merge, got {list(names)}")
         self._change_classes(Regrouping.of(self.classes_, names))
         return self
+
+
+def _labels(values: list[Any]) -> NDArray[Any]:
+    """Return labels as an array; those that are no samples need no look at how many of them differ."""
+    if all(isinstance(value, str) for value in values):
+        return np.array(values, dtype=np.str_)
+    plain = all(isinstance(value, (int, np.integer)) and not isinstance(value, bool) for value in values)
+    return np.array(values) if plain else as_labels(values, len(values))
 
 
 def _nearest(label: Any, known: Sequence[Any]) -> str:

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.archive import Archive, register_kind
+from evergrow.core.errors import ParameterError
 from evergrow.core.fields import Fields
 from evergrow.core.progress import meter
 from evergrow.core.seeding import resolve_seed
@@ -23,12 +26,14 @@ from evergrow.heads.denoised import (
     CHOICE,
     PRIORS,
     Choice,
+    column_scale,
     follow,
     shape_scores,
     solve_model,
 )
 from evergrow.heads.derived import Derived
 from evergrow.heads.diagnostics import describe, random_units
+from evergrow.heads.feature_blocks import FeatureBlocks, check_blocks
 from evergrow.heads.growing import UNITS, Grower, LayerSpec
 from evergrow.heads.labels import LabelUpdate
 from evergrow.heads.maps import LayerMap, ShapeMap, layer_map
@@ -42,8 +47,10 @@ from evergrow.linalg.state import LARGEST_WEIGHT
 from evergrow.projections import BlockRecord, Projection
 from evergrow.projections.activations import ACTIVATIONS
 from evergrow.projections.base import selectable_projections
-from evergrow.projections.normalize import normalize
 from evergrow.projections.scales import Scales, check_scales
+
+_DRAWN = ("gaussian", "fourier", "uniform")
+"""Layers that are drawn without a look at the labels, so that a first task of one class serves as well."""
 
 READOUTS = ("ridge", "discriminant", "denoised")
 
@@ -107,6 +114,11 @@ class SCLClassifier(CalibratedRidge):
         readout knows the shape of each class; 0 keeps none. Takes ``4 k (k + 3)`` bytes a class.
     prior : {"uniform", "counts"}
         Whether the denoised readout takes classes with more samples to be likelier beforehand.
+    blocks : tuple of int or None
+        Columns of each block of features that were joined side by side, each of equal energy, as those of several
+        depths of a backbone are. The denoised readout chooses from the statistics how much each counts.
+    max_features : int or None
+        Budget of width: features of more columns are reduced, block by block, to directions that the first task fixes.
 
     Attributes
     ----------
@@ -122,6 +134,8 @@ class SCLClassifier(CalibratedRidge):
         One entry per accepted block.
     alpha_ : float
         The ridge in use.
+    block_weights_ : ndarray or None
+        How much each block of features counts.
 
     Examples
     --------
@@ -136,7 +150,13 @@ class SCLClassifier(CalibratedRidge):
     True
     """
 
-    later_params: ClassVar[Mapping[str, Any]] = {"units": "activation", "shape_directions": 0, "prior": "uniform"}
+    later_params: ClassVar[Mapping[str, Any]] = {
+        "units": "activation",
+        "shape_directions": 0,
+        "prior": "uniform",
+        "blocks": None,
+        "max_features": None,
+    }
     min_first_classes: ClassVar[int] = 2
     abilities: ClassVar[frozenset[str]] = frozenset(ABILITIES)
 
@@ -164,6 +184,8 @@ class SCLClassifier(CalibratedRidge):
         units: str = "activation",
         shape_directions: int = 0,
         prior: str = "uniform",
+        blocks: tuple[int, ...] | None = None,
+        max_features: int | None = None,
     ) -> None:
         self.alpha = alpha
         self.block_size = block_size
@@ -187,6 +209,8 @@ class SCLClassifier(CalibratedRidge):
         self.units = units
         self.shape_directions = shape_directions
         self.prior = prior
+        self.blocks = blocks
+        self.max_features = max_features
 
     @classmethod
     def recommended(cls, **overrides: Any) -> Self:
@@ -199,13 +223,13 @@ class SCLClassifier(CalibratedRidge):
         Parameters
         ----------
         **overrides
-            Constructor arguments to set otherwise, for example ``n_units=1000``.
+            Constructor arguments to set otherwise, for example ``n_units=1000``; ``max_units=200`` makes it 200 units.
 
         Examples
         --------
         >>> from evergrow import SCLClassifier
-        >>> SCLClassifier.recommended(n_units=1000).alpha
-        'gcv'
+        >>> SCLClassifier.recommended(n_units=1000).alpha, SCLClassifier.recommended(max_units=200).n_units
+        ('gcv', 200)
         """
         settings: dict[str, Any] = {
             "alpha": "gcv",
@@ -215,8 +239,10 @@ class SCLClassifier(CalibratedRidge):
             "normalize": "auto",
             "readout": "denoised",
             "shape_directions": 128,
-            "n_units": 3000,
+            "n_units": min(3000, overrides["max_units"]) if isinstance(overrides.get("max_units"), int) else 3000,
         }
+        if overrides.get("blocks") is not None:
+            settings["normalize"] = "none"  # each block has been brought to equal energy by itself
         return cls(**{**settings, **overrides})
 
     # -- hooks of the base ------------------------------------------------------------------------------
@@ -228,6 +254,9 @@ class SCLClassifier(CalibratedRidge):
             check_number("alpha", self.alpha, low=0, low_open=True)
         for name in ("block_size", "n_candidates", "max_units"):
             check_number(name, getattr(self, name), low=1, integer=True)
+        check_blocks(self.blocks)
+        if self.max_features is not None:
+            check_number("max_features", self.max_features, low=len(self.blocks or (0,)), integer=True)
         if self.n_units is not None:
             check_number("n_units", self.n_units, low=0, high=self.max_units, integer=True)
         check_number("contraction", self.contraction, low=0, high=1, low_open=True, high_open=True)
@@ -241,6 +270,8 @@ class SCLClassifier(CalibratedRidge):
         check_number("shape_directions", self.shape_directions, low=0, high=4096, integer=True)
         check_choice("solver", self.solver, RIDGE_FORMS.names())
         check_choice("normalize", self.normalize, ("none", "l2", "sqrt-l2", "auto"))
+        if self.blocks is not None and len(self.blocks) > 1 and self.normalize != "none":
+            raise ParameterError(f"normalize must be 'none' where features have blocks, got {self.normalize!r}")
         check_number("verbose", int(self.verbose) if isinstance(self.verbose, bool) else self.verbose, integer=True)
         if not isinstance(self.projection, Projection):
             check_choice("projection", self.projection, selectable_projections())
@@ -253,8 +284,14 @@ class SCLClassifier(CalibratedRidge):
         codes = torch.from_numpy(labels.codes).to(Z.device)
         model = self._current() if self._is_started() else self._first_model(Z, codes)
         with meter("learning", Z.shape[0], enabled=self.verbose > 0) as tick:
-            learned = model.learn(Z, codes, labels.columns, tick)
-        self._commit(learned, follow(self._followable(), learned, Z, codes, list(labels.columns)))
+            weights = None if labels.weights is None else torch.from_numpy(labels.weights).to(Z.device)
+            learned = model.learn(Z, codes, labels.columns, tick, weights)
+        self._commit(learned, self._following(learned, Z, codes, list(labels.columns), weights))
+
+    def least_first_classes(self) -> int:
+        """Return one where the layer is drawn and not guided by the classes, and means are all that is solved for."""
+        drawn = isinstance(self.projection, str) and self.projection in _DRAWN
+        return 1 if drawn and self.readout == "denoised" else self.min_first_classes
 
     def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
         """Grow the layer on the first task."""
@@ -272,7 +309,7 @@ class SCLClassifier(CalibratedRidge):
         shapes, model = self._shape_scores(), self._model
         if shapes is None or model.shapes is None:
             return out
-        return shapes.add(model.shapes.rows(normalize(Z, model.normalization)), out)
+        return shapes.add(model.shapes.rows(model.inputs(Z)), out)
 
     def _contents(self) -> Contents:
         meta = {"seed": self._seed, "holdout_alpha": self._holdout()}
@@ -324,6 +361,8 @@ class SCLClassifier(CalibratedRidge):
             self.shape_directions,
             self._seed,
             self.verbose > 0,
+            None if self.blocks is None else tuple(self.blocks),
+            self.max_features,
         )
 
     # -- what is solved only when asked for -------------------------------------------------------------
@@ -338,8 +377,8 @@ class SCLClassifier(CalibratedRidge):
         kept.scatter = scatter
         self._derived, self._model = kept, model
 
-    def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor) -> None:
-        self._commit(model, follow(self._followable(), model, Z, codes, None))
+    def _commit_without(self, model: RidgeModel, Z: Tensor, codes: Tensor, weights: Tensor | None) -> None:
+        self._commit(model, self._following(model, Z, codes, None, weights))
 
     def _commit_regrouped(self, model: RidgeModel, change: Regrouping) -> None:
         if change.is_permutation:
@@ -350,9 +389,14 @@ class SCLClassifier(CalibratedRidge):
     def _choose_anew(self) -> None:
         self._derived.choice = None
 
-    def _followable(self) -> SolvedScatter | None:
-        """Return the solution that may follow the next change."""
-        return self._derived.scatter if self._is_started() else None
+    def _following(
+        self, model: RidgeModel, Z: Tensor, codes: Tensor, columns: list[int] | None, weights: Tensor | None
+    ) -> SolvedScatter | None:
+        """Return the solution of before after a change to another model, where it can follow."""
+        derived: Derived | None = getattr(self, "_derived", None)
+        if derived is None or derived.choice is None:
+            return None
+        return follow(derived.scatter, model, Z, codes, columns, derived.choice.weights, weights)
 
     def _current(self) -> RidgeModel:
         """Return the model that the next one is made from; whether its weights were solved for bears on its form."""
@@ -381,7 +425,7 @@ class SCLClassifier(CalibratedRidge):
             derived.choice, derived.scatter, derived.readout = solved.choice, solved.scatter, solved.readout
             derived.spread = solved.spread
         elif derived.readout is None:
-            derived.readout = solve_readout(model.state, model.counts, fixed, self.readout, derived.last_alpha)
+            derived.readout = solve_readout(model.state, model.mass, fixed, self.readout, derived.last_alpha)
         return derived.readout
 
     def _shape_scores(self) -> ShapeScores | None:
@@ -440,7 +484,11 @@ class SCLClassifier(CalibratedRidge):
         fields.require(
             self.readout != "denoised" or solved is None or choice is not None, "it does not say how it was chosen"
         )
-        settled = choice is not None and choice.rows == int(self._model.counts.sum())
+        wanted = 0 if self._model.blocks is None else len(self._model.blocks.kept)
+        fields.require(
+            choice is None or len(choice.weights) in (0, wanted), "it has weights of another number of blocks"
+        )
+        settled = choice is not None and choice.rows == round(float(self._model.mass.sum()))
         self._derived = Derived(last, solved, warmth, choice=choice, settled=settled)
 
     def linear_map(self) -> LayerMap:
@@ -454,7 +502,7 @@ class SCLClassifier(CalibratedRidge):
         )
         if shapes is None or scores is None or not scores.has_terms:
             return found
-        return replace(found, shape=ShapeMap.of(shapes, scores))
+        return replace(found, shape=ShapeMap.of(shapes, scores, self._model.blocks))
 
     # -- looking inside ---------------------------------------------------------------------------------
 
@@ -482,6 +530,34 @@ class SCLClassifier(CalibratedRidge):
         return self._solved().alpha
 
     @property
+    def block_weights_(self) -> NDArray[np.float64] | None:
+        """How much each block of features counts, with a mean square of one; None where features have no blocks.
+
+        What the first task fixed times what the statistics say now.
+        """
+        self._require_fitted()
+        if self._model.blocks is None:
+            return None
+        self._solved()
+        return self._block_weights(self._model.blocks)
+
+    @property
+    def blocks_(self) -> list[dict[str, Any]] | None:
+        """What is known of every block of features, by the choice made last; nothing is solved for it."""
+        self._require_started()
+        blocks = self._model.blocks
+        if blocks is None:
+            return None
+        columns = zip(blocks.sizes, blocks.kept, self._block_weights(blocks).tolist(), strict=True)
+        return [{"columns": size, "kept": kept, "weight": weight} for size, kept, weight in columns]
+
+    def _block_weights(self, blocks: FeatureBlocks) -> NDArray[np.float64]:
+        weights, choice = np.asarray(blocks.weights), self._derived.choice
+        if choice is not None and choice.weights:
+            weights = weights * np.asarray(choice.weights)
+        return np.asarray(weights / np.sqrt(np.mean(weights**2)))
+
+    @property
     def construction_log_(self) -> list[BlockRecord]:
         """One entry per accepted block; empty for layers that are drawn."""
         return list(getattr(random_units(self.layer_), "log", []))
@@ -502,4 +578,5 @@ class SCLClassifier(CalibratedRidge):
             in its largest direction), ``solver``, ``error_bound`` and ``state_bytes``. Costs one decomposition.
         """
         self._require_fitted()
-        return describe(self._model, self._solved())
+        solved, choice = self._solved(), self._derived.choice
+        return describe(self._model, solved, None if choice is None else column_scale(self._model, choice.weights))

@@ -11,9 +11,15 @@ from torch import Tensor
 
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.fields import Fields
+from evergrow.core.seeding import generator
 from evergrow.linalg import ClassShapes, symmetric_eigh
 
 SHAPES = register_kind("class-shapes")
+
+_WIDE = 1536
+"""Features beyond which only so many directions are worked out as are wanted, and a few more."""
+
+_MORE, _ROUNDS = 64, 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +45,7 @@ class ShapeModel:
         """Return the directions of the first task's rows Z (n, d), with nothing learned in them yet."""
         centre = Z.mean(dim=0)
         centred = Z - centre
-        values, vectors = symmetric_eigh(centred.T @ centred)
+        values, vectors = _principal(centred, directions)
         rank = int((values > 1e-10 * float(values.max().clamp_min(1e-300))).sum())
         kept = max(min(directions, rank), 1)
         basis = vectors[:, -kept:].flip(1)
@@ -57,13 +63,13 @@ class ShapeModel:
         """Return normalised features Z (n, d) in these directions, (n, k)."""
         return (Z - self.centre) @ self.basis
 
-    def learn(self, Z: Tensor, codes: Tensor, columns: Sequence[int]) -> ShapeModel:
+    def learn(self, Z: Tensor, codes: Tensor, columns: Sequence[int], weights: Tensor | None = None) -> ShapeModel:
         """Return the model with rows learned; ``columns`` places the old classes."""
-        return self._with(self.moments.select(columns).add(self.rows(Z), codes))
+        return self._with(self.moments.select(columns).add(self.rows(Z), codes, 1.0, weights))
 
-    def unlearn(self, Z: Tensor, codes: Tensor, counts: Tensor) -> ShapeModel:
+    def unlearn(self, Z: Tensor, codes: Tensor, counts: Tensor, weights: Tensor | None = None) -> ShapeModel:
         """Return the model with rows taken out of classes that have ``counts`` rows."""
-        return self._with(self.moments.remove(self.rows(Z), codes, counts))
+        return self._with(self.moments.remove(self.rows(Z), codes, counts, weights))
 
     def select(self, columns: Sequence[int]) -> ShapeModel:
         """Return the model with classes reordered, left out, or new where -1."""
@@ -102,3 +108,19 @@ class ShapeModel:
         moments = ClassShapes(sums.to(device), squares.to(device))
         fields.require(moments.is_plausible(counts.to(device)), "its moments are not those of any samples")
         return cls(fields.tensor("centre", (width,)).to(device), basis.to(device), moments)
+
+
+def _principal(centred: Tensor, directions: int) -> tuple[Tensor, Tensor]:
+    """Return energies, rising, and directions (d, k) of centred rows: all, or the first where there are many."""
+    width = centred.shape[1]
+    wanted = directions + _MORE
+    if width <= _WIDE or wanted >= min(centred.shape):
+        return symmetric_eigh(centred.T @ centred)
+    # Subspace iteration: the few directions that are wanted cost a hundredth of a decomposition of that order.
+    source = generator(0, "principal directions", width)
+    span = torch.randn(width, wanted, generator=source, dtype=torch.float64).to(centred)
+    for _ in range(_ROUNDS):
+        span = torch.linalg.qr(centred.T @ (centred @ span))[0]
+    seen = centred @ span
+    energies, turned = symmetric_eigh(seen.T @ seen)
+    return energies, span @ turned

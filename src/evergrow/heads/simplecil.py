@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,6 +40,8 @@ class SimpleCILClassifier(Mergeable):
     ----------
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+    random_state : object
+        Taken as every method takes it, and of no effect: nothing is drawn.
 
     Attributes
     ----------
@@ -58,11 +61,13 @@ class SimpleCILClassifier(Mergeable):
     """
 
     abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "linear-map"})
+    later_params: ClassVar[Mapping[str, Any]] = {"random_state": None}
     _sums: Tensor
     _counts: Tensor
 
-    def __init__(self, device: str | torch.device = "auto") -> None:
+    def __init__(self, device: str | torch.device = "auto", random_state: Any = None) -> None:
         self.device = device
+        self.random_state = random_state
 
     def _check_params(self) -> None:
         """There is nothing to check."""

@@ -294,7 +294,12 @@ def fold_out_scores(
 
 
 def calibrated(
-    before: Calibration, head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[Any], seed: int
+    before: Calibration,
+    head: IncrementalClassifier,
+    X: NDArray[Any],
+    labels: NDArray[Any],
+    seed: int,
+    weights: NDArray[np.float64] | None = None,
 ) -> Calibration:
     """Return the calibration with a batch that a head has just learned.
 
@@ -304,12 +309,17 @@ def calibrated(
         The calibration without it.
     head, X, labels, seed
         As for :func:`fold_out_scores`.
+    weights : ndarray of shape (n,), optional
+        What the samples were learned with, where that is not one.
     """
     size = int(np.asarray(head.class_counts_).sum())
     if not head.is_calibrated_by_rows:
         return before.with_scores(fold_out_scores(head, X, labels, seed), size)
     rows, folds = _fold_rows(head, labels, seed)
-    return before.with_fold_outs(head.fold_outs(X[rows], labels[rows], folds), size) if len(rows) else before
+    if not len(rows):
+        return before
+    found = head.fold_outs(X[rows], labels[rows], folds, None if weights is None else weights[rows])
+    return before.with_fold_outs(found, size)
 
 
 def with_new_classes(

@@ -31,6 +31,55 @@ EVENTS = (
 
 
 @dataclass(frozen=True)
+class Tested:
+    """Accuracy on test data before and after a change.
+
+    Parameters
+    ----------
+    source, digest : str
+        Where the data lie, and a checksum of them.
+    samples_before, samples : int
+        How many of them are of classes that the model knew before, and knows after.
+    before, after : float or None
+        Share of right answers to those; None where there are none.
+    fell : dict of str to (float, float)
+        Classes of which a smaller share is recognised than before, with both shares; the largest fall first.
+    """
+
+    source: str
+    digest: str
+    samples_before: int
+    before: float | None
+    samples: int
+    after: float | None
+    fell: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**vars(self), "fell": {name: list(shares) for name, shares in self.fell.items()}}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        """Return what :meth:`to_dict` described, or raise :class:`FileFormatError`."""
+        entries = fields.fields("fell")
+        fell = {}
+        for name in fields.mapping("fell"):
+            shares = entries.numbers(name)
+            right = len(shares) == 2 and all(0.0 <= share <= 1.0 for share in shares)
+            fields.require(right, f"what {name!r} fell from and to are not two shares")
+            fell[name] = (shares[0], shares[1])
+        return cls(
+            fields.text("source"),
+            fields.text("digest"),
+            fields.integer("samples_before"),
+            fields.optional_number("before", low=0.0, high=1.0),
+            fields.integer("samples"),
+            fields.optional_number("after", low=0.0, high=1.0),
+            fell,
+        )
+
+
+@dataclass(frozen=True)
 class Change:
     """One change of a model.
 
@@ -56,6 +105,8 @@ class Change:
         Fingerprints of what was taken out while something else was learned.
     who : str
         User under whom it was written to a file; empty where it never was, or nobody was to be named.
+    tested : Tested or None
+        Accuracy on test data before and after it, where there were some.
     extra : dict
         Optional fields of a later evergrow, kept as they were read.
 
@@ -80,6 +131,7 @@ class Change:
     names: Mapping[str, str] = field(default_factory=dict, hash=False)
     withdrawn: tuple[str, ...] = ()
     who: str = ""
+    tested: Tested | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @classmethod
@@ -111,6 +163,10 @@ class Change:
         """Return the change with the revision that it led to."""
         return replace(self, revision=revision)
 
+    def by(self, who: str) -> Self:
+        """Return the change with who made it, unless that is known already."""
+        return self if self.who else replace(self, who=who)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return {
@@ -127,7 +183,12 @@ class Change:
 
     def _optional(self) -> dict[str, Any]:
         """Return the fields that most changes do not have."""
-        values = {"names": dict(self.names), "withdrawn": list(self.withdrawn), "who": self.who}
+        values = {
+            "names": dict(self.names),
+            "withdrawn": list(self.withdrawn),
+            "who": self.who,
+            "tested": None if self.tested is None else self.tested.to_dict(),
+        }
         return {name: value for name, value in values.items() if value}
 
     @classmethod
@@ -144,6 +205,7 @@ class Change:
             names=_read_names(fields.fields("names")) if fields.has("names") else {},
             withdrawn=tuple(fields.texts("withdrawn", [])),
             who=fields.text("who", default=""),
+            tested=Tested.from_fields(fields.fields("tested")) if fields.has("tested") else None,
             extra=fields.unknown(),
         )
 
@@ -152,14 +214,21 @@ def _read_names(fields: Fields) -> dict[str, str]:
     return {old: fields.text(old) for old in fields.names()}
 
 
-def fingerprint(X: NDArray[Any], labels: NDArray[np.str_]) -> str:
+def fingerprint(X: NDArray[Any], labels: NDArray[np.str_], weights: NDArray[np.float64] | None = None) -> str:
     """Identify a batch by its content."""
     digest = hashlib.blake2b("\0".join(labels.tolist()).encode("utf-8", "surrogatepass"), digest_size=12)
     digest.update(np.ascontiguousarray(X, dtype=np.float32).data)
+    if weights is not None:
+        digest.update(np.ascontiguousarray(weights, dtype=np.float64).data)
     return digest.hexdigest()
 
 
-def fingerprints(X: NDArray[Any], labels: NDArray[np.str_], history: Sequence[Change]) -> tuple[str, ...]:
+def fingerprints(
+    X: NDArray[Any],
+    labels: NDArray[np.str_],
+    history: Sequence[Change],
+    weights: NDArray[np.float64] | None = None,
+) -> tuple[str, ...]:
     """Identify a batch by its content, with the labels that it has and those it had before classes were renamed.
 
     What was learned before a class got another name is so noticed when it comes again under the new one. Of classes
@@ -171,8 +240,10 @@ def fingerprints(X: NDArray[Any], labels: NDArray[np.str_], history: Sequence[Ch
         The batch.
     history : sequence of Change
         What the model went through.
+    weights : ndarray of shape (n,), optional
+        What the samples count for, where that is not one.
     """
-    found = [fingerprint(X, labels)]
+    found = [fingerprint(X, labels, weights)]
     present = set(labels.tolist())
     former = {name: name for name in present}
     for change in reversed(history):
@@ -180,7 +251,7 @@ def fingerprints(X: NDArray[Any], labels: NDArray[np.str_], history: Sequence[Ch
             continue
         before = {new: old for old, new in change.names.items()}
         former = {name: before.get(old, old) for name, old in former.items()}
-        found.append(fingerprint(X, np.array([former[name] for name in labels.tolist()], dtype=np.str_)))
+        found.append(fingerprint(X, np.array([former[name] for name in labels.tolist()], dtype=np.str_), weights))
     return tuple(dict.fromkeys(found))
 
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import LabelError, UnlearnError
 from evergrow.core.registry import nearest
+from evergrow.core.wording import setting
+from evergrow.datasets import DataOptions
 from evergrow.learner.changes import Change, fingerprint, fingerprints
 from evergrow.learner.intake import Samples, as_names, read_items, read_unknown
 from evergrow.learner.snapshot import Snapshot, counted
@@ -65,7 +67,9 @@ def renamed(now: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
         taken[new] = old
     change = Change.now("rename", sum(now.counts[old] for old in mapping), sorted(mapping.values()), names=mapping)
     counts = dict(sorted((mapping.get(name, name), n) for name, n in now.counts.items()))
-    return now.after(change, head=now.head.branch().rename_classes(mapping), counts=counts)
+    head, answering = now.head.branch().rename_classes(mapping), now.answering.renamed(mapping)
+    reference = None if now.reference is None else now.reference.renamed(mapping)
+    return now.after(change, head=head, counts=counts, answering=answering, reference=reference)
 
 
 def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snapshot:
@@ -98,14 +102,16 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
     head = now.head.branch().merge_classes(gone, target).settle(cheap_only=True)
     moved = sum(now.counts[name] for name in mapping)
     change = Change.now("merge-classes", moved, [target], names=mapping)
-    return now.after(change, head=head, counts=counts)
+    reference = None if now.reference is None else now.reference.renamed(mapping)
+    answering = now.answering.merged(gone, target)
+    return now.after(change, head=head, counts=counts, answering=answering, reference=reference)
 
 
-def read_movable(data: Any, kind: str | None) -> Samples:
+def read_movable(data: Any, kind: str | None, options: DataOptions | None = None) -> Samples:
     """Return samples with labels, of two parts the training part, or those of data that have none."""
     if isinstance(data, (str, os.PathLike)) and os.path.splitext(data)[1].lower() in (".txt", ".npy"):
         return read_items(data, kind)
-    return read_unknown(data, kind, "train")
+    return read_unknown(data, kind, "train", options)
 
 
 def samples_to_move(samples: Samples, source: str) -> Samples:
@@ -122,7 +128,8 @@ def samples_to_move(samples: Samples, source: str) -> Samples:
     if not len(rows):
         there = np.unique(samples.labels).tolist()
         raise LabelError(
-            f"data must hold samples labelled {source!r}, got labels {', '.join(map(repr, there[:5]))}; data without "
+            f"{setting('data')} must hold samples labelled {source!r}, got labels "
+            f"{', '.join(map(repr, there[:5]))}; data without "
             "labels are moved whole"
         )
     return samples.take(rows)

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.backbones.recipes import FINAL, check_recipe
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
+from evergrow.core.wording import action, setting
 from evergrow.learner.intake import Samples
 
 if TYPE_CHECKING:
@@ -48,6 +50,14 @@ class Features:
     rows: NDArray[np.int64]
     failures: tuple[tuple[str, str], ...] = ()
 
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the features, for ``np.asarray`` and whatever takes arrays."""
+        X = self.X if dtype is None else self.X.astype(dtype, copy=False)
+        return X.copy() if copy else X
+
 
 class Encoder:
     """A backbone that is looked for, loaded and checked only once something has to go through it.
@@ -58,6 +68,10 @@ class Encoder:
         What was asked for; None means that samples are features.
     weights, preset, device
         For :func:`evergrow.backbones.create_backbone`.
+    recipe : str or sequence of str
+        What feature vectors are made of; ``"auto"`` keeps the recipe of a backbone that has one.
+    automatic : str
+        What ``"auto"`` stands for elsewhere.
     """
 
     def __init__(
@@ -67,7 +81,12 @@ class Encoder:
         weights: str | os.PathLike[str] | None,
         preset: Any,
         device: str | torch.device,
+        recipe: Any = FINAL,
+        automatic: str = FINAL,
     ) -> None:
+        check_recipe(recipe, "features")
+        self._recipe, self._automatic = recipe, automatic
+        self._widths: tuple[int, ...] = ()  # of features that come without a backbone
         self._wanted = backbone
         self._weights, self._preset, self._device = weights, preset, device
         self._fixed = False  # whether the backbone is settled, be it that there is none
@@ -76,10 +95,12 @@ class Encoder:
         self.adaptation: Adaptation | None = None
         self.reason = ""
 
-    def settled(self, spec: BackboneSpec | None, adaptation: Adaptation | None = None) -> Encoder:
+    def settled(
+        self, spec: BackboneSpec | None, adaptation: Adaptation | None = None, widths: tuple[int, ...] = ()
+    ) -> Encoder:
         """Return an encoder for a saved model, whose backbone is described but not loaded."""
         encoder = self._fresh()
-        encoder.spec, encoder.adaptation, encoder._fixed = spec, adaptation, True
+        encoder.spec, encoder.adaptation, encoder._fixed, encoder._widths = spec, adaptation, True, widths
         return encoder
 
     def adapted(
@@ -128,7 +149,19 @@ class Encoder:
         check_adaptable(_adaptable(self.backbone()), config)
 
     def _fresh(self) -> Encoder:
-        return Encoder(self._wanted, weights=self._weights, preset=self._preset, device=self._device)
+        return Encoder(
+            self._wanted,
+            weights=self._weights,
+            preset=self._preset,
+            device=self._device,
+            recipe=self._recipe,
+            automatic=self._automatic,
+        )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each block of a feature vector; a single one, or none, where it is to be taken as it is."""
+        return self._widths if self.spec is None else self.spec.blocks.widths
 
     @property
     def kind(self) -> str | None:
@@ -152,12 +185,14 @@ class Encoder:
         fresh = self._fresh()
         if samples.kind == "features":
             if self._wanted is not None and self._wanted != "auto":
+                fresh._automatic = samples.origin.get("recipe", {}).get("blocks", FINAL)
                 fresh._create(self._wanted)  # its description belongs to the model
-            fresh._fixed = True
+            fresh._fixed, fresh._widths = True, samples.widths
             return fresh
         if self._wanted is None:
             raise InputError(
-                f"data must be feature vectors, since backbone is None, got {samples.kind}s: give a backbone or 'auto'"
+                f"{setting('data')} must be feature vectors, since no backbone is given, got "
+                f"{samples.kind}s: give one, or {setting('backbone', 'auto')}"
             )
         if self._wanted == "auto":
             fresh._choose(samples.kind)
@@ -209,7 +244,7 @@ class Encoder:
         if on_error is not None:
             config = replace(config, on_error=on_error)
         done = extract(self._lazy(), samples.raw_items(), config=config)
-        return Features(np.asarray(done.features), done.rows, done.failures)
+        return Features(np.asarray(done.joined), done.rows, done.failures)
 
     def check(self, samples: Samples) -> None:
         """Raise :class:`InputError` unless the samples are of the kind that the model was made for."""
@@ -218,15 +253,25 @@ class Encoder:
             return
         if self.spec is None:
             raise InputError(
-                f"items must be feature vectors, since the model was made without a backbone, got {samples.kind}s"
+                f"{setting('items')} must be feature vectors, since the model was made without a backbone, got "
+                f"{samples.kind}s"
             )
         if samples.kind != self.spec.kind:
             raise InputError(
-                f"items must be {self.spec.kind}s, since the model was made with {self.spec.name}, got {samples.kind}s"
+                f"{setting('items')} must be {self.spec.kind}s, since the model was made with {self.spec.name}, "
+                f"got {samples.kind}s"
             )
 
     def _check_origin(self, samples: Samples) -> None:
-        """Refuse features that say of themselves that another backbone computed them."""
+        """Refuse features that say of themselves that another backbone, or another recipe, computed them."""
+        blocks = self.widths if len(self.widths) > 1 else ()
+        n_columns = sum(self.widths) if blocks and samples.features is not None else 0
+        if n_columns and samples.features is not None and samples.features.shape[1] != n_columns:
+            told = " + ".join(map(str, blocks))
+            raise InputError(f"features must have {n_columns} columns ({told}), got {samples.features.shape[1]}")
+        if samples.widths and samples.widths != self.widths:
+            mine, yours = (" + ".join(map(str, widths)) or "one block" for widths in (self.widths, samples.widths))
+            raise InputError(f"features must have the blocks that the model was made with, {mine}, got {yours}")
         theirs = samples.origin.get("weights_hash")
         if self.spec is not None and theirs and theirs != self.spec.weights_hash:
             raise InputError(
@@ -244,7 +289,7 @@ class Encoder:
         """
         if self._backbone is None:
             if self.spec is None:
-                raise NotFittedError("a backbone must be chosen first: call fit or partial_fit")
+                raise NotFittedError(f"a backbone must be chosen first: {action('fit')} does so")
             self._backbone = self._restore(self.spec)
         return self._backbone
 
@@ -273,6 +318,8 @@ class Encoder:
 
             source = self._weights if weights is None else weights
             made = create_backbone(wanted, source, self._preset, device=self._device)
+        if self._recipe != "auto" or made.spec.recipe is None:
+            made = made.with_recipe(self._automatic if self._recipe == "auto" else self._recipe)
         self._backbone, self.spec = made, made.spec
         self.adaptation = _adaptation_elsewhere(made)
 
@@ -299,14 +346,17 @@ class Encoder:
         if isinstance(given, Backbone):
             if given.spec.weights_hash != spec.weights_hash:
                 raise WeightsError(
-                    f"backbone must be the one that the model was made with, {spec.name} (hash {spec.weights_hash}), "
+                    f"{setting('backbone')} must be the one that the model was made with, {spec.name} (hash "
+                    f"{spec.weights_hash}), "
                     f"got {given.spec.name} (hash {given.spec.weights_hash})"
                 )
-            return given
+            return given.with_recipe(spec.recipe or FINAL)
         if isinstance(given, nn.Module):
             return backbone_from_spec(spec, weights=given, device=self._device)
         if isinstance(given, str) and given not in ("auto", spec.name):
-            raise WeightsError(f"backbone must be the one that the model was made with, {spec.name!r}, got {given!r}")
+            raise WeightsError(
+                f"{setting('backbone')} must be the one that the model was made with, {spec.name!r}, got {given!r}"
+            )
         return backbone_from_spec(spec, weights=self._weights, device=self._device)
 
 
@@ -333,13 +383,17 @@ def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig
     if checkpoint is None:
         return None
     if not isinstance(checkpoint, (str, os.PathLike)):
-        raise ParameterError(f"checkpoint must be a path or None, got {type(checkpoint).__name__}")
+        raise ParameterError(f"{setting('checkpoint')} must be a path or None, got {type(checkpoint).__name__}")
     path = Path(checkpoint)
     if config is None:
-        raise ParameterError(f"checkpoint must go with adapt, got {path} and nothing to train")
+        raise ParameterError(
+            f"{setting('checkpoint')} must go with {setting('adapt')}, got {path} and nothing to train"
+        )
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):  # said now, not after the first epoch
-        raise ParameterError(f"checkpoint must be a file in a folder that exists and can be written to, got {path}")
+        raise ParameterError(
+            f"{setting('checkpoint')} must be a file in a folder that exists and can be written to, got {path}"
+        )
     return path
 
 
@@ -347,7 +401,10 @@ def check_images(samples: Samples) -> None:
     """Raise :class:`InputError` unless a backbone can be adapted to the samples."""
     if samples.kind != "image":
         what = "feature vectors" if samples.kind == "features" else f"{samples.kind}s"
-        raise InputError(f"data must be images for a backbone to be adapted to them, got {what}: leave adapt out")
+        raise InputError(
+            f"{setting('data')} must be images for a backbone to be adapted to them, got {what}: leave "
+            f"{setting('adapt')} out"
+        )
 
 
 def _adaptable(backbone: Backbone) -> ImageBackbone:
@@ -355,7 +412,9 @@ def _adaptable(backbone: Backbone) -> ImageBackbone:
     from evergrow.backbones import ImageBackbone
 
     if not isinstance(backbone, ImageBackbone):
-        raise ParameterError(f"backbone must be a network for images to be adapted, got {type(backbone).__name__}")
+        raise ParameterError(
+            f"{setting('backbone')} must be a network for images to be adapted, got {type(backbone).__name__}"
+        )
     return backbone
 
 
@@ -374,7 +433,9 @@ def extraction_config(settings: Any, cache: Any, *, lasting: bool) -> ExtractCon
 
     chosen = configured(None, dict(settings or {})) if settings is None or isinstance(settings, dict) else settings
     if not isinstance(chosen, ExtractConfig):
-        raise ParameterError(f"extract must be an ExtractConfig, a dict or None, got {type(chosen).__name__}")
+        raise ParameterError(
+            f"{setting('extract')} must be an ExtractConfig, a dict or None, got {type(chosen).__name__}"
+        )
     if cache is not None:
         return replace(chosen, cache=cache)
     return replace(chosen, cache=False) if chosen.cache is None and not lasting else chosen

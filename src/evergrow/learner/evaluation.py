@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
+from evergrow.core.items import Items, concat_items
 
 PAIRS = 10
 """How many confused pairs are listed."""
@@ -87,6 +88,84 @@ class OpenWorld:
 
 
 @dataclass(frozen=True, eq=False)
+class SampleAnswers:
+    """What a model answered about each sample of an evaluation.
+
+    Parameters
+    ----------
+    items : Items or None
+        Images or texts; None where samples are feature vectors.
+    rows : ndarray of int of shape (n,)
+        The samples that could be read, as rows of the data.
+    true, predicted : ndarray of str of shape (n,)
+        Labels and answers.
+    certainty : ndarray of shape (n,) or None
+        Probability of each answer; None where the method has none.
+    novelty : ndarray of shape (n,) or None
+        How unlike anything learned each is; None where that is not known.
+    strange : ndarray of shape (m,)
+        Novelty of further samples, of classes that were never learned.
+    threshold : float or None
+        Novelty above which something is called unknown.
+    """
+
+    items: Items | None
+    rows: NDArray[np.int64]
+    true: NDArray[np.str_]
+    predicted: NDArray[np.str_]
+    certainty: NDArray[np.float64] | None = None
+    novelty: NDArray[np.float64] | None = None
+    strange: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    threshold: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """What a model answered about samples that came together.
+
+    Parameters
+    ----------
+    labels, answers : ndarray of str of shape (n,)
+        Of the samples that could be read.
+    novelty : ndarray of shape (n,)
+        How unlike anything learned each is; empty where that was not asked.
+    left_out : tuple of str
+        Names of those that could not be read.
+    items : Items or None
+        The samples, where they are to be shown.
+    rows : ndarray of int of shape (n,)
+        Those that could be read, where they are to be shown.
+    n : int
+        How many samples came.
+    certainty : ndarray of shape (n,) or None
+        Probability of each answer, where they are to be shown and there is one.
+    """
+
+    labels: NDArray[np.str_]
+    answers: NDArray[np.str_]
+    novelty: NDArray[np.float64]
+    left_out: tuple[str, ...]
+    items: Items | None = None
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    n: int = 0
+    certainty: NDArray[np.float64] | None = None
+
+
+def kept_answers(parts: Sequence[Compared]) -> SampleAnswers:
+    """Return the answers about samples that came in one part or several, with the samples."""
+    starts = np.cumsum([0, *(part.n for part in parts)])[:-1]
+    items = [part.items for part in parts if part.items is not None]
+    certainty = [part.certainty for part in parts if part.certainty is not None]
+    return SampleAnswers(
+        concat_items(items) if items else None,
+        np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=True)]),
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate([part.answers for part in parts]),
+        np.concatenate(certainty) if certainty else None,
+    )
+
+
+@dataclass(frozen=True, eq=False)
 class Evaluation:
     """The result of :meth:`evergrow.Learner.evaluate`.
 
@@ -115,6 +194,8 @@ class Evaluation:
         Items that could not be read and were skipped.
     unknown : OpenWorld or None
         How unknown things are told from known ones, where there were any to try.
+    samples : SampleAnswers or None
+        What was answered about each sample, where that was to be kept; not part of :meth:`to_dict`.
 
     Examples
     --------
@@ -137,6 +218,7 @@ class Evaluation:
     seconds: float = 0.0
     left_out: tuple[str, ...] = ()
     unknown: OpenWorld | None = None
+    samples: SampleAnswers | None = None
 
     @property
     def n_known(self) -> int:

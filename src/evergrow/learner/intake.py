@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,12 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FewSamplesWarning, InputError, LabelError
+from evergrow.core.feature_blocks import join_blocks
+from evergrow.core.image_formats import is_image
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind, Texts, concat_items
-from evergrow.datasets import FeatureSet, RawSet, load_data
-from evergrow.datasets.folders import Walk, is_image
+from evergrow.core.wording import setting
+from evergrow.datasets import DataOptions, FeatureSet, RawSet, load_data
+from evergrow.datasets.array_files import stated_widths
+from evergrow.datasets.folders import Walk
 from evergrow.datasets.labelled import LabelledItems
-from evergrow.datasets.load import read_path
+from evergrow.datasets.load import is_on_disk, read_path
+from evergrow.datasets.stored import StoredImages
 from evergrow.datasets.tables import TABLE_SUFFIXES, read_texts
+from evergrow.datasets.trees import DiskTree
+from evergrow.learner.labels import kind_of
 
 Part = Literal["train", "test", "all"]
 """Which part of a source is wanted; a source without parts is always whole."""
@@ -39,13 +46,19 @@ class Samples:
     items : Items or None
         Images or texts.
     features : ndarray of shape (n, d) or None
-        Feature vectors.
+        Feature vectors, their blocks joined.
     labels : ndarray of str of shape (n,) or None
         Class names.
     lasting : bool
         Whether they lie on disk, so that it pays to keep what was computed from them.
     origin : mapping
         What computed the features, as far as that is known.
+    widths : tuple of int
+        Columns of each block of the features, as far as that is known.
+    label_kind : {"name", "integer", "boolean"} or None
+        What the labels were before they became names; None for names out of a file.
+    weights : ndarray of shape (n,) or None
+        What each counts for; None where each counts as one.
     """
 
     kind: str
@@ -54,6 +67,9 @@ class Samples:
     labels: NDArray[np.str_] | None = None
     lasting: bool = False
     origin: Mapping[str, Any] = field(default_factory=dict)
+    widths: tuple[int, ...] = ()
+    label_kind: str | None = None
+    weights: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.features) if self.features is not None else len(self.raw_items())
@@ -67,7 +83,7 @@ class Samples:
     def required_labels(self) -> NDArray[np.str_]:
         """Return the labels, or raise :class:`LabelError` where there are none."""
         if self.labels is None:
-            raise LabelError("data must have labels, got none")
+            raise LabelError(f"{setting('data')} must have labels, got none")
         return self.labels
 
     def names(self) -> list[str]:
@@ -85,6 +101,9 @@ class Samples:
             None if self.labels is None else self.labels[rows],
             self.lasting,
             self.origin,
+            self.widths,
+            self.label_kind,
+            None if self.weights is None else self.weights[rows],
         )
 
 
@@ -108,7 +127,7 @@ def as_names(labels: Any, n: int) -> NDArray[np.str_]:
 def _name(value: Any) -> str:
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value != value:
+    if not isinstance(value, (str, int, float)) or value != value:
         raise LabelError(f"labels must be names or numbers, got {value!r}")
     name = str(value)
     if not name.strip():
@@ -119,7 +138,7 @@ def _name(value: Any) -> str:
 # -- labelled data ------------------------------------------------------------------------------------------
 
 
-def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
+def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataOptions | None = None) -> Samples:
     """Return labelled samples of any accepted source.
 
     Parameters
@@ -131,6 +150,8 @@ def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
         Which part of a source that has two.
     kind : {"image", "text", "features"}, optional
         What the model takes, to tell texts from paths.
+    options : DataOptions, optional
+        How to read a path or name: columns, depth of class folders.
 
     Examples
     --------
@@ -143,7 +164,7 @@ def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
     if isinstance(data, Samples):
         return data
     if isinstance(data, (str, os.PathLike)):
-        data = _open(data)
+        data = _open(data, options or DataOptions())
     if isinstance(data, LabelledItems):
         return _of_reading(data, part)
     if isinstance(data, RawSet):
@@ -152,17 +173,33 @@ def read_labelled(data: Any, part: Part, kind: str | None = None) -> Samples:
         return _of_features(data, part)
     if isinstance(data, tuple) and len(data) == 2:
         samples = read_items(data[0], kind)
-        labels = as_names(data[1], len(samples))
-        return Samples(samples.kind, samples.items, samples.features, labels, samples.lasting)
+        names = as_names(data[1], len(samples))
+        given = data[1].tolist() if hasattr(data[1], "tolist") else data[1]
+        return replace(samples, labels=names, label_kind=kind_of(given))
     raise InputError(
-        "data must be a path, a RawSet, a FeatureSet or a pair (items, labels), "
+        f"{setting('data')} must be a path, a RawSet, a FeatureSet or a pair (items, labels), "
         f"got {type(data).__name__}" + (f" of {len(data)}" if isinstance(data, tuple) else "")
     )
 
 
-def _open(source: str | os.PathLike[str]) -> RawSet | FeatureSet | LabelledItems:
+def _open(source: str | os.PathLike[str], options: DataOptions) -> RawSet | FeatureSet | LabelledItems:
     """Read a source; no test set is drawn, and that of a folder may have classes of its own, to be told apart."""
-    return read_path(source) if os.path.exists(source) else load_data(source, split="none")
+    return read_path(source, options) if is_on_disk(source) else load_data(source, options, split="none")
+
+
+def read_parts(source: str | os.PathLike[str], options: DataOptions | None = None) -> tuple[Samples, Samples | None]:
+    """Return the training part of a source, or all of it, and the test part where it has one.
+
+    Parameters
+    ----------
+    source : str or path-like
+        A path or name as :func:`read_labelled` takes it.
+    options : DataOptions, optional
+        How to read it.
+    """
+    data = _open(source, options or DataOptions())
+    whole = data.test is None if isinstance(data, LabelledItems) else data.whole
+    return read_labelled(data, "train"), None if whole else read_labelled(data, "test")
 
 
 def _of_reading(reading: LabelledItems, part: Part) -> Samples:
@@ -189,14 +226,15 @@ def _of_raw(data: RawSet, part: Part) -> Samples:
 
 
 def _of_features(data: FeatureSet, part: Part) -> Samples:
-    wanted = [name for name in ("train", "test") if part in (name, "all")]
+    wanted = ["train"] if data.whole else [name for name in ("train", "test") if part in (name, "all")]
     X = np.concatenate([getattr(data, f"X_{name}") for name in wanted])
     values = np.concatenate([getattr(data, f"y_{name}") for name in wanted]).tolist()
     known = data.class_names
     labels = [
         known[value] if known and isinstance(value, int) and 0 <= value < len(known) else value for value in values
     ]
-    return Samples("features", features=_widened(X), labels=as_names(labels, len(X)), origin=data.backbone)
+    joined, names = join_blocks(_widened(X), data.widths), as_names(labels, len(X))
+    return Samples("features", features=joined, labels=names, origin=data.backbone, widths=data.widths)
 
 
 def warn_alike(known: NDArray[np.str_], labels: NDArray[np.str_]) -> None:
@@ -354,29 +392,32 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     if isinstance(items, Samples):
         return items
     if isinstance(items, Items):
-        return Samples(items.kind, items, lasting=isinstance(items, ImageFiles))
+        return Samples(items.kind, items, lasting=isinstance(items, (ImageFiles, StoredImages)))
     if isinstance(items, (str, os.PathLike)):
         return _of_name(items, kind)
     if is_pil_image(items):
         return Samples("image", MixedImages((items,)))
     if hasattr(items, "detach"):
         items = items.detach().cpu().numpy()
+        items = channels_last(items) if items.ndim in (3, 4) and kind != "features" else items
     if hasattr(items, "__array__"):
         return _of_array(np.asarray(items), kind)
     if not isinstance(items, Sequence) or isinstance(items, (bytes, bytearray)):
-        raise InputError(f"items must be paths, images, texts or feature vectors, got {type(items).__name__}")
+        raise InputError(
+            f"{setting('items')} must be paths, images, texts or feature vectors, got {type(items).__name__}"
+        )
     return _of_sequence(items, kind)
 
 
-def read_unknown(unknown: Any, kind: str | None, part: Part = "all") -> Samples:
+def read_unknown(unknown: Any, kind: str | None, part: Part = "all", options: DataOptions | None = None) -> Samples:
     """Return samples of data with labels, whole unless a part is wanted, or of what :func:`read_items` takes."""
     if isinstance(unknown, (str, os.PathLike)) and os.path.isdir(unknown):
         try:
-            return read_labelled(unknown, part, kind)
+            return read_labelled(unknown, part, kind, options)
         except InputError:
             return read_items(unknown, kind)  # a folder of images without classes
     labelled = isinstance(unknown, (str, os.PathLike, tuple, RawSet, FeatureSet))
-    return read_labelled(unknown, part, kind) if labelled else read_items(unknown, kind)
+    return read_labelled(unknown, part, kind, options) if labelled else read_items(unknown, kind)
 
 
 def _of_name(name: str | os.PathLike[str], kind: str | None) -> Samples:
@@ -388,7 +429,8 @@ def _of_name(name: str | os.PathLike[str], kind: str | None) -> Samples:
         files = _images_below(path)
         return Samples("image", ImageFiles(path, tuple(files)), lasting=True)
     if path.suffix.lower() in (".npz", ".npy"):
-        return Samples("features", features=_features(_array_file(path)))
+        array, widths = _array_file(path)
+        return Samples("features", features=join_blocks(_features(array), widths), widths=widths)
     if there and path.suffix.lower() in (".txt", *TABLE_SUFFIXES):
         return _of_texts(read_texts(path), lasting=True)
     if kind is None and isinstance(name, str) and not is_image(name):
@@ -397,22 +439,28 @@ def _of_name(name: str | os.PathLike[str], kind: str | None) -> Samples:
 
 
 def _images_below(folder: Path) -> list[str]:
-    names = [name.removeprefix("./") for name in Walk(folder).images(".")]
+    walk = Walk(DiskTree(folder))
+    names = [name.removeprefix("./") for name in walk.images(".")]
+    unread = "; ".join(walk.cautions())
     if not names:
-        raise InputError(f"folder must hold images, got none in {folder}")
+        raise InputError(f"folder must hold images, got none in {folder}" + (f"; {unread}" if unread else ""))
+    if unread:
+        warnings.warn(f"folder {str(folder)!r} can be used but: {unread}", DataWarning, stacklevel=2)
     return names
 
 
-def _array_file(path: Path) -> NDArray[Any]:
+def _array_file(path: Path) -> tuple[NDArray[Any], tuple[int, ...]]:
+    """Return the features of a file, and the widths of their blocks where the file states them."""
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
-            return loaded
+            return loaded, ()
         with loaded:
             key = next((name for name in ("X", "X_test") if name in loaded), None)
             if key is None:
                 raise InputError(f"{path} must hold an array X or X_test, got {sorted(loaded)[:5]}")
-            return np.asarray(loaded[key])
+            array = np.asarray(loaded[key])
+            return array, stated_widths(str(loaded["evergrow"]) if "evergrow" in loaded else "{}", array)
     except FileNotFoundError as error:
         raise DatasetNotFoundError(f"file must exist, got {path}") from error
     except InputError:
@@ -434,13 +482,13 @@ def _of_paths(paths: Sequence[str | os.PathLike[str]]) -> Samples:
 
 def _of_texts(texts: Sequence[str], *, lasting: bool = False) -> Samples:
     if not texts:
-        raise InputError("items must hold at least one item, got none")
+        raise InputError(f"{setting('items')} must hold at least one item, got none")
     return Samples("text", Texts(tuple(texts)), lasting=lasting)
 
 
 def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
     if len(items) == 0:
-        raise InputError("items must hold at least one item, got none")
+        raise InputError(f"{setting('items')} must hold at least one item, got none")
     if all(isinstance(item, (str, os.PathLike)) for item in items):
         return _of_strings(items, kind)
     if all(is_pil_image(item) or _is_pixels(item) for item in items) and kind != "features":
@@ -449,7 +497,9 @@ def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
         array = np.asarray(items, dtype=np.float64)
     except (TypeError, ValueError):
         kinds = ", ".join(sorted({type(item).__name__ for item in items})[:5])
-        raise InputError(f"items must all be paths, images, texts or feature vectors, got {kinds}") from None
+        raise InputError(
+            f"{setting('items')} must all be paths, images, texts or feature vectors, got {kinds}"
+        ) from None
     return Samples("features", features=_features(array))
 
 
@@ -462,13 +512,47 @@ def _of_strings(items: Sequence[Any], kind: str | None) -> Samples:
     return _of_texts(items)
 
 
+def channels_last(array: NDArray[Any]) -> NDArray[Any]:
+    """Return images of a tensor, channels first and of bytes or floats from 0 to 1, as bytes with the channels last.
+
+    Parameters
+    ----------
+    array : ndarray of shape (3, h, w) or (n, 3, h, w)
+        One image or several; one channel does as well. What has its channels last already only becomes bytes.
+
+    Raises
+    ------
+    InputError
+        If floats lie outside of 0 to 1, as those of normalised images do.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.learner.intake import channels_last
+    >>> channels_last(np.full((3, 4, 5), 0.2, np.float32))[0, 0].tolist()
+    [51, 51, 51]
+    """
+    if array.dtype.kind == "f":
+        low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+        if not 0.0 <= low <= high <= 1.0:
+            raise InputError(
+                f"images of floats must lie between 0 and 1, got {low:.3g} to {high:.3g}: leave out the "
+                "normalisation, which the backbone brings along"
+            )
+        array = np.rint(array * 255.0).astype(np.uint8)
+    if array.dtype == np.uint8 and array.shape[-3] in (1, 3) and array.shape[-1] not in (1, 3, 4):
+        array = np.moveaxis(array, -3, -1)
+        array = array[..., 0] if array.shape[-1] == 1 else array
+    return np.ascontiguousarray(array)
+
+
 def _is_pixels(item: Any) -> bool:
     return isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3)
 
 
 def _of_array(array: NDArray[Any], kind: str | None) -> Samples:
     if array.size == 0:
-        raise InputError(f"items must hold at least one item, got an array of shape {array.shape}")
+        raise InputError(f"{setting('items')} must hold at least one item, got an array of shape {array.shape}")
     if array.dtype.kind in "UO":
         return _of_sequence(array.tolist(), kind)
     if array.dtype != np.uint8 or kind == "features":

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import itertools
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,16 @@ from evergrow.core.errors import (
     NotFittedError,
     UnlearnError,
 )
+from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_number
+from evergrow.core.wording import action, setting
 from evergrow.heads.base import IncrementalClassifier
+from evergrow.heads.estimator import Estimator
+from evergrow.learner.answering import Answering
 from evergrow.learner.answers import Answers
-from evergrow.learner.calibration import FALSE_ALARM, Calibration, calibrated, with_new_classes
-from evergrow.learner.changes import Change, fingerprint, fingerprints
+from evergrow.learner.calibration import FALSE_ALARM
+from evergrow.learner.changes import Change, fingerprints
+from evergrow.learner.chunks import check_whole, is_stream, labelled_chunks, read_chunks
 from evergrow.learner.edits import (
     check_relabelling,
     read_movable,
@@ -37,22 +42,34 @@ from evergrow.learner.edits import (
     with_merged_classes,
 )
 from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
-from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
-from evergrow.learner.intake import Samples, read_items, read_labelled, read_unknown, warn_alike, warn_few
+from evergrow.learner.evaluation import Compared, Evaluation, evaluate_predictions, kept_answers, open_world
+from evergrow.learner.intake import Samples, read_items, read_unknown, warn_alike, warn_few
+from evergrow.learner.labels import announced_names, as_labels, check_announced, column_order, settled_kind
+from evergrow.learner.learning import Block, Learned, first_block, gathered, next_block
 from evergrow.learner.merging import merged
 from evergrow.learner.recipe import HeadRecipe
 from evergrow.learner.snapshot import Snapshot, counted, describe, read_snapshot
+from evergrow.learner.summaries import Measured, html_of, text_of
 
 if TYPE_CHECKING:
     from evergrow.backbones.base import BackboneSpec
     from evergrow.training.settings import FsaConfig
 
 
-class Learner:
+NOTHING: NDArray[np.str_] = np.empty(0, dtype=np.str_)
+"""The classes of a model that has learned nothing."""
+
+
+_KEPT_AS = {"features": "recipe"}
+"""Arguments that are kept under another name: the method of that name gives feature vectors."""
+
+
+class Learner(Estimator):
     """A classifier for images, texts or feature vectors that keeps learning new classes.
 
     A frozen backbone turns samples into feature vectors and a head learns from these, exactly as if it saw
-    everything at once. Nothing of a sample is kept. Whatever fails leaves the learner as it was.
+    everything at once. Nothing of a sample is kept. Whatever fails leaves the learner as it was. scikit-learn's tools
+    take it for a classifier: it can be cloned, searched over and put at the end of a pipeline.
 
     Parameters
     ----------
@@ -70,6 +87,11 @@ class Learner:
         :class:`~evergrow.training.FsaConfig` (or its plain form) says it all.
     settings : {"recommended", "paper"}
         Settings of the head: those for users, where the method has such, or its own defaults.
+    features : {"auto", "final", "rich", "max"} or sequence of str
+        What feature vectors are made of: the network's own vector (``"final"``), blocks from several depths of the
+        same pass by name, or blocks such as ``["final", "mean@-2"]``; see :mod:`evergrow.backbones.recipes`.
+        ``"auto"`` keeps the recipe of a backbone that has one; elsewhere it is ``"rich"`` with the recommended
+        settings, where the network's depths are known, and ``"final"`` with the paper's.
     options : dict, optional
         Options of the head to set otherwise; see :func:`evergrow.methods.method_options`.
     weights, preset : optional
@@ -85,9 +107,11 @@ class Learner:
 
     Attributes
     ----------
-    classes_ : ndarray of str
-        Classes learned, sorted.
-    n_samples_ : dict of str to int
+    classes_ : ndarray
+        Classes learned, sorted, of the kind that they came as: names, integers or booleans.
+    class_names_ : ndarray of str
+        Their names.
+    n_samples_ : dict of label to int
         Samples learned of each.
     history_ : list of Change
         All changes so far.
@@ -97,15 +121,14 @@ class Learner:
     Examples
     --------
     >>> from sklearn.datasets import load_digits
-    >>> from evergrow.learner.learner import Learner
+    >>> from evergrow import Learner
     >>> X, y = load_digits(return_X_y=True)
     >>> old, new = y < 5, y >= 5
     >>> learner = Learner(options={"n_units": 200})
-    >>> _ = learner.fit((X[old][:600], y[old][:600])).partial_fit((X[new][:600], y[new][:600]))
+    >>> _ = learner.fit(X[old][:600], y[old][:600]).partial_fit(X[new][:600], y[new][:600])
     >>> learner.classes_.tolist()
-    ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
-    >>> result = learner.evaluate((X[1400:], y[1400:]))
-    >>> result.accuracy > 0.9
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    >>> learner.score(X[1400:], y[1400:]) > 0.9
     True
     """
 
@@ -116,6 +139,7 @@ class Learner:
         adapt: Any = None,
         *,
         settings: str = "recommended",
+        features: Any = "auto",
         options: dict[str, Any] | None = None,
         weights: str | os.PathLike[str] | None = None,
         preset: Any = "timm",
@@ -128,6 +152,7 @@ class Learner:
         self.method = method
         self.adapt = adapt
         self.settings = settings
+        self.recipe = features  # the method of that name gives feature vectors
         self.options = options
         self.weights = weights
         self.preset = preset
@@ -139,15 +164,29 @@ class Learner:
 
     # -- learning -------------------------------------------------------------------------------------------
 
-    def fit(self, data: Any, *, checkpoint: str | os.PathLike[str] | None = None) -> Self:
+    def fit(
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> Self:
         """Forget everything and learn.
 
         Parameters
         ----------
-        data : path-like, RawSet, FeatureSet or (items, labels)
-            Folders, tables and files as :func:`evergrow.datasets.load_data` takes them, or items with labels: paths,
-            PIL images, uint8 arrays, texts or a matrix of features. Of sources with a training and a test part the
-            training part is learned; others are learned whole. Labels become class names.
+        data : path-like, RawSet, FeatureSet, (items, labels), items, iterator, Dataset or DataLoader
+            Folders, tables and files as :func:`evergrow.datasets.load_data` takes them; items with labels, as one pair
+            or with the labels in ``y``: paths, PIL images, uint8 arrays, texts or a matrix of features; or samples that
+            come one after the other, as pairs or batches of pairs: a generator, a torch dataset or loader. Of sources
+            with a training and a test part the training part is learned; others are learned whole. Streams are read
+            once and held in part only; the layer is made from their first 20,000 samples.
+        y : array-like of shape (n,), optional
+            Labels of ``data``: names, integers or booleans. Answers are of the same kind.
+        sample_weight : array-like of shape (n,), optional
+            How many samples each counts for: 2 is as if it came twice, 0 as if it had not come. ``n_samples_`` goes on
+            counting samples. Asks for a method that takes weights (``learner.head_.takes_weights``).
         checkpoint : path-like, optional
             File that is written after every epoch of ``adapt``. If the training is interrupted, the same call goes on
             after the last epoch in it, to the same numbers. It is left there when all is done, and then of no more use.
@@ -160,73 +199,119 @@ class Learner:
         ------
         CheckpointError
             If the checkpoint is of another training: other images, labels, settings, seed or backbone.
+        LabelError
+            If labels are missing, too many or of several kinds.
+        UnsupportedError
+            If the method takes no weights, and they are not all one.
 
         Warns
         -----
         FewSamplesWarning
             Where classes have fewer than ten samples, and fewer than a fifth of what the others have.
         """
-        head, config = self._new_head(), self._adaptation_config()
+        return self._fit(data, y, sample_weight, checkpoint, None)
+
+    def _fit(self, data: Any, y: Any, sample_weight: Any, checkpoint: Any, announced: tuple[str, ...] | None) -> Self:
+        trial = self._new_head()  # wrong options are refused before anything is read
+        config = self._adaptation_config()
         kept = checkpoint_file(checkpoint, config)
-        samples = read_labelled(data, "train", self._open_encoder().kind)
+        chunks = labelled_chunks(data, y, sample_weight, "train", self._open_encoder().kind)
+        first = next(chunks)
+        if first.weights is not None:
+            trial.require_weights()
         if config is not None:
-            check_images(samples)
-        encoder = self._open_encoder().begun(samples)
+            check_images(first)
+            check_whole(data)
+        encoder = self._open_encoder().begun(first)
         if config is not None:
-            encoder, samples = self._adapted(encoder, samples, config, kept)
-        X, labels = self._features_and_labels(samples, encoder)
-        counts = counted({}, labels)
-        warn_alike(np.empty(0, dtype=np.str_), labels)
-        warn_few({}, counts)
-        head.fit(X, labels).settle()
-        calibration = self._calibrated(Calibration(), head, X, labels)
-        change = Change.now("fit", len(labels), np.unique(labels).tolist(), data=[fingerprint(X, labels)])
+            encoder, first = self._adapted(encoder, first, config, kept)
+        blocks = self._blocks(itertools.chain([first], chunks), encoder)
+        block, head = next(blocks), self._new_head(encoder.widths)
+        check_announced(announced, block.labels)
+        kind = settled_kind(None, block.label_kind, block.labels, NOTHING)
+        warn_alike(NOTHING, block.labels)
+        learned = first_block(head, block, self._seed())
+        for block in blocks:
+            check_announced(announced, block.labels)
+            kind = settled_kind(kind, block.label_kind, block.labels, np.asarray(head.classes_))
+            learned = next_block(learned, block, self._seed())
+        warn_few({}, learned.counts)
         before = self._snapshot_or_none()  # numbers of revisions go on, so that each stands for one state
+        change = learned.change("fit", NOTHING)
         self._encoder = encoder
         self._snapshot = Snapshot(
-            head,
+            learned.head,
             encoder.spec,
-            counts,
-            calibration,
+            learned.counts,
+            learned.calibration,
             (change.numbered(1 if before is None else before.revision + 1),),
             reason=encoder.reason,
             seed=self._seed(),
             adaptation=encoder.adaptation,
+            label_kind=kind,
+            announced=announced,
+            widths=encoder.widths if encoder.spec is None else (),
         )
         return self
 
-    def partial_fit(self, data: Any) -> Self:
+    def partial_fit(self, data: Any, y: Any = None, *, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn more: new classes, old ones or both. The first call is the same as :meth:`fit`.
 
         Parameters
         ----------
-        data : path-like, RawSet, FeatureSet or (items, labels)
+        data : path-like, RawSet, FeatureSet, (items, labels), items, iterator, Dataset or DataLoader
             As for :meth:`fit`. No earlier data is needed.
+        y : array-like of shape (n,), optional
+            Labels of ``data``, of the kind that was learned before.
+        classes : array-like, optional
+            All classes that will ever come. Others are refused, now and in later calls, until more are announced; the
+            model file remembers them. Not needed: without it any class may come at any time.
+        sample_weight : array-like of shape (n,), optional
+            As for :meth:`fit`.
 
         Returns
         -------
         self
+
+        Raises
+        ------
+        LabelError
+            If a label is of another kind than before, or not among the announced classes.
 
         Warns
         -----
         FewSamplesWarning
             As for :meth:`fit`, where a class becomes one of those; later batches do not repeat it.
         """
-        if self._snapshot_or_none() is None:
-            return self.fit(data)
-        now, encoder = self._state(), self._encoder
-        X, labels = self._features_and_labels(read_labelled(data, "train", encoder.kind), encoder)
-        counts = counted(now.counts, labels)
-        warn_alike(now.classes, labels)
-        warn_few(now.counts, counts)
-        calibration = with_new_classes(now.calibration, now.head, X, labels)
-        head = now.head.branch() if now.head.can("branch") else now.head
-        head.partial_fit(X, labels)  # of other methods the last step that can fail, and it fails whole
-        head.settle(cheap_only=True)
-        calibration = self._calibrated(calibration, head, X, labels)
-        new = np.setdiff1d(labels, now.classes).tolist()
-        change = Change.now("update", len(labels), new, data=fingerprints(X, labels, now.history))
-        self._snapshot = now.after(change, head=head, counts=counts, calibration=calibration)
+        now = self._snapshot_or_none()
+        announced = announced_names(classes, now)
+        if now is None:
+            return self._fit(data, y, sample_weight, None, announced)
+        encoder = self._encoder
+        chunks = labelled_chunks(data, y, sample_weight, "train", encoder.kind)
+        first = next(chunks)
+        if first.weights is not None:
+            now.head.require_weights()
+        blocks = self._blocks(itertools.chain([first], chunks), encoder)
+        stream = is_stream(data)
+        # A stream may fail after its first block: other methods are then copied whole, and learn on the copy.
+        head = now.head.branch() if now.head.can("branch") or stream else now.head
+        learned, kind = Learned(head, now.counts, now.calibration, history=now.history), now.label_kind
+        for block in blocks:
+            known = np.asarray(head.classes_, dtype=np.str_)
+            check_announced(announced, block.labels)
+            kind = settled_kind(kind if len(known) else None, block.label_kind, block.labels, known)
+            warn_alike(known, block.labels)
+            warn_few(learned.counts, counted(learned.counts, block.labels))
+            learned = next_block(learned, block, self._seed())
+        self._snapshot = now.after(
+            learned.change("update", now.classes),
+            head=learned.head,
+            counts=learned.counts,
+            calibration=learned.calibration,
+            label_kind=kind,
+            announced=announced,
+        )
         return self
 
     def settle(self) -> Self:
@@ -238,31 +323,24 @@ class Learner:
         self._state().head.settle()
         return self
 
-    def _calibrated(
-        self, before: Calibration, head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[np.str_]
-    ) -> Calibration:
-        """Return the calibration with a batch that a head has just learned, and let the head answer by it."""
-        if not head.can("novelty"):
-            return before
-        calibration = calibrated(before, head, X, labels, self._seed())
-        calibration.apply(head)
-        return calibration
-
     # -- answering ------------------------------------------------------------------------------------------
 
-    def predict(self, items: Any) -> NDArray[np.str_]:
+    def predict(self, items: Any) -> NDArray[Any]:
         """Return the most likely class of every item.
 
         Parameters
         ----------
         items : object
-            A path or paths, a folder of images, PIL images, uint8 arrays, texts or features.
+            A path or paths, a folder of images, PIL images, uint8 arrays, texts or features; or a generator, a torch
+            dataset or loader of such, whose labels are passed over.
 
         Returns
         -------
-        ndarray of str of shape (n,)
+        ndarray of shape (n,)
+            Labels of the kind that was learned: names, integers or booleans.
         """
-        return np.asarray(self._state().head.predict(self._answerable(items)), dtype=np.str_)
+        names = self._asked(items, self._answers_to)
+        return as_labels(names.tolist(), self._state().label_kind)
 
     def decision_function(self, items: Any) -> NDArray[np.float64]:
         """Return the score of every class, always one column per entry of ``classes_``; larger means more likely.
@@ -272,7 +350,7 @@ class Learner:
         items : object
             As for :meth:`predict`.
         """
-        return self._state().head.class_scores(self._answerable(items))
+        return self._by_class(self._asked(items, self._state().head.class_scores))
 
     def predict_proba(self, items: Any) -> NDArray[np.float64]:
         """Return class probabilities; columns follow ``classes_``.
@@ -282,7 +360,8 @@ class Learner:
         items : object
             As for :meth:`predict`.
         """
-        return np.asarray(self._able("probabilities").predict_proba(self._answerable(items)))
+        self._able("probabilities")
+        return self._by_class(self._asked(items, self._probabilities))
 
     def novelty_score(self, items: Any) -> NDArray[np.float64]:
         """Return how unlike anything learned each item is; higher means more novel.
@@ -292,7 +371,7 @@ class Learner:
         items : object
             As for :meth:`predict`.
         """
-        return np.asarray(self._able("novelty").novelty_score(self._answerable(items)))
+        return self._asked(items, self._able("novelty").novelty_score)
 
     def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
         """Return the novelty above which something is unknown.
@@ -335,6 +414,12 @@ class Learner:
         now = self._state()
         if isinstance(items, Features):
             return items
+        if is_stream(items):
+            chunks = [self._encoded(samples, self._encoder) for samples in self._item_chunks(items)]
+            starts = np.cumsum([0, *(len(part) + len(part.failures) for part in chunks)])
+            rows = np.concatenate([part.rows + start for part, start in zip(chunks, starts[:-1], strict=True)])
+            failures = tuple(failure for part in chunks for failure in part.failures)
+            return Features(np.concatenate([part.X for part in chunks]), rows, failures)
         samples = read_items(items, self._encoder.kind)
         if samples.features is not None:  # a backbone answers for its own
             _check_width(samples.features, now.head.n_features_in_)
@@ -357,26 +442,43 @@ class Learner:
         threshold = None if false_alarm is None else self.threshold(false_alarm)
         head, features = self._state().head, self.features(items)
         able = head.can("probabilities")
-        values = head.predict_proba(features.X) if able else head.class_scores(features.X)
+        values = self._probabilities(features.X) if able else head.class_scores(features.X)
         names, measure = np.asarray(head.classes_, dtype=np.str_), "probability" if able else "score"
-        answers = Answers(names, values, measure, features.rows, features.failures)
+        answering = self._state().answering
+        chosen = None if answering.is_plain else answering.choose(values, names.tolist())
+        answers = Answers(names, values, measure, features.rows, features.failures, chosen=chosen)
         if threshold is None:
             return answers
         novelty = head.novelty_score(features.X)
-        return dataclasses.replace(answers, novelty=novelty, unknown=~(novelty <= threshold))  # NaN is not known
+        unknown = ~(novelty <= threshold)  # NaN is not known
+        return dataclasses.replace(
+            answers, novelty=novelty, unknown=unknown, threshold=np.full(len(novelty), threshold)
+        )
 
-    def evaluate(self, data: Any, *, unknown: Any = None, false_alarm: float = FALSE_ALARM) -> Evaluation:
+    def evaluate(
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        unknown: Any = None,
+        false_alarm: float = FALSE_ALARM,
+        keep_samples: bool = False,
+    ) -> Evaluation:
         """Compare answers with labels.
 
         Parameters
         ----------
-        data : path-like, RawSet, FeatureSet or (items, labels)
+        data : path-like, RawSet, FeatureSet, (items, labels), items, iterator, Dataset or DataLoader
             Labelled data; of sources with two parts the test part. Samples of classes that the model does not know are
-            counted apart and serve as unknown ones.
+            counted apart and serve as unknown ones. Labels are compared by their names, whatever their kind.
+        y : array-like of shape (n,), optional
+            Labels of ``data``.
         unknown : path-like, RawSet, FeatureSet, (items, labels) or items, optional
             More things that the model does not know; of labelled data only classes that were not learned count.
         false_alarm : float
             Share of false alarms that the threshold is for.
+        keep_samples : bool
+            Whether to keep what was answered about each sample, with its certainty and novelty.
 
         Returns
         -------
@@ -386,21 +488,67 @@ class Learner:
         started, now = time.perf_counter(), self._state()
         if unknown is not None:
             self.threshold(false_alarm)  # raises where there is none, before any work is done
-        samples = read_labelled(data, "test", self._encoder.kind)
-        encoded = self._encoded(samples, self._encoder)
-        labels = samples.required_labels()[encoded.rows]
-        result = evaluate_predictions(labels.tolist(), now.head.predict(encoded.X).tolist(), now.classes.tolist())
-        known = np.isin(labels, now.classes)
-        strange = [encoded.X[~known]] if not known.all() else []
-        if unknown is not None:
-            strange.append(self._unknown_features(unknown))
-        compared = None
-        if strange and known.any() and now.head.can("novelty") and now.calibration.n:
-            scores = [now.head.novelty_score(X) for X in (encoded.X[known], np.concatenate(strange))]
-            compared = open_world(scores[0], scores[1], self.threshold(false_alarm), false_alarm)
-        left_out = tuple(name for name, _ in encoded.failures)
+        opens = now.head.can("novelty") and bool(now.calibration.n)
+        asked = [
+            self._compared(samples, opens=opens, keep=keep_samples)
+            for samples in labelled_chunks(data, y, None, "test", self._encoder.kind)
+        ]
+        labels = np.concatenate([part.labels for part in asked])
+        answers = np.concatenate([part.answers for part in asked])
+        result = evaluate_predictions(labels.tolist(), answers.tolist(), now.classes.tolist())
+        known, novelty = np.isin(labels, now.classes), np.concatenate([part.novelty for part in asked])
+        compared, kept, others = None, None, np.empty(0)
+        if opens:
+            if unknown is not None:
+                others = now.head.novelty_score(self._unknown_features(unknown))
+            strange = np.concatenate([novelty[~known], others])
+            if known.any() and len(strange):
+                compared = open_world(novelty[known], strange, self.threshold(false_alarm), false_alarm)
+        if keep_samples:
+            kept = kept_answers(asked)
+            if opens:
+                threshold = self.threshold(false_alarm)
+                kept = dataclasses.replace(kept, novelty=novelty, strange=others, threshold=threshold)
+        left_out = tuple(name for part in asked for name in part.left_out)
         seconds = time.perf_counter() - started
-        return dataclasses.replace(result, seconds=seconds, left_out=left_out, unknown=compared)
+        if result.n_known:
+            self._measured = Measured(result.accuracy, result.n_known, now.revision)
+        return dataclasses.replace(result, seconds=seconds, left_out=left_out, unknown=compared, samples=kept)
+
+    def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the share of right answers; samples of classes that were never learned count as wrong.
+
+        Parameters
+        ----------
+        data, y
+            As for :meth:`evaluate`.
+        sample_weight : array-like of shape (n,), optional
+            What each sample counts for.
+        """
+        right, weights = [], []
+        for samples in labelled_chunks(data, y, sample_weight, "test", self._encoder_of_state().kind):
+            part = self._compared(samples, opens=False, on_error="raise")
+            right.append(part.labels == part.answers)
+            weights.append(np.ones(len(samples)) if samples.weights is None else samples.weights)
+        found = np.concatenate(right)
+        accuracy = float(np.average(found, weights=np.concatenate(weights)))
+        self._measured = Measured(accuracy, len(found), self.revision_)
+        return accuracy
+
+    def _compared(self, samples: Samples, *, opens: bool, keep: bool = False, on_error: str | None = None) -> Compared:
+        """Return labels and answers of samples, with ``opens`` their novelty, with ``keep`` all there is to show."""
+        now = self._state()
+        encoded = self._encoded(samples, self._encoder, on_error=on_error)
+        labels, answers = samples.required_labels()[encoded.rows], self._answers_to(encoded.X)
+        novelty = now.head.novelty_score(encoded.X) if opens else np.empty(0)
+        left_out = tuple(name for name, _ in encoded.failures)
+        if not keep:
+            return Compared(labels, answers, novelty, left_out)
+        certainty = None
+        if now.head.can("probabilities"):
+            columns = np.searchsorted(now.classes, answers)
+            certainty = np.take_along_axis(self._probabilities(encoded.X), columns[:, None], axis=1)[:, 0]
+        return Compared(labels, answers, novelty, left_out, samples.items, encoded.rows, len(samples), certainty)
 
     def _unknown_features(self, unknown: Any) -> NDArray[Any]:
         """Return features of what the model does not know, out of data with or without labels."""
@@ -409,18 +557,20 @@ class Learner:
         if samples.labels is not None:
             rows = np.flatnonzero(~np.isin(samples.labels, now.classes))
             if not len(rows):
-                raise InputError("unknown must hold classes that the model does not know, got none but known ones")
+                raise InputError(
+                    f"{setting('unknown')} must hold classes that the model does not know, got none but known ones"
+                )
             samples = samples.take(rows)
         return self._encoded(samples, self._encoder).X
 
     # -- exact edits ----------------------------------------------------------------------------------------
 
-    def forget_classes(self, names: str | Iterable[Any]) -> Self:
+    def forget_classes(self, names: str | int | Iterable[Any]) -> Self:
         """Remove whole classes: they are never predicted again. Needs no data and no backbone.
 
         Parameters
         ----------
-        names : str or iterable of str
+        names : label or iterable of labels
             Classes to forget.
 
         Raises
@@ -429,7 +579,7 @@ class Learner:
             If a class was never learned.
         """
         head, now = self._able("forget"), self._state()
-        wanted = [names] if isinstance(names, str) else [str(name) for name in names]
+        wanted = [str(name) for name in ([names] if isinstance(names, (str, int)) else names)]
         self._require_known(wanted)
         gone = sorted(set(wanted))
         twin = head.branch().forget_classes(gone)
@@ -438,32 +588,35 @@ class Learner:
         self._snapshot = now.after(Change.now("forget", samples, gone), head=twin, counts=counts)
         return self
 
-    def unlearn(self, data: Any) -> Self:
+    def unlearn(self, data: Any, y: Any = None, *, sample_weight: Any = None) -> Self:
         """Take samples out again: the learner then equals one that never saw them.
 
         Parameters
         ----------
-        data : path-like, RawSet, FeatureSet or (items, labels)
+        data : path-like, RawSet, FeatureSet, (items, labels), items, iterator, Dataset or DataLoader
             Samples with the labels they were learned with; of sources with two parts the training part.
+        y : array-like of shape (n,), optional
+            Labels of ``data``.
+        sample_weight : array-like of shape (n,), optional
+            The weights they were learned with.
 
         Raises
         ------
         UnlearnError
-            If they were never learned.
+            If they were never learned, or with other weights.
         """
         head, now = self._able("unlearn"), self._state()
-        X, labels = self._features_and_labels(read_labelled(data, "train", self._encoder.kind), self._encoder)
-        self._require_known(labels.tolist())
-        counts = {name: n - int((labels == name).sum()) for name, n in now.counts.items()}
-        short = sorted(name for name, n in counts.items() if n < 0)
-        if short:
-            raise UnlearnError(
-                f"no more samples of a class can be unlearned than were learned, got {-counts[short[0]]} too many of "
-                f"{short[0]!r}"
-            )
-        twin = head.branch().unlearn(X, labels)
+        chunks = labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
+        data_seen: list[str] = []
+        twin, counts, samples = head.branch(), dict(now.counts), 0
+        for block in self._blocks(chunks, self._encoder):
+            self._require_known(block.labels.tolist())
+            counts = _less(counts, block.labels)
+            twin.unlearn(block.X, block.labels, sample_weight=block.weights)
+            data_seen += fingerprints(block.X, block.labels, now.history, block.weights)
+            samples += len(block.labels)
         gone = sorted(name for name, n in counts.items() if n == 0)
-        change = Change.now("unlearn", len(labels), gone, data=fingerprints(X, labels, now.history))
+        change = Change.now("unlearn", samples, gone, data=data_seen)
         kept = {name: n for name, n in counts.items() if n}
         self._snapshot = now.after(change, head=twin, counts=kept)
         return self
@@ -539,6 +692,46 @@ class Learner:
         self._snapshot = with_merged_classes(self._state(), names, into)
         return self
 
+    def set_answering(self, *, prior: Any = None, costs: Any = None, thresholds: Any = None) -> Self:
+        """Say how answers follow from probabilities: how common classes are, what mistakes cost, how sure one must be.
+
+        All three are set at once; what is left out is as it was learned. Nothing is learned or forgotten by it, and
+        ``predict``, ``predict_proba`` (the prior), ``ask`` and ``evaluate`` follow it from now on.
+
+        Parameters
+        ----------
+        prior : {"learned", "uniform", "counts"} or mapping of str to float, optional
+            How common classes are among what is asked about: as the probabilities assume, all alike, as among the
+            samples that were learned, or by weights; classes that these do not name have the mean weight.
+        costs : mapping of str to mapping of str to float, optional
+            ``costs[true][answer]`` where it is neither 0 for the right answer nor 1 for another; the answer is the one
+            of least expected cost.
+        thresholds : mapping of str to float, optional
+            Probability from which a class is the answer, whatever is likelier, and below which it never is.
+
+        Raises
+        ------
+        LabelError
+            If a class is named that was never learned.
+        UnsupportedError
+            If the method gives no probabilities.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow.learner.learner import Learner
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
+        >>> learner = Learner(options={"n_units": 20}).fit((X, y))
+        >>> before = (learner.predict(X) == "owl").sum()
+        >>> bool((learner.set_answering(thresholds={"owl": 0.02}).predict(X) == "owl").sum() > before)
+        True
+        """
+        self._able("probabilities")
+        now = self._state()
+        answering = Answering.checked(now.counts, prior, costs, thresholds)
+        self._snapshot = now.after(Change.now("answering", 0, note=answering.summary()), answering=answering)
+        return self
+
     def relabel(self, data: Any, source: Any, target: Any) -> Self:
         """Take samples out of one class and into another, exactly as if they had been learned as the second.
 
@@ -590,7 +783,15 @@ class Learner:
         head, now = self._able("spawn"), self._state()
         child = self._twin()
         child._snapshot = Snapshot(
-            head.spawn(), now.spec, {}, reason=now.reason, seed=now.seed, adaptation=now.adaptation
+            head.spawn(),
+            now.spec,
+            {},
+            reason=now.reason,
+            seed=now.seed,
+            adaptation=now.adaptation,
+            label_kind=now.label_kind,
+            announced=now.announced,
+            widths=now.widths,
         )
         return child
 
@@ -627,7 +828,7 @@ class Learner:
         Parameters
         ----------
         path : path-like
-            Where to, by custom ending in ``.evg``.
+            Where to, such as ``birds.evg``.
         """
         write_archive(path, self.to_archive())
 
@@ -707,13 +908,14 @@ class Learner:
             method=recipe.method,
             adapt=None if snapshot.adaptation is None else snapshot.adaptation.config,
             settings=recipe.settings,
+            features=_recipe_of(snapshot.spec),
             options=dict(recipe.options or {}) or None,
             weights=weights,
             device="auto" if device is None else device,
             cache=cache,
             extract=extract,
         )
-        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.adaptation)
+        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.adaptation, snapshot.widths)
         learner._snapshot = snapshot
         return learner
 
@@ -730,13 +932,25 @@ class Learner:
     # -- state ----------------------------------------------------------------------------------------------
 
     @property
-    def classes_(self) -> NDArray[np.str_]:
-        """Classes learned, sorted."""
+    def classes_(self) -> NDArray[Any]:
+        """Classes learned, sorted, of the kind that they came as."""
+        now = self._state()
+        return np.sort(as_labels(now.classes.tolist(), now.label_kind))
+
+    @property
+    def class_names_(self) -> NDArray[np.str_]:
+        """Names of the classes, sorted as names, whatever kind their labels are of."""
         return self._state().classes
 
     @property
-    def n_samples_(self) -> dict[str, int]:
-        """Samples learned of each class."""
+    def n_samples_(self) -> dict[Any, int]:
+        """Samples learned of each class, whatever they count for."""
+        counts = self._state().counts
+        return {label: counts[str(label)] for label in self.classes_.tolist()}
+
+    @property
+    def samples_by_name_(self) -> dict[str, int]:
+        """Samples learned of each class, by name."""
         return dict(self._state().counts)
 
     @property
@@ -768,13 +982,45 @@ class Learner:
         """Return the backbone, loading it if need be; None where samples are features."""
         return None if self._state().spec is None else self._encoder.backbone()
 
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the constructor's arguments by name."""
+        return {name: getattr(self, _KEPT_AS.get(name, name)) for name in self._param_names()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Set constructor arguments by name, for the next :meth:`fit`; unknown ones are refused."""
+        check_keys(params, self._param_names(), "parameter of Learner")
+        for name, value in params.items():
+            setattr(self, _KEPT_AS.get(name, name), value)
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._snapshot_or_none() is not None
+
+    def __repr__(self) -> str:
+        return text_of(self._info_or_none(), self.method, getattr(self, "_measured", None))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: classes and counts, the latest changes, and accuracy where it was measured."""
+        return html_of(self._info_or_none(), self.method, getattr(self, "_measured", None))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
+    def _info_or_none(self) -> dict[str, Any] | None:
+        return None if self._snapshot_or_none() is None else self.info()
+
+    @property
+    def answering_(self) -> Answering:
+        """How answers follow from probabilities."""
+        return self._state().answering
+
     def _snapshot_or_none(self) -> Snapshot | None:
         return getattr(self, "_snapshot", None)
 
     def _state(self) -> Snapshot:
         now = self._snapshot_or_none()
         if now is None:
-            raise NotFittedError("this Learner must learn something first: call fit or partial_fit")
+            raise NotFittedError(f"this Learner must learn something first: call {action('fit')}")
         return now
 
     def _able(self, ability: str) -> IncrementalClassifier:
@@ -792,8 +1038,8 @@ class Learner:
 
     # -- making parts ---------------------------------------------------------------------------------------
 
-    def _new_head(self) -> IncrementalClassifier:
-        return self._recipe().create(device=self.device, random_state=self.random_state)
+    def _new_head(self, widths: tuple[int, ...] = ()) -> IncrementalClassifier:
+        return self._recipe().create(device=self.device, random_state=self.random_state, widths=widths)
 
     def _adaptation_config(self) -> FsaConfig | None:
         if self.adapt is None:  # asked first: what trains takes time to import
@@ -806,7 +1052,14 @@ class Learner:
         return HeadRecipe(self.method, self.settings, self.options)
 
     def _open_encoder(self) -> Encoder:
-        return Encoder(self.backbone, weights=self.weights, preset=self.preset, device=self.device)
+        return Encoder(
+            self.backbone,
+            weights=self.weights,
+            preset=self.preset,
+            device=self.device,
+            recipe=self.recipe,
+            automatic="auto" if self.settings == "recommended" else "final",
+        )
 
     def _adapted(
         self, encoder: Encoder, samples: Samples, config: FsaConfig, checkpoint: Path | None
@@ -821,8 +1074,7 @@ class Learner:
 
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""
-        names = list(inspect.signature(type(self).__init__).parameters)[1:]
-        twin = type(self)(**{name: getattr(self, name) for name in names})
+        twin = type(self)(**self.get_params())
         twin._encoder = self._encoder
         return twin
 
@@ -838,20 +1090,75 @@ class Learner:
             _check_width(encoded.X, width)
         return encoded
 
-    def _features_and_labels(self, samples: Samples, encoder: Encoder) -> tuple[NDArray[Any], NDArray[np.str_]]:
-        encoded = self._whole_classes(samples, encoder)
-        return encoded.X, samples.required_labels()[encoded.rows]
+    def _blocks(self, chunks: Iterable[Samples], encoder: Encoder) -> Iterator[Block]:
+        """Yield labelled samples as features, in blocks of bounded size where there are several chunks."""
+        wanted: set[str] = set()
+        kept: set[str] = set()
+
+        def encoded() -> Iterator[Block]:
+            for samples in chunks:
+                labels, found = samples.required_labels(), self._encoded(samples, encoder)
+                wanted.update(labels.tolist())
+                kept.update(labels[found.rows].tolist())
+                weights = None if samples.weights is None else samples.weights[found.rows]
+                yield Block(found.X, labels[found.rows], weights, samples.label_kind).weighed()
+
+        for block in gathered(encoded()):
+            if len(block.labels):
+                yield block
+        lost = sorted(wanted - kept)
+        if lost:
+            raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
 
     def _whole_classes(self, samples: Samples, encoder: Encoder) -> Features:
         """Return the features of labelled samples, at least one of every class."""
         labels = samples.required_labels()
-        if not len(labels):
-            raise InputError("data must hold at least one sample, got none")
         encoded = self._encoded(samples, encoder)
         lost = np.setdiff1d(labels, labels[encoded.rows])
         if len(lost):
             raise InputError(f"every class must keep a sample that can be read, got none of {str(lost[0])!r}")
         return encoded
+
+    def _encoder_of_state(self) -> Encoder:
+        self._state()
+        return self._encoder
+
+    def _item_chunks(self, items: Any) -> Iterator[Samples]:
+        yielded = False
+        for samples in read_chunks(items, self._encoder.kind, labelled=False):
+            yielded = True
+            yield samples
+        if not yielded:
+            raise InputError("items must hold at least one item, got none")
+
+    def _asked(self, items: Any, question: Callable[[NDArray[Any]], Any]) -> NDArray[Any]:
+        """Return the answers to a question about items; of streams in bounded memory."""
+        if not is_stream(items):
+            return np.asarray(question(self._answerable(items)))
+        self._state()
+        found = [
+            question(self._encoded(samples, self._encoder, on_error="raise").X) for samples in self._item_chunks(items)
+        ]
+        return np.concatenate(found)
+
+    def _by_class(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return columns of the head in the order of ``classes_``."""
+        now = self._state()
+        return values if now.label_kind == "name" else values[:, column_order(now.classes, now.label_kind)]
+
+    def _probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
+        """Return class probabilities of features under the prior that was asked for."""
+        now = self._state()
+        likely = np.asarray(now.head.predict_proba(X))
+        counts = [now.counts[name] for name in now.classes.tolist()]
+        return now.answering.probabilities(likely, now.classes.tolist(), counts, now.head.assumed_prior_)
+
+    def _answers_to(self, X: NDArray[Any]) -> NDArray[np.str_]:
+        """Return the answers to features."""
+        now = self._state()
+        if now.answering.is_plain:
+            return np.asarray(now.head.predict(X), dtype=np.str_)
+        return now.classes[now.answering.choose(self._probabilities(X), now.classes.tolist())]
 
     def _answerable(self, items: Any) -> NDArray[Any]:
         """Return the features of items, all of them: answers are in the order of the items."""
@@ -859,6 +1166,25 @@ class Learner:
         if isinstance(items, Features):
             return items.X
         return self._encoded(read_items(items, self._encoder.kind), self._encoder, on_error="raise").X
+
+
+def _less(counts: dict[str, int], labels: NDArray[np.str_]) -> dict[str, int]:
+    """Return counts without samples, or raise :class:`UnlearnError` where there were not as many."""
+    left = {name: n - int((labels == name).sum()) for name, n in counts.items()}
+    short = sorted(name for name, n in left.items() if n < 0)
+    if short:
+        raise UnlearnError(
+            f"no more samples of a class can be unlearned than were learned, got {-left[short[0]]} too many of "
+            f"{short[0]!r}"
+        )
+    return left
+
+
+def _recipe_of(spec: BackboneSpec | None) -> Any:
+    """Return what a saved model's feature vectors are made of, as it is asked for."""
+    if spec is None:
+        return "auto"
+    return "final" if spec.recipe is None else list(spec.recipe.blocks)
 
 
 def _check_width(X: NDArray[Any], width: int) -> None:

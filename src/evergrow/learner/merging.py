@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from evergrow.backbones.base import BackboneSpec
 from evergrow.core.errors import MergeError
+from evergrow.core.wording import action, hint, setting
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.learner.changes import Change, learned_data
 from evergrow.learner.snapshot import Snapshot
@@ -36,7 +37,16 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
         sorted(set(theirs.counts) - set(mine.counts)),
         data=sorted(learned_data(theirs.history) - (learned_data(base.history) if base is not None else frozenset())),
     )
-    return mine.after(change, head=head, counts=dict(sorted(counts.items())), calibration=calibration)
+    kind = mine.label_kind if len(mine.classes) else theirs.label_kind
+    announced = None if mine.announced is None else tuple(sorted({*mine.announced, *counts}))
+    return mine.after(
+        change,
+        head=head,
+        counts=dict(sorted(counts.items())),
+        calibration=calibration,
+        label_kind=kind,
+        announced=announced,
+    )
 
 
 def _merged_head(
@@ -50,24 +60,28 @@ def _check_same(mine: Snapshot, other: Snapshot) -> None:
         raise MergeError(
             f"learners to merge must be of one method, got {type(mine.head).__name__} and {type(other.head).__name__}"
         )
-    differences = _differences(mine.spec, other.spec)
-    if differences:
-        raise MergeError(f"learners to merge must have one backbone, got two: {'; '.join(differences)}")
+    found = backbone_differences(mine.spec, other.spec)
+    if found:
+        raise MergeError(f"learners to merge must have one backbone, got two: {'; '.join(found)}")
+    if len(mine.classes) and len(other.classes) and mine.label_kind != other.label_kind:
+        raise MergeError(
+            f"learners to merge must have labels of one kind, got {mine.label_kind} and {other.label_kind}"
+        )
     widths = mine.head.n_features_in_, other.head.n_features_in_
     if widths[0] != widths[1]:
         raise MergeError(f"learners to merge must have features of one width, got {widths[0]} and {widths[1]}")
 
 
-def _differences(a: BackboneSpec | None, b: BackboneSpec | None) -> list[str]:
+def backbone_differences(a: BackboneSpec | None, b: BackboneSpec | None) -> list[str]:
     """Return how two backbones differ; where their weights were found plays no part."""
     if a is None or b is None:
         names = ["none" if spec is None else spec.name for spec in (a, b)]
         return [] if a is b else [f"backbone {names[0]} and {names[1]}"]
     mine, theirs = a.to_dict(), b.to_dict()
     return [
-        f"{name} {mine[name]!r} and {theirs[name]!r}"
-        for name in mine
-        if name not in ("weights", "options") and mine[name] != theirs[name]
+        f"{name} {mine.get(name)!r} and {theirs.get(name)!r}"
+        for name in {**mine, **theirs}
+        if name not in ("weights", "options") and mine.get(name) != theirs.get(name)
     ]
 
 
@@ -78,17 +92,18 @@ def _check_separate(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> 
         if shared:
             raise MergeError(
                 f"learners to merge must have learned separately, but {len(shared)} batches are in both and would be "
-                "counted twice: give the model that both began as (base), or let one start from spawn()"
+                f"counted twice: give the model that both began as{hint('base', ' ({})')}, or let one start from "
+                f"{action('spawn')}"
             )
         return
     for name, side in (("the first", mine), ("the second", theirs)):
         if _events(side.history[: len(base.history)]) != _events(base.history):
-            raise MergeError(f"base must be what both learners began as, but {name} has another history")
-        edits = sorted({change.what for change in side.history[len(base.history) :]} - {"update", "merge"})
+            raise MergeError(f"{setting('base')} must be what both learners began as, but {name} has another history")
+        edits = sorted({change.what for change in side.history[len(base.history) :]} - {"update", "merge", "answering"})
         if edits:
             raise MergeError(
                 f"learners may only have learned or merged since their base, but {name} has {', '.join(edits)} in its "
-                "history; undo that first (rollback) and do it after the merge"
+                f"history; undo that first ({action('rollback')}) and do it after the merge"
             )
     twice = shared - learned_data(base.history)
     if twice:

@@ -2,8 +2,8 @@
 
 ``model.evg`` is always a complete model. Beside it ``model.evg.history`` holds the latest revisions as
 ``<number>.evg`` (hard links, so that the current one takes no room twice; copies where there are no links) and
-``log.json``, which records what was rolled back. A change is written to the history first and then put in the model's
-place in one step, so that a crash at any moment leaves the old model or the new one.
+``log.json``, which records what was rolled back and redone. A change is written to the history first and then put in
+the model's place in one step, so that a crash at any moment leaves the old model or the new one.
 
 Each model names the revisions before it with their checksums; nothing else in the history is ever put in its place. A
 link to a model stays a link: model, history and lock are those of the file that it leads to. The history is open to
@@ -13,6 +13,7 @@ nobody who may not read the model.
 from __future__ import annotations
 
 import dataclasses
+import getpass
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +27,11 @@ from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import BusyError, EvergrowError, ParameterError, PathError
 from evergrow.core.files import atomic_path, check_replaceable, link_or_copy, locked, real_path
 from evergrow.core.validation import check_number
+from evergrow.core.wording import setting
 from evergrow.learner.changes import Change
 from evergrow.learner.learner import Learner
+from evergrow.learner.places import ModelNotFoundError as ModelNotFoundError
+from evergrow.learner.places import existing_model
 from evergrow.learner.revisions import Header, History, Undone
 from evergrow.learner.snapshot import Ancestor, Lineage, Snapshot
 
@@ -36,10 +40,6 @@ KEEP = 10
 
 _held: dict[Path, int] = {}
 _guard = threading.Lock()
-
-
-class ModelNotFoundError(EvergrowError, FileNotFoundError):
-    """There is no model where one was looked for."""
 
 
 class ModelWriteError(EvergrowError, OSError):
@@ -63,7 +63,7 @@ def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
     FileFormatError
         If it is no model, is damaged or was altered.
     """
-    model = _existing(path)
+    model = existing_model(path)
     archive = read_archive(model)
     learner = Learner.from_archive(archive, name=os.fspath(path), **settings)
     learner._origin = (model, archive.digest)
@@ -118,6 +118,7 @@ def commit(
     *,
     keep: int = KEEP,
     wait: bool = False,
+    who: str | None = None,
 ) -> int:
     """Make what a learner knows the next revision of a model file.
 
@@ -136,6 +137,8 @@ def commit(
         Earlier revisions to keep.
     wait : bool
         Whether to wait for another writer instead of raising.
+    who : str, optional
+        Whose change it is; by default the user (:func:`author`).
 
     Returns
     -------
@@ -150,10 +153,8 @@ def commit(
         If it cannot be written, for example because the disk is full; the model is as it was.
     """
     check_number("keep", keep, low=0, integer=True)
-    model, remark = (
-        _writable(path),
-        change if isinstance(change, Change) else Change("update", "", 0, note=change or ""),
-    )
+    model = _writable(path)
+    remark = change if isinstance(change, Change) else Change("update", "", 0, note=change or "")
     before = learner._state()
     with _hold(model, wait=wait):
         place = History(model)
@@ -169,7 +170,7 @@ def commit(
         if not fresh and current is not None and learner._origin == (model, current.digest):
             return lineage.number
         number = max([*place.numbers(), lineage.number, before.lineage.number]) + 1
-        entries = _renumbered(before.history, max(fresh, 1), number, remark)
+        entries = _renumbered(before.history, max(fresh, 1), number, remark, author() if who is None else who)
         following = Lineage(number) if current is None else lineage.next(number, current.digest)
         learner._snapshot = dataclasses.replace(before, history=entries, lineage=following)
         try:
@@ -185,7 +186,12 @@ def commit(
 
 
 def rollback(
-    path: str | os.PathLike[str], n: int = 1, *, wait: bool = False, extra: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str],
+    n: int = 1,
+    *,
+    wait: bool = False,
+    who: str | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> Change:
     """Undo the last changes of a model: the file is again, byte for byte, what it was before them.
 
@@ -197,13 +203,15 @@ def rollback(
         How many revisions to go back.
     wait : bool
         Whether to wait for another writer instead of raising.
+    who : str, optional
+        Whose change it is; by default the user (:func:`author`).
     extra : mapping, optional
         Further plain fields of the record.
 
     Returns
     -------
     Change
-        The record of it, as :func:`history` lists it from now on.
+        The record of it, as :func:`history` lists it from now on. :func:`redo` takes it back.
 
     Raises
     ------
@@ -221,17 +229,86 @@ def rollback(
             place.restrict()
             lineage = place.adopt(current)
         kept = [entry for entry in lineage.ancestors if place.is_kept(entry)]
+        if not kept:
+            raise ParameterError(_nothing_to_undo(model, lineage, place))
         if n > len(lineage.ancestors) or lineage.ancestors[-n] not in kept:
-            raise ParameterError(f"n must be at most {len(kept)}, the number of revisions kept, got {n}")
+            raise ParameterError(f"{setting('n')} must be at most {len(kept)}, the number of revisions kept, got {n}")
         ancestor = lineage.ancestors[-n]
         header = place.verified(ancestor, lineage)
         undone = [entry for entry in current.history if entry.revision > header.revision]
         change = Change.now("rollback", sum(entry.samples for entry in undone), note=_told(undone, ancestor))
-        change = dataclasses.replace(change.numbered(header.revision), extra=dict(extra or {}))
+        change = change.numbered(header.revision).by(author() if who is None else who)
+        change = dataclasses.replace(change, extra={**change.extra, **(extra or {})})
         with _writing(model):
             place.record(Undone(change, current.digest, header.digest))
             _publish(place.file(ancestor.revision), model)
     return change
+
+
+def redo(path: str | os.PathLike[str], n: int = 1, *, wait: bool = False, who: str | None = None) -> Change:
+    """Take rollbacks back: the file is again, byte for byte, what it was before them.
+
+    Parameters
+    ----------
+    path : path-like
+        The model file.
+    n : int
+        How many rollbacks to take back, the latest first.
+    wait : bool
+        Whether to wait for another writer instead of raising.
+    who : str, optional
+        Whose change it is; by default the user (:func:`author`).
+
+    Returns
+    -------
+    Change
+        The record of the last one, as :func:`history` lists it from now on.
+
+    Raises
+    ------
+    ParameterError
+        If not as many rollbacks can be taken back: there were none, or something else was learned since.
+    FileFormatError
+        If what is kept is damaged, or is not what was undone.
+    """
+    check_number("n", n, low=1, integer=True)
+    model = _changeable(path)
+    with _hold(model, wait=wait):
+        place, digest = History(model), Header.read(model).digest
+        place.clean()
+        steps = [(entry, place.find(entry.before)) for entry in place.redoable(digest)[:n]]
+        if not steps:
+            raise ParameterError(f"nothing to redo: the latest change of {model} is no rollback")
+        lost = next((entry for entry, number in steps if number is None), None)
+        if lost is not None:
+            raise ParameterError(
+                f"nothing to redo: what was undone ({lost.change.note}) is no longer kept in {place.folder}"
+            )
+        if n > len(steps):
+            raise ParameterError(
+                f"{setting('n')} must be at most {len(steps)}, the number of rollbacks to take back, got {n}"
+            )
+        for entry, number in steps:
+            change = _redo_step(model, place, entry, int(number or 0), author() if who is None else who)
+    return change
+
+
+def _redo_step(model: Path, place: History, entry: Undone, number: int, who: str) -> Change:
+    """Put what one rollback undid in the model's place again."""
+    header = place.recorded(number, entry.before)
+    said = f"redid {entry.change.note.removeprefix('undid ')}"
+    change = Change.now("redo", entry.change.samples, note=said).numbered(header.revision).by(who)
+    with _writing(model):
+        place.restrict()
+        place.record(Undone(change, entry.after, entry.before))
+        _publish(place.file(number), model)
+    return change
+
+
+def _nothing_to_undo(model: Path, lineage: Lineage, place: History) -> str:
+    if lineage.ancestors:
+        return f"nothing to undo: none of the earlier states of {model} is kept in {place.folder}"
+    return f"nothing to undo: {model} is as it was first written; earlier states would lie in {place.folder}"
 
 
 def history(path: str | os.PathLike[str]) -> list[Change]:
@@ -242,10 +319,59 @@ def history(path: str | os.PathLike[str]) -> list[Change]:
     path : path-like
         The model file; its tensors are not read.
     """
-    model = _existing(path)
+    model = existing_model(path)
     header = Header.read(model)
-    undone = [entry.change for entry in History(model).undone() if entry.before != header.digest]
+    undone = [entry.change for entry in History(model).happened(header.digest)]
     return sorted([*header.history, *undone], key=lambda entry: entry.when)
+
+
+def open_revision(path: str | os.PathLike[str], number: int, **settings: Any) -> Learner:
+    """Load an earlier state of a model from its history, to be asked and not to be changed.
+
+    Parameters
+    ----------
+    path : path-like
+        The model file.
+    number : int
+        The revision, as :func:`history` lists it; that of the model itself is the model.
+    **settings
+        As for :func:`open_model`.
+
+    Raises
+    ------
+    ParameterError
+        If it is not kept.
+    FileFormatError
+        If it is damaged, was altered, or is no revision of this model.
+    """
+    model = existing_model(path)
+    place, current = History(model), Header.read(model)
+    if number in (current.revision, current.lineage.number):
+        return open_model(path, **settings)
+    ancestor = next((entry for entry in current.lineage.ancestors if entry.revision == number), None)
+    if number not in place.numbers():
+        kept = ", ".join(map(str, [*place.numbers(), current.revision])) if place.numbers() else str(current.revision)
+        raise ParameterError(f"revision must be one that is kept in {place.folder} ({kept}), got {number}")
+    if ancestor is not None:
+        place.verified(ancestor, current.lineage)
+    else:
+        told = {entry.before for entry in place.happened(current.digest)}
+        place.recorded(number, next((digest for digest in told if place.find(digest) == number), ""))
+    return Learner.from_archive(read_archive(place.file(number)), name=f"{os.fspath(path)}@{number}", **settings)
+
+
+def author() -> str:
+    """Return who changes models here: ``$EVERGROW_AUTHOR`` where it is set, else the name of the user.
+
+    An empty variable names nobody.
+    """
+    named = os.environ.get("EVERGROW_AUTHOR")
+    if named is not None:
+        return named.strip()
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container may run under a number without a name
+        return ""
 
 
 def kept_revisions(path: str | os.PathLike[str]) -> list[int]:
@@ -320,8 +446,8 @@ def _settled(before: Snapshot, current: Header | None) -> int:
     return sum(entry.revision <= before.lineage.number for entry in before.history)
 
 
-def _renumbered(entries: tuple[Change, ...], fresh: int, number: int, remark: Change) -> tuple[Change, ...]:
-    old, new = entries[:-fresh], [entry.numbered(number) for entry in entries[-fresh:]]
+def _renumbered(entries: tuple[Change, ...], fresh: int, number: int, remark: Change, who: str) -> tuple[Change, ...]:
+    old, new = entries[:-fresh], [entry.numbered(number).by(who) for entry in entries[-fresh:]]
     if new:
         last = new[-1]
         new[-1] = dataclasses.replace(last, note=remark.note or last.note, extra={**last.extra, **remark.extra})
@@ -334,18 +460,9 @@ def _publish(source: Path, model: Path) -> None:
         link_or_copy(source, temporary)
 
 
-def _existing(path: str | os.PathLike[str]) -> Path:
-    """Return where a model lies, all links followed."""
-    if not os.path.isfile(path):
-        where = f"{os.fspath(path)!r}"
-        hint = f"{where}, a link to nothing" if os.path.islink(path) else f"{where}: make one with fit"
-        raise ModelNotFoundError(f"model must be an existing file, got {hint}")
-    return Path(os.path.realpath(path))
-
-
 def _changeable(path: str | os.PathLike[str]) -> Path:
     """Return where a model lies that is about to be changed."""
-    _existing(path)
+    existing_model(path)
     return _writable(path)
 
 
@@ -357,9 +474,9 @@ def _writable(path: str | os.PathLike[str]) -> Path:
             raise ModelWriteError(f"folder of the model must exist, got {str(model.parent)!r}")
         check_replaceable(model)
     except PathError as error:
-        raise ModelWriteError(f"model must be a file that may be written, but {error}") from error
+        raise ModelWriteError(f"{setting('model')} must be a file that may be written, but {error}") from error
     if model.exists() and not os.access(model, os.W_OK):
-        raise ModelWriteError(f"model must be a file that may be written, got {os.fspath(path)!r}")
+        raise ModelWriteError(f"{setting('model')} must be a file that may be written, got {os.fspath(path)!r}")
     return model
 
 

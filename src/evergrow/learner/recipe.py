@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
+from evergrow.core.wording import setting
 from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.heads.joined import options_for_blocks
 
 SETTINGS = ("recommended", "paper")
 """Settings for users, where a method has such; or those that were published."""
@@ -40,13 +42,15 @@ class HeadRecipe:
     settings: str = "recommended"
     options: Mapping[str, Any] | None = field(default_factory=dict)
 
-    def create(self, *, device: Any, random_state: Any) -> IncrementalClassifier:
+    def create(self, *, device: Any, random_state: Any, widths: Sequence[int] = ()) -> IncrementalClassifier:
         """Return a fresh head.
 
         Parameters
         ----------
         device, random_state
             Handed on where the method takes them.
+        widths : sequence of int
+            Columns of each block of the features, where they have several.
         """
         check_choice("settings", self.settings, SETTINGS)
         if self.options is not None and not isinstance(self.options, Mapping):
@@ -57,6 +61,7 @@ class HeadRecipe:
             if name in accepted:
                 chosen.setdefault(name, value)
         check_keys(chosen, accepted, f"option of method {self.method!r}")
+        chosen = options_for_blocks(head, widths, chosen)
         maker = getattr(head, "recommended", head) if self.settings == "recommended" else head
         try:
             made: IncrementalClassifier = maker(**chosen)
@@ -77,7 +82,9 @@ def _head_class(method: str) -> type[IncrementalClassifier]:
         from evergrow.methods import list_methods
 
         if method in list_methods():
-            raise ParameterError(f"method must be a head on features ({', '.join(HEADS.names())}), got {method!r}")
+            raise ParameterError(
+                f"{setting('method')} must be a head on features ({', '.join(HEADS.names())}), got {method!r}"
+            )
     return HEADS[method]
 
 

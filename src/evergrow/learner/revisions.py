@@ -68,7 +68,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Undone:
-    """A rollback, as the log holds it.
+    """A rollback or a redo, as the log holds it.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Undone:
         The record for people.
     before, after : str
         Checksums of the model before and after. The entry is written first; as long as the model is still what it was
-        before, the rollback did not happen.
+        before the latest entry, that did not happen.
     """
 
     change: Change
@@ -198,6 +198,19 @@ class History:
             )
         return found
 
+    def recorded(self, number: int, digest: str) -> Header:
+        """Return the header of a revision that the log names, after making sure that it is whole and that one."""
+        file = self.file(number)
+        if file.is_symlink() or not file.is_file():
+            raise FileFormatError(f"{file} must be an ordinary file to be a revision of {self.model.name}, got a link")
+        archive = read_archive(file)
+        if archive.digest != digest:
+            raise FileFormatError(
+                f"{file} must be the revision that was undone, but it is another model or was altered; nothing was "
+                "changed"
+            )
+        return Header.of(archive, str(file))
+
     def prune(self, lineage: Lineage, keep: int) -> None:
         """Remove revisions beyond the latest ones: first those that were undone, then the oldest."""
         kept, trail = self.numbers(), {lineage.number, *(entry.revision for entry in lineage.ancestors)}
@@ -219,8 +232,44 @@ class History:
         if entries and self.model.exists() and entries[-1].before == Header.read(self.model).digest:
             self._write(entries[:-1])
 
+    def happened(self, digest: str) -> list[Undone]:
+        """Return the rollbacks and redos of a model that has a checksum now, without one that a crash cut short."""
+        entries = self.undone()
+        return entries[:-1] if entries and entries[-1].before == digest else entries
+
+    def redoable(self, digest: str) -> list[Undone]:
+        """Return the rollbacks that can be taken back one after the other, the next one first.
+
+        Parameters
+        ----------
+        digest : str
+            Checksum of the model as it is now. Where it learned something else since, nothing can be taken back.
+        """
+        stack: list[Undone] = []
+        for entry in self.happened(digest):
+            if entry.change.what != "redo":
+                stack.append(entry)
+            elif stack:
+                stack.pop()
+        chain: list[Undone] = []
+        while stack and stack[-1].after == digest:
+            chain.append(stack.pop())
+            digest = chain[-1].before
+        return chain
+
+    def find(self, digest: str) -> int | None:
+        """Return the revision that has a checksum, by what it says of itself; None where it is not kept."""
+        for number in reversed(self.numbers()):
+            file = self.file(number)
+            try:
+                if not file.is_symlink() and Header.read(file).digest == digest:
+                    return number
+            except FileFormatError:  # another revision that is damaged is no reason not to go on
+                continue
+        return None
+
     def undone(self) -> list[Undone]:
-        """Return all rollbacks, the oldest first."""
+        """Return all rollbacks and redos, the oldest first."""
         try:
             if self._log.is_symlink():
                 raise FileFormatError("it is a link")

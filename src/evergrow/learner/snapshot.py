@@ -18,9 +18,12 @@ from evergrow.core.fields import Fields
 from evergrow.core.version import __version__
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.learner import calibration as calibrations
+from evergrow.learner.answering import Answering
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.changes import Change
+from evergrow.learner.labels import KINDS, can_read
 from evergrow.learner.recipe import SETTINGS, HeadRecipe
+from evergrow.learner.reference import Reference
 
 if TYPE_CHECKING:
     from evergrow.training.adaptation import Adaptation
@@ -105,8 +108,18 @@ class Snapshot:
         Seed of the head and of the adaptation.
     adaptation : Adaptation or None
         What the backbone was adapted with, where it was.
+    label_kind : {"name", "integer", "boolean"}
+        What the labels were that were learned; the head knows them by their names.
+    announced : tuple of str or None
+        Classes that ``partial_fit`` was told to expect; others are refused.
+    answering : Answering
+        How answers follow from probabilities.
+    reference : Reference or None
+        Test data that it is tested on after every update.
     extra : Extra
         Optional contents of a file that a later evergrow wrote, kept as they were read.
+    widths : tuple of int
+        Columns of each block, where samples are features of several; with a backbone its description says so.
     """
 
     head: IncrementalClassifier
@@ -118,7 +131,12 @@ class Snapshot:
     reason: str = ""
     seed: int = 0
     adaptation: Adaptation | None = None
+    label_kind: str = "name"
+    announced: tuple[str, ...] | None = None
+    answering: Answering = field(default_factory=Answering)
+    reference: Reference | None = None
     extra: Extra = field(default_factory=lambda: Extra())
+    widths: tuple[int, ...] = ()
 
     @property
     def revision(self) -> int:
@@ -136,9 +154,14 @@ class Snapshot:
         return "features" if self.spec is None else self.spec.kind
 
     def after(self, change: Change, **values: Any) -> Snapshot:
-        """Return what is known after a change."""
+        """Return what is known after a change; a class whose name no label of the kind has makes all labels names."""
         history = (*self.history, change.numbered(self.revision + 1))
-        return dataclasses.replace(self, history=history, **values)
+        after = dataclasses.replace(self, history=history, **values)
+        if not all(can_read(after.label_kind, name) for name in after.counts):
+            after = dataclasses.replace(after, label_kind="name")
+        if after.announced is not None and not set(after.counts) <= set(after.announced):  # got other names
+            after = dataclasses.replace(after, announced=tuple(sorted({*after.announced, *after.counts})))
+        return dataclasses.replace(after, answering=after.answering.limited(after.counts))
 
     def to_archive(self, recipe: HeadRecipe) -> Archive:
         """Return what a file holds: numbers, plain settings and never a sample."""
@@ -161,6 +184,16 @@ class Snapshot:
             "revision": self.revision,
             "lineage": self.lineage.to_values(),
         }
+        if self.label_kind != "name":  # absent in files of models of names, as in all of version 0.1
+            meta["label_kind"] = self.label_kind
+        if self.announced is not None:
+            meta["announced"] = list(self.announced)
+        if not self.answering.is_plain or self.answering.extra:
+            meta["answering"] = self.answering.to_values()
+        if self.reference is not None:
+            meta["reference"] = self.reference.to_values()
+        if self.widths:
+            meta["widths"] = list(self.widths)
         return KIND.archive(meta, parts={**self.extra.parts, **parts})
 
 
@@ -207,9 +240,12 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         ``evergrow`` (version here), ``method``, ``settings``, ``options``, ``kind`` (of the samples), ``backbone``
         (None, or its description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the
         backbone was adapted with: tuner, settings, number of parameters, the backbone before, and how the training
-        went), ``n_features``, ``n_units``, ``n_classes``, ``n_samples``, ``classes`` (name and samples of each),
-        ``novelty`` (None, or the number of calibrated scores and the threshold), ``revision``, ``history``, and with
-        ``numerics`` the head's diagnostics.
+        went), ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``,
+        ``n_classes``, ``n_samples``, ``classes`` (name and samples of each), ``label_kind`` (what the labels
+        were: names, integers or booleans), ``novelty`` (None, or the number of calibrated scores and the threshold),
+        ``answering`` (prior, costs and thresholds that answers follow),
+        ``reference`` (None, or the test data that it remembers), ``revision``, ``history``, and with ``numerics`` the
+        head's diagnostics.
     """
     head = now.head
     values = {
@@ -221,11 +257,15 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "backbone": None if now.spec is None else {**now.spec.to_dict(), "reason": now.reason},
         "adaptation": None if now.adaptation is None else now.adaptation.describe(),
         "n_features": head.n_features_in_,
+        "blocks": head.blocks_,
         "n_units": head.n_units_ if head.can("diagnostics") else None,
         "n_classes": len(now.classes),
         "n_samples": sum(now.counts.values()),
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
+        "label_kind": now.label_kind,
         "novelty": _novelty(now),
+        "answering": now.answering.to_values(),
+        "reference": None if now.reference is None else now.reference.to_values(),
         "revision": now.revision,
         "history": [change.to_dict() for change in now.history],
     }
@@ -266,6 +306,10 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
             spec.n_features == head.n_features_in_,
             f"its backbone has {spec.n_features} features and its head takes {head.n_features_in_}",
         )
+    widths = tuple(fields.integers("widths", low=1, default=[]))
+    fields.require(
+        not widths or (spec is None and sum(widths) == head.n_features_in_), "its blocks do not fit its features"
+    )
     calibration = Calibration.from_archive(fields.part("calibration"), fields.inside("calibration"))
     calibration.apply(head)
     fields.require(spec is not None or not fields.has("adaptation"), "a backbone was adapted that it does not describe")
@@ -279,6 +323,11 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         reason=fields.text("reason", default=""),
         seed=fields.integer("seed", low=-(2**63), high=2**64, default=0),
         adaptation=_adaptation(fields) if fields.has("adaptation") else None,
+        label_kind=_label_kind(fields, head.classes_.tolist()),
+        announced=_announced(fields, head.classes_.tolist()),
+        answering=_answering(fields, head, counts) if fields.has("answering") else Answering(),
+        reference=Reference.from_fields(fields.fields("reference")) if fields.has("reference") else None,
+        widths=widths,
     )
     return dataclasses.replace(snapshot, extra=Extra(fields.unknown(), fields.unknown_parts())), recipe
 
@@ -314,6 +363,26 @@ def _head(
         fields.require(head.can("solution"), f"heads of method {method!r} have no solution to keep")
         head.adopt_solution(fields.part("solution"), name=fields.inside("solution"))
     return head, dict(sorted(counts.items()))
+
+
+def _label_kind(fields: Fields, names: list[str]) -> str:
+    kind = fields.text("label_kind", choices=KINDS, default="name")
+    strange = [name for name in names if not can_read(kind, name)]
+    fields.require(not strange, f"its labels are of kind {kind!r}, but {(strange or [''])[0]!r} is none")
+    return kind
+
+
+def _announced(fields: Fields, names: list[str]) -> tuple[str, ...] | None:
+    found = fields.texts("announced", default=None)
+    fields.require(found is None or set(names) <= set(found), "it has a class that was not announced")
+    return None if found is None else tuple(found)
+
+
+def _answering(fields: Fields, head: IncrementalClassifier, counts: dict[str, int]) -> Answering:
+    answering = Answering.from_fields(fields.fields("answering"), counts)
+    able = answering.is_plain or head.can("probabilities")
+    fields.require(able, "it says how answers follow from probabilities, and its method has none")
+    return answering
 
 
 def _adaptation(fields: Fields) -> Adaptation:

@@ -1,11 +1,12 @@
 """Matrices only: safe Cholesky, ridge states, the lambda path, the discriminant."""
 
 from evergrow.linalg.auto import AutoState, create_state
+from evergrow.linalg.block_weights import BlockChoice, choose_block_weights
 from evergrow.linalg.cholesky import CholeskyFactor, safe_cholesky
 from evergrow.linalg.class_shapes import ClassShapes, ShapeScores
 from evergrow.linalg.compact import CompactState
 from evergrow.linalg.dense import DenseState
-from evergrow.linalg.discriminant import ClassGeometry, Discriminant
+from evergrow.linalg.discriminant import ClassGeometry, Discriminant, at_least_some
 from evergrow.linalg.eigen import symmetric_eigh
 from evergrow.linalg.joining import join_states
 from evergrow.linalg.mean_estimates import MeanEstimates
@@ -23,7 +24,15 @@ from evergrow.linalg.spectrum import (
     choose_by_holdout,
     gcv_by_cholesky,
 )
-from evergrow.linalg.state import RIDGE_FORMS, ReducedStatistics, RidgeSolution, RidgeState, Totals, read_state
+from evergrow.linalg.state import (
+    RIDGE_FORMS,
+    ReducedStatistics,
+    RidgeSolution,
+    RidgeState,
+    Totals,
+    read_state,
+    take_columns,
+)
 
 __all__ = [
     "GCV_REACH",
@@ -31,6 +40,7 @@ __all__ = [
     "RIDGE_FORMS",
     "AlphaChoice",
     "AutoState",
+    "BlockChoice",
     "CholeskyFactor",
     "ClassGeometry",
     "ClassShapes",
@@ -48,6 +58,8 @@ __all__ = [
     "Spectrum",
     "Totals",
     "alpha_grid",
+    "at_least_some",
+    "choose_block_weights",
     "choose_by_cholesky",
     "choose_by_gcv",
     "choose_by_holdout",
@@ -58,4 +70,5 @@ __all__ = [
     "read_state",
     "safe_cholesky",
     "symmetric_eigh",
+    "take_columns",
 ]

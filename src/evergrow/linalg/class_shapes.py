@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from evergrow.core.errors import UnlearnError
+from evergrow.linalg.discriminant import at_least_some
 from evergrow.linalg.state import sum_columns
 
 LIKELIEST = 16
@@ -96,25 +97,27 @@ class ClassShapes:
         """Return the sums of classes each of which is several old ones together."""
         return ClassShapes(sum_columns(self.sums.T, groups).T, sum_columns(self.squares.T, groups).T)
 
-    def add(self, P: Tensor, codes: Tensor, sign: float = 1.0) -> ClassShapes:
+    def add(self, P: Tensor, codes: Tensor, sign: float = 1.0, weights: Tensor | None = None) -> ClassShapes:
         """Return the sums with rows P (n, k) of classes ``codes`` added, or with ``sign=-1`` taken out."""
         sums, squares = self.sums.clone(), self.squares.clone()
         upper = _upper(self.directions, P.device)
         P = P.to(torch.float64)
         for code in torch.unique(codes).tolist():
             rows = P[codes == code]
-            sums[code] += sign * rows.sum(dim=0)
-            squares[code] += sign * (rows.T @ rows)[upper[0], upper[1]]
+            heavy = rows if weights is None else rows * weights[codes == code, None]
+            sums[code] += sign * heavy.sum(dim=0)
+            squares[code] += sign * (heavy.T @ rows)[upper[0], upper[1]]
         return ClassShapes(sums, squares)
 
-    def remove(self, P: Tensor, codes: Tensor, counts: Tensor) -> ClassShapes:
+    def remove(self, P: Tensor, codes: Tensor, counts: Tensor, weights: Tensor | None = None) -> ClassShapes:
         """Return the sums without rows; raise :class:`UnlearnError` if they cannot have been among ``counts`` rows."""
-        after = self.add(P, codes, sign=-1.0)
+        after = self.add(P, codes, -1.0, weights)
         touched = torch.unique(codes)
         diagonal = _diagonal(self.directions, P.device)
-        left = (counts[touched] - torch.bincount(codes, minlength=len(counts))[touched]).to(after.sums)
+        gone = torch.bincount(codes, weights, minlength=len(counts))
+        left = (counts[touched] - gone[touched]).to(after.sums)
         before = self.squares[touched][:, diagonal]
-        spread = after.squares[touched][:, diagonal] - after.sums[touched].square() / left.clamp_min(1.0)[:, None]
+        spread = after.squares[touched][:, diagonal] - after.sums[touched].square() / at_least_some(left)[:, None]
         if bool((spread < -1e-8 * before - 1e-12).any()):
             raise UnlearnError("samples to unlearn must have been learned before, but some were not")
         return after
@@ -122,7 +125,7 @@ class ClassShapes:
     def is_plausible(self, counts: Tensor) -> bool:
         """Return whether samples with these sums can exist: no class has less than no spread in any direction."""
         diagonal = self.squares[:, _diagonal(self.directions, self.squares.device)]
-        spread = diagonal - self.sums.square() / counts.to(self.sums).clamp_min(1.0)[:, None]
+        spread = diagonal - self.sums.square() / at_least_some(counts.to(self.sums))[:, None]
         bounds = (diagonal[:, :, None] * diagonal[:, None, :]).clamp_min(0.0).sqrt()
         upper = _upper(self.directions, self.squares.device)
         within = self.squares.abs() <= bounds[:, upper[0], upper[1]] * (1.0 + 1e-6) + 1e-9
@@ -145,12 +148,12 @@ class ClassShapes:
     def scatters(self, classes: Sequence[int], counts: Tensor) -> Tensor:
         """Return the scatter of some classes about their means, (c, k, k)."""
         sums = self.sums[list(classes)]
-        inside = sums / counts[list(classes)].to(sums).clamp_min(1.0)[:, None]
+        inside = sums / at_least_some(counts[list(classes)].to(sums))[:, None]
         return self.second_moments(classes) - sums[:, :, None] * inside[:, None, :]
 
     def pooled(self, counts: Tensor) -> Tensor:
         """Return the sum of all scatters, (k, k)."""
-        scaled = self.sums / counts.to(self.sums).clamp_min(1.0).sqrt()[:, None]
+        scaled = self.sums / at_least_some(counts.to(self.sums)).sqrt()[:, None]
         upper = _upper(self.directions, self.squares.device)
         packed = self.squares.sum(dim=0)
         full = self.squares.new_zeros(self.directions, self.directions)
@@ -238,7 +241,7 @@ class ShapeScores:
 
     def means(self) -> Tensor:
         """Return the class means in these directions, (C, k)."""
-        return self.shapes.sums / self.counts.to(self.shapes.sums).clamp_min(1.0)[:, None]
+        return self.shapes.sums / at_least_some(self.counts.to(self.shapes.sums))[:, None]
 
     def _terms_of_few(self, P: Tensor, likeliest: Tensor) -> Tensor:
         """Return the terms (n, m) of the likeliest classes of a few rows, all at once."""

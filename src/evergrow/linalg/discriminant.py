@@ -18,6 +18,11 @@ from evergrow.linalg.cholesky import CholeskyFactor, safe_cholesky
 from evergrow.linalg.state import ReducedStatistics, check_alpha
 
 
+def at_least_some(counts: Tensor) -> Tensor:
+    """Return counts to divide by: those of classes without rows are one; sums of weights may well be below it."""
+    return torch.where(counts > 0, counts, torch.ones_like(counts))
+
+
 @dataclass(frozen=True)
 class ClassGeometry:
     """Class means and within-class scatter in reduced coordinates.
@@ -29,7 +34,7 @@ class ClassGeometry:
     scatter : Tensor of shape (k, k)
         Within-class scatter S_w (a sum, not divided by the number of rows).
     counts : Tensor of shape (C,)
-        Rows per class.
+        Rows per class, or the sum of their weights.
     stats : ReducedStatistics
         Where they came from.
     """
@@ -43,10 +48,9 @@ class ClassGeometry:
     def of(cls, stats: ReducedStatistics, counts: Tensor) -> ClassGeometry:
         """Compute means and scatter from one-hot statistics."""
         counts = counts.to(stats.cross)
-        means = stats.cross / counts.clamp_min(1.0)
-        scatter = (
-            stats.gram - (stats.cross / counts.clamp_min(1.0).sqrt()) @ (stats.cross / counts.clamp_min(1.0).sqrt()).T
-        )
+        divisors = at_least_some(counts)
+        means = stats.cross / divisors
+        scatter = stats.gram - (stats.cross / divisors.sqrt()) @ (stats.cross / divisors.sqrt()).T
         return cls(means, scatter, counts, stats)
 
     def factor(self, alpha: float) -> CholeskyFactor:

@@ -1,9 +1,9 @@
 """Class means solved against the within-class scatter, kept up to date row by row instead of factored anew.
 
 With counts n_c, means m_c and within-class scatter S_w, answers need ``A^-1 M`` and ``tr A^-1``, ``A = S_w + alpha I``.
-A row x of a class with k rows and mean m changes
+A row x of weight w (one, unless said otherwise) of a class with k rows and mean m changes
 
-    S_w by  k / (k + 1) (x - m)(x - m)^T        m by  (x - m) / (k + 1)
+    S_w by  k w / (k + w) (x - m)(x - m)^T        m by  w (x - m) / (k + w)
 
 so that after a few rows ``A = A_0 + U diag(s) U^T`` with one column (and sign) per row, and with P = A_0^-1, V = P U
 
@@ -45,7 +45,7 @@ class SolvedScatter:
     trace : float
         Trace of P.
     counts : Tensor of shape (C,)
-        Rows per class, float64.
+        Rows per class, or the sum of their weights, float64.
     means : Tensor of shape (k, C)
         Class means M.
     solved_means : Tensor of shape (k, C)
@@ -107,37 +107,37 @@ class SolvedScatter:
 
     # -- following a stream -----------------------------------------------------------------------------------------
 
-    def learned(self, H: Tensor, codes: Tensor, columns: Sequence[int]) -> SolvedScatter:
+    def learned(self, H: Tensor, codes: Tensor, columns: Sequence[int], weights: Tensor | None = None) -> SolvedScatter:
         """Return the solution after rows H (n, k) of classes ``codes``; ``columns`` places old classes, -1 is new."""
         moved = self.select(columns)
         means, counts = moved.means.clone(), moved.counts.tolist()
         added, steps, first = [], [], []
-        for row, code in zip(H, codes.tolist(), strict=True):
+        for row, code, w in zip(H, codes.tolist(), _weights(weights, len(H)), strict=True):
             n = counts[code]
             if n == 0.0:
                 means[:, code] = row
                 first.append(code)
             else:
                 away = row - means[:, code]
-                added.append((n / (n + 1.0)) ** 0.5 * away)
-                steps.append((code, 1.0 / (n * (n + 1.0)) ** 0.5))  # the mean moves by this much of the column
-                means[:, code] += away / (n + 1.0)
-            counts[code] += 1.0
+                added.append((n * w / (n + w)) ** 0.5 * away)
+                steps.append((code, w**0.5 / (n * (n + w)) ** 0.5))  # the mean moves by this much of the column
+                means[:, code] += w * away / (n + w)
+            counts[code] += w
         return moved._changed(added, 1.0, steps, first, H, codes, means, counts)
 
-    def unlearned(self, H: Tensor, codes: Tensor) -> SolvedScatter:
+    def unlearned(self, H: Tensor, codes: Tensor, weights: Tensor | None = None) -> SolvedScatter:
         """Return the solution with rows taken out again; every class must keep a row."""
         means, counts = self.means.clone(), self.counts.tolist()
         removed, steps = [], []
-        for row, code in zip(H, codes.tolist(), strict=True):
+        for row, code, w in zip(H, codes.tolist(), _weights(weights, len(H)), strict=True):
             n = counts[code]
-            if n < 2.0:
+            if n - w <= 1e-9 * n:
                 raise UnlearnError("the last row of a class cannot be followed: drop the class instead")
             away = row - means[:, code]
-            removed.append((n / (n - 1.0)) ** 0.5 * away)
-            steps.append((code, -1.0 / (n * (n - 1.0)) ** 0.5))
-            means[:, code] -= away / (n - 1.0)
-            counts[code] -= 1.0
+            removed.append((n * w / (n - w)) ** 0.5 * away)
+            steps.append((code, -(w**0.5) / (n * (n - w)) ** 0.5))
+            means[:, code] -= w * away / (n - w)
+            counts[code] -= w
         return self._changed(removed, -1.0, steps, [], H, codes, means, counts)
 
     def select(self, columns: Sequence[int]) -> SolvedScatter:
@@ -239,6 +239,11 @@ def _apply(factor: CholeskyFactor, inverse: Tensor | None, rhs: Tensor) -> Tenso
     half = factor.half_solve(rhs)
     solved: Tensor = torch.linalg.solve_triangular(factor.lower.mT, half, upper=True)
     return solved
+
+
+def _weights(weights: Tensor | None, rows: int) -> list[float]:
+    found: list[float] = [1.0] * rows if weights is None else weights.tolist()
+    return found
 
 
 def _first_row(H: Tensor, codes: Tensor, code: int) -> Tensor:

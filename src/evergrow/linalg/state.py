@@ -13,6 +13,7 @@ so that both may share what did not change.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,35 @@ class ReducedStatistics:
     def project(self, H: Tensor) -> Tensor:
         """Map rows (n, L) to reduced coordinates (n, k)."""
         return H if self.basis is None else H @ self.basis
+
+    def scaled(self, scale: Tensor) -> ReducedStatistics:
+        """Return the statistics of rows whose columns were multiplied by ``scale`` (L,), in coordinates of their own.
+
+        Rows of before must be multiplied by it before they are projected, and weights after they were lifted.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from evergrow.linalg import DenseState
+        >>> H = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
+        >>> DenseState.create(2, 2).update(H, torch.eye(2)).reduced().scaled(torch.tensor([1.0, 0.5])).gram.tolist()
+        [[10.0, 7.0], [7.0, 5.0]]
+        """
+        scale = scale.to(self.gram)
+        if self.basis is None:
+            gram, cross = scale[:, None] * self.gram * scale, scale[:, None] * self.cross
+            return dataclasses.replace(self, gram=gram, cross=cross)
+        # diag(scale) V = V' R with orthonormal V', so that rows V x become V' (R x).
+        basis, turn = torch.linalg.qr(scale[:, None] * self.basis)
+        gram = turn @ self.gram @ turn.T
+        return dataclasses.replace(self, basis=basis, gram=0.5 * (gram + gram.T), cross=turn @ self.cross)
+
+    def part(self, columns: slice) -> tuple[Tensor, Tensor]:
+        """Return Gram matrix (d, d) and sums (d, C) of some of the columns, in the coordinates of the features."""
+        if self.basis is None:
+            return self.gram[columns, columns], self.cross[columns]
+        basis = self.basis[columns]
+        return basis @ self.gram @ basis.T, basis @ self.cross
 
 
 @dataclass(frozen=True)
@@ -263,8 +293,8 @@ class RidgeState(ABC):
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
         """Return the state whose target columns are sums of old ones, as if rows had been learned with such targets.
 
-        All statistics of targets are linear in them. Forms that keep theirs as columns add these up; this way, which
-        adds a state that has seen no rows, serves any form.
+        All statistics of targets are linear in them, but for the totals, which for one-hot targets stay the same. Forms
+        that keep theirs as columns add these up; this way, which adds a state that has seen no rows, serves any form.
 
         Parameters
         ----------

@@ -12,6 +12,7 @@ import evergrow.heads  # noqa: F401 (fills the registry)
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.registry import nearest
 from evergrow.core.settings import check_keys
+from evergrow.core.wording import setting
 from evergrow.heads.base import HEADS
 from evergrow.methods import CLASSES
 from evergrow.methods.fsa_classifier import create_fsa, fsa_methods, fsa_options
@@ -83,7 +84,8 @@ def _family(name: str) -> MethodFamily:
         if name in family.names():
             return family
     raise UnknownNameError(
-        f"method must be one of the registered names, got {name!r}; nearest: {nearest(str(name), list_methods())}"
+        f"{setting('method')} must be one of the registered names, got {name!r}; nearest: "
+        f"{nearest(str(name), list_methods())}"
     )
 
 

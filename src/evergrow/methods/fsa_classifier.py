@@ -27,6 +27,7 @@ from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
 from evergrow.heads.base import HEADS, IncrementalClassifier
 from evergrow.heads.classifier import Contents
+from evergrow.heads.joined import options_for_blocks
 from evergrow.methods.image_classifier import ImageClassifier, TaskLabels, without_call_settings
 from evergrow.methods.module_states import prefixed
 from evergrow.training.adaptation import Adaptation, adaptation_config
@@ -179,12 +180,17 @@ class FsaClassifier(ImageClassifier):
         ExtractConfig(cache=self.cache, progress=self.progress)  # refuses what it cannot be extracted with
         self._new_head(0, "cpu")._check_params()
 
-    def _new_head(self, seed: int, device: str) -> IncrementalClassifier:
+    def _new_head(self, seed: int, device: str, widths: tuple[int, ...] = ()) -> IncrementalClassifier:
         """Return an unfitted head; an option that it does not have is an error that names the nearest."""
         check_keys(self.head_options, head_options(self.head), f"option of {self.head}{FSA_SUFFIX}")
         shared = {"random_state": seed, "device": device}
         accepted = inspect.signature(HEADS[self.head].__init__).parameters
-        return HEADS[self.head](**{n: v for n, v in shared.items() if n in accepted}, **self.head_options)
+        options = options_for_blocks(HEADS[self.head], widths, self.head_options)
+        return HEADS[self.head](**{n: v for n, v in shared.items() if n in accepted}, **options)
+
+    def _with_features(self, backbone: ImageBackbone) -> ImageBackbone:
+        """Return the backbone as it is: the head takes the blocks of any recipe."""
+        return backbone
 
     def _reset(self) -> None:
         for name in ("backbone_", "head_"):
@@ -197,7 +203,7 @@ class FsaClassifier(ImageClassifier):
             return self._head_cost(Cost(inference_gflops=self.cost_.inference_gflops), len(items), started)
         backbone, cost = self._adapted(items, labels.codes)
         started = time.perf_counter()
-        head = self._new_head(self.seed_, str(self.device_))
+        head = self._new_head(self.seed_, str(self.device_), backbone.spec.blocks.widths)
         head.fit(self._features(backbone, items), labels.values)
         self.backbone_, self.head_ = backbone, head
         return self._head_cost(cost, len(items), started)
@@ -232,7 +238,7 @@ class FsaClassifier(ImageClassifier):
         )
 
     def _features(self, backbone: ImageBackbone, items: Items) -> NDArray[np.float32]:
-        return extract(backbone, items, cache=self.cache, progress=self.progress).features
+        return extract(backbone, items, cache=self.cache, progress=self.progress).joined
 
     def _scores(self, items: Items) -> Tensor:
         scores = self.head_.decision_function(self._features(self.backbone_, items))

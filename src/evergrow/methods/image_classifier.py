@@ -140,7 +140,7 @@ class ImageClassifier(Classifier):
             raise LabelError(
                 f"the first task must have at least {self.min_first_classes} classes, got {labels.n_classes} class"
             )
-        backbone = resolve_backbone(self.backbone, self.device)
+        backbone = self._with_features(resolve_backbone(self.backbone, self.device))
         device = backbone.device if self.device == "auto" else resolve_device(self.device)
         self._start(backbone)
         before = self.__dict__.copy()
@@ -313,8 +313,13 @@ class ImageClassifier(Classifier):
         self.device = "auto" if device is None else device
         self.seed_, self.cost_ = fields.integer("seed", **SEEDS), Cost.from_fields(fields.fields("cost"))
         spec = BackboneSpec.from_dict(fields.mapping("backbone"))
-        self.backbone = self.base_ = _required_backbone(spec, backbone, self.device)
+        required = _required_backbone(spec, backbone, self.device)
+        self.backbone = self.base_ = required.with_recipe(spec.recipe or "final")
         self.device_ = self.base_.device if device is None else resolve_device(device)
+
+    def _with_features(self, backbone: ImageBackbone) -> ImageBackbone:
+        """Return the backbone with the vectors that the method learns from: what trains a network takes its own."""
+        return backbone.with_recipe("final")
 
 
 def as_items(items: Any) -> Items:

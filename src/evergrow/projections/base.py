@@ -102,6 +102,10 @@ class Projection(ABC):
         """Width of the transformed rows."""
         return self.n_units
 
+    def link_columns(self) -> slice | None:
+        """Return which columns of the transformed rows are the features themselves, up to centre and scale."""
+        return None
+
     def transform(self, Z: Tensor) -> Tensor:
         """Return activations (n, L) in the floating type of ``Z``."""
         weights, bias = self._layer()

@@ -51,6 +51,10 @@ class IdentityProjection(Projection):
         """Width of the transformed rows."""
         return self.n_features_in + int(self.intercept)
 
+    def link_columns(self) -> slice | None:
+        """Return the columns of the features, without the intercept."""
+        return slice(0, self.n_features_in)
+
     def transform(self, Z: Tensor) -> Tensor:
         """Return the rows, with a one appended where there is an intercept."""
         check_matrix("Z", Z, columns=self.n_features_in)

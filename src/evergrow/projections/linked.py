@@ -78,6 +78,10 @@ class LinkedProjection(Projection):
         """Units and features together."""
         return self.inner.n_outputs + self.n_features_in
 
+    def link_columns(self) -> slice | None:
+        """Return the columns of the link."""
+        return slice(self.inner.n_outputs, self.n_outputs)
+
     def transform(self, Z: Tensor) -> Tensor:
         """Return units and scaled features side by side."""
         centre = self.centre.to(Z)

@@ -12,6 +12,7 @@ from typing import Any
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
 from evergrow.core.files import atomic_path
 from evergrow.core.optional import require
+from evergrow.core.wording import setting
 from evergrow.report.catalogue import build_sections
 from evergrow.report.collect import LeftOut, collect
 from evergrow.report.contents import NotRun
@@ -89,7 +90,7 @@ def build_report(
         Without matplotlib or jinja2.
     """
     if not title.strip():
-        raise ParameterError(f"title must be text, got {title!r}")
+        raise ParameterError(f"{setting('title')} must be text, got {title!r}")
     for module, purpose in (("matplotlib", "drawing figures"), ("jinja2", "writing the page")):
         require(module, extra="report", purpose=purpose)
     folder = Path(output)
@@ -124,12 +125,13 @@ def _encoded(text: str) -> bytes:
 def _earlier(folder: Path) -> list[str]:
     """Return the files of an earlier report; refuse a folder that holds something else."""
     if folder.exists() and not folder.is_dir():
-        raise ParameterError(f"output must be a folder, got the file {folder}")
+        raise ParameterError(f"{setting('output')} must be a folder, got the file {folder}")
     manifest = folder / MANIFEST
     if not manifest.exists():
         if (folder / "index.html").exists():
             raise ParameterError(
-                f"output must be a new folder or one of an earlier report, got {folder} with an index.html that "
+                f"{setting('output')} must be a new folder or one of an earlier report, got {folder} with an "
+                "index.html that "
                 "no report wrote; choose another folder or remove it"
             )
         return []
@@ -161,7 +163,7 @@ def _write(folder: Path, files: dict[str, bytes], earlier: Sequence[str]) -> Non
                 stale.unlink(missing_ok=True)
         _replace(folder / MANIFEST, (json.dumps({"files": sorted(files)}, indent=1) + "\n").encode())
     except OSError as error:
-        raise InputError(f"output must be a folder that can be written, got {folder}: {error}") from error
+        raise InputError(f"{setting('output')} must be a folder that can be written, got {folder}: {error}") from error
 
 
 def _replace(target: Path, contents: bytes) -> None:

@@ -36,17 +36,23 @@ class Annotation:
     key : str
         Its id.
     label : str or None
-        The class; None where it was deleted, skipped or has no class.
+        The class; None where it was deleted or skipped, or has none.
     row : ndarray of shape (d,) or None
         The features of its sample.
     since : int
         Changes of the model before it was taught: classes renamed after that have another name now.
+    moment : str
+        When it was last changed where it was made, as an ISO date: messages may overtake each other.
+    gone : bool
+        Whether it was deleted for good, rather than left without a class.
     """
 
     key: str
     label: str | None
     row: NDArray[Any] | None = None
     since: int = 0
+    moment: str = ""
+    gone: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +73,13 @@ class Ledger:
     def to_archive(self) -> Archive:
         """Return what a file holds."""
         kept = list(self.entries.values())
-        rows = np.stack([entry.row for entry in kept]) if kept else np.empty((0, 0))  # type: ignore[arg-type]
+        taught = [entry.row for entry in kept if entry.row is not None]  # all of them: what is kept was taught
+        rows = np.stack(taught) if taught else np.empty((0, 0))
         meta = {
             "keys": [entry.key for entry in kept],
             "labels": [entry.label for entry in kept],
             "since": [entry.since for entry in kept],
+            "moments": [entry.moment for entry in kept],
             "deleted": list(self.deleted),
         }
         return KIND.archive(meta, {"rows": torch.from_numpy(np.ascontiguousarray(rows))})
@@ -83,9 +91,10 @@ class Ledger:
             return cls()
         fields = archive.open(KIND.name, name="annotations of the model")
         keys, labels, since = fields.texts("keys"), fields.texts("labels"), fields.integers("since")
-        rows = fields.tensor("rows", dtype=None).numpy()
-        fields.require(len(keys) == len(labels) == len(since) == len(rows), "it has other numbers of parts")
-        entries = {k: Annotation(k, a, row, n) for k, a, row, n in zip(keys, labels, rows, since, strict=True)}
+        moments, rows = fields.texts("moments"), fields.tensor("rows", dtype=None).numpy()
+        sizes = {len(part) for part in (keys, labels, since, moments, rows)}
+        fields.require(len(sizes) == 1, "it has other numbers of parts")
+        entries = {k: Annotation(k, *rest) for k, *rest in zip(keys, labels, rows, since, moments, strict=True)}
         return cls(entries, tuple(fields.texts("deleted")))
 
 
@@ -167,10 +176,14 @@ def _settled_draft(draft: Draft, ledger: Ledger, wanted: Annotation) -> tuple[Dr
 
 
 def _says_the_same(entry: Annotation | None, name: str | None, wanted: Annotation, ledger: Ledger) -> bool:
-    """Return whether a model has learned exactly what an annotation says, or has seen it deleted."""
+    """Return whether a model has learned exactly what an annotation says or something later, or has seen it deleted."""
     if wanted.key in ledger.deleted:
         return True
-    if entry is None or entry.row is None or wanted.row is None:
+    if entry is None:
+        return wanted.label is None and not wanted.gone
+    if wanted.moment and wanted.moment < entry.moment:  # overtaken by a later one
+        return True
+    if entry.row is None or wanted.row is None:
         return False
     return name == wanted.label and np.array_equal(entry.row, wanted.row)
 
@@ -178,7 +191,7 @@ def _says_the_same(entry: Annotation | None, name: str | None, wanted: Annotatio
 def _with(ledger: Ledger, wanted: Annotation) -> Ledger:
     entries = {key: entry for key, entry in ledger.entries.items() if key != wanted.key}
     if wanted.label is None:
-        return Ledger(entries, (*ledger.deleted, wanted.key)[-_REMEMBERED:])
+        return Ledger(entries, (*ledger.deleted, *([wanted.key] if wanted.gone else ()))[-_REMEMBERED:])
     return Ledger({**entries, wanted.key: wanted}, ledger.deleted)
 
 
@@ -189,4 +202,4 @@ def _nothing_came() -> Change:
 
 def deletions(keys: Iterable[str]) -> tuple[Annotation, ...]:
     """Return annotations that are no more."""
-    return tuple(Annotation(key, None) for key in keys)
+    return tuple(Annotation(key, None, gone=True) for key in keys)

@@ -174,9 +174,7 @@ class Jobs:
         """Return the features of all images, each encoded by itself, a few prepared ahead."""
         if version.kind != "images":
             raise InputError(f"{version.kind} must be taught, since the model takes them, got a zip of images")
-        batcher = await self._service.run(model.batcher, version)
-        if batcher is None:
-            raise InputError("the model must have a backbone to learn images")
+        batcher = await self._service.batcher(model, version)
         parts: list[NDArray[Any]] = []
         ahead = 4  # so that decoding and the backbone go on side by side, and little is held in memory
         for start in range(0, len(archive.images), ahead):

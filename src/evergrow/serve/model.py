@@ -49,11 +49,14 @@ class Wanted:
         What makes a repeated request count once.
     note : str
         For people, in the history.
+    who : str, optional
+        Whose change it is; by default the user that the service runs as.
     """
 
     match: str = ""
     once: Once = field(default_factory=Once)
     note: str = ""
+    who: str | None = None
 
     def check(self, version: Version) -> None:
         """Raise the problem 412 unless the model is what the caller saw."""
@@ -249,7 +252,9 @@ class ServedModel:
             edit.on_learner(learner)
             if len(learner.history_) == len(version.changes):  # nothing to do
                 return Outcome(version, version.changes[-1], before, [], replayed=True)
-            made = self._committed(learner, Change("update", "", 0, note=wanted.note, extra=wanted.once.extra()))
+            made = self._committed(
+                learner, Change("update", "", 0, note=wanted.note, extra=wanted.once.extra()), wanted.who
+            )
         return Outcome(made, made.changes[-1], before, [], replayed=made is version)
 
     def _edited_draft(self, version: Version, before: Draft, edit: Edit, wanted: Wanted) -> Version:
@@ -266,7 +271,9 @@ class ServedModel:
                 return self._version
             learner = self._begun(draft)
             requests = [entry for change in draft.history for entry in requests_of(change)]
-            return self._committed(learner, Change("fit", "", 0, note=wanted.note, extra=Once().extra(requests)))
+            return self._committed(
+                learner, Change("fit", "", 0, note=wanted.note, extra=Once().extra(requests)), wanted.who
+            )
 
     def _begun(self, draft: Draft) -> Learner:
         backbone = None if draft.spec is None else self._pool.of_spec(draft.spec).backbone
@@ -283,9 +290,9 @@ class ServedModel:
             attach_part(learner, name, part)
         return learner
 
-    def _committed(self, learner: Learner, change: Change) -> Version:
+    def _committed(self, learner: Learner, change: Change, who: str | None) -> Version:
         """Write a learner as the next revision and make it the present version."""
-        commit(self.path, learner, change)
+        commit(self.path, learner, change, who=who)
         self.draft_path.unlink(missing_ok=True)  # what it began from, or what a crash just after that left
         return self._published(learner)
 
@@ -308,7 +315,7 @@ class ServedModel:
             n = steps if to is None else _steps_to(to, kept)
             target = kept[-n] if n <= len(kept) else 0  # where there are fewer, rollback says so
             undone = [e for entry in learner.history_ if entry.revision > target for e in requests_of(entry)]
-            change = rollback(self.path, n, extra=wanted.once.extra(undone))
+            change = rollback(self.path, n, who=wanted.who, extra=wanted.once.extra(undone))
         return Outcome(self._refreshed(), change, version.counts, [])
 
 

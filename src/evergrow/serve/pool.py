@@ -102,10 +102,14 @@ class BackbonePool:
         known = next((made for made in self._given.values() if _key(made.spec) == _key(spec)), None)
         return self._sharing(_key(spec), (lambda: known) if known is not None else learner.backbone_)
 
+    def loaded(self, spec: BackboneSpec) -> Batcher | None:
+        """Return a backbone that is loaded, at once; None for any other."""
+        with self._guard:
+            return self._shared.get(_key(spec))
+
     def of_spec(self, spec: BackboneSpec) -> Batcher:
         """Return the backbone that a model was begun with here."""
-        with self._guard:
-            found = self._shared.get(_key(spec))
+        found = self.loaded(spec)
         return found if found is not None else self.chosen(spec.kind, spec.name)
 
     def check_offered(self, learner: Learner) -> None:

@@ -27,7 +27,7 @@ _ZIP = {
     },
     "parameters": CHANGE_HEADERS,
 }
-_TYPES = ("application/zip", "application/x-zip-compressed")
+_TYPES = ("application/zip", "application/x-zip-compressed", "application/octet-stream")
 
 
 def jobs_router(service: Service, jobs: Jobs) -> APIRouter:

@@ -89,6 +89,7 @@ def label_studio_router(service: Service) -> APIRouter:
         model, version = await service.open(m)
         values = (await read_body(request, service.limits)).values
         action = values.get("action")
+        annotations: tuple[Annotation, ...]
         if action in ("ANNOTATION_CREATED", "ANNOTATION_UPDATED"):
             annotations = (await _annotation(model, version, values),)
         elif action in ("ANNOTATIONS_DELETED", "ANNOTATION_DELETED"):
@@ -96,7 +97,9 @@ def label_studio_router(service: Service) -> APIRouter:
             annotations = deletions(keys_of(values.get("project"), gone))
         else:
             return {"status": "ignored", "action": str(action)[:80]}
-        outcome = await service.change(model, Annotate(annotations), Wanted(note=f"Label Studio: {action}"))
+        outcome = await service.change(
+            model, Annotate(annotations), Wanted(note=f"Label Studio: {action}", who="Label Studio")
+        )
         return {"status": "ok", **outcome_values(m, outcome)}
 
     async def _annotation(model: ServedModel, version: Version, values: Mapping[str, Any]) -> Annotation:
@@ -104,13 +107,14 @@ def label_studio_router(service: Service) -> APIRouter:
         if not isinstance(annotation, Mapping):
             raise Problem(422, "annotation must be an object", "BadField")
         key, label = annotation_key(project, annotation), choice_of(annotation)
+        moment = str(annotation.get("updated_at") or "")[:40]
         if label is None:
-            return Annotation(key, None)
+            return Annotation(key, None, moment=moment)
         checked(LabelList, {"labels": [label]})
         config = project.get("label_config") if isinstance(project, Mapping) else None
         names: Names = names_of(config, version.kind)
         rows = await _features(model, version, [sample_of(values.get("task"), version.kind, names)], alone=True)
-        return Annotation(key, label, rows[0])
+        return Annotation(key, label, rows[0], moment=moment)
 
     async def _features(model: ServedModel, version: Version, samples: list[str], *, alone: bool = False) -> Any:
         if version.kind == "texts":

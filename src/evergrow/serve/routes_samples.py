@@ -16,7 +16,7 @@ from evergrow.serve.problems import Problem
 from evergrow.serve.schemas import ChangeAnswer, EvaluationRecord, Exam, Lesson, Predictions, Question
 from evergrow.serve.service import Service
 
-_LABELS = {
+_LABELS: dict[str, Any] = {
     "label": LABEL,
     "labels": {"type": "array", "items": LABEL, "description": "Once for each image, or one JSON list."},
 }
@@ -108,7 +108,8 @@ def wanted_of(request: Request, work: str, body: Body, note: str = "") -> Wanted
     key = request.headers.get("idempotency-key")
     if key is not None and not (0 < len(key) <= 200 and key.isascii() and key.isprintable()):
         raise Problem(422, "Idempotency-Key must be 1 to 200 characters that can be printed", "BadKey")
-    return Wanted(request.headers.get("if-match", ""), Once.of(key, work.encode(), *body.raw), note)
+    who = getattr(request.state, "token", "") or None
+    return Wanted(request.headers.get("if-match", ""), Once.of(key, work.encode(), *body.raw), note, who)
 
 
 def _count(body: Body, lesson: Lesson | Exam) -> int:

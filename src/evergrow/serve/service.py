@@ -52,6 +52,7 @@ class Service:
         self.store = Store(config, self.pool)
         cores = os.cpu_count() or 2
         self.threads = ThreadPoolExecutor(max(4, cores), "answers")
+        self.loaders = ThreadPoolExecutor(2, "backbones")
         self.decoders = ThreadPoolExecutor(cores, "images")
         self.writers = ThreadPoolExecutor(max(4, cores), "changes")
         self.closing = asyncio.Event()
@@ -70,6 +71,7 @@ class Service:
         self.writers.shutdown(wait=True)
         self.pool.close()
         self.threads.shutdown(wait=True)
+        self.loaders.shutdown(wait=True)
         self.decoders.shutdown(wait=True)
 
     async def run(self, work: Callable[..., Result], *args: Any, **settings: Any) -> Result:
@@ -120,10 +122,19 @@ class Service:
             return array
         if given[field] is None:
             raise InputError(f"{field} must hold at least one sample, got none")
-        batcher = await self.run(model.batcher, version)
-        if batcher is None:
-            raise InputError(f"rows must be given, since the model takes {version.kind}")
+        batcher = await self.batcher(model, version)
         return await self.encoded(batcher, images, texts, alone=alone)
+
+    async def batcher(self, model: ServedModel, version: Version) -> Batcher:
+        """Return what runs a model's backbone; one that has to be loaded first keeps nobody else waiting."""
+        if version.spec is None:
+            raise InputError(f"rows must be given, since the model takes {version.kind}")
+        found = self.pool.loaded(version.spec)
+        if found is None:
+            found = await asyncio.get_running_loop().run_in_executor(self.loaders, model.batcher, version)
+        if found is None:
+            raise InputError(f"rows must be given, since the model takes {version.kind}")
+        return found
 
     async def encoded(
         self, batcher: Batcher, images: Sequence[SentImage], texts: Sequence[str] | None, *, alone: bool

@@ -127,7 +127,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def _read_input(entry: dict[str, Any], rest: memoryview) -> tuple[InputTensor, int]:
     name, datatype, shape = entry.get("name"), entry.get("datatype"), entry.get("shape")
-    if not isinstance(name, str) or not (datatype == "BYTES" or datatype in DTYPES):
+    if not isinstance(name, str) or not isinstance(datatype, str) or datatype not in ("BYTES", *DTYPES):
         raise Problem(422, "inputs must have a name and a datatype of the protocol", "BadField")
     plain = isinstance(shape, list) and 0 < len(shape) <= 8
     if not plain or not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**31 for n in shape or ()):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evergrow.backbones.base import BackboneSpec
 from evergrow.core.errors import InputError, NotFittedError
 from evergrow.learner.answers import Answers
 from evergrow.learner.changes import Change
@@ -82,6 +83,11 @@ class Version:
     def changes(self) -> list[Change]:
         """What led here, the oldest first."""
         return list(self.known.history) if isinstance(self.known, Draft) else self.known.history_
+
+    @property
+    def spec(self) -> BackboneSpec | None:
+        """What computes the features; None where samples are features."""
+        return self.known.spec if isinstance(self.known, Draft) else self.known.spec_
 
     @property
     def n_features(self) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from evergrow.core.errors import UnknownNameError
 from evergrow.core.escaping import printable
 from evergrow.core.registry import nearest
+from evergrow.core.wording import setting
 from evergrow.records import AnalysisRecord
 from evergrow.tables.metric import METRICS, Metric, Record, mean_and_error
 from evergrow.tables.selection import JOINT, R, dataset_label, one_per_run, unfinished_notes
@@ -92,7 +93,8 @@ def compare(records: Iterable[Record], metrics: Sequence[str] = ("a_last", "a_av
     for metric in metrics:
         if metric not in METRICS:
             raise UnknownNameError(
-                f"metric must be one of {', '.join(METRICS)}, got {metric!r}; nearest: {nearest(metric, METRICS)}"
+                f"{setting('metric')} must be one of {', '.join(METRICS)}, got {metric!r}; "
+                f"nearest: {nearest(metric, METRICS)}"
             )
     unique, copies = one_per_run(records)
     notes = [f"{copies} further records of the same runs were left out; the latest of each counts"] if copies else []

@@ -13,6 +13,7 @@ from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import FileFormatError, ParameterError
 from evergrow.core.fields import Fields
 from evergrow.core.validation import check_choice
+from evergrow.core.wording import setting
 from evergrow.training.settings import FsaConfig
 from evergrow.tuners import adapting_tuners
 from evergrow.tuners.files import SavedTuner
@@ -170,7 +171,7 @@ def adaptation_config(adapt: Any) -> FsaConfig | None:
     known = adapting_tuners()
     if not isinstance(adapt, str):
         raise ParameterError(
-            f"adapt must be None, an FsaConfig or one of {', '.join(known)}, got {type(adapt).__name__}"
+            f"{setting('adapt')} must be None, an FsaConfig or one of {', '.join(known)}, got {type(adapt).__name__}"
         )
     check_choice("adapt", adapt, known)
     return FsaConfig.recipe(tuner=adapt)

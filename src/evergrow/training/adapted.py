@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from evergrow.backbones import BackboneSpec, ImageBackbone
 from evergrow.core.errors import ParameterError, WeightsError
+from evergrow.core.wording import setting
 from evergrow.training.adaptation import Adaptation
 from evergrow.training.cost import Cost
 from evergrow.training.loop import TrainLog
@@ -71,7 +72,9 @@ def own_copy(module: nn.Module) -> nn.Module:
 def _require_untuned(module: nn.Module) -> None:
     present = [tuner.name for tuner in tuners_of(module)]
     if present:
-        raise ParameterError(f"backbone must carry no tuner to be adapted, got {present}: remove or merge it finally")
+        raise ParameterError(
+            f"{setting('backbone')} must carry no tuner to be adapted, got {present}: remove or merge it finally"
+        )
 
 
 class AdaptedBackbone(ImageBackbone):
@@ -163,7 +166,8 @@ def adapted_from(backbone: ImageBackbone, adaptation: Adaptation) -> AdaptedBack
     base = adaptation.base.weights_hash
     if backbone.spec.weights_hash != base:
         raise WeightsError(
-            f"backbone must be the one that the tuner was trained on (hash {base}), got {backbone.spec.name} with hash "
+            f"{setting('backbone')} must be the one that the tuner was trained on (hash {base}), got "
+            f"{backbone.spec.name} with hash "
             f"{backbone.spec.weights_hash}"
         )
     module = shared_copy(backbone.module)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from evergrow.core.archive import Archive, read_archive, register_kind, write_archive
 from evergrow.core.fields import Fields
+from evergrow.core.wording import setting
 from evergrow.training.errors import CheckpointError
 from evergrow.training.optimizers import OptimizerKind
 from evergrow.training.settings import PRECISIONS
@@ -204,6 +205,6 @@ def _require_same(name: str, found: dict[str, Any], wanted: dict[str, Any]) -> N
     if differing:
         shown = "; ".join(f"{key} is {found.get(key)!r} there and {wanted.get(key)!r} here" for key in differing[:3])
         raise CheckpointError(
-            f"checkpoint must be of the same training, but {name} differs in {len(differing)} of "
+            f"{setting('checkpoint')} must be of the same training, but {name} differs in {len(differing)} of "
             f"{len({*found, *wanted})} points: {shown}; go on with the old settings, or remove the file"
         )

@@ -11,6 +11,7 @@ from torch.nn.functional import linear, normalize
 
 from evergrow.core.errors import InputError
 from evergrow.core.seeding import generator
+from evergrow.core.wording import setting
 
 
 class CosineHead(nn.Module):
@@ -129,6 +130,6 @@ class Network(nn.Module):
         features = self.backbone(images)
         if not isinstance(features, Tensor) or features.ndim != 2:
             shape = tuple(getattr(features, "shape", ())) or type(features).__name__
-            raise InputError(f"backbone must give one vector per image to be trained, got {shape}")
+            raise InputError(f"{setting('backbone')} must give one vector per image to be trained, got {shape}")
         logits: Tensor = self.head(features)
         return logits

@@ -31,7 +31,7 @@ def featurize(data: RawSet, backbone: Backbone, *, config: ExtractConfig | None 
     -------
     FeatureSet
         Memory-mapped where the features lie in a cache. Items that could not be read are left out if ``on_error`` is
-        ``"skip"``.
+        ``"skip"``. Blocks of a recipe are kept apart.
 
     Examples
     --------
@@ -48,13 +48,17 @@ def featurize(data: RawSet, backbone: Backbone, *, config: ExtractConfig | None 
     True
     """
     train = extract(backbone, data.train, config=config, **settings)
-    test = extract(backbone, data.test, config=config, **settings)
+    test = None if data.whole else extract(backbone, data.test, config=config, **settings)
     lost = sorted(set(data.y_train.tolist()) - set(data.y_train[train.rows].tolist()))
     if lost:
         names = ", ".join(data.class_names[label] for label in lost[:5])
         raise InputError(f"every class must keep a training sample, got none that can be read for {names}")
-    features = data.features(train.features, test.features, train_rows=train.rows, test_rows=test.rows)
-    return replace(features, backbone=backbone_entry(backbone.spec), origin=data.fingerprint)
+    tested = train.features[:0] if test is None else test.features
+    features = data.features(
+        train.features, tested, train_rows=train.rows, test_rows=train.rows[:0] if test is None else test.rows
+    )
+    widths = () if backbone.spec.recipe is None else backbone.spec.recipe.widths
+    return replace(features, backbone=backbone_entry(backbone.spec), origin=data.fingerprint, widths=widths)
 
 
 def describe_features(data: RawSet, spec: BackboneSpec) -> dict[str, Any]:
@@ -73,6 +77,7 @@ def describe_features(data: RawSet, spec: BackboneSpec) -> dict[str, Any]:
 
 def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a backbone for records and feature files; never a path."""
+    recipe = {} if spec.recipe is None else {"recipe": spec.recipe.to_dict()}
     return {
         "name": spec.name,
         "weights": spec.weights.partition(":")[0],
@@ -81,4 +86,5 @@ def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
         "preprocessing": spec.preprocessing,
         "options": spec.options,
         "n_features": spec.n_features,
+        **recipe,
     }

@@ -15,6 +15,7 @@ from evergrow.backbones import ImageBackbone
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import LabelError
 from evergrow.core.items import Items
+from evergrow.core.wording import setting
 from evergrow.training.adapted import AdaptedBackbone, shared_copy
 from evergrow.training.classifiers import CosineHead, Lift, LinearHead, Network
 from evergrow.training.cost import Cost, count_parameters, inference_gflops, training_gflops
@@ -90,7 +91,8 @@ def adapt(
     module.to(backbone.device if device is None else resolve_device(device))
     tuner = create_tuner(config.tuner, module, seed=seed, **config.settings)
     where = next(tuner.parameters()).device
-    head = _head(config, backbone.n_features, len(classes), seed).to(where)
+    # What is trained is the network's own vector, whatever blocks are read of it later.
+    head = _head(config, backbone.with_recipe("final").n_features, len(classes), seed).to(where)
     network = Network(module, head, [tuner])
     groups = config.train.groups(tuner.parameters(), head.parameters())
     log = train(
@@ -130,7 +132,8 @@ def check_adaptable(backbone: ImageBackbone, config: FsaConfig) -> None:
     except UnsupportedModelError as error:
         hint = "; 'ssf' serves convolutional networks too" if config.tuner != "ssf" else ""
         raise UnsupportedModelError(
-            f"adapt must be a tuner that can serve {backbone.spec.name}, got {config.tuner!r}: {error}{hint}"
+            f"{setting('adapt')} must be a tuner that can serve {backbone.spec.name}, got {config.tuner!r}: "
+            f"{error}{hint}"
         ) from error
 
 

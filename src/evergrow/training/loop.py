@@ -25,6 +25,7 @@ from evergrow.core.errors import ParameterError
 from evergrow.core.items import Items
 from evergrow.core.progress import Meter, meter
 from evergrow.core.seeding import derive_seed
+from evergrow.core.wording import setting
 from evergrow.training.checkpoint import Progress, TrainState, read_checkpoint, write_checkpoint
 from evergrow.training.data import TrainingImages, TrainingSeed, training_images
 from evergrow.training.errors import CheckpointError, TrainingError
@@ -191,7 +192,7 @@ def train(
         return run.go(None, {}, progress, on_epoch)
     path = Path(checkpoint)
     if not path.parent.is_dir():  # said before training, not after the first epoch
-        raise ParameterError(f"checkpoint must be a file in a folder that exists, got {path}")
+        raise ParameterError(f"{setting('checkpoint')} must be a file in a folder that exists, got {path}")
     whole = _identity(run, items, codes, seed, purpose, preprocessing) | dict(identity or {})
     return run.go(path, whole, progress, on_epoch)
 

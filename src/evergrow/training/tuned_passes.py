@@ -71,7 +71,7 @@ class _NetworkAsBackbone(Backbone):
     """Dresses a network up as a backbone, so that it is run over items by the same loader at a checked precision."""
 
     def __init__(self, backbone: ImageBackbone, network: nn.Module, width: int) -> None:
-        self.spec = replace(backbone.spec, n_features=width)
+        self.spec = replace(backbone.spec, n_features=width, recipe=None)
         self.transform = backbone.transform
         self.device = backbone.device
         self._network = network

@@ -1,0 +1,164 @@
+"""``evergrow answering``: prior, costs and thresholds that answers follow, without learning anew."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evergrow.cli.console import Answer, facts
+from evergrow.cli.models import change_values, changing_model, load_model, written_note
+from evergrow.cli.options import Json, ModelFile, Wait
+from evergrow.cli.registry import command
+from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
+
+_MOST_BYTES = 64 * 2**20  # a matrix of a few thousand classes
+_NONE = "none"
+
+
+@command("answering", panel="Edit")
+def answering_command(
+    model: ModelFile,
+    prior: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="How common classes are: uniform, counts, learned or a file."),
+    ] = None,
+    costs: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="What mistakes cost: a file true,answer,cost or a matrix, or none."),
+    ] = None,
+    threshold: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--threshold", metavar="CLASS=P", help="Probability from which a class is the answer, or none; repeatable."
+        ),
+    ] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Take back all that was set before.")] = False,
+    wait: Wait = False,
+    as_json: Json = False,
+) -> Answer:
+    """Say how answers follow from probabilities, or show it: prior, costs and thresholds.
+
+    Nothing is learned or forgotten by it; predict and evaluate follow it from now on. Probabilities are first brought
+    to the prior; a class with a threshold is answered wherever it reaches that, and nowhere else; else the answer is
+    the one of least expected cost, and without costs the likeliest. Files are CSV or JSON.
+
+    For example:
+
+      evergrow answering birds.evg --prior counts --threshold "snowy owl=0.02"
+
+      evergrow answering checks.evg --costs costs.csv
+
+      evergrow answering checks.evg --reset
+
+    Exit codes: 0 set or shown, 2 a class is not known, a file or a number is wrong, and nothing changed, 3 another
+    process is changing the model.
+    """
+    from evergrow.learner.modelfile import commit
+
+    if prior is None and costs is None and not threshold and not reset:
+        learner = load_model(model)
+        return Answer({"model": str(model), "answering": learner.answering_.to_values()}, _lines(learner.answering_))
+    given = _read_options(prior, costs, threshold or [])
+    with changing_model(model, wait=wait) as learner:
+        before = {} if reset else _settings(learner.answering_)
+        limits = {**before.get("thresholds", {}), **given.pop("thresholds")}
+        kept = {name: value for name, value in limits.items() if value is not None}
+        learner.set_answering(**{**before, **given, "thresholds": kept})
+        commit(model, learner)
+    change, answering = learner.history_[-1], learner.answering_
+    values = change_values(model, learner, change, answering=answering.to_values())
+    return Answer(values, _lines(answering), done=written_note(model, learner))
+
+
+def _settings(answering: Any) -> dict[str, Any]:
+    return {"prior": answering.prior, "costs": answering.costs, "thresholds": dict(answering.thresholds)}
+
+
+def _lines(answering: Any) -> list[str]:
+    """Return the settings for people."""
+    return facts([("answers", answering.summary())])
+
+
+def _read_options(prior: str | None, costs: str | None, thresholds: list[str]) -> dict[str, Any]:
+    """Return what the options ask for; None in a threshold takes one back."""
+    from evergrow.learner.answering import LEARNED, PRIORS
+
+    given: dict[str, Any] = {"thresholds": dict(_threshold(entry) for entry in thresholds)}
+    if prior is not None:
+        given["prior"] = prior if prior in (LEARNED, *PRIORS) else _read_prior(Path(prior))
+    if costs is not None:
+        given["costs"] = None if costs == _NONE else _read_costs(Path(costs))
+    return given
+
+
+def _threshold(entry: str) -> tuple[str, float | None]:
+    name, sign, text = entry.rpartition("=")
+    if not sign:
+        raise ParameterError(f"--threshold must be CLASS=PROBABILITY, got {entry!r}")
+    return name, None if text == _NONE else _number("--threshold", text)
+
+
+def _number(option: str, text: Any) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        raise ParameterError(f"{option} must have a number, got {str(text)[:60]!r}") from None
+
+
+def _read_prior(path: Path) -> dict[str, float]:
+    rows = _read("--prior", path)
+    if isinstance(rows, dict):
+        return {name: _number("--prior", value) for name, value in rows.items()}
+    if any(len(row) != 2 for row in rows):
+        raise InputError(f"--prior must have two columns, class and weight, got another number in {path}")
+    body = rows[1:] if _is_header(rows[0][1]) else rows
+    return {row[0]: _number("--prior", row[1]) for row in body}
+
+
+def _read_costs(path: Path) -> dict[str, dict[str, float]]:
+    rows = _read("--costs", path)
+    if isinstance(rows, dict):
+        if not all(isinstance(row, dict) for row in rows.values()):
+            raise InputError(f"--costs must be costs by class and answer, got other values in {path}")
+        return {true: {name: _number("--costs", cost) for name, cost in row.items()} for true, row in rows.items()}
+    header = [cell.strip().casefold() for cell in rows[0]]
+    if any(len(row) != len(header) for row in rows):
+        raise InputError(f"--costs must have rows of one length, got others in {path}")
+    found: dict[str, dict[str, float]] = {}
+    if header == ["true", "answer", "cost"]:
+        for true, answer, cost in rows[1:]:
+            found.setdefault(true, {})[answer] = _number("--costs", cost)
+        return found
+    return {row[0]: {name: _number("--costs", cell) for name, cell in zip(rows[0][1:], row[1:])} for row in rows[1:]}
+
+
+def _read(option: str, path: Path) -> Any:
+    """Return the rows of a CSV file, or the object of a JSON file."""
+    if not path.is_file():
+        raise DatasetNotFoundError(f"{option} must be an existing file, got {str(path)!r}")
+    if path.stat().st_size > _MOST_BYTES:
+        raise InputError(f"{option} must be a file of at most {_MOST_BYTES // 2**20} MiB, got {path}")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix.lower() != ".json":
+            rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if any(row)]
+        else:
+            rows = json.loads(text)
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        raise InputError(f"{option} must be a CSV or JSON file, got {path}: {error}") from error
+    if not rows or not isinstance(rows, (list, dict)) or (path.suffix.lower() == ".json") != isinstance(rows, dict):
+        raise InputError(f"{option} must hold numbers by class, got none in {path}")
+    return rows
+
+
+def _is_header(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return True
+    return False

@@ -1,0 +1,131 @@
+"""``evergrow watch``: learn what appears in a folder and answer what lies in its inbox."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evergrow.cli.console import Answer, listed, note_line, plural, warn_line
+from evergrow.cli.models import Running, load_model, model_line
+from evergrow.cli.options import Device, FalseAlarm, Json, ModelFile, OnError, Wait, Weights
+from evergrow.cli.registry import command
+from evergrow.core.errors import BusyError, ParameterError
+
+if TYPE_CHECKING:
+    from evergrow.learner.watched_folder import WatchedFolder
+    from evergrow.learner.watching import Watched
+
+
+@command("watch", panel="Learn")
+def watch_command(
+    model: ModelFile,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder with a subfolder per class, and inbox.", show_default=False)
+    ],
+    once: Annotated[bool, typer.Option("--once", help="Look once and end, as for cron, instead of going on.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between looks.")] = 2.0,
+    quiet: Annotated[float, typer.Option(help="Seconds for which a file must not have changed to be taken.")] = 2.0,
+    reject_unknown: Annotated[
+        bool, typer.Option("--reject-unknown/--no-reject-unknown", help="Say in answers what is of no learned class.")
+    ] = True,
+    false_alarm: FalseAlarm = 0.05,
+    device: Device = "auto",
+    weights: Weights = None,
+    wait: Wait = False,
+    as_json: Json = False,
+) -> Answer:
+    """Learn what appears in FOLDER/CLASS/ and answer what appears in FOLDER/inbox/, until interrupted.
+
+    One file is one sample: an image, a .txt file for a model of texts, an .npy file for one of feature vectors. What
+    was learned is moved to FOLDER/done/learned/CLASS/, what was answered to FOLDER/done/answered/ with the answer in a
+    .json file beside it, and what cannot be read to FOLDER/done/refused/ with the reason. A file is learned exactly
+    once, also if the command is killed in between: the model's file itself lists what it has learned. Files that are
+    still being written are waited for; links and names that cannot be shown are refused.
+
+    For example:
+
+      evergrow watch birds.evg incoming/
+
+      evergrow watch birds.evg incoming/ --once
+
+    Exit codes: 0 done, or ended by Ctrl-C, 1 done but files were refused, 2 bad input, 3 another process is changing
+    the model (with --once) or watches the folder.
+    """
+    from evergrow.learner.watched_folder import WatchedFolder
+
+    for name, value in (("--interval", interval), ("--quiet", quiet)):
+        if not 0 <= value < float("inf"):
+            raise ParameterError(f"{name} must be a number of seconds from 0 on, got {value:g}")
+    if not 0 < false_alarm < 1:
+        raise ParameterError(f"--false-alarm must lie between 0 and 1, got {false_alarm:g}")
+    running = Running(OnError.SKIP, False, device, weights, as_json)
+    load_model(model, running)  # refuses what is no model before anything is moved
+    place = WatchedFolder(folder, quiet)
+    settings = {"false_alarm": false_alarm if reject_unknown else None, "wait": wait, **running.loading}
+    with place.held():
+        total = _look_once(model, place, settings) if once else _look_on(model, place, interval, settings)
+    return _answer(model, total, running)
+
+
+def _look_once(model: Path, place: WatchedFolder, settings: dict[str, Any]) -> Watched:
+    """Look, and a second time where files had just arrived; what changes still is left for the next run."""
+    from evergrow.learner.watching import watch_once
+
+    total = watch_once(model, place, **settings)
+    if total.waiting:
+        time.sleep(place.quiet)
+        total.add(watch_once(model, place, **settings))
+    return total
+
+
+def _look_on(model: Path, place: WatchedFolder, interval: float, settings: dict[str, Any]) -> Watched:
+    """Look until interrupted, and say what happened."""
+    from evergrow.learner.watching import Watched, watch_once
+
+    total, told = Watched(), set[tuple[str, str]]()
+    note_line(f"watching {place.root} for {model}; Ctrl-C ends it")
+    try:
+        while True:
+            try:
+                done = watch_once(model, place, **settings)
+            except BusyError as error:
+                warn_line(f"{error}")
+                done = Watched()
+            done.refused = [entry for entry in done.refused if entry not in told]
+            told.update(done.refused)
+            if done.anything:
+                note_line(_told(done))
+            total.add(done)
+            time.sleep(interval)
+    except KeyboardInterrupt:
+        return total
+
+
+def _told(done: Watched) -> str:
+    parts = [f"learned {plural(done.learned, 'file')}", f"answered {done.answered}"]
+    if done.again:
+        parts.append(f"{done.again} learned before")
+    if done.refused:
+        parts.append(f"refused {listed([name for name, _ in done.refused])}: {done.refused[0][1]}")
+    return ", ".join(parts)
+
+
+def _answer(model: Path, total: Watched, running: Running) -> Answer:
+    learner = load_model(model, running)
+    values = {
+        "model": str(model),
+        "revision": learner.revision_,
+        "learned": total.learned,
+        "answered": total.answered,
+        "learned_before": total.again,
+        "refused": dict(total.refused),
+        "waiting": total.waiting,
+    }
+    cautions = []
+    if total.refused:
+        names = [name for name, _ in total.refused]
+        cautions.append(f"{plural(len(names), 'file or folder', 'files or folders')} refused: {listed(names)}")
+    return Answer(values, [_told(total), model_line(model, learner)], cautions)

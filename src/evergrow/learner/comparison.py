@@ -1,0 +1,180 @@
+"""Two models, or two states of one, side by side: classes, counts, accuracy and the samples whose answer changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergrow.core.errors import InputError
+from evergrow.learner.changes import Change
+from evergrow.learner.evaluation import Evaluation, evaluate_predictions
+from evergrow.learner.intake import read_labelled
+from evergrow.learner.learner import Learner
+from evergrow.learner.merging import backbone_differences
+
+
+@dataclass(frozen=True)
+class ChangedAnswer:
+    """A sample to which two models give different answers.
+
+    Parameters
+    ----------
+    item : str
+        Its name.
+    label : str
+        Its class.
+    first, second : str
+        The answers.
+    """
+
+    item: str
+    label: str
+    first: str
+    second: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return plain values for JSON."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What differs between two models.
+
+    Parameters
+    ----------
+    first_only, second_only : tuple of str
+        Classes that only one of them knows.
+    counts : dict of str to (int, int)
+        Samples learned of classes that both know, where the number differs.
+    names : dict of str to str
+        Names that classes of the first have in the second, where it came of the first by renaming or merging.
+    results : pair of Evaluation or None
+        How both did on data; answers of the first are under the names of the second.
+    changed : tuple of ChangedAnswer
+        Samples whose answer differs.
+    """
+
+    first_only: tuple[str, ...]
+    second_only: tuple[str, ...]
+    counts: Mapping[str, tuple[int, int]]
+    names: Mapping[str, str] = field(default_factory=dict)
+    results: tuple[Evaluation, Evaluation] | None = None
+    changed: tuple[ChangedAnswer, ...] = ()
+
+    def recalls(self) -> dict[str, tuple[float | None, float | None]]:
+        """Return the share of every class in the data that each model recognises; None where it does not know it."""
+        if self.results is None:
+            return {}
+        found = [{row.name: row.recall for row in result.per_class if row.n} for result in self.results]
+        return {name: (found[0].get(name), found[1].get(name)) for name in sorted({*found[0], *found[1]})}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "first_only": list(self.first_only),
+            "second_only": list(self.second_only),
+            "counts": {name: list(pair) for name, pair in self.counts.items()},
+            "names": dict(self.names),
+            "first": None if self.results is None else _figures(self.results[0]),
+            "second": None if self.results is None else _figures(self.results[1]),
+            "per_class": {name: list(pair) for name, pair in self.recalls().items()},
+            "changed": [entry.to_dict() for entry in self.changed],
+        }
+
+
+def compare_learners(first: Learner, second: Learner, data: Any = None) -> Comparison:
+    """Return what differs between two learners.
+
+    Parameters
+    ----------
+    first, second : Learner
+        Of the same kind of samples.
+    data : path-like, RawSet, FeatureSet or (items, labels), optional
+        Labelled data to ask both about; of sources with two parts the test part.
+
+    Raises
+    ------
+    InputError
+        If one takes images and the other texts or features, and there are data to ask about.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.learner.comparison import compare_learners
+    >>> from evergrow.learner.learner import Learner
+    >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
+    >>> old, new = (Learner(options={"n_units": 20}).fit((X[:n], y[:n])) for n in (25, 40))
+    >>> found = compare_learners(old, new)
+    >>> found.second_only, found.counts
+    (('rook',), {'owl': (5, 10)})
+    """
+    later = later_names(first.history_, second.history_)
+    names = {old: new for old, new in later.items() if old in first.samples_by_name_ and new != old}
+    mine: dict[str, int] = {}
+    for name, n in first.samples_by_name_.items():
+        mine[names.get(name, name)] = mine.get(names.get(name, name), 0) + n
+    theirs = second.samples_by_name_
+    counts = {name: (mine[name], theirs[name]) for name in sorted(mine.keys() & theirs) if mine[name] != theirs[name]}
+    alone = tuple(sorted(mine.keys() - theirs.keys())), tuple(sorted(theirs.keys() - mine.keys()))
+    if data is None:
+        return Comparison(*alone, counts, names)
+    if first.kind_ != second.kind_:
+        raise InputError(f"models must take the same kind of samples, got {first.kind_} and {second.kind_}")
+    return _asked(Comparison(*alone, counts, names), first, second, data)
+
+
+def later_names(before: list[Change], after: list[Change]) -> dict[str, str]:
+    """Return what classes of a model are called later, where one history goes on from the other."""
+    shared = len(before)
+    if _marks(after[:shared]) != _marks(before):
+        return {}
+    names: dict[str, str] = {}
+    for change in after[shared:]:
+        if change.what in ("rename", "merge-classes"):
+            moved = {old: change.names.get(name, name) for old, name in names.items()}
+            names = {**{old: new for old, new in change.names.items() if old not in moved}, **moved}
+    return names
+
+
+def _asked(found: Comparison, first: Learner, second: Learner, data: Any) -> Comparison:
+    """Return the comparison with answers to data; samples go through the backbone once where both have the same."""
+    samples = read_labelled(data, "test", first.kind_)
+    mine = first._encoded(samples, first._encoder)
+    same = not backbone_differences(first.spec_, second.spec_)
+    theirs = mine if same else second._encoded(samples, second._encoder)
+    both = np.intersect1d(mine.rows, theirs.rows)
+    rows = [np.searchsorted(encoded.rows, both) for encoded in (mine, theirs)]
+    # Data may still have the names that classes had in the first.
+    former = {old: new for old, new in found.names.items() if old not in second.n_samples_}
+    labels, items = _translated(samples.required_labels()[both], former), samples.names()
+    answers = first._answers_to(mine.X[rows[0]]), second._answers_to(theirs.X[rows[1]])
+    answers = _translated(answers[0], found.names), answers[1]
+    known = sorted({found.names.get(name, name) for name in first.samples_by_name_}), sorted(second.samples_by_name_)
+    changed = tuple(
+        ChangedAnswer(items[int(row)], str(label), str(a), str(b))
+        for row, label, a, b in zip(both, labels, *answers, strict=True)
+        if a != b
+    )
+    results = tuple(
+        evaluate_predictions(labels.tolist(), said.tolist(), classes)
+        for said, classes in zip(answers, known, strict=True)
+    )
+    return Comparison(found.first_only, found.second_only, found.counts, found.names, (results[0], results[1]), changed)
+
+
+def _translated(answers: NDArray[np.str_], names: Mapping[str, str]) -> NDArray[np.str_]:
+    return np.array([names.get(name, name) for name in answers.tolist()], dtype=np.str_)
+
+
+def _marks(history: list[Change]) -> list[tuple[str, str]]:
+    return [(change.what, change.when) for change in history]
+
+
+def _figures(result: Evaluation) -> dict[str, Any]:
+    plain = result.to_dict()
+    return {name: plain[name] for name in ("n_samples", "n_known", "accuracy", "accuracy_all", "balanced_accuracy")}

@@ -1,0 +1,169 @@
+"""Labels as they came: a model keeps classes under names, and answers in the kind that was learned.
+
+A name is ``str`` of the label, so that a model file, the command line and exports know one kind of class only. The kind
+stands beside it: names themselves, integers or booleans. What is read from files has names, and fits a model of any
+kind that can read them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergrow.core.errors import DataWarning, LabelError
+
+if TYPE_CHECKING:
+    from evergrow.learner.snapshot import Snapshot
+
+KINDS = ("name", "integer", "boolean")
+"""Kinds of labels that a model may have learned."""
+
+_PLURAL = {"name": "names", "integer": "integers", "boolean": "booleans"}
+_TRUTHS = {"False": False, "True": True}
+
+
+def kind_of(values: Sequence[Any]) -> str:
+    """Return the kind of labels, or raise :class:`LabelError` where they are of several.
+
+    Parameters
+    ----------
+    values : sequence
+        Plain labels; numbers with a fraction count as names.
+
+    Examples
+    --------
+    >>> from evergrow.learner.labels import kind_of
+    >>> kind_of(["a", "b"]), kind_of([3, 10]), kind_of([True]), kind_of([0.5])
+    ('name', 'integer', 'boolean', 'name')
+    """
+    types = {_plain_type(value) for value in values}
+    if len(types) > 1:
+        raise LabelError(f"labels must all be of one kind, got a mix of {', '.join(sorted(types))}")
+    return {"int": "integer", "bool": "boolean"}.get(next(iter(types), "str"), "name")
+
+
+def _plain_type(value: Any) -> str:
+    return type(value.item() if isinstance(value, np.generic) else value).__name__
+
+
+def can_read(kind: str, name: str) -> bool:
+    """Return whether a name is that of a label of this kind.
+
+    Examples
+    --------
+    >>> from evergrow.learner.labels import can_read
+    >>> can_read("integer", "-3"), can_read("integer", "03"), can_read("boolean", "True"), can_read("name", "03")
+    (True, False, True, True)
+    """
+    if kind == "name":
+        return True
+    if kind == "boolean":
+        return name in _TRUTHS
+    digits = name.removeprefix("-")
+    return digits.isascii() and digits.isdecimal() and len(digits) <= 19 and str(int(name)) == name and _fits(int(name))
+
+
+def _fits(number: int) -> bool:
+    return -(2**63) <= number < 2**63
+
+
+def as_labels(names: Iterable[str], kind: str) -> NDArray[Any]:
+    """Return names as labels of a kind.
+
+    Examples
+    --------
+    >>> from evergrow.learner.labels import as_labels
+    >>> as_labels(["3", "10"], "integer").tolist(), as_labels(["False"], "boolean").tolist()
+    ([3, 10], [False])
+    """
+    if kind == "integer":
+        return np.array([int(name) for name in names], dtype=np.int64)
+    if kind == "boolean":
+        return np.array([_TRUTHS[name] for name in names], dtype=np.bool_)
+    return np.array(list(names), dtype=np.str_)
+
+
+def column_order(names: NDArray[np.str_], kind: str) -> NDArray[np.int64]:
+    """Return the places of names in the order of their labels: 2 comes before 10, and ``"10"`` before ``"2"``."""
+    return np.argsort(as_labels(names.tolist(), kind), kind="stable").astype(np.int64)
+
+
+def settled_kind(model: str | None, batch: str | None, names: NDArray[np.str_], known: NDArray[np.str_]) -> str:
+    """Return the kind of a model's labels after a batch, or raise :class:`LabelError` where they do not go together.
+
+    Parameters
+    ----------
+    model : str or None
+        The kind so far; None for a model that has learned nothing.
+    batch : str or None
+        The kind of the batch; None for names that were read from a file.
+    names, known : ndarray of str
+        Its labels, and the classes so far.
+
+    Warns
+    -----
+    DataWarning
+        Where numbers become new classes of a model of names, as they always did.
+    """
+    if model is None:
+        return batch or "name"
+    if batch == model or model == "name":
+        if model == "name" and batch == "integer":
+            _warn_names(np.setdiff1d(names, known))
+        elif model == "name" and batch == "boolean":
+            raise LabelError(f"labels must be names as before, got booleans ({names[0]})")
+        return model
+    strange = next((name for name in names.tolist() if batch is not None or not can_read(model, name)), None)
+    if strange is not None:
+        kind = _PLURAL[batch or "name"]
+        raise LabelError(f"labels must be {_PLURAL[model]} as before, got {kind} ({strange!r})")
+    return model
+
+
+def _warn_names(new: NDArray[np.str_]) -> None:
+    if len(new):
+        warnings.warn(
+            f"labels are integers where the model has names: they are learned as names, the first as {str(new[0])!r}",
+            DataWarning,
+            stacklevel=4,
+        )
+
+
+def announced_names(classes: Any, now: Snapshot | None) -> tuple[str, ...] | None:
+    """Return the names of announced classes, or those announced before where none are now.
+
+    Raises
+    ------
+    LabelError
+        If a class that was learned is not among them, or they are of another kind than the labels before.
+    """
+    if classes is None:
+        return None if now is None else now.announced
+    values = classes.tolist() if hasattr(classes, "tolist") else classes
+    if isinstance(values, (str, bytes)) or not isinstance(values, (list, tuple, set, frozenset)) or not values:
+        raise LabelError(f"classes must be a sequence of labels, got {classes!r}")
+    kind, names = kind_of(list(values)), tuple(sorted({str(value) for value in values}))
+    if now is None or not len(now.classes):
+        return names
+    settled_kind(now.label_kind, kind, np.array(names), np.array(names))
+    missing = np.setdiff1d(now.classes, names)
+    if len(missing):
+        raise LabelError(f"classes must hold those that were learned before, got none called {str(missing[0])!r}")
+    return names
+
+
+def check_announced(announced: Sequence[str] | None, names: NDArray[np.str_]) -> None:
+    """Raise :class:`LabelError` for a label that is not among the classes that ``partial_fit`` was told of."""
+    if announced is None:
+        return
+    strange = np.setdiff1d(names, np.asarray(announced, dtype=np.str_))
+    if len(strange):
+        shown = ", ".join(announced[:5]) + (", ..." if len(announced) > 5 else "")
+        raise LabelError(
+            f"labels must be among the classes that were announced ({shown}), got {str(strange[0])!r}: "
+            "give classes with all of them to announce more"
+        )

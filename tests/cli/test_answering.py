@@ -1,0 +1,81 @@
+"""Prior, costs and thresholds from the command line: kept in the file, followed by predict and evaluate, undoable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.conftest import clouds
+
+from evergrow.learner.modelfile import open_model
+
+
+@pytest.fixture
+def asked(shell):
+    """Things between two classes, more and more of the second."""
+    (ants, _), (bees, _) = clouds(("ant",), 40, 9), clouds(("bee",), 40, 8)
+    share = np.linspace(0, 1, 40)[:, None]
+    np.save("asked.npy", (1 - share) * ants + share * bees)
+    return Path("asked.npy")
+
+
+def test_a_threshold_is_kept_and_followed(shell, model, asked):
+    before = model.read_bytes()
+    likely = open_model(model).predict_proba(np.load(asked))[:, 0]
+    output = shell.run("answering", model, "--threshold", "ant=0.01").stdout
+    assert "thresholds ant=0.01" in output
+    answers = shell.json("predict", model, asked, "--top", 3)["predictions"]
+    assert [row["class"] == "ant" for row in answers] == (likely >= 0.01).tolist()
+    odd = next(row for row in answers if row["class"] == "ant" and row["probability"] < 0.4)
+    assert odd["top"][0]["class"] == "ant"
+    assert odd["top"][1]["probability"] >= odd["top"][2]["probability"]
+    assert shell.json("answering", model)["answering"]["thresholds"] == {"ant": 0.01}
+    shell.run("rollback", model)
+    assert model.read_bytes() == before
+
+
+def test_options_add_up_and_are_taken_back(shell, model):
+    Path("prior.csv").write_text("class,weight\nant,3\nbee,1\n")
+    Path("costs.csv").write_text("true,answer,cost\nant,bee,9\n")
+    shell.run("answering", model, "--prior", "prior.csv", "--threshold", "cat=0.5")
+    values = shell.json("answering", model, "--costs", "costs.csv", "--threshold", "ant=0.1")["answering"]
+    assert values["weights"] == {"ant": 3.0, "bee": 1.0}
+    assert values["costs"] == {"ant": {"bee": 9.0}}
+    assert values["thresholds"] == {"cat": 0.5, "ant": 0.1}
+    values = shell.json("answering", model, "--prior", "learned", "--costs", "none", "--threshold", "cat=none")
+    assert values["answering"] == {"prior": "learned", "weights": {}, "costs": {}, "thresholds": {"ant": 0.1}}
+    assert shell.json("answering", model, "--prior", "counts", "--reset")["answering"]["thresholds"] == {}
+    assert "the likeliest class" in shell.run("answering", model, "--reset").stdout
+
+
+def test_costs_as_a_matrix_and_as_json(shell, model):
+    Path("matrix.csv").write_text("true,ant,bee,cat\nant,0,9,1\nbee,2,0,1\n")
+    Path("costs.json").write_text(json.dumps({"ant": {"bee": 9}}))
+    wanted = {"ant": {"ant": 0.0, "bee": 9.0, "cat": 1.0}, "bee": {"ant": 2.0, "bee": 0.0, "cat": 1.0}}
+    assert shell.json("answering", model, "--costs", "matrix.csv")["answering"]["costs"] == wanted
+    assert shell.json("answering", model, "--costs", "costs.json")["answering"]["costs"] == {"ant": {"bee": 9.0}}
+
+
+def test_settings_that_do_not_do(shell, model):
+    Path("bad.csv").write_text("ant,1,2\n")
+    Path("bad.json").write_text("{")
+    Path("flat.json").write_text('{"ant": 1}')
+    Path("ragged.csv").write_text("true,ant\nant,1,2\n")
+    Path("empty.csv").write_text("")
+    before = model.read_bytes()
+    for arguments, said in (
+        (("--threshold", "ant"), "--threshold must be CLASS=PROBABILITY, got 'ant'"),
+        (("--threshold", "ant=high"), "--threshold must have a number, got 'high'"),
+        (("--threshold", "ant=2"), "from 1e-12 to 1, got 2.0 for 'ant'"),
+        (("--threshold", "antt=0.5"), "nearest: 'ant'"),
+        (("--prior", "equal"), "--prior must be an existing file, got 'equal'"),
+        (("--prior", "bad.csv"), "two columns"),
+        (("--costs", "bad.json"), "--costs must be a CSV or JSON file"),
+        (("--costs", "flat.json"), "costs by class and answer"),
+        (("--costs", "ragged.csv"), "rows of one length"),
+        (("--costs", "empty.csv"), "got none in empty.csv"),
+    ):
+        assert said in shell.error("answering", model, *arguments)
+    assert model.read_bytes() == before

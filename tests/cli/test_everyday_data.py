@@ -1,0 +1,311 @@
+"""Data as it lies around, through the commands: data and fit agree, columns, standard input, features, --check."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.cli.conftest import NAMES, Shell, clouds
+from tests.commands import evergrow
+from tests.datasets.conftest import PNG
+from typer.testing import CliRunner
+
+from evergrow.cli.registry import COMMANDS, build_app
+from evergrow.datasets import DataOptions, list_layouts
+from evergrow.datasets.load import survey
+from evergrow.datasets.readers import FILE_FORMATS
+from evergrow.learner.intake import read_labelled
+
+pytestmark = pytest.mark.filterwarnings("ignore:data set:evergrow.core.errors.DataWarning")
+
+CLASSES = ("ant", "bee")
+Build = Callable[[Path], Path]
+
+
+def _images(root: Path, n: int = 6, prefix: str = "") -> list[tuple[str, str]]:
+    pairs = [(f"{prefix}{name}/{number}.png", name) for name in CLASSES for number in range(n)]
+    for path, _ in pairs:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(PNG)
+    return pairs
+
+
+def _class_folders(root: Path) -> Path:
+    _images(root)
+    return root
+
+
+def _train_test(root: Path) -> Path:
+    _images(root, prefix="train/")
+    _images(root, 2, prefix="test/")
+    return root
+
+
+def _table(path: Path, pairs: list[tuple[str, str]], sample: str = "path") -> Path:
+    path.write_text(f"{sample},label\n" + "".join(f"{name},{label}\n" for name, label in pairs))
+    return path
+
+
+def _tables(root: Path) -> Path:
+    _table(root / "train.csv", [(f"text {n}", CLASSES[n % 2]) for n in range(10)], "text")
+    # Classes of the test set only are what a model is to tell apart, and no reason to refuse the data.
+    _table(root / "test.csv", [("a", "ant"), ("b", "bee"), ("c", "wasp")], "text")
+    return root
+
+
+def _single_table(root: Path) -> Path:
+    pairs = [(f"images/{name}", label) for name, label in _images(root / "images")]
+    _table(root / "labels.csv", pairs)
+    return root
+
+
+def _imagefolder(root: Path) -> Path:
+    _table(root / "metadata.csv", _images(root), "file_name")
+    return root
+
+
+def _lists(root: Path) -> Path:
+    pairs = _images(root)
+    (root / "train.txt").write_text("".join(f"{name} {label}\n" for name, label in pairs[::2]))
+    (root / "test.txt").write_text("".join(f"{name} {label}\n" for name, label in pairs[1::2]))
+    return root
+
+
+def _coco(root: Path) -> Path:
+    pairs = _images(root)
+    content = {
+        "images": [{"id": row, "file_name": name} for row, (name, _) in enumerate(pairs)],
+        "annotations": [{"image_id": row, "category_id": CLASSES.index(label)} for row, (_, label) in enumerate(pairs)],
+        "categories": [{"id": row, "name": name} for row, name in enumerate(CLASSES)],
+    }
+    (root / "annotations.json").write_text(json.dumps(content))
+    return root
+
+
+def _parquet(root: Path) -> Path:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"image": [PNG] * 8, "label": list(CLASSES) * 4})
+    pq.write_table(table, root / "train.parquet")
+    return root
+
+
+def _zip(root: Path) -> Path:
+    with zipfile.ZipFile(root / "set.zip", "w") as archive:
+        for name, _ in _images(root / "inside"):
+            archive.write(root / "inside" / name, name)
+    return root / "set.zip"
+
+
+def _arrays(root: Path) -> Path:
+    np.savez(root / "x.npz", X_train=np.eye(6), y_train=np.repeat(CLASSES, 3))
+    return root / "x.npz"
+
+
+LAYOUT_BUILDERS: dict[str, Build] = {
+    "class-folders": _class_folders,
+    "train-test": _train_test,
+    "tables": _tables,
+    "single-table": _single_table,
+    "imagefolder": _imagefolder,
+    "lists": _lists,
+    "annotations": _coco,
+    "parquet": _parquet,
+}
+FILE_BUILDERS: dict[str, Build] = {
+    "table": lambda root: _tables(root) / "train.csv",
+    "list": lambda root: _lists(root) / "train.txt",
+    "annotations": lambda root: _coco(root) / "annotations.json",
+    "parquet": lambda root: _parquet(root) / "train.parquet",
+    "archive": _zip,
+    "arrays": _arrays,
+}
+PUBLISHED = {"hub-disk", "cub", "cars", "cifar"}
+"""Layouts of published data sets, which tests/datasets builds; they are read by the same two functions."""
+
+
+def test_every_layout_and_format_is_compared() -> None:
+    assert set(LAYOUT_BUILDERS) | PUBLISHED == set(list_layouts())
+    assert set(FILE_BUILDERS) == set(FILE_FORMATS)
+
+
+@pytest.mark.parametrize("build", [*LAYOUT_BUILDERS.values(), *FILE_BUILDERS.values(), "pattern", "nested"])
+def test_data_counts_what_fit_learns(build: Build | str, tmp_path: Path) -> None:
+    options = DataOptions(split="none")
+    if build == "pattern":
+        source = f"{_class_folders(tmp_path)}/*/*.png"
+    elif build == "nested":
+        for line in ("one", "two"):
+            _images(tmp_path, prefix=f"{line}/")
+        source, options = str(tmp_path), DataOptions(split="none", class_level=2)
+    else:
+        source = str(build(tmp_path))
+    report = survey(source, options)
+    learned = read_labelled(source, "train", options=options)
+    counts = Counter(learned.labels.tolist())
+    assert (report.n_train, report.n_classes, report.kind) == (len(learned), len(counts), learned.kind)
+    assert {name: n for name, n, _ in report.smallest if n} == dict(counts)
+    if report.n_test:
+        assert report.n_test == len(read_labelled(source, "test", options=options))
+
+
+def test_fit_and_data_say_the_same_number(shell: Shell, images: Path) -> None:
+    with zipfile.ZipFile("images.zip", "w") as archive:
+        for path in images.rglob("*.png"):
+            archive.write(path, path)
+    options = ("--backbone", "test_resnet", "--weights", "random", "--units", 50)
+    for source in ("images", "images.zip", "images/*/*.png"):
+        said = shell.json("data", source)
+        assert (said["n_train"], said["n_test"]) == (18, 0)
+        assert shell.json("fit", source, "-m", "m.evg", "--force", *options)["samples"] == 18
+    assert shell.json("data", images, "--test-size", 0.5)["n_test"] == 9
+    assert shell.json("evaluate", "m.evg", "images.zip")["n_known"] == 18
+    answers = shell.json("predict", "m.evg", "images.zip", "images/lying/0.png")["predictions"]
+    assert len(answers) == 19
+    assert answers[0]["item"] == "images.zip/images/lying/0.png"
+
+
+# -- a file of features has no test part that was not there -----------------------------------------------------
+
+
+def test_features_of_a_folder_are_learned_whole(shell: Shell, images: Path) -> None:
+    options = ("--backbone", "test_resnet", "--weights", "random", "--device", "cpu")
+    for suffix in ("npz", "safetensors"):
+        written = shell.json("features", images, "-o", f"f.{suffix}", *options)
+        assert (written["n_train"], written["n_test"]) == (18, 0)
+        assert shell.json("data", f"f.{suffix}")["n_train"] == 18
+        learned = shell.json("fit", f"f.{suffix}", "-m", f"{suffix}.evg", "--units", 50)
+        assert learned["samples"] == 18
+        assert shell.json("evaluate", f"{suffix}.evg", f"f.{suffix}")["n_known"] == 18
+    drawn = shell.json("features", images, "-o", "split.npz", *options, "--test-size", 0.34)
+    assert (drawn["n_train"], drawn["n_test"]) == (12, 6)
+
+
+# -- columns ----------------------------------------------------------------------------------------------------
+
+
+def test_every_command_that_reads_data_has_the_group() -> None:
+    build_app()
+    for name in ("fit", "update", "unlearn", "relabel", "evaluate", "diff", "predict", "features", "data"):
+        shown = evergrow(name, "--help").output
+        assert name in COMMANDS
+        for option in ("--image-column", "--text-column", "--label-column", "--class-level"):
+            assert option in shown
+
+
+def test_columns_of_other_names(shell: Shell, images: Path) -> None:
+    paths = sorted(images.rglob("*.png"))
+    rows = "".join(f"{path},{path.parent.name},{number}\n" for number, path in enumerate(paths))
+    Path("birds.csv").write_text(f"photo,species,id\n{rows}")
+    columns = ("--image-column", "photo", "--label-column", "species")
+    options = ("--backbone", "test_resnet", "--weights", "random")
+    assert "must have a column" in shell.error("fit", "birds.csv", "-m", "m.evg", *options)
+    assert shell.json("data", "birds.csv", *columns)["n_train"] == 18
+    assert shell.json("fit", "birds.csv", "-m", "m.evg", "--units", 50, *options, *columns)["n_classes"] == 3
+    assert shell.json("evaluate", "m.evg", "birds.csv", *columns)["n_known"] == 18
+    assert len(shell.json("predict", "m.evg", "birds.csv", "--image-column", "photo")["predictions"]) == 18
+    assert shell.json("update", "m.evg", "birds.csv", *columns, code=1)["samples"] == 18
+    assert shell.json("unlearn", "m.evg", "birds.csv", *columns)["samples"] == 18
+    assert (
+        shell.json("features", "birds.csv", "-o", "f.npz", "-b", "test_resnet", *options[2:], *columns)["n_train"] == 18
+    )
+
+
+def test_class_level_on_fit(shell: Shell, images: Path) -> None:
+    for line in ("line1", "line2"):
+        shutil.copytree(images, Path("nested", line))
+    options = ("--backbone", "test_resnet", "--weights", "random", "--units", 50)
+    assert "repeat in 'line1', 'line2'" in shell.run("fit", "nested", "-m", "m.evg", *options).stderr
+    learned = shell.json("fit", "nested", "-m", "n.evg", "--class-level", 2, *options)
+    assert (learned["classes"], learned["samples"]) == (["lying", "slanted", "standing"], 36)
+
+
+# -- an image on standard input ---------------------------------------------------------------------------------
+
+
+def test_an_image_on_standard_input(shell: Shell, image_model: Path, images: Path) -> None:
+    body = io.BytesIO()
+    Image.open(images / "lying" / "1.png").save(body, "JPEG", quality=95)
+    result = CliRunner().invoke(build_app(), ["predict", str(image_model), "-", "--json"], input=body.getvalue())
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)["predictions"]
+    assert [row["item"] for row in answer] == ["-"]
+    same = io.BytesIO(body.getvalue())
+    Image.open(same).save("copy.png")
+    direct = shell.json("predict", image_model, "copy.png")["predictions"][0]
+    assert answer[0]["class"] == direct["class"]
+    assert answer[0]["probability"] == pytest.approx(direct["probability"], abs=1e-6)
+    names = shell.json("predict", image_model, "-", stdin=f"{images}/lying/1.png\n{images}/lying/2.png\n")
+    assert len(names["predictions"]) == 2
+
+
+def test_a_broken_image_on_standard_input(shell: Shell, image_model: Path) -> None:
+    result = CliRunner().invoke(build_app(), ["predict", str(image_model), "-"], input=b"\xff\xd8\xff\xe0broken")
+    assert result.exit_code == 2
+    assert "image must be a readable image file" in result.stderr
+
+
+@pytest.mark.slow
+def test_an_image_through_a_real_pipe(shell: Shell, image_model: Path, images: Path) -> None:
+    program = "from evergrow.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "predict", str(image_model), "-", "--json"]
+    with open(images / "lying" / "1.png", "rb") as source:
+        result = subprocess.run(command, stdin=source, capture_output=True, check=True)
+    assert json.loads(result.stdout)["answered"] == 1
+
+
+# -- --check ----------------------------------------------------------------------------------------------------
+
+
+def test_check_of_images_with_a_page(shell: Shell, images: Path) -> None:
+    shutil.copy(images / "lying" / "0.png", images / "standing" / "<b>copy.png")
+    said = shell.json("data", images, "--check", "--html", "c.html", "--backbone", "none", code=1)
+    pair = said["check"]["pairs"][0]
+    assert (pair["labels"], pair["exact"], pair["kind"]) == (["lying", "standing"], True, "two labels")
+    page = Path("c.html").read_text(encoding="utf-8")
+    assert page.count("data:image/jpeg;base64,") == 2
+    assert "<b>copy" not in page
+    assert "&lt;b&gt;copy.png" in page
+    assert "http://" not in page
+    assert "https://" not in page
+    lines = shell.run("data", images, "--check", "--backbone", "none", code=1).stdout
+    assert "the same under two labels: 1" in lines
+
+
+def test_check_by_features_and_its_mistakes(shell: Shell) -> None:
+    X, y = clouds(NAMES[:3], 10, 0)
+    y[0] = "bee"  # an ant in the class of bees
+    np.savez("f.npz", X_train=X, y_train=y)
+    said = shell.json("data", "f.npz", "--check", code=1)
+    assert [(entry["row"], entry["looks_like"]) for entry in said["check"]["misplaced"]] == [(0, "ant")]
+    X, y = clouds(NAMES[:3], 10, 0)
+    np.savez("g.npz", X_train=X, y_train=y)
+    assert "nothing to look at" in shell.run("data", "g.npz", "--check").stdout
+    assert "--html must go with --check" in shell.error("data", "g.npz", "--html", "x.html")
+    assert not Path("x.html").exists()
+
+
+@pytest.mark.slow
+def test_worker_processes_read_archives_and_parquet(shell: Shell, images: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    files = sorted(images.rglob("*.png"))
+    with zipfile.ZipFile("i.zip", "w") as archive:
+        for path in files:
+            archive.write(path, path)
+    table = pa.table({"image": [path.read_bytes() for path in files], "label": [path.parent.name for path in files]})
+    pq.write_table(table, "i.parquet", row_group_size=5)
+    options = ("--backbone", "test_resnet", "--weights", "random", "--device", "cpu", "--no-cache")
+    shell.run("features", images, "-o", "plain.npz", *options)
+    expected = np.load("plain.npz")["X_train"]
+    for source in ("i.zip", "i.parquet"):
+        shell.run("features", source, "-o", "f.npz", "--force", *options, "--workers", 2)
+        assert np.allclose(np.load("f.npz")["X_train"], expected, atol=1e-5)

@@ -1,0 +1,208 @@
+"""Prior, costs and thresholds against a computation row by row; what was learned stays as it was."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evergrow.core.archive import Archive
+from evergrow.core.errors import FileFormatError, LabelError, ParameterError, UnsupportedError
+from evergrow.learner.answering import Answering
+from evergrow.learner.learner import Learner
+from evergrow.learner.modelfile import commit, history, open_model, rollback
+
+NAMES = ("crow", "jay", "owl", "rook")
+COUNTS = {"crow": 40, "jay": 25, "owl": 12, "rook": 5}
+
+
+def birds(seed: int, counts: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    y = np.repeat(list(counts), list(counts.values()))
+    centres = {name: np.random.default_rng(50 + NAMES.index(name)).normal(size=8) for name in NAMES}
+    return np.stack([centres[name] + 1.5 * rng.normal(size=8) for name in y]), y
+
+
+@functools.cache
+def taught(*options: tuple[str, Any]) -> Archive:
+    return Learner(options={"n_units": 30, **dict(options)}).fit(birds(0, COUNTS)).to_archive()
+
+
+def learner(**options: Any) -> Learner:
+    return Learner.from_archive(taught(*options.items()))
+
+
+ASKED = birds(9, dict.fromkeys(NAMES, 60))[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "assumed"),
+    [
+        ({}, "uniform"),
+        ({"prior": "counts"}, "counts"),
+        ({"readout": "ridge"}, "counts"),
+        ({"readout": "discriminant"}, "uniform"),
+    ],
+)
+@pytest.mark.parametrize("prior", ["uniform", "counts", {"owl": 10.0, "crow": 2.0}])
+def test_probabilities_under_another_prior(options: dict[str, Any], assumed: str, prior: Any) -> None:
+    model = learner(**options)
+    plain = model.predict_proba(ASKED)
+    model.set_answering(prior=prior)
+    weights = {"uniform": dict.fromkeys(NAMES, 1.0), "counts": COUNTS}.get(prior if isinstance(prior, str) else "")
+    weights = weights or {"owl": 10.0, "crow": 2.0, "jay": 6.0, "rook": 6.0}
+    for row, likely in zip(model.predict_proba(ASKED), plain, strict=True):
+        ratio = [
+            p * weights[name] / (COUNTS[name] if assumed == "counts" else 1.0)
+            for p, name in zip(likely, NAMES, strict=True)
+        ]
+        np.testing.assert_allclose(row, np.array(ratio) / sum(ratio), atol=1e-12)
+    assert model.predict(ASKED).tolist() == [NAMES[i] for i in model.predict_proba(ASKED).argmax(axis=1)]
+
+
+def expected_answers(likely: np.ndarray, costs: dict, thresholds: dict) -> list[str]:
+    """Decide row by row, in words as the documentation has them."""
+    answers = []
+    for row in likely:
+        p = dict(zip(NAMES, row.tolist(), strict=True))
+        reached = [name for name in NAMES if name in thresholds and p[name] >= thresholds[name]]
+        if reached:
+            answers.append(max(reached, key=lambda name: p[name] / thresholds[name]))
+            continue
+        free = [name for name in NAMES if name not in thresholds]
+        if not free:
+            answers.append(max(NAMES, key=lambda name: p[name] / thresholds[name]))
+            continue
+
+        def loss(answer: str, p: dict[str, float] = p) -> float:
+            return sum(p[true] * costs.get(true, {}).get(answer, float(true != answer)) for true in NAMES)
+
+        answers.append(min(free, key=loss))
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("costs", "thresholds"),
+    [
+        ({"rook": {"crow": 50.0, "jay": 3.0}, "crow": {"owl": 0.1}}, {}),
+        ({}, {"rook": 0.02}),
+        ({}, {"crow": 0.95}),
+        ({}, {"rook": 0.05, "owl": 0.1}),
+        ({}, {"crow": 0.9, "jay": 0.9, "owl": 0.8, "rook": 0.99}),
+        ({"rook": {"crow": 20.0}, "owl": {"owl": 0.4}}, {"jay": 0.6}),
+    ],
+)
+@pytest.mark.parametrize("prior", [None, {"rook": 3.0, "crow": 1.0}])
+def test_answers_are_those_decided_row_by_row(costs: dict, thresholds: dict, prior: Any) -> None:
+    model = learner()
+    before = model.predict(ASKED)
+    model.set_answering(prior=prior, costs=costs, thresholds=thresholds)
+    answers = model.predict(ASKED)
+    assert answers.tolist() == expected_answers(model.predict_proba(ASKED), costs, thresholds)
+    assert (answers != before).any()
+    found = model.ask(ASKED, false_alarm=0.05)
+    assert [found.classes[i] for i in found.ranked(1)[:, 0]] == answers.tolist()
+    rest = found.ranked(4)[:, 1:]
+    assert all(sorted(row, key=lambda i: -values[i]) == row for row, values in zip(rest.tolist(), found.values))
+    truth = np.repeat(NAMES, 60)
+    assert model.evaluate((ASKED, truth)).accuracy == pytest.approx(np.mean(answers == truth))
+
+
+def test_scores_and_statistics_are_untouched_and_it_can_be_undone(tmp_path: Path) -> None:
+    path, model = tmp_path / "m.evg", learner()
+    commit(path, model)
+    before, scores = path.read_bytes(), model.decision_function(ASKED)
+    model.set_answering(thresholds={"rook": 0.02})
+    np.testing.assert_array_equal(model.decision_function(ASKED), scores)
+    commit(path, model)
+    again = open_model(path)
+    assert again.answering_ == model.answering_
+    assert again.predict(ASKED).tolist() == model.predict(ASKED).tolist()
+    assert [(change.what, change.note) for change in history(path)][1] == ("answering", "thresholds rook=0.02")
+    rollback(path)
+    assert path.read_bytes() == before
+
+
+def test_settings_follow_their_classes() -> None:
+    model = learner().set_answering(
+        prior={"crow": 2.0, "rook": 4.0}, costs={"crow": {"owl": 5.0}, "owl": {"jay": 2.0}}, thresholds={"rook": 0.1}
+    )
+    model.rename_class("crow", "raven")
+    assert model.answering_.prior == {"raven": 2.0, "rook": 4.0}
+    assert model.answering_.costs == {"raven": {"owl": 5.0}, "owl": {"jay": 2.0}}
+    model.merge_classes(["raven", "rook"], "corvid")
+    assert model.answering_.prior == {"corvid": 6.0}
+    assert model.answering_.costs == {"owl": {"jay": 2.0}}
+    assert model.answering_.thresholds == {}
+    model.forget_classes("jay")
+    assert model.answering_.costs == {}
+    model.partial_fit(birds(3, {"crow": 9}))
+    assert model.predict_proba(ASKED).shape[1] == 3
+    assert not model.answering_.is_plain
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({"prior": "equal"}, ParameterError, "'uniform', 'counts' or weights of classes, got 'equal'"),
+        ({"prior": {"crwo": 1.0}}, LabelError, "nearest: 'crow'"),
+        ({"prior": {"crow": 0.0}}, ParameterError, "from 1e-12 to 1e\\+12, got 0.0 for 'crow'"),
+        ({"prior": {}}, ParameterError, "at least one class"),
+        ({"prior": 3}, ParameterError, "numbers by class, got int"),
+        ({"costs": {"crow": {"own": 1.0}}}, LabelError, "nearest: 'owl'"),
+        ({"costs": {"crow": {"owl": -1.0}}}, ParameterError, "got -1.0 for 'owl'"),
+        ({"costs": {"crow": 1.0}}, ParameterError, "numbers by class, got float"),
+        ({"thresholds": {"crow": 1.5}}, ParameterError, "from 1e-12 to 1, got 1.5 for 'crow'"),
+        ({"thresholds": {"crow": float("nan")}}, ParameterError, "got nan"),
+        ({"thresholds": {"crow": True}}, ParameterError, "got True"),
+    ],
+)
+def test_settings_that_do_not_do(settings: dict[str, Any], error: type[Exception], said: str) -> None:
+    model = learner()
+    with pytest.raises(error, match=said):
+        model.set_answering(**settings)
+    assert model.revision_ == 1
+
+
+def test_methods_without_probabilities_say_so() -> None:
+    with pytest.raises(UnsupportedError, match="give class probabilities"):
+        Learner(method="simplecil").fit(birds(0, COUNTS)).set_answering(prior="counts")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"prior": "equal"},
+        {"prior": "weights", "weights": {}},
+        {"prior": "counts", "weights": {"crow": 1.0}},
+        {"prior": "weights", "weights": {"crow": 0.0}},
+        {"prior": "weights", "weights": {"nobody": 1.0}},
+        {"costs": {"crow": 3.0}},
+        {"costs": {"crow": {"owl": -1.0}}},
+        {"costs": {"crow": {"owl": 1e300}}},
+        {"thresholds": {"crow": 2.0}},
+        {"thresholds": {"crow": "a"}},
+        {"thresholds": {"nobody": 0.5}},
+        {"thresholds": [0.5]},
+    ],
+)
+def test_files_with_settings_that_cannot_be_are_refused(damage: dict[str, Any]) -> None:
+    archive = learner().set_answering(thresholds={"crow": 0.5}).to_archive()
+    archive.meta["answering"] = {**archive.meta["answering"], **damage}
+    with pytest.raises(FileFormatError):
+        Learner.from_archive(archive)
+
+
+def test_fields_of_a_later_version_are_kept() -> None:
+    archive = learner().set_answering(thresholds={"crow": 0.5}).to_archive()
+    archive.meta["answering"]["mood"] = "good"
+    assert Learner.from_archive(archive).to_archive().meta["answering"]["mood"] == "good"
+
+
+def test_a_file_without_settings_answers_as_it_learned() -> None:
+    archive = learner().to_archive()
+    assert "answering" not in archive.meta
+    assert Learner.from_archive(archive).answering_ == Answering()

@@ -1,0 +1,82 @@
+"""Mistakes in labelled data are found, by content and by features, against a comparison of every pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evergrow.core.items import ImageArrays, ImageFiles, Texts
+from evergrow.learner import datacheck
+from evergrow.learner.datacheck import check_samples
+from evergrow.learner.intake import Samples, read_labelled
+
+
+def features(X: np.ndarray, labels: list[str]) -> Samples:
+    return read_labelled((X, labels), "train")
+
+
+def test_same_content_in_texts_and_images(tmp_path: Path) -> None:
+    train = read_labelled((Texts(("a b", "c", "A  b", "c", "d")), ["x", "y", "y", "y", "x"]), "train")
+    test = read_labelled((Texts(("D", "new")), ["x", "x"]), "train")
+    found = check_samples(train, test)
+    assert [(pair.kind, pair.first, pair.second) for pair in found.pairs] == [
+        ("two labels", 0, 2),
+        ("training and test", 4, 5),
+    ]
+    assert (found.repeated, found.n_samples, found.n_test, found.clean) == (1, 7, 2, False)
+    pixels = np.zeros((3, 4, 4), np.uint8)
+    pixels[2] = 1
+    assert len(check_samples(read_labelled((ImageArrays(pixels), ["x", "y", "y"]), "train")).pairs) == 1
+    (tmp_path / "a.png").write_bytes(b"1")
+    files = ImageFiles(tmp_path, ("a.png", "gone.png"))
+    assert check_samples(read_labelled((files, ["x", "y"]), "train")).unread == ("gone.png",)
+
+
+def test_near_pairs_are_those_of_a_comparison_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 8))
+    X[50:] = X[:10] + 1e-3 * rng.normal(size=(10, 8))
+    y = [f"c{row % 3}" for row in range(60)]
+    monkeypatch.setattr(datacheck, "_BLOCK", 7)
+    found = check_samples(features(X[:45], y[:45]), features(X[45:], y[45:]))
+    unit = X / np.linalg.norm(X, axis=1, keepdims=True)
+    close = unit @ unit.T >= datacheck.SIMILAR["features"]
+    expected = {
+        (i, j, "two labels" if y[i] != y[j] else "training and test")
+        for i in range(45)
+        for j in range(i + 1, 60)
+        if close[i, j] and (y[i] != y[j] or j >= 45)
+    }
+    assert {(pair.first, pair.second, pair.kind) for pair in found.pairs} == expected
+    assert len(expected) == 10
+
+
+def test_misplaced_samples_and_classes() -> None:
+    rng = np.random.default_rng(1)
+    centres = rng.normal(size=(3, 16)) * 4
+    X = np.concatenate([centre + rng.normal(size=(20, 16)) for centre in centres])
+    y = np.repeat(["ant", "bee", "cat"], 20)
+    assert check_samples(features(X, y.tolist())).clean
+    wrong = y.copy()
+    wrong[[3, 25]] = ["cat", "ant"]
+    found = check_samples(features(X, wrong.tolist()))
+    assert {(entry.row, entry.label, entry.looks_like) for entry in found.misplaced} == {
+        (3, "cat", "ant"),
+        (25, "ant", "bee"),
+    }
+    filled = np.concatenate([y, np.repeat("dog", 6)])
+    more = np.concatenate([X, centres[1] + rng.normal(size=(6, 16))])
+    overlap = check_samples(features(more, filled.tolist())).overlaps
+    assert [(entry.label, entry.other) for entry in overlap] == [("dog", "bee")]
+    copied = check_samples(features(np.concatenate([X, X[:20]]), [*y.tolist(), *["eel"] * 20])).overlaps
+    assert {(entry.label, entry.other, entry.n, entry.of) for entry in copied} >= {("ant", "eel", 20, 20)}
+
+
+def test_many_samples_are_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datacheck, "MOST_COMPARED", 10)
+    X = np.random.default_rng(0).normal(size=(30, 4))
+    found = check_samples(features(X, ["a", "b"] * 15))
+    assert "10 of 30 samples were drawn" in found.notes[0]
+    assert found.unread == ()

@@ -1,0 +1,457 @@
+"""Python as people write it: fit(X, y), labels as they came, streams, weights, one class, and how a learner looks."""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.base import clone, is_classifier
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from tests.learner.toys import Colours, Letters, image
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from evergrow import Learner
+from evergrow.core.archive import Archive
+from evergrow.core.errors import (
+    DataWarning,
+    FileFormatError,
+    InputError,
+    LabelError,
+    MergeError,
+    UnknownNameError,
+    UnlearnError,
+    UnsupportedError,
+)
+from evergrow.learner import learning
+from evergrow.learner.reference import measured_change
+
+CLASSES = 12
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    y = np.arange(240) % CLASSES
+    return rng.normal(size=(240, 14)) + 5.0 * np.eye(14)[y], y
+
+
+def small(**options: Any) -> Learner:
+    return Learner(None, options={"n_units": 30, **options})
+
+
+# -- labels ---------------------------------------------------------------------------------------------------
+
+
+def test_integers_come_back_as_integers_in_their_own_order(data: Any, tmp_path: Path) -> None:
+    X, y = data
+    learner = small().fit(X, y)
+    assert learner.classes_.tolist() == list(range(CLASSES))  # not "0", "1", "10", "11", "2"
+    assert learner.class_names_.tolist() == sorted(str(label) for label in range(CLASSES))
+    learner.save(tmp_path / "model.evg")
+    for model in (learner, Learner.load(tmp_path / "model.evg")):
+        found = model.predict(X)
+        assert found.dtype == np.int64
+        assert (found == y).mean() > 0.98
+        for values in (model.decision_function(X), model.predict_proba(X)):
+            assert (model.classes_[values.argmax(axis=1)] == found).all()
+        assert model.n_samples_ == dict.fromkeys(range(CLASSES), 20)
+        assert model.score(X, y) == (found == y).mean()
+    assert learner.forget_classes(3).classes_.tolist() == [0, 1, 2, *range(4, CLASSES)]
+
+
+def test_booleans_are_kept(data: Any, tmp_path: Path) -> None:
+    X, y = data
+    learner = small().fit(X, y > 5)
+    learner.save(tmp_path / "model.evg")
+    again = Learner.load(tmp_path / "model.evg")
+    assert again.predict(X[:3]).dtype == np.bool_
+    assert again.n_samples_ == {False: 120, True: 120}
+    with pytest.raises(LabelError, match="booleans as before, got integers"):
+        again.partial_fit(X, y)
+
+
+def test_kinds_do_not_mix(data: Any) -> None:
+    X, y = data
+    with pytest.raises(LabelError, match="mix of int, str"):
+        small().fit(X[:2], [1, "a"])
+    numbers, names = small().fit(X, y), small().fit(X, y.astype(str))
+    with pytest.raises(LabelError, match="integers as before, got names"):
+        numbers.partial_fit(X[:2], ["a", "b"])
+    with pytest.raises(LabelError, match="names as before, got booleans"):
+        names.partial_fit(X[:2], [True, False])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        names.partial_fit(X, y)  # of classes that are there already
+    with pytest.warns(DataWarning, match="learned as names, the first as '77'"):
+        names.partial_fit(X[:40], [77] * 40)
+    assert names.predict(X[:1]).dtype.kind == "U"
+    other = numbers.spawn().partial_fit(X + 0.1, y)
+    assert numbers.merge(other).predict(X[:1]).dtype == np.int64
+    with pytest.raises(MergeError, match="one kind"):
+        names.merge(copy.copy(numbers))
+
+
+def test_names_in_files_fit_integers_that_they_are_the_digits_of(data: Any, tmp_path: Path) -> None:
+    X, y = data
+    np.savez(tmp_path / "more.npz", X_train=X, y_train=y, X_test=X[:5], y_test=y[:5])
+    learner = small().fit(X, y).partial_fit(tmp_path / "more.npz")
+    assert learner.classes_.dtype == np.int64
+    assert small().fit(tmp_path / "more.npz").predict(X[:1]).dtype.kind == "U"  # files have names, as ever
+    assert learner.evaluate(tmp_path / "more.npz").accuracy == 1.0
+    np.savez(tmp_path / "odd.npz", X_train=X, y_train=np.repeat(["x"], len(X)), X_test=X[:5], y_test=["x"] * 5)
+    with pytest.raises(LabelError, match="integers as before, got names"):
+        learner.partial_fit(tmp_path / "odd.npz")
+
+
+def test_an_integer_that_gets_a_name_makes_all_of_them_names(data: Any, tmp_path: Path) -> None:
+    X, y = data
+    learner = small().fit(X, y)
+    assert learner.rename_class(3, 33).classes_.dtype == np.int64
+    learner.rename_class(33, "three")
+    assert learner.classes_.dtype.kind == "U"
+    learner.save(tmp_path / "model.evg")
+    assert "three" in Learner.load(tmp_path / "model.evg").classes_
+
+
+def test_weighted_classes_are_merged_and_renamed(data: Any) -> None:
+    X, y = data
+    weights = np.random.default_rng(2).uniform(0.5, 2.0, size=len(y))
+    names = np.array([f"c{label:02d}" for label in y])
+    apart = small(alpha=1.0).fit(X, names, sample_weight=weights).merge_classes(["c00", "c01"], "c00")
+    joined = np.where(names == "c01", "c00", names)
+    masses = apart.head_.model_.masses
+    assert masses is not None
+    np.testing.assert_allclose(
+        masses.numpy(), [weights[joined == name].sum() for name in apart.class_names_], rtol=1e-12
+    )
+
+
+# -- announced classes, one class ------------------------------------------------------------------------------
+
+
+def test_announced_classes_are_held_to(data: Any, tmp_path: Path) -> None:
+    X, y = data
+    first = y < 4
+    learner = small().partial_fit(X[first], y[first], classes=list(range(6)))
+    learner.save(tmp_path / "model.evg")
+    learner = Learner.load(tmp_path / "model.evg")
+    learner.partial_fit(X[y == 5], y[y == 5])
+    with pytest.raises(LabelError, match=r"among the classes that were announced .*, got '7'"):
+        learner.partial_fit(X[y == 7], y[y == 7])
+    with pytest.raises(LabelError, match="those that were learned before"):
+        learner.partial_fit(X[y == 7], y[y == 7], classes=[7])
+    with pytest.raises(LabelError, match="sequence of labels"):
+        learner.partial_fit(X[y == 7], y[y == 7], classes="abc")
+    learner.partial_fit(X[y == 7], y[y == 7], classes=list(range(8)))
+    assert learner.classes_.tolist() == [0, 1, 2, 3, 5, 7]
+
+
+def test_one_class_is_the_answer_and_others_are_unknown(data: Any, tmp_path: Path) -> None:
+    X, y = data
+    rng = np.random.default_rng(1)
+    one = rng.normal(size=(120, 14)) + 5.0 * np.eye(14)[2]
+    learner = small(normalize="none").fit(one[:80], ["two"] * 80)
+    assert set(learner.predict(X)) == {"two"}
+    assert learner.is_unknown(one[80:]).mean() < 0.2
+    assert learner.is_unknown(X[y != 2]).mean() > 0.8
+    learner.save(tmp_path / "model.evg")
+    assert (Learner.load(tmp_path / "model.evg").is_unknown(X) == learner.is_unknown(X)).all()
+    learner.partial_fit(X[y == 5], ["five"] * 20).partial_fit(X[y == 6], ["six"] * 20)
+    assert learner.score(X[y == 5], ["five"] * 20) == 1.0
+    assert learner.is_unknown(one[80:]).mean() < 0.3
+    with pytest.raises(LabelError, match="at least 2 classes"):
+        Learner(None, settings="paper").fit(one, ["two"] * 120)
+
+
+# -- streams ----------------------------------------------------------------------------------------------------
+
+
+class Pairs(Dataset):  # type: ignore[type-arg]
+    """A dataset without an end of its own: beyond it there is only the first again."""
+
+    def __init__(self, X: np.ndarray, y: np.ndarray) -> None:
+        self.X, self.y = X, y
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __getitem__(self, row: int) -> tuple[np.ndarray, int]:
+        return self.X[row % len(self.X)], int(self.y[row % len(self.y)])
+
+
+class Flow(IterableDataset):  # type: ignore[type-arg]
+    def __init__(self, X: np.ndarray, y: np.ndarray) -> None:
+        self.X, self.y = X, y
+
+    def __iter__(self) -> Iterator[Any]:
+        return zip(self.X, self.y, strict=True)
+
+
+def streams(X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    tensors = TensorDataset(torch.from_numpy(X), torch.from_numpy(y))
+    return {
+        "generator": ((row, label) for row, label in zip(X, y, strict=True)),
+        "batches": ((X[start : start + 50], y[start : start + 50]) for start in range(0, len(X), 50)),
+        "dataset": Pairs(X, y),
+        "iterable": Flow(X, y),
+        "tensors": tensors,
+        "loader": DataLoader(tensors, batch_size=32),
+        "unbatched": DataLoader(tensors, batch_size=None),
+    }
+
+
+@pytest.mark.parametrize("name", list(streams(np.eye(2), np.arange(2))))
+def test_a_stream_teaches_and_asks_the_same(data: Any, name: str) -> None:
+    X, y = data
+    at_once = small().fit(X, y)
+    learner = small().fit(streams(X, y)[name])
+    assert (learner.decision_function(X) == at_once.decision_function(X)).all()
+    assert learner.predict(streams(X, y)[name]).tolist() == at_once.predict(X).tolist()
+    assert learner.predict_proba(streams(X, y)[name]).shape == (len(X), CLASSES)
+    assert learner.evaluate(streams(X, y)[name]).accuracy == at_once.evaluate(X, y).accuracy
+    assert learner.score(streams(X, y)[name]) == at_once.score(X, y)
+    assert np.asarray(learner.features(streams(X, y)[name])).shape == X.shape
+    assert len(learner.history_) == 1
+    learner.unlearn(streams(X[:60], y[:60])[name])
+    assert sum(learner.n_samples_.values()) == len(y) - 60
+
+
+def test_many_blocks_are_one_change_and_the_same_sums(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = data
+    start = small(alpha=1.0).fit(X, y)
+    whole = copy.copy(start).partial_fit(X + 0.1, y).settle()
+    monkeypatch.setattr(learning.gathered, "__defaults__", (70,))
+    monkeypatch.setattr("evergrow.learner.chunks.CHUNK", 30)
+    parts = copy.copy(start).partial_fit(zip(X + 0.1, y, strict=True)).settle()
+    np.testing.assert_allclose(parts.decision_function(X), whole.decision_function(X), rtol=1e-7, atol=1e-7)
+    assert parts.n_samples_ == whole.n_samples_
+    assert [change.samples for change in parts.history_] == [240, 240]
+    assert len(parts.history_[-1].data) == 3
+
+
+@pytest.mark.parametrize("method", ["scl-mgsm", "klda"])
+def test_a_stream_that_breaks_leaves_the_learner_as_it_was(
+    data: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, y = data
+    monkeypatch.setattr(learning.gathered, "__defaults__", (50,))
+    monkeypatch.setattr("evergrow.learner.chunks.CHUNK", 25)
+    learner = Learner(None, method, settings="paper" if method == "klda" else "recommended").fit(X, y)
+    before = learner.decision_function(X)
+
+    def broken() -> Iterator[Any]:
+        yield from zip(X[:200], y[:200], strict=True)
+        raise OSError("the disk is gone")
+
+    for source in (broken(), iter([(X[0], 0), (X[1], "a")])):
+        with pytest.raises((OSError, LabelError)):
+            learner.partial_fit(source)
+    assert (learner.decision_function(X) == before).all()
+    assert learner.revision_ == 1
+
+
+def test_odd_streams(data: Any) -> None:
+    X, y = data
+    learner = small().fit(X, y)
+    for source, error, message in (
+        (iter([]), InputError, "at least one sample"),
+        (iter([X[0]]), InputError, r"pairs \(item, label\)"),
+        (iter([(X[:2], y[:3])]), LabelError, "one per sample"),
+    ):
+        with pytest.raises(error, match=message):
+            learner.partial_fit(source)
+    with pytest.raises(InputError, match="at least one item"):
+        learner.predict(iter([]))
+    with pytest.raises(LabelError, match="one per sample"):
+        learner.partial_fit(iter(X), y[:5])
+    learner.partial_fit(iter(X), y)
+    assert learner.n_samples_[0] == 40
+    with pytest.raises(InputError, match="seen many times"):
+        Learner(Colours(), adapt="ssf", cache=False).fit(iter([(image(0, 0), "a"), (image(1, 0), "b")]))
+
+
+def test_texts_and_images_of_tensors() -> None:
+    texts = Learner(Letters(), options={"n_units": 20})
+    texts.fit((word * 3, label) for word, label in [("abc", 0), ("xyz", 1)] * 10)
+    assert texts.predict(iter(["aabbcc", "xxyyzz"])).tolist() == [0, 1]
+    pixels = np.stack([image(hue, seed) for hue in (0, 1, 2) for seed in range(6)])
+    labels = np.repeat([0, 1, 2], 6)
+    at_once = Learner(Colours(), options={"n_units": 20}, cache=False).fit(pixels, labels)
+    floats = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255.0  # as ToTensor makes them
+    loader = DataLoader(TensorDataset(floats, torch.from_numpy(labels)), batch_size=5)
+    learner = Learner(Colours(), options={"n_units": 20}, cache=False).fit(loader)
+    assert (learner.decision_function(list(pixels)) == at_once.decision_function(list(pixels))).all()
+    assert (learner.predict(floats) == at_once.predict(pixels)).all()
+    with pytest.raises(InputError, match=r"between 0 and 1.*normalisation"):
+        learner.predict(floats - 0.5)
+    assert learner.predict(iter([Image.fromarray(pixels[0])])).tolist() == [0]
+
+
+def test_features_of_a_learner_teach_what_the_items_do() -> None:
+    pixels = [image(hue, seed) for hue in (0, 1) for seed in range(6)]
+    labels = np.repeat([0, 1], 6)
+    learner = Learner(Colours(), options={"n_units": 20}, cache=False).fit(pixels, labels)
+    found = learner.features(pixels)
+    assert np.asarray(found).shape == (12, 27)
+    assert np.asarray(found, dtype=np.float64).dtype == np.float64
+    twin = copy.copy(learner).partial_fit(found, labels)
+    assert (twin.decision_function(found) == learner.partial_fit(pixels, labels).decision_function(pixels)).all()
+
+
+# -- weights ----------------------------------------------------------------------------------------------------
+
+
+def test_integer_weights_are_copies_and_fractions_can_be_taken_out(data: Any, tmp_path: Path) -> None:
+    X, y = data
+    rng = np.random.default_rng(3)
+    start = small().fit(X[:120], y[:120])
+    more, labels = X[120:], y[120:]
+    times = rng.integers(0, 4, size=120)
+    weighted = copy.copy(start).partial_fit(more, labels, sample_weight=times).settle()
+    copies = copy.copy(start).partial_fit(np.repeat(more, times, axis=0), np.repeat(labels, times)).settle()
+    np.testing.assert_allclose(weighted.decision_function(X), copies.decision_function(X), rtol=1e-6, atol=1e-6)
+    assert sum(weighted.n_samples_.values()) == 120 + (times > 0).sum()
+    weighted.save(tmp_path / "model.evg")
+    assert (Learner.load(tmp_path / "model.evg").predict_proba(X) == weighted.predict_proba(X)).all()
+    parts = rng.uniform(0.2, 3.0, size=120)
+    without = copy.copy(start).partial_fit(more, labels, sample_weight=parts)
+    without.unlearn(more[:40], labels[:40], sample_weight=parts[:40]).settle()
+    never = copy.copy(start).partial_fit(more[40:], labels[40:], sample_weight=parts[40:]).settle()
+    np.testing.assert_allclose(without.decision_function(X), never.decision_function(X), rtol=1e-6, atol=1e-6)
+    with pytest.raises(UnlearnError, match="weights that they were learned with"):
+        copy.copy(start).unlearn(X[:120], y[:120], sample_weight=np.full(120, 2.0))
+
+
+def test_weights_of_a_stream_and_of_a_score(data: Any) -> None:
+    X, y = data
+    weights = np.linspace(0.5, 2.0, len(y))
+    at_once = small().fit(X, y, sample_weight=weights)
+    learner = small().fit(zip(X, y, strict=True), sample_weight=weights)
+    assert (learner.decision_function(X) == at_once.decision_function(X)).all()
+    wrong = np.where(np.arange(len(y)) < 60, y, (y + 1) % CLASSES)
+    right = learner.predict(X) == wrong
+    assert learner.score(X, wrong, weights) == pytest.approx(np.average(right, weights=weights))
+    with pytest.raises(InputError, match="sample_weight must be one number per"):
+        small().fit(zip(X, y, strict=True), sample_weight=weights[:-1])
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0], "one number per row"),
+        ([-1.0] * 240, "between 0"),
+        ([np.nan] * 240, "between 0"),
+        ([0.0] * 240, "above 0"),
+    ],
+)
+def test_bad_weights(data: Any, weights: list[float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        small().fit(*data, sample_weight=weights)
+
+
+def test_methods_that_take_no_weights_say_so(data: Any) -> None:
+    X, y = data
+    weights = np.full(len(y), 2.0)
+    for method, settings in (("ranpac", "recommended"), ("scl-mgsm", "paper")):
+        learner = Learner(None, method, settings=settings)
+        with pytest.raises(UnsupportedError, match=r"count for more or less|samples to have weights"):
+            learner.fit(X, y, sample_weight=weights)
+    learner = Learner(None, "simplecil").fit(X, y, sample_weight=np.ones(len(y)))  # all one: nothing is asked for
+    assert not learner.head_.takes_weights
+    assert small().fit(X, y).head_.takes_weights
+
+
+# -- scikit-learn's tools ------------------------------------------------------------------------------------------
+
+
+def test_tools_of_scikit_learn_take_a_learner(data: Any, tmp_path: Path) -> None:
+    X, y = data
+    learner = small()
+    assert is_classifier(learner)
+    twin = clone(learner)
+    assert twin.get_params()["options"] == {"n_units": 30}
+    assert twin is not learner
+    with pytest.raises(UnknownNameError, match="method"):
+        twin.set_params(methd="klda")
+    assert cross_val_score(learner, X, y, cv=3).min() > 0.9
+    search = GridSearchCV(learner, {"options": [{"n_units": 0}, {"n_units": 30}]}, cv=2).fit(X, y)
+    assert search.predict(X[:1]).dtype == np.int64
+    pipeline = make_pipeline(StandardScaler(), small()).fit(X, y)
+    assert pipeline.score(X, y) > 0.9
+    joblib.dump(pipeline, tmp_path / "pipeline.joblib")
+    assert (joblib.load(tmp_path / "pipeline.joblib").predict(X) == pipeline.predict(X)).all()
+
+
+# -- how it looks -------------------------------------------------------------------------------------------------
+
+
+def test_representations(data: Any) -> None:
+    X, y = data
+    learner = small()
+    assert "nothing learned yet" in repr(learner)
+    assert "nothing learned yet" in learner._repr_html_()
+    names = np.array([f"<script>{label}</script>" if label == 0 else f"bird {label}" for label in y])
+    learner.fit(X, names)
+    assert repr(learner).startswith("Learner(method='scl-mgsm', kind='features', 12 classes, 240 samples, revision 1")
+    assert "accuracy" not in repr(learner)
+    learner.score(X, names)
+    learner.partial_fit(X, names)
+    assert re.search(r"accuracy \d+\.\d% on 240 \(at revision 1\)", repr(learner))
+    shown = learner._repr_html_()
+    assert "<script>" not in shown
+    assert "&lt;script&gt;0&lt;/script&gt;" in shown
+    assert shown.count("<tr>") == 2 + 12 + 2
+    with measured_change(learner, (X, names)):
+        learner.partial_fit(X + 0.1, names)
+    del learner._measured  # as after loading: what a change was tested with is in the file
+    assert re.search(r"accuracy \d+\.\d% on 240\)$", repr(learner))
+    many = small().fit(X, [f"class {number % 40}" for number in range(len(y))])
+    assert "and 20 more" in many._repr_html_()
+
+
+# -- files that contradict themselves ---------------------------------------------------------------------------------
+
+
+def damaged_kind(archive: Archive) -> None:
+    archive.meta["label_kind"] = "colour"
+
+
+def strange_label(archive: Archive) -> None:
+    archive.meta["label_kind"] = "boolean"
+
+
+def not_announced(archive: Archive) -> None:
+    archive.meta["announced"] = ["0", "1"]
+
+
+def masses(value: float) -> Callable[[Archive], None]:
+    def damage(archive: Archive) -> None:
+        archive.parts["head"].parts["model"].tensors["masses"][0] = value
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damaged_kind, strange_label, not_announced, masses(-1.0), masses(float("nan")), masses(1e300), masses(77.0)],
+)
+def test_damaged_files_are_refused(data: Any, damage: Callable[[Archive], None]) -> None:
+    X, y = data
+    learner = small().fit(X, y, sample_weight=np.linspace(0.5, 2.0, len(y)))
+    archive = learner.to_archive()
+    model = archive.parts["head"].parts["model"]
+    model.tensors["masses"] = model.tensors["masses"].clone()
+    damage(archive)
+    with pytest.raises(FileFormatError):
+        Learner.from_archive(archive)

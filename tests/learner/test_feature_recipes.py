@@ -1,0 +1,210 @@
+"""A learner on features from several depths: blocks joined the same on every way in, kept in its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.learner.toys import Colours, Letters
+from tests.training.tiny import stripes, tiny_vit
+
+from evergrow.backbones import create_backbone, extract
+from evergrow.core.archive import read_archive, write_archive
+from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
+from evergrow.core.feature_blocks import join_blocks
+from evergrow.datasets import FeatureSet, RawSet, save_features
+from evergrow.heads.joined import options_for_blocks
+from evergrow.heads.scl import SCLClassifier
+from evergrow.learner.learner import Learner
+from evergrow.methods import create_method
+from evergrow.training import FsaConfig
+from evergrow.training.features import featurize
+
+UNITS = {"n_units": 30}
+BLOCKS = ["final", "mean@-1", "cls@-2"]
+
+
+@pytest.fixture
+def data() -> tuple[np.ndarray, np.ndarray]:
+    items, y = stripes(3, 8)
+    return items.pixels, y
+
+
+def learner(recipe: Any = "rich", **more: Any) -> Learner:
+    return Learner(tiny_vit(), features=recipe, options=UNITS, **more)
+
+
+def test_the_head_gets_joined_blocks_and_is_told_so(data: Any) -> None:
+    images, y = data
+    made = learner(BLOCKS).fit(data)
+    backbone = tiny_vit().with_recipe(BLOCKS)
+    raw = extract(backbone, stripes(3, 8)[0], cache=False).features
+    expected = SCLClassifier.recommended(n_units=30, random_state=0, normalize="none")
+    if "blocks" in options_for_blocks(SCLClassifier, (24, 24, 24), {}):
+        expected.set_params(blocks=(24, 24, 24))
+    expected.fit(join_blocks(raw, (24, 24, 24)), y.astype(str))
+    assert made.head_.normalize == "none"
+    assert made.info()["backbone"]["recipe"]["widths"] == [24, 24, 24]
+    np.testing.assert_allclose(made.decision_function(images), expected.class_scores(join_blocks(raw, (24,) * 3)))
+    few = made.features(images[:2])  # which go through the backbone at once
+    np.testing.assert_allclose(few.X, join_blocks(raw, (24,) * 3)[:2], rtol=1e-4, atol=1e-6)
+
+
+def test_final_is_todays_vector_whatever_it_is_called(data: Any) -> None:
+    scores = [learner(recipe).fit(data).decision_function(data[0]) for recipe in ("final", ["final"])]
+    np.testing.assert_array_equal(*scores)
+    made = learner("final").fit(data)
+    raw = extract(tiny_vit(), stripes(3, 8)[0], cache=False).features
+    head = SCLClassifier.recommended(n_units=30, random_state=0).fit(raw, data[1].astype(str))
+    np.testing.assert_array_equal(made.decision_function(data[0]), head.class_scores(raw))
+    assert "recipe" not in made.info()["backbone"]
+
+
+def test_a_saved_model_has_its_recipe_and_answers_the_same(data: Any, tmp_path: Path) -> None:
+    made = Learner("test_vit", weights="random", features="rich", options=UNITS, device="cpu").fit(data)
+    made.save(tmp_path / "model.evg")
+    again = Learner.load(tmp_path / "model.evg", device="cpu")
+    assert again.spec_ == made.spec_
+    assert again.recipe == list(made.spec_.recipe.blocks)
+    np.testing.assert_allclose(again.decision_function(data[0]), made.decision_function(data[0]), rtol=1e-6)
+    again.partial_fit((data[0][:3], [99] * 3))
+    assert 99 in again.classes_
+    assert again.spec_ == made.spec_
+
+
+def test_learning_elsewhere_and_merging_keep_the_recipe(data: Any) -> None:
+    made = learner().fit(data)
+    child = made.spawn()
+    child.partial_fit((data[0][:4], [99] * 4))
+    made.merge(child)
+    assert 99 in made.classes_
+    with pytest.raises(MergeError, match="recipe"):
+        made.merge(learner("final").fit(data))
+
+
+def test_an_adapted_backbone_is_read_at_the_same_depths(data: Any, tmp_path: Path) -> None:
+    config = FsaConfig.recipe(tuner="vpt-shallow", epochs=1)
+    made = Learner(tiny_vit(), adapt=config, features="rich", options=UNITS).fit(data)
+    plain = learner().fit(data)
+    assert made.spec_.recipe == plain.spec_.recipe
+    assert made.spec_.name.endswith("+vpt-shallow")
+    made.save(tmp_path / "model.evg")
+    again = Learner.load(tmp_path / "model.evg", backbone=tiny_vit())
+    np.testing.assert_allclose(again.decision_function(data[0]), made.decision_function(data[0]), rtol=1e-6)
+
+
+def test_a_method_with_adaptation_takes_the_blocks_of_its_backbone(data: Any) -> None:
+    items, y = stripes(3, 8)
+    method = create_method("scl-mgsm+fsa", backbone=tiny_vit().with_recipe(BLOCKS), n_units=20, device="cpu", epochs=1)
+    method.fit(items, y)
+    assert method.head_.n_features_in_ == 72
+    other = create_method("ease", backbone=tiny_vit().with_recipe(BLOCKS), device="cpu", epochs=1)
+    assert other.fit(items, y).base_.spec.recipe is None
+
+
+# -- features from files --------------------------------------------------------------------------------------
+
+
+def feature_set(recipe: Any = BLOCKS) -> FeatureSet:
+    items, y = stripes(3, 8)
+    raw = RawSet("toy", items, y, items, y, ("a", "b", "c"))
+    return featurize(raw, tiny_vit().with_recipe(recipe), cache=False)
+
+
+def test_a_file_of_blocks_is_learned_as_the_images_are(data: Any, tmp_path: Path) -> None:
+    for suffix in (".npz", ".safetensors"):
+        save_features(tmp_path / f"toy{suffix}", feature_set())
+        made = Learner(options=UNITS).fit(tmp_path / f"toy{suffix}")
+        direct = learner(BLOCKS).fit((data[0], np.array(["a", "b", "c"])[data[1]]))
+        raw = join_blocks(feature_set().X_train, (24, 24, 24))
+        np.testing.assert_allclose(made.decision_function(raw), direct.decision_function(data[0]), rtol=1e-5, atol=1e-9)
+        made.save(tmp_path / "model.evg")
+        again = Learner.load(tmp_path / "model.evg")
+        np.testing.assert_array_equal(again.decision_function(raw), made.decision_function(raw))
+        np.testing.assert_allclose(
+            direct.decision_function(direct.features(data[0]).X), direct.decision_function(data[0])
+        )
+        if suffix == ".npz":  # asked about by its path, a file says itself that its blocks are to be joined
+            np.testing.assert_array_equal(
+                again.decision_function(str(tmp_path / "toy.npz")), made.decision_function(raw)
+            )
+        assert again.evaluate(tmp_path / f"toy{suffix}").accuracy == made.evaluate(feature_set()).accuracy
+        np.testing.assert_array_equal(again.spawn().partial_fit((raw, data[1])).predict(raw[:1]).shape, (1,))
+
+
+def test_rows_of_a_feature_set_are_handed_on_joined() -> None:
+    made = feature_set()
+    assert made.widths == (24, 24, 24)
+    rows = np.array([3, 1])
+    np.testing.assert_array_equal(made.train(rows)[0], join_blocks(made.X_train[rows], made.widths))
+    np.testing.assert_array_equal(made.test(rows)[0], join_blocks(made.X_test[rows], made.widths))
+    final = feature_set("final")
+    assert final.widths == ()
+    assert made.fingerprint != final.fingerprint
+    np.testing.assert_array_equal(final.train(rows)[0], final.X_train[rows])
+    with pytest.raises(InputError, match="widths must add up to the 72 columns"):
+        FeatureSet("toy", made.X_train, made.y_train, made.X_test, made.y_test, widths=(24, 24))
+
+
+def test_features_of_other_blocks_are_refused(data: Any) -> None:
+    made = Learner(options=UNITS).fit(feature_set())
+    with pytest.raises(InputError, match=r"features must have 72 columns \(24 \+ 24 \+ 24\), got 24"):
+        made.evaluate(feature_set("final"))
+    other = feature_set(["final", "mean@-1", "max@-2"])
+    assert made.evaluate(other).n_known  # nothing tells them apart but the backbone's description, which is not asked
+    plain = Learner(options=UNITS).fit((data[0].reshape(24, -1)[:, :72].astype(float), data[1]))
+    with pytest.raises(InputError, match=r"features must have the blocks that the model was made with, one block, got"):
+        plain.partial_fit(feature_set())
+
+
+def test_a_model_file_whose_blocks_do_not_fit_is_refused(tmp_path: Path) -> None:
+    Learner(options=UNITS).fit(feature_set()).save(tmp_path / "model.evg")
+    archive = read_archive(tmp_path / "model.evg")
+    for widths in ([24, 24], [0, 72], [-24, 96], "72", [2**60]):
+        archive.meta["widths"] = widths
+        write_archive(tmp_path / "bad.evg", archive)
+        with pytest.raises(FileFormatError):
+            Learner.load(tmp_path / "bad.evg")
+
+
+# -- what is asked for ----------------------------------------------------------------------------------------
+
+
+def test_the_recommended_settings_take_rich_features_and_the_papers_do_not(data: Any) -> None:
+    assert Learner(tiny_vit(), options=UNITS).fit(data).spec_.recipe == tiny_vit().with_recipe("rich").spec.recipe
+    paper = Learner(tiny_vit(), settings="paper", options={"max_units": 20}).fit(data)
+    assert paper.spec_.recipe is None
+
+
+def test_auto_keeps_what_a_backbone_has_and_never_asks_too_much(data: Any) -> None:
+    own = Learner(tiny_vit().with_recipe(["final", "max@-1"]), options=UNITS).fit(data)
+    assert own.spec_.blocks.blocks == ("final", "max@-1")
+    assert Learner(Colours(), options=UNITS).fit(data).spec_.recipe is None
+    assert Learner(Letters(), options=UNITS).fit((["aab", "abb", "bcc"], list("xyz"))).spec_.recipe is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("riche", "features must be 'auto', 'final', 'rich', 'max' or a list of blocks, got 'riche'"),
+        (["mean@-9"], r"got 'mean@-9': VisionTransformer has -1 \(blocks.1\) to -2 \(blocks.0\)"),
+        (["mean@-1"] * 2, "blocks of features must differ"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_the_learner_stays(data: Any, recipe: Any, message: str) -> None:
+    made = learner().fit(data)
+    before = made.decision_function(data[0])
+    made.recipe = recipe
+    with pytest.raises(ParameterError, match=message):
+        made.fit(data)
+    np.testing.assert_array_equal(made.decision_function(data[0]), before)
+
+
+def test_a_backbone_may_be_named_for_features_of_its_own(data: Any) -> None:
+    backbone = create_backbone("test_resnet", weights="random", device="cpu")
+    items, y = stripes(3, 8)
+    X = extract(backbone, items, cache=False).features
+    made = Learner(backbone, options=UNITS).fit((X, y))
+    assert made.spec_.n_features == 96
