@@ -300,6 +300,27 @@ class Learner(Asking, Editing, Keeping):
 
     # -- several learners -----------------------------------------------------------------------------------
 
+    def copy(self) -> Learner:
+        """Return a learner that knows the same; changing either leaves the other as it is.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow.learner.learner import Learner
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 4
+        >>> first = Learner(options={"n_units": 20}).fit((X, y))
+        >>> second = first.copy().forget_classes("3")
+        >>> len(first.classes_), len(second.classes_)
+        (4, 3)
+        """
+        now, twin = self._state(), self._twin()
+        if now.head.can("branch"):  # every change then works on a branch of the head
+            twin._snapshot = now
+        else:
+            twin._snapshot, _ = read_snapshot(self.to_archive(), None, "the copy")
+        twin._origin = self._origin
+        return twin
+
     def spawn(self) -> Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
         head, now = self._able("spawn"), self._state()
