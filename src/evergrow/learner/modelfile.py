@@ -382,7 +382,7 @@ def kept_revisions(path: str | os.PathLike[str]) -> list[int]:
     path : path-like
         The model file; nothing is changed.
     """
-    model = _existing(path)
+    model = existing_model(path)
     header, place = Header.read(model), History(model)
     if header.lineage.number < header.revision:  # saved by hand: what led to it lies elsewhere
         return []
