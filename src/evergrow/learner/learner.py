@@ -25,7 +25,7 @@ from evergrow.learner.keeping import Keeping
 from evergrow.learner.labels import announced_names, check_announced, settled_kind
 from evergrow.learner.learning import Learned, first_block, next_block
 from evergrow.learner.merging import merged
-from evergrow.learner.snapshot import Snapshot, counted
+from evergrow.learner.snapshot import Snapshot, counted, read_snapshot
 
 if TYPE_CHECKING:
     from evergrow.training.settings import FsaConfig
