@@ -354,7 +354,7 @@ def test_a_learner_of_features(blobs: tuple[np.ndarray, np.ndarray], tmp_path: P
     export_learner(learner, tmp_path / "m.onnx")
     answers = outputs(tmp_path / "m.onnx", X.astype(np.float32))
     assert np.abs(answers["probabilities"] - learner.predict_proba(X.astype(np.float32))).max() < 1e-4
-    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.labels"]) == list(learner.class_names_)
+    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.labels"]) == learner.class_names_.tolist()
 
 
 def test_a_learner_of_images_after_a_round_trip(tmp_path: Path) -> None:
@@ -397,6 +397,25 @@ def test_an_adapted_learner_after_a_round_trip(
     assert loaded.backbone_().tuner.enabled
     assert not loaded.backbone_().tuner.merged
     assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.backbone"])["options"]["tuner"]["tuner"] == tuner
+
+
+@pytest.mark.parametrize("tuner", [None, "ssf"])
+def test_blocks_of_an_image_recipe_are_joined_in_the_graph(
+    tuner: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_backbone, "exporters", lambda: ["torchscript"])
+    items, y = stripes(3, 8)
+    config = None if tuner is None else FsaConfig.recipe(tuner=tuner, epochs=1, lr=0.1)
+    learner = Learner(tiny_vit(), adapt=config, features="rich", options={"n_units": 30}, cache=False).fit((items, y))
+    assert learner.spec_ is not None
+    assert learner.spec_.recipe is not None
+    assert len(learner.spec_.recipe.blocks) > 2
+    report = export_learner(learner, tmp_path / "m.onnx")
+    assert report.check is not None
+    answers = outputs(tmp_path / "m.onnx", as_input(learner.backbone_(), list(items.pixels)))
+    ours = learner.decision_function(items)
+    assert np.abs(answers["scores"] - ours).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+    assert np.abs(answers["probabilities"] - learner.predict_proba(items)).max() < 1e-4
 
 
 def test_a_tuner_that_folds_leaves_no_trace_in_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
