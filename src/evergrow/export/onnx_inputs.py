@@ -182,7 +182,7 @@ class TokenInput(GraphInput):
 
     def features(self) -> NDArray[Any]:
         """Return the features of a few texts, as the backbone tokenizes them by itself."""
-        return self._backbone.encode_now(Texts(self._texts))
+        return self._backbone.encode_now(Texts(tuple(self._texts)))
 
     def batches(self) -> Iterator[Batch]:
         """Yield their tokens, padded to one length together, and one by one."""

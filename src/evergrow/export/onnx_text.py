@@ -150,7 +150,7 @@ def tokenizer_file(backbone: TextBackbone) -> TokenizerFile:
     """
     encoder: Any = backbone.module
     tokenizer: Any = getattr(encoder, "tokenizer", None)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(backend, "to_str"):
         raise ExportError(
             f"the tokenizer of {setting('backbone')} must be one of the tokenizers library to be exported, got "
