@@ -156,7 +156,9 @@ def keep(data: RawSet, network: Backbone, arguments: argparse.Namespace) -> None
         features = featurize(data, network, progress=sys.stderr.isatty())
         if arguments.out is not None:
             write_half(features, arguments.out)
-        results["rows"] = measured(features, arguments.device, bool(arguments.classes))
+        quick = bool(arguments.classes)
+        results["n_answered"] = -(-len(features.y_train) // FOLDS) if quick else len(features.y_test)
+        results["rows"] = measured(features, arguments.device, quick)
 
     account = watched(resolve_device(arguments.device), work)
     if account["status"] != "ok":

@@ -79,7 +79,7 @@ def test_without_test_rows_there_is_no_column_of_them() -> None:
     rows = [depth_row("alone", "mean", depth, 40.0) for depth in (1, 2)]
     _, table = depth_curves(collected([], [analysis("depths", {"rows": rows})]))
     assert isinstance(table, Table)
-    assert [column.metric.title for column in table.comparison.columns] == ["folds"]
+    assert [column.metric.title for column in table.comparison.columns] == ["held out"]
 
 
 BAD = (
@@ -95,7 +95,9 @@ BAD = (
 
 def test_rows_of_strangers_that_are_none_are_counted() -> None:
     good = [depth_row("alone", "<b>", depth, 40.0) for depth in (1, 2)]
-    figure, _ = depth_curves(collected([], [analysis("depths", {"n_depths": "many", "rows": [*good, *BAD]})]))
+    figure, _ = depth_curves(
+        collected([], [analysis("depths", {"n_depths": "many", "n_answered": 0, "rows": [*good, *BAD]})])
+    )
     assert isinstance(figure, Figure)
     assert figure.notes == ["Toy: 7 of 9 rows are unusable"]
     assert "<b>" not in figure.panels[0].svg

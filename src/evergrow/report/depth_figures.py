@@ -153,6 +153,7 @@ class _DepthRow:
 _LOOKS = {"cls": "scl-mgsm", "mean": "scsm", "max": "ri", "spread": "klda", "cls+mean": "loranpac"}
 """Methods whose colour and marker poolings borrow, so that every one has its own."""
 
+_PARTS = {"folds": "held out", "test": "test"}
 _SETS = {"alone": "block alone", "from": "joined from the last", "both": "joined from the last"}
 _MOST_DEPTHS = 10_000
 _NAMES = {"cls": "class token", "cls+mean": "class token and mean"}
@@ -168,13 +169,14 @@ def depth_curves(record_set: RecordSet) -> list[Figure | Table]:
         if not rows:
             continue
         title = printable(dataset_label(record))
-        deepest = _network_depth(record, rows)
-        alone = _pooling_series([replace(row, depth=deepest + 1 - row.depth) for row in rows if row.kind == "alone"])
-        joined = _pooling_series([row for row in rows if row.kind != "alone"])
-        for kind, heading, x, series in (
+        deepest, n = _network_depth(record, rows), _whole(record.results.get("n_answered"), 10**9)
+        alone = [replace(row, depth=deepest + 1 - row.depth) for row in rows if row.kind == "alone"]
+        joined = [row for row in rows if row.kind != "alone"]
+        for kind, heading, x, points in (
             ("alone", "One block alone", f"Depth (block 1 to {deepest})", alone),
             ("joined", "Last blocks joined", "Number of last blocks", joined),
         ):
+            series = _pooling_series(points, n)
             if series:
                 axes = Axes(x, "Accuracy (%)")
                 panels.append(line_panel(slug("depths", kind, title), f"{heading}: {title}", axes, series))
@@ -185,7 +187,8 @@ def depth_curves(record_set: RecordSet) -> list[Figure | Table]:
         "Accuracy of blocks of one forward pass by depth and pooling over positions, learned by the recommended head "
         "without random units, all classes at once; on the test rows, or where there are none on training rows that "
         "were held out. One block alone: each depth by itself. Last blocks joined: from the last one back; the head "
-        "weighs them by the statistics of what it learned from."
+        "weighs them by the statistics of what it learned from. Bands and bars are standard errors over the samples "
+        "that were answered, the same ones for every block."
     )
     total = len(panels)
     drawn = limited(panels[:MAX_PANELS], total, notes)
@@ -211,7 +214,7 @@ def _depth_row(item: Any) -> _DepthRow | None:
         return None
     if not _is_percent(folds) or not (test is None or _is_percent(test)):
         return None
-    if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= _MOST_DEPTHS:
+    if _whole(depth, _MOST_DEPTHS) is None:
         return None
     return _DepthRow(kind, printable(pooling), depth, float(folds), None if test is None else float(test))
 
@@ -223,18 +226,24 @@ def _is_percent(value: Any) -> bool:
 
 def _network_depth(record: AnalysisRecord, rows: Sequence[_DepthRow]) -> int:
     """Return how many depths the network has, at least those that are there."""
-    stated = record.results.get("n_depths")
-    known = stated if isinstance(stated, int) and 1 <= stated <= _MOST_DEPTHS else 1
-    return max(known, *(row.depth for row in rows))
+    stated = _whole(record.results.get("n_depths"), _MOST_DEPTHS)
+    return max([stated or 1, *(row.depth for row in rows)])
 
 
-def _pooling_series(rows: Sequence[_DepthRow]) -> list[Series]:
-    """Return a line per pooling over depths."""
+def _whole(value: Any, most: int) -> int | None:
+    """Return a number from 1 on, None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most else None
+
+
+def _pooling_series(rows: Sequence[_DepthRow], n: int | None) -> list[Series]:
+    """Return a line per pooling over depths, with the standard error of a share of ``n`` samples."""
     series = []
     for pooling in dict.fromkeys(row.pooling for row in rows):
         points = sorted((row.depth, row.shown) for row in rows if row.pooling == pooling)
         if len(points) > 1:
-            series.append(Series(_NAMES.get(pooling, pooling), _look(pooling), *zip(*points, strict=True)))
+            x, y = zip(*points, strict=True)
+            error = None if n is None else [math.sqrt(value * (100 - value) / n) for value in y]
+            series.append(Series(_NAMES.get(pooling, pooling), _look(pooling), x, y, error))
     return series
 
 
@@ -255,7 +264,11 @@ def _depth_table(name: str, title: str, rows: Sequence[_DepthRow]) -> Table:
     parts = [part for part in ("folds", "test") if any(key[3] == part for key in values)]
     wanted = [(kind, pooling, part) for kind, pooling in kinds for part in parts]
     columns = [
-        Column(_SETS.get(kind, printable(kind)), _NAMES.get(pooling, pooling), Metric(part, part, lambda record: None))
+        Column(
+            _SETS.get(kind, printable(kind)),
+            _NAMES.get(pooling, pooling),
+            Metric(_PARTS[part], _PARTS[part], lambda record: None),
+        )
         for kind, pooling, part in wanted
     ]
     cells = [
@@ -266,8 +279,8 @@ def _depth_table(name: str, title: str, rows: Sequence[_DepthRow]) -> Table:
         for depth in depths
     ]
     caption = (
-        "Accuracy in percent by depth, counted from the end: on rows held out of the training rows (folds), which "
-        "choices are made by, and on test rows (test) where they were looked at."
+        "Accuracy in percent by depth, counted from the end: on rows held out of the training rows, which choices are "
+        "made by, and on test rows where they were looked at."
     )
     labels = ["last block" if depth == 1 else f"{depth} from the end" for depth in depths]
     return Table(name, f"Depth and pooling: {title}", caption, Comparison(labels, columns, cells, []))
