@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench clean
+.PHONY: help setup demo serve test test-all check format bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -20,6 +20,11 @@ setup: $(STAMP)  ## create .venv and install evergrow with its development tools
 
 demo: $(STAMP)  ## learn handwritten digits two at a time, forget one, spot an unknown one
 	$(BIN)/evergrow demo
+
+serve: $(STAMP)  ## the page and the HTTP service, on a demo model made on the spot
+	@folder=$$(mktemp -d) && $(BIN)/evergrow demo --pictures $$folder/digits && mkdir $$folder/models && \
+	$(BIN)/evergrow fit $$folder/digits/first -m $$folder/models/digits.evg && \
+	$(BIN)/evergrow serve $$folder/models --open; rm -rf $$folder
 
 check: $(STAMP)  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import evergrow
-from benchmarks import answers, blocks, construction, extraction, heads, startup, training, updates
+from benchmarks import answers, blocks, construction, extraction, heads, serving, startup, training, updates
 from benchmarks.timing import Row
 
 BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
@@ -37,6 +37,7 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "depths": extraction.depths,
     "training": training.throughput,
     "startup": startup.predict_against_torch,
+    "serving": serving.against_the_loop,
     "refusal": startup.refusals_against_torch,
 }
 

@@ -354,7 +354,7 @@ def test_a_learner_of_features(blobs: tuple[np.ndarray, np.ndarray], tmp_path: P
     export_learner(learner, tmp_path / "m.onnx")
     answers = outputs(tmp_path / "m.onnx", X.astype(np.float32))
     assert np.abs(answers["probabilities"] - learner.predict_proba(X.astype(np.float32))).max() < 1e-4
-    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.labels"]) == learner.classes_.tolist()
+    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.labels"]) == learner.class_names_.tolist()
 
 
 def test_a_learner_of_images_after_a_round_trip(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_learners_with_and_without_shapes_do_not_merge(data):
     X, y = data
     one = make().fit(X, y)
     other = make(projection=one.layer_, shape_directions=0, direct_link=False).fit(X[::-1], y[::-1])
-    with pytest.raises(MergeError, match="shape_directions"):
+    with pytest.raises(MergeError, match="whether shapes of classes are kept"):
         one.merge(other)
 
 
@@ -237,6 +237,7 @@ def test_one_row_per_class_is_the_nearest_mean():
     assert np.array_equal(model.predict(queries), nearest)
 
 
+@pytest.mark.slow
 def test_five_thousand_classes():
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(5000, 16))

@@ -327,7 +327,7 @@ def test_data_of_another_kind_are_refused(tmp_path: Path) -> None:
         on_texts.predict(images / "red" / "0.png")
     with pytest.raises(InputError, match="columns"):
         on_images.predict(np.zeros((1, 5)))
-    with pytest.raises(InputError, match="backbone is None"):
+    with pytest.raises(InputError, match="no backbone is given"):
         Learner(None).fit(images)
 
 

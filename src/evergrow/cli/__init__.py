@@ -17,6 +17,7 @@ MODULES = (
     "watch",
     "share",
     "export",
+    "serve",
     "demo",
     "data",
     "features",

@@ -27,6 +27,10 @@ BLOCKS = register_kind("feature-blocks")
 
 MOST_BLOCKS = 1000
 
+MOST_OF_FIRST = 4.0
+"""Largest weight that a first task gives to a block, and inverse of the smallest: a few classes are no evidence for
+switching off for ever what all units are made of. In answers a block may count for less, and come back."""
+
 
 def check_blocks(blocks: Any) -> None:
     """Raise :class:`ParameterError` unless blocks are None or a sequence of numbers of columns."""
@@ -100,10 +104,11 @@ class FeatureBlocks:
         rows = Z.to(torch.float64)
         targets = torch.nn.functional.one_hot(codes).to(rows)
         chosen = choose_block_weights(rows.T @ rows, rows.T @ targets, targets.sum(dim=0), sizes)
-        made = cls(sizes, chosen.weights)
+        weights = tuple(min(max(weight, 1.0 / MOST_OF_FIRST), MOST_OF_FIRST) for weight in chosen.weights)
+        made = cls(sizes, weights)
         if max_features is None or not wide:
             return made
-        return cls(sizes, chosen.weights, reduction(made.apply(rows), codes, sizes, int(max_features), seed))
+        return cls(sizes, weights, reduction(made.apply(rows), codes, sizes, int(max_features), seed))
 
     @property
     def kept(self) -> tuple[int, ...]:

@@ -12,7 +12,8 @@ import numpy as np
 from evergrow.core.errors import InputError, LabelError
 from evergrow.datasets.video import VideoSource
 from evergrow.heads.labels import as_weights
-from evergrow.learner.intake import Part, Samples, channels_last, read_items, read_labelled
+from evergrow.learner.intake import Part, Samples, read_items, read_labelled
+from evergrow.learner.memory_images import channels_last
 
 CHUNK = 256
 """Samples that are held at a time, before they are feature vectors."""

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import DatasetNotFoundError, DataWarning, FewSamplesWarning, InputError, LabelError
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError, LabelError
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.image_formats import is_image
-from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind, Texts, concat_items
+from evergrow.core.items import ImageArrays, ImageFiles, Items, Texts, concat_items
 from evergrow.core.wording import setting
 from evergrow.datasets import DataOptions, FeatureSet, RawSet, load_data
 from evergrow.datasets.array_files import stated_widths
@@ -30,6 +26,7 @@ from evergrow.datasets.stored import StoredImages
 from evergrow.datasets.tables import TABLE_SUFFIXES, read_texts
 from evergrow.datasets.trees import DiskTree
 from evergrow.learner.labels import kind_of
+from evergrow.learner.memory_images import MixedImages, channels_last, is_pil_image, is_pixels
 
 Part = Literal["train", "test", "all"]
 """Which part of a source is wanted; a source without parts is always whole."""
@@ -237,136 +234,6 @@ def _of_features(data: FeatureSet, part: Part) -> Samples:
     return Samples("features", features=joined, labels=names, origin=data.backbone, widths=data.widths)
 
 
-def warn_alike(known: NDArray[np.str_], labels: NDArray[np.str_]) -> None:
-    """Warn of new classes that differ from known ones, or from each other, only in case or blanks."""
-    spelled = {name.casefold().strip(): name for name in known.tolist()}
-    for name in np.setdiff1d(labels, known).tolist():
-        other = spelled.setdefault(name.casefold().strip(), name)
-        if other != name:
-            warnings.warn(
-                f"class {name!r} is new but differs from {other!r} only in upper and lower case or blanks",
-                DataWarning,
-                stacklevel=3,
-            )
-
-
-ENOUGH = 10
-"""Samples from which on a class is recognised about as well as one with many."""
-
-
-def few_samples(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the classes that are not to be trusted yet, the rarest first, with their counts.
-
-    They have fewer than ten samples, and fewer than a fifth of what a class has that is not so poor.
-
-    Parameters
-    ----------
-    counts : mapping of str to int
-        Samples of each class.
-
-    Examples
-    --------
-    >>> from evergrow.learner.intake import few_samples
-    >>> few_samples({"ant": 100, "bee": 140, "cat": 9, "dog": 2})
-    {'dog': 2, 'cat': 9}
-    >>> few_samples({"ant": 30, "bee": 30, "cat": 9, "dog": 2}), few_samples({"ant": 9, "bee": 1})
-    ({'dog': 2}, {})
-    """
-    usual = _usual(counts)
-    few = {name: count for name, count in counts.items() if count < ENOUGH and 5 * count < usual}
-    return dict(sorted(few.items(), key=lambda entry: (entry[1], entry[0])))
-
-
-def warn_few(before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Warn of classes that have few samples beside others after a change, unless all of them had before."""
-    few = few_samples(after)
-    if few.keys() <= few_samples(before).keys():
-        return
-    usual = _usual(after)
-    named = [f"{name}: {count}" for name, count in list(few.items())[:5]] + ["..."] * (len(few) > 5)
-    have, they = ("has", "it is") if len(few) == 1 else ("have", "they are")
-    bar = min(ENOUGH, math.ceil(usual / 5))
-    warnings.warn(
-        f"{len(few)} of {len(after)} classes {have} fewer than {bar} samples beside a median "
-        f"of {usual:g} ({', '.join(named)}): {they} recognised less surely; teach at least {ENOUGH} of each",
-        FewSamplesWarning,
-        stacklevel=3,
-    )
-
-
-def _usual(counts: Mapping[str, int]) -> float:
-    """Return the median count of classes that have enough; 0 where none has."""
-    enough = [count for count in counts.values() if count >= ENOUGH]
-    return float(np.median(enough)) if enough else 0.0
-
-
-# -- images in memory -----------------------------------------------------------------------------------------
-
-
-def is_pil_image(item: Any) -> bool:
-    """Return whether an object is a PIL image; where PIL was never imported, nothing is."""
-    module = sys.modules.get("PIL.Image")
-    return module is not None and isinstance(item, module.Image)
-
-
-@dataclass(frozen=True, eq=False)
-class MixedImages(Items):
-    """Images in memory, or of mixed origin.
-
-    Parameters
-    ----------
-    images : tuple
-        PIL images, arrays of bytes, or paths.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from evergrow.learner.intake import MixedImages
-    >>> images = MixedImages((np.zeros((4, 6, 3), np.uint8), np.zeros((5, 5), np.uint8)))
-    >>> len(images), images.take([1]).raw(0).shape
-    (2, (5, 5))
-    """
-
-    images: tuple[Any, ...]
-    kind: ClassVar[Kind] = "image"
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def name(self, row: int) -> str:
-        """Return the file name of an image that has one, else its row number."""
-        image = self.images[row]
-        named = image if isinstance(image, (str, os.PathLike)) else getattr(image, "filename", "")
-        return os.path.basename(os.fspath(named)) if named else f"image {row}"
-
-    def raw(self, row: int) -> Any:
-        """Return one image."""
-        return self.images[row]
-
-    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> MixedImages:
-        """Return the images of these rows."""
-        return MixedImages(tuple(self.images[int(row)] for row in rows))
-
-    def stamp(self) -> str:
-        """Return a hash of the pixels, and of name, size and time of change of files."""
-        return self._stamp
-
-    @cached_property
-    def _stamp(self) -> str:
-        from evergrow.backbones.images import decode_image
-
-        digest = hashlib.blake2b(b"held", digest_size=16)
-        for image in self.images:
-            if isinstance(image, (str, os.PathLike)):
-                status = os.stat(image)
-                digest.update(f"{os.fspath(image)}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-                continue
-            pixels = np.ascontiguousarray(decode_image(image))  # what a backbone will see: palette and EXIF applied
-            digest.update(f"{pixels.shape}\0".encode())
-            digest.update(pixels.reshape(-1).data)
-        return digest.hexdigest()
-
-
 # -- items without labels -----------------------------------------------------------------------------------
 
 
@@ -491,7 +358,7 @@ def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
         raise InputError(f"{setting('items')} must hold at least one item, got none")
     if all(isinstance(item, (str, os.PathLike)) for item in items):
         return _of_strings(items, kind)
-    if all(is_pil_image(item) or _is_pixels(item) for item in items) and kind != "features":
+    if all(is_pil_image(item) or is_pixels(item) for item in items) and kind != "features":
         return Samples("image", MixedImages(tuple(items)))
     try:
         array = np.asarray(items, dtype=np.float64)
@@ -510,44 +377,6 @@ def _of_strings(items: Sequence[Any], kind: str | None) -> Samples:
     if kind is None and all(is_image(item) for item in items):
         return _of_paths(items)  # raises, and names the files that are missing
     return _of_texts(items)
-
-
-def channels_last(array: NDArray[Any]) -> NDArray[Any]:
-    """Return images of a tensor, channels first and of bytes or floats from 0 to 1, as bytes with the channels last.
-
-    Parameters
-    ----------
-    array : ndarray of shape (3, h, w) or (n, 3, h, w)
-        One image or several; one channel does as well. What has its channels last already only becomes bytes.
-
-    Raises
-    ------
-    InputError
-        If floats lie outside of 0 to 1, as those of normalised images do.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from evergrow.learner.intake import channels_last
-    >>> channels_last(np.full((3, 4, 5), 0.2, np.float32))[0, 0].tolist()
-    [51, 51, 51]
-    """
-    if array.dtype.kind == "f":
-        low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
-        if not 0.0 <= low <= high <= 1.0:
-            raise InputError(
-                f"images of floats must lie between 0 and 1, got {low:.3g} to {high:.3g}: leave out the "
-                "normalisation, which the backbone brings along"
-            )
-        array = np.rint(array * 255.0).astype(np.uint8)
-    if array.dtype == np.uint8 and array.shape[-3] in (1, 3) and array.shape[-1] not in (1, 3, 4):
-        array = np.moveaxis(array, -3, -1)
-        array = array[..., 0] if array.shape[-1] == 1 else array
-    return np.ascontiguousarray(array)
-
-
-def _is_pixels(item: Any) -> bool:
-    return isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3)
 
 
 def _of_array(array: NDArray[Any], kind: str | None) -> Samples:

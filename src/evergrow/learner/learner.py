@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,44 +12,22 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive, read_archive, write_archive
-from evergrow.core.errors import (
-    InputError,
-    MergeError,
-    NotFittedError,
-    UnlearnError,
-)
+from evergrow.core.errors import InputError, MergeError
 from evergrow.core.settings import check_keys
-from evergrow.core.validation import check_number
-from evergrow.core.wording import action, setting
 from evergrow.heads.base import IncrementalClassifier
-from evergrow.heads.estimator import Estimator
-from evergrow.learner.answering import Answering
-from evergrow.learner.answers import Answers
-from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.changes import Change, fingerprints
-from evergrow.learner.chunks import check_whole, is_stream, labelled_chunks, read_chunks
-from evergrow.learner.edits import (
-    check_relabelling,
-    read_movable,
-    relabelled,
-    renamed,
-    require_known,
-    samples_to_move,
-    with_merged_classes,
-)
+from evergrow.learner.asking import Asking
+from evergrow.learner.chunks import check_whole, is_stream, labelled_chunks
+from evergrow.learner.class_warnings import warn_alike, warn_few
+from evergrow.learner.editing import Editing
 from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
-from evergrow.learner.evaluation import Compared, Evaluation, evaluate_predictions, kept_answers, open_world
-from evergrow.learner.intake import Samples, read_items, read_unknown, warn_alike, warn_few
-from evergrow.learner.labels import announced_names, as_labels, check_announced, column_order, settled_kind
-from evergrow.learner.learning import Block, Learned, first_block, gathered, next_block
+from evergrow.learner.intake import Samples
+from evergrow.learner.keeping import Keeping
+from evergrow.learner.labels import announced_names, check_announced, settled_kind
+from evergrow.learner.learning import Learned, first_block, next_block
 from evergrow.learner.merging import merged
-from evergrow.learner.recipe import HeadRecipe
-from evergrow.learner.snapshot import Snapshot, counted, describe, read_snapshot
-from evergrow.learner.summaries import Measured, html_of, text_of
+from evergrow.learner.snapshot import Snapshot, counted, read_snapshot
 
 if TYPE_CHECKING:
-    from evergrow.backbones.base import BackboneSpec
     from evergrow.training.settings import FsaConfig
 
 
@@ -64,7 +39,7 @@ _KEPT_AS = {"features": "recipe"}
 """Arguments that are kept under another name: the method of that name gives feature vectors."""
 
 
-class Learner(Estimator):
+class Learner(Asking, Editing, Keeping):
     """A classifier for images, texts or feature vectors that keeps learning new classes.
 
     A frozen backbone turns samples into feature vectors and a head learns from these, exactly as if it saw
@@ -160,7 +135,7 @@ class Learner(Estimator):
         self.random_state = random_state
         self.cache = cache
         self.extract = extract
-        self._origin: tuple[Path, str] | None = None  # the model file that was loaded, and its checksum
+        self._origin = None  # the model file that was loaded, and its checksum
 
     # -- learning -------------------------------------------------------------------------------------------
 
@@ -323,439 +298,28 @@ class Learner(Estimator):
         self._state().head.settle()
         return self
 
-    # -- answering ------------------------------------------------------------------------------------------
+    # -- several learners -----------------------------------------------------------------------------------
 
-    def predict(self, items: Any) -> NDArray[Any]:
-        """Return the most likely class of every item.
-
-        Parameters
-        ----------
-        items : object
-            A path or paths, a folder of images, PIL images, uint8 arrays, texts or features; or a generator, a torch
-            dataset or loader of such, whose labels are passed over.
-
-        Returns
-        -------
-        ndarray of shape (n,)
-            Labels of the kind that was learned: names, integers or booleans.
-        """
-        names = self._asked(items, self._answers_to)
-        return as_labels(names.tolist(), self._state().label_kind)
-
-    def decision_function(self, items: Any) -> NDArray[np.float64]:
-        """Return the score of every class, always one column per entry of ``classes_``; larger means more likely.
-
-        Parameters
-        ----------
-        items : object
-            As for :meth:`predict`.
-        """
-        return self._by_class(self._asked(items, self._state().head.class_scores))
-
-    def predict_proba(self, items: Any) -> NDArray[np.float64]:
-        """Return class probabilities; columns follow ``classes_``.
-
-        Parameters
-        ----------
-        items : object
-            As for :meth:`predict`.
-        """
-        self._able("probabilities")
-        return self._by_class(self._asked(items, self._probabilities))
-
-    def novelty_score(self, items: Any) -> NDArray[np.float64]:
-        """Return how unlike anything learned each item is; higher means more novel.
-
-        Parameters
-        ----------
-        items : object
-            As for :meth:`predict`.
-        """
-        return self._asked(items, self._able("novelty").novelty_score)
-
-    def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
-        """Return the novelty above which something is unknown.
-
-        Parameters
-        ----------
-        false_alarm : float
-            Share of known things that may be called unknown.
-
-        Raises
-        ------
-        NotFittedError
-            If no class ever came with two samples at once, so that nothing could be held out.
-        """
-        self._able("novelty")
-        return self._state().calibration.threshold(false_alarm)
-
-    def is_unknown(self, items: Any, false_alarm: float = FALSE_ALARM) -> NDArray[np.bool_]:
-        """Return which items belong to no class that was learned, as far as can be told.
-
-        Parameters
-        ----------
-        items : object
-            As for :meth:`predict`.
-        false_alarm : float
-            Share of known things that may be called unknown; the threshold was calibrated on samples of every batch,
-            scored as if they had not been learned.
-        """
-        threshold = self.threshold(false_alarm)
-        return np.asarray(~(self.novelty_score(items) <= threshold))  # what is no number is not known
-
-    def features(self, items: Any) -> Features:
-        """Return the feature vectors of items, honouring ``on_error``: all methods take them in the items' place.
-
-        Parameters
-        ----------
-        items : object
-            As for :meth:`predict`.
-        """
-        now = self._state()
-        if isinstance(items, Features):
-            return items
-        if is_stream(items):
-            chunks = [self._encoded(samples, self._encoder) for samples in self._item_chunks(items)]
-            starts = np.cumsum([0, *(len(part) + len(part.failures) for part in chunks)])
-            rows = np.concatenate([part.rows + start for part, start in zip(chunks, starts[:-1], strict=True)])
-            failures = tuple(failure for part in chunks for failure in part.failures)
-            return Features(np.concatenate([part.X for part in chunks]), rows, failures)
-        samples = read_items(items, self._encoder.kind)
-        if samples.features is not None:  # a backbone answers for its own
-            _check_width(samples.features, now.head.n_features_in_)
-        return self._encoder.encode_now(samples, self.extract, self.cache)
-
-    def ask(self, items: Any, *, false_alarm: float | None = None) -> Answers:
-        """Return everything about items at once; each goes through the backbone once.
-
-        Parameters
-        ----------
-        items : object
-            As for :meth:`predict`.
-        false_alarm : float, optional
-            Share of known things that may be called unknown; None asks nothing about that.
-
-        Returns
-        -------
-        Answers
-        """
-        threshold = None if false_alarm is None else self.threshold(false_alarm)
-        head, features = self._state().head, self.features(items)
-        able = head.can("probabilities")
-        values = self._probabilities(features.X) if able else head.class_scores(features.X)
-        names, measure = np.asarray(head.classes_, dtype=np.str_), "probability" if able else "score"
-        answering = self._state().answering
-        chosen = None if answering.is_plain else answering.choose(values, names.tolist())
-        answers = Answers(names, values, measure, features.rows, features.failures, chosen=chosen)
-        if threshold is None:
-            return answers
-        novelty = head.novelty_score(features.X)
-        unknown = ~(novelty <= threshold)  # NaN is not known
-        return dataclasses.replace(
-            answers, novelty=novelty, unknown=unknown, threshold=np.full(len(novelty), threshold)
-        )
-
-    def evaluate(
-        self,
-        data: Any,
-        y: Any = None,
-        *,
-        unknown: Any = None,
-        false_alarm: float = FALSE_ALARM,
-        keep_samples: bool = False,
-    ) -> Evaluation:
-        """Compare answers with labels.
-
-        Parameters
-        ----------
-        data : path-like, RawSet, FeatureSet, (items, labels), items, iterator, Dataset or DataLoader
-            Labelled data; of sources with two parts the test part. Samples of classes that the model does not know are
-            counted apart and serve as unknown ones. Labels are compared by their names, whatever their kind.
-        y : array-like of shape (n,), optional
-            Labels of ``data``.
-        unknown : path-like, RawSet, FeatureSet, (items, labels) or items, optional
-            More things that the model does not know; of labelled data only classes that were not learned count.
-        false_alarm : float
-            Share of false alarms that the threshold is for.
-        keep_samples : bool
-            Whether to keep what was answered about each sample, with its certainty and novelty.
-
-        Returns
-        -------
-        Evaluation
-        """
-        check_number("false_alarm", false_alarm, low=0, high=1, low_open=True, high_open=True)
-        started, now = time.perf_counter(), self._state()
-        if unknown is not None:
-            self.threshold(false_alarm)  # raises where there is none, before any work is done
-        opens = now.head.can("novelty") and bool(now.calibration.n)
-        asked = [
-            self._compared(samples, opens=opens, keep=keep_samples)
-            for samples in labelled_chunks(data, y, None, "test", self._encoder.kind)
-        ]
-        labels = np.concatenate([part.labels for part in asked])
-        answers = np.concatenate([part.answers for part in asked])
-        result = evaluate_predictions(labels.tolist(), answers.tolist(), now.classes.tolist())
-        known, novelty = np.isin(labels, now.classes), np.concatenate([part.novelty for part in asked])
-        compared, kept, others = None, None, np.empty(0)
-        if opens:
-            if unknown is not None:
-                others = now.head.novelty_score(self._unknown_features(unknown))
-            strange = np.concatenate([novelty[~known], others])
-            if known.any() and len(strange):
-                compared = open_world(novelty[known], strange, self.threshold(false_alarm), false_alarm)
-        if keep_samples:
-            kept = kept_answers(asked)
-            if opens:
-                threshold = self.threshold(false_alarm)
-                kept = dataclasses.replace(kept, novelty=novelty, strange=others, threshold=threshold)
-        left_out = tuple(name for part in asked for name in part.left_out)
-        seconds = time.perf_counter() - started
-        if result.n_known:
-            self._measured = Measured(result.accuracy, result.n_known, now.revision)
-        return dataclasses.replace(result, seconds=seconds, left_out=left_out, unknown=compared, samples=kept)
-
-    def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the share of right answers; samples of classes that were never learned count as wrong.
-
-        Parameters
-        ----------
-        data, y
-            As for :meth:`evaluate`.
-        sample_weight : array-like of shape (n,), optional
-            What each sample counts for.
-        """
-        right, weights = [], []
-        for samples in labelled_chunks(data, y, sample_weight, "test", self._encoder_of_state().kind):
-            part = self._compared(samples, opens=False, on_error="raise")
-            right.append(part.labels == part.answers)
-            weights.append(np.ones(len(samples)) if samples.weights is None else samples.weights)
-        found = np.concatenate(right)
-        accuracy = float(np.average(found, weights=np.concatenate(weights)))
-        self._measured = Measured(accuracy, len(found), self.revision_)
-        return accuracy
-
-    def _compared(self, samples: Samples, *, opens: bool, keep: bool = False, on_error: str | None = None) -> Compared:
-        """Return labels and answers of samples, with ``opens`` their novelty, with ``keep`` all there is to show."""
-        now = self._state()
-        encoded = self._encoded(samples, self._encoder, on_error=on_error)
-        labels, answers = samples.required_labels()[encoded.rows], self._answers_to(encoded.X)
-        novelty = now.head.novelty_score(encoded.X) if opens else np.empty(0)
-        left_out = tuple(name for name, _ in encoded.failures)
-        if not keep:
-            return Compared(labels, answers, novelty, left_out)
-        certainty = None
-        if now.head.can("probabilities"):
-            columns = np.searchsorted(now.classes, answers)
-            certainty = np.take_along_axis(self._probabilities(encoded.X), columns[:, None], axis=1)[:, 0]
-        return Compared(labels, answers, novelty, left_out, samples.items, encoded.rows, len(samples), certainty)
-
-    def _unknown_features(self, unknown: Any) -> NDArray[Any]:
-        """Return features of what the model does not know, out of data with or without labels."""
-        now, kind = self._state(), self._encoder.kind
-        samples = read_unknown(unknown, kind)
-        if samples.labels is not None:
-            rows = np.flatnonzero(~np.isin(samples.labels, now.classes))
-            if not len(rows):
-                raise InputError(
-                    f"{setting('unknown')} must hold classes that the model does not know, got none but known ones"
-                )
-            samples = samples.take(rows)
-        return self._encoded(samples, self._encoder).X
-
-    # -- exact edits ----------------------------------------------------------------------------------------
-
-    def forget_classes(self, names: str | int | Iterable[Any]) -> Self:
-        """Remove whole classes: they are never predicted again. Needs no data and no backbone.
-
-        Parameters
-        ----------
-        names : label or iterable of labels
-            Classes to forget.
-
-        Raises
-        ------
-        LabelError
-            If a class was never learned.
-        """
-        head, now = self._able("forget"), self._state()
-        wanted = [str(name) for name in ([names] if isinstance(names, (str, int)) else names)]
-        self._require_known(wanted)
-        gone = sorted(set(wanted))
-        twin = head.branch().forget_classes(gone)
-        counts = {name: n for name, n in now.counts.items() if name not in set(gone)}
-        samples = sum(now.counts[name] for name in gone)
-        self._snapshot = now.after(Change.now("forget", samples, gone), head=twin, counts=counts)
-        return self
-
-    def unlearn(self, data: Any, y: Any = None, *, sample_weight: Any = None) -> Self:
-        """Take samples out again: the learner then equals one that never saw them.
-
-        Parameters
-        ----------
-        data : path-like, RawSet, FeatureSet, (items, labels), items, iterator, Dataset or DataLoader
-            Samples with the labels they were learned with; of sources with two parts the training part.
-        y : array-like of shape (n,), optional
-            Labels of ``data``.
-        sample_weight : array-like of shape (n,), optional
-            The weights they were learned with.
-
-        Raises
-        ------
-        UnlearnError
-            If they were never learned, or with other weights.
-        """
-        head, now = self._able("unlearn"), self._state()
-        chunks = labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
-        data_seen: list[str] = []
-        twin, counts, samples = head.branch(), dict(now.counts), 0
-        for block in self._blocks(chunks, self._encoder):
-            self._require_known(block.labels.tolist())
-            counts = _less(counts, block.labels)
-            twin.unlearn(block.X, block.labels, sample_weight=block.weights)
-            data_seen += fingerprints(block.X, block.labels, now.history, block.weights)
-            samples += len(block.labels)
-        gone = sorted(name for name, n in counts.items() if n == 0)
-        change = Change.now("unlearn", samples, gone, data=data_seen)
-        kept = {name: n for name, n in counts.items() if n}
-        self._snapshot = now.after(change, head=twin, counts=kept)
-        return self
-
-    # -- names and borders of classes -----------------------------------------------------------------------
-
-    def rename_class(self, old: Any, new: Any) -> Self:
-        """Give a class another name; answers are the same under it. Needs no data and no backbone.
-
-        Parameters
-        ----------
-        old, new : str
-            Its name, and the one that it gets.
-
-        Raises
-        ------
-        LabelError
-            If the class was never learned, or the new name is that of another: :meth:`merge_classes` makes two one.
-        """
-        return self.rename_classes({old: new})
-
-    def rename_classes(self, names: Mapping[Any, Any]) -> Self:
-        """Give classes other names, all at once, so that two may swap theirs. Needs no data and no backbone.
-
-        Parameters
-        ----------
-        names : mapping of str to str
-            New names by old ones.
-
-        Raises
-        ------
-        LabelError
-            As for :meth:`rename_class`.
+    def copy(self) -> Learner:
+        """Return a learner that knows the same; changing either leaves the other as it is.
 
         Examples
         --------
         >>> import numpy as np
         >>> from evergrow.learner.learner import Learner
-        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
-        >>> learner = Learner(options={"n_units": 20}).fit((X, y))
-        >>> learner.rename_classes({"owl": "barn owl"}).classes_.tolist()
-        ['barn owl', 'crow', 'jay', 'rook']
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 4
+        >>> first = Learner(options={"n_units": 20}).fit((X, y))
+        >>> second = first.copy().forget_classes("3")
+        >>> len(first.classes_), len(second.classes_)
+        (4, 3)
         """
-        self._snapshot = renamed(self._state(), names)
-        return self
-
-    def merge_classes(self, names: Iterable[Any], into: Any) -> Self:
-        """Make several classes one, exactly as if their samples had been learned under one name. Needs no data.
-
-        How sure answers are stays calibrated by the samples as they came.
-
-        Parameters
-        ----------
-        names : iterable of str
-            Classes to merge.
-        into : str
-            Name of the one that they become: a new one, or that of a class, which then is among those merged.
-
-        Raises
-        ------
-        LabelError
-            If a class was never learned, or there are fewer than two.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from evergrow.learner.learner import Learner
-        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
-        >>> learner = Learner(options={"n_units": 20}).fit((X, y))
-        >>> learner.merge_classes(["crow", "rook"], "corvid").n_samples_
-        {'corvid': 20, 'jay': 10, 'owl': 10}
-        """
-        self._snapshot = with_merged_classes(self._state(), names, into)
-        return self
-
-    def set_answering(self, *, prior: Any = None, costs: Any = None, thresholds: Any = None) -> Self:
-        """Say how answers follow from probabilities: how common classes are, what mistakes cost, how sure one must be.
-
-        All three are set at once; what is left out is as it was learned. Nothing is learned or forgotten by it, and
-        ``predict``, ``predict_proba`` (the prior), ``ask`` and ``evaluate`` follow it from now on.
-
-        Parameters
-        ----------
-        prior : {"learned", "uniform", "counts"} or mapping of str to float, optional
-            How common classes are among what is asked about: as the probabilities assume, all alike, as among the
-            samples that were learned, or by weights; classes that these do not name have the mean weight.
-        costs : mapping of str to mapping of str to float, optional
-            ``costs[true][answer]`` where it is neither 0 for the right answer nor 1 for another; the answer is the one
-            of least expected cost.
-        thresholds : mapping of str to float, optional
-            Probability from which a class is the answer, whatever is likelier, and below which it never is.
-
-        Raises
-        ------
-        LabelError
-            If a class is named that was never learned.
-        UnsupportedError
-            If the method gives no probabilities.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from evergrow.learner.learner import Learner
-        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
-        >>> learner = Learner(options={"n_units": 20}).fit((X, y))
-        >>> before = (learner.predict(X) == "owl").sum()
-        >>> bool((learner.set_answering(thresholds={"owl": 0.02}).predict(X) == "owl").sum() > before)
-        True
-        """
-        self._able("probabilities")
-        now = self._state()
-        answering = Answering.checked(now.counts, prior, costs, thresholds)
-        self._snapshot = now.after(Change.now("answering", 0, note=answering.summary()), answering=answering)
-        return self
-
-    def relabel(self, data: Any, source: Any, target: Any) -> Self:
-        """Take samples out of one class and into another, exactly as if they had been learned as the second.
-
-        Parameters
-        ----------
-        data : path-like, RawSet, FeatureSet, (items, labels) or items
-            The samples. Of data with labels those of class ``source`` are moved, of data without all.
-        source : str
-            The class they were learned as; it is gone if none remains.
-        target : str
-            The class they are of; it may be new.
-
-        Raises
-        ------
-        LabelError
-            If ``source`` was never learned, or no sample has that label.
-        UnlearnError
-            If samples were never learned as ``source``.
-        """
-        source, target = check_relabelling(self._state(), source, target)
-        samples = samples_to_move(read_movable(data, self._encoder.kind), source)
-        encoded = self._encoded(samples, self._encoder, on_error="raise")
-        self._snapshot = relabelled(self._state(), encoded.X, source, target)
-        return self
+        now, twin = self._state(), self._twin()
+        if now.head.can("branch"):  # every change then works on a branch of the head
+            twin._snapshot = now
+        else:
+            twin._snapshot, _ = read_snapshot(self.to_archive(), None, "the copy")
+        twin._origin = self._origin
+        return twin
 
     def spawn(self) -> Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
@@ -797,169 +361,7 @@ class Learner(Estimator):
         self._snapshot = merged(self._state(), other._state(), None if base is None else base._state())
         return self
 
-    # -- files ----------------------------------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file, in one step; backbone weights are not in it.
-
-        See also :mod:`evergrow.learner.modelfile`.
-
-        Parameters
-        ----------
-        path : path-like
-            Where to, such as ``birds.evg``.
-        """
-        write_archive(path, self.to_archive())
-
-    def to_archive(self) -> Archive:
-        """Return what :meth:`save` writes."""
-        return self._state().to_archive(self._recipe())
-
-    @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        backbone: Any = None,
-        weights: str | os.PathLike[str] | None = None,
-        device: str | torch.device | None = None,
-        cache: Any = None,
-        extract: Any = None,
-    ) -> Self:
-        """Read what :meth:`save` wrote. The backbone is loaded when something first goes through it.
-
-        Parameters
-        ----------
-        path : path-like
-            Where from.
-        backbone : Backbone or torch.nn.Module, optional
-            The backbone itself, if it was a module of yours.
-        weights : str or path-like, optional
-            Where the backbone's weights are, if no longer where they came from.
-        device : str or torch.device, optional
-            Where to compute; by default the best there is.
-        cache, extract : optional
-            As for the class; they are not part of the file.
-
-        Raises
-        ------
-        FileFormatError
-            If the file is no learner, is damaged or was altered.
-        NewerSchemaError
-            If a newer evergrow wrote it.
-        """
-        return cls.from_archive(
-            read_archive(path),
-            name=os.fspath(path),
-            backbone=backbone,
-            weights=weights,
-            device=device,
-            cache=cache,
-            extract=extract,
-        )
-
-    @classmethod
-    def from_archive(
-        cls,
-        archive: Archive,
-        *,
-        name: str = "the archive",
-        backbone: Any = None,
-        weights: str | os.PathLike[str] | None = None,
-        device: str | torch.device | None = None,
-        cache: Any = None,
-        extract: Any = None,
-    ) -> Self:
-        """Return the learner that :meth:`to_archive` described.
-
-        Parameters
-        ----------
-        archive : Archive
-            What a file holds.
-        name : str
-            What to call the source in messages.
-        backbone, weights, device, cache, extract : optional
-            As for :meth:`load`.
-        """
-        snapshot, recipe = read_snapshot(archive, device, name)
-        learner = cls(
-            backbone="auto" if backbone is None and snapshot.spec is not None else backbone,
-            method=recipe.method,
-            adapt=None if snapshot.adaptation is None else snapshot.adaptation.config,
-            settings=recipe.settings,
-            features=_recipe_of(snapshot.spec),
-            options=dict(recipe.options or {}) or None,
-            weights=weights,
-            device="auto" if device is None else device,
-            cache=cache,
-            extract=extract,
-        )
-        learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.adaptation, snapshot.widths)
-        learner._snapshot = snapshot
-        return learner
-
-    def info(self, *, numerics: bool = False) -> dict[str, Any]:
-        """Return what the learner is, in plain values; loads no backbone.
-
-        Parameters
-        ----------
-        numerics : bool
-            Whether to add rank and conditioning, which take a decomposition: seconds, for wide layers a minute.
-        """
-        return describe(self._state(), self._recipe(), numerics=numerics)
-
-    # -- state ----------------------------------------------------------------------------------------------
-
-    @property
-    def classes_(self) -> NDArray[Any]:
-        """Classes learned, sorted, of the kind that they came as."""
-        now = self._state()
-        return np.sort(as_labels(now.classes.tolist(), now.label_kind))
-
-    @property
-    def class_names_(self) -> NDArray[np.str_]:
-        """Names of the classes, sorted as names, whatever kind their labels are of."""
-        return self._state().classes
-
-    @property
-    def n_samples_(self) -> dict[Any, int]:
-        """Samples learned of each class, whatever they count for."""
-        counts = self._state().counts
-        return {label: counts[str(label)] for label in self.classes_.tolist()}
-
-    @property
-    def samples_by_name_(self) -> dict[str, int]:
-        """Samples learned of each class, by name."""
-        return dict(self._state().counts)
-
-    @property
-    def history_(self) -> list[Change]:
-        """All changes so far, the latest last."""
-        return list(self._state().history)
-
-    @property
-    def revision_(self) -> int:
-        """Number of the latest change."""
-        return self._state().revision
-
-    @property
-    def head_(self) -> IncrementalClassifier:
-        """The head on feature vectors; to be looked at, not changed."""
-        return self._state().head
-
-    @property
-    def kind_(self) -> str:
-        """What the samples are: ``"image"``, ``"text"`` or ``"features"``."""
-        return self._state().kind
-
-    @property
-    def spec_(self) -> BackboneSpec | None:
-        """What computes the features; None where samples are features."""
-        return self._state().spec
-
-    def backbone_(self) -> Any:
-        """Return the backbone, loading it if need be; None where samples are features."""
-        return None if self._state().spec is None else self._encoder.backbone()
+    # -- arguments ------------------------------------------------------------------------------------------
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the constructor's arguments by name."""
@@ -972,49 +374,6 @@ class Learner(Estimator):
             setattr(self, _KEPT_AS.get(name, name), value)
         return self
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._snapshot_or_none() is not None
-
-    def __repr__(self) -> str:
-        return text_of(self._info_or_none(), self.method, getattr(self, "_measured", None))
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows: classes and counts, the latest changes, and accuracy where it was measured."""
-        return html_of(self._info_or_none(), self.method, getattr(self, "_measured", None))
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": self._repr_html_()}
-
-    def _info_or_none(self) -> dict[str, Any] | None:
-        return None if self._snapshot_or_none() is None else self.info()
-
-    @property
-    def answering_(self) -> Answering:
-        """How answers follow from probabilities."""
-        return self._state().answering
-
-    def _snapshot_or_none(self) -> Snapshot | None:
-        return getattr(self, "_snapshot", None)
-
-    def _state(self) -> Snapshot:
-        now = self._snapshot_or_none()
-        if now is None:
-            raise NotFittedError(f"this Learner must learn something first: call {action('fit')}")
-        return now
-
-    def _able(self, ability: str) -> IncrementalClassifier:
-        """Return the head, or raise :class:`UnsupportedError` if its method cannot do what is asked."""
-        head = self._state().head
-        head.require(ability)
-        return head
-
-    def _require_known(self, names: list[str]) -> None:
-        require_known(names, set(self._state().classes.tolist()))
-
-    def _seed(self) -> int:
-        state = self.random_state
-        return int(state) if isinstance(state, (int, np.integer)) and not isinstance(state, bool) else 0
-
     # -- making parts ---------------------------------------------------------------------------------------
 
     def _new_head(self, widths: tuple[int, ...] = ()) -> IncrementalClassifier:
@@ -1026,19 +385,6 @@ class Learner(Estimator):
         from evergrow.training.adaptation import adaptation_config
 
         return adaptation_config(self.adapt)
-
-    def _recipe(self) -> HeadRecipe:
-        return HeadRecipe(self.method, self.settings, self.options)
-
-    def _open_encoder(self) -> Encoder:
-        return Encoder(
-            self.backbone,
-            weights=self.weights,
-            preset=self.preset,
-            device=self.device,
-            recipe=self.recipe,
-            automatic="auto" if self.settings == "recommended" else "final",
-        )
 
     def _adapted(
         self, encoder: Encoder, samples: Samples, config: FsaConfig, checkpoint: Path | None
@@ -1057,38 +403,6 @@ class Learner(Estimator):
         twin._encoder = self._encoder
         return twin
 
-    # -- samples to features --------------------------------------------------------------------------------
-
-    def _encoded(self, samples: Samples, encoder: Encoder, *, on_error: str | None = None) -> Features:
-        encoded = encoder.encode(samples, self.extract, cache=self.cache, on_error=on_error)
-        now = self._snapshot_or_none()
-        width = encoder.spec.n_features if encoder.spec is not None else None
-        if now is not None and encoder is self._encoder:
-            width = now.head.n_features_in_
-        if width is not None:
-            _check_width(encoded.X, width)
-        return encoded
-
-    def _blocks(self, chunks: Iterable[Samples], encoder: Encoder) -> Iterator[Block]:
-        """Yield labelled samples as features, in blocks of bounded size where there are several chunks."""
-        wanted: set[str] = set()
-        kept: set[str] = set()
-
-        def encoded() -> Iterator[Block]:
-            for samples in chunks:
-                labels, found = samples.required_labels(), self._encoded(samples, encoder)
-                wanted.update(labels.tolist())
-                kept.update(labels[found.rows].tolist())
-                weights = None if samples.weights is None else samples.weights[found.rows]
-                yield Block(found.X, labels[found.rows], weights, samples.label_kind).weighed()
-
-        for block in gathered(encoded()):
-            if len(block.labels):
-                yield block
-        lost = sorted(wanted - kept)
-        if lost:
-            raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
-
     def _whole_classes(self, samples: Samples, encoder: Encoder) -> Features:
         """Return the features of labelled samples, at least one of every class."""
         labels = samples.required_labels()
@@ -1097,76 +411,3 @@ class Learner(Estimator):
         if len(lost):
             raise InputError(f"every class must keep a sample that can be read, got none of {str(lost[0])!r}")
         return encoded
-
-    def _encoder_of_state(self) -> Encoder:
-        self._state()
-        return self._encoder
-
-    def _item_chunks(self, items: Any) -> Iterator[Samples]:
-        yielded = False
-        for samples in read_chunks(items, self._encoder.kind, labelled=False):
-            yielded = True
-            yield samples
-        if not yielded:
-            raise InputError("items must hold at least one item, got none")
-
-    def _asked(self, items: Any, question: Callable[[NDArray[Any]], Any]) -> NDArray[Any]:
-        """Return the answers to a question about items; of streams in bounded memory."""
-        if not is_stream(items):
-            return np.asarray(question(self._answerable(items)))
-        self._state()
-        found = [
-            question(self._encoded(samples, self._encoder, on_error="raise").X) for samples in self._item_chunks(items)
-        ]
-        return np.concatenate(found)
-
-    def _by_class(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return columns of the head in the order of ``classes_``."""
-        now = self._state()
-        return values if now.label_kind == "name" else values[:, column_order(now.classes, now.label_kind)]
-
-    def _probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
-        """Return class probabilities of features under the prior that was asked for."""
-        now = self._state()
-        likely = np.asarray(now.head.predict_proba(X))
-        counts = [now.counts[name] for name in now.classes.tolist()]
-        return now.answering.probabilities(likely, now.classes.tolist(), counts, now.head.assumed_prior_)
-
-    def _answers_to(self, X: NDArray[Any]) -> NDArray[np.str_]:
-        """Return the answers to features."""
-        now = self._state()
-        if now.answering.is_plain:
-            return np.asarray(now.head.predict(X), dtype=np.str_)
-        return now.classes[now.answering.choose(self._probabilities(X), now.classes.tolist())]
-
-    def _answerable(self, items: Any) -> NDArray[Any]:
-        """Return the features of items, all of them: answers are in the order of the items."""
-        self._state()
-        if isinstance(items, Features):
-            return items.X
-        return self._encoded(read_items(items, self._encoder.kind), self._encoder, on_error="raise").X
-
-
-def _less(counts: dict[str, int], labels: NDArray[np.str_]) -> dict[str, int]:
-    """Return counts without samples, or raise :class:`UnlearnError` where there were not as many."""
-    left = {name: n - int((labels == name).sum()) for name, n in counts.items()}
-    short = sorted(name for name, n in left.items() if n < 0)
-    if short:
-        raise UnlearnError(
-            f"no more samples of a class can be unlearned than were learned, got {-left[short[0]]} too many of "
-            f"{short[0]!r}"
-        )
-    return left
-
-
-def _recipe_of(spec: BackboneSpec | None) -> Any:
-    """Return what a saved model's feature vectors are made of, as it is asked for."""
-    if spec is None:
-        return "auto"
-    return "final" if spec.recipe is None else list(spec.recipe.blocks)
-
-
-def _check_width(X: NDArray[Any], width: int) -> None:
-    """Raise :class:`InputError` if a head cannot take features."""
-    if X.shape[1] != width:
-        raise InputError(f"features must have {width} columns, got {X.shape[1]}")

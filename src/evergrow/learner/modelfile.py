@@ -16,7 +16,7 @@ import dataclasses
 import getpass
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ def commit(
     learner : Learner
         What to write. Its ``revision_`` becomes that of the file.
     change : Change or str, optional
-        A note on the latest change, or a change whose note is taken.
+        A note on the latest change, or a change whose note and further fields (``extra``) are taken.
     keep : int
         Earlier revisions to keep.
     wait : bool
@@ -153,7 +153,8 @@ def commit(
         If it cannot be written, for example because the disk is full; the model is as it was.
     """
     check_number("keep", keep, low=0, integer=True)
-    model, note = _writable(path), change.note if isinstance(change, Change) else change
+    model = _writable(path)
+    remark = change if isinstance(change, Change) else Change("update", "", 0, note=change or "")
     before = learner._state()
     with _hold(model, wait=wait):
         place = History(model)
@@ -169,7 +170,7 @@ def commit(
         if not fresh and current is not None and learner._origin == (model, current.digest):
             return lineage.number
         number = max([*place.numbers(), lineage.number, before.lineage.number]) + 1
-        entries = _renumbered(before.history, max(fresh, 1), number, note, author() if who is None else who)
+        entries = _renumbered(before.history, max(fresh, 1), number, remark, author() if who is None else who)
         following = Lineage(number) if current is None else lineage.next(number, current.digest)
         learner._snapshot = dataclasses.replace(before, history=entries, lineage=following)
         try:
@@ -184,7 +185,14 @@ def commit(
     return number
 
 
-def rollback(path: str | os.PathLike[str], n: int = 1, *, wait: bool = False, who: str | None = None) -> Change:
+def rollback(
+    path: str | os.PathLike[str],
+    n: int = 1,
+    *,
+    wait: bool = False,
+    who: str | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Change:
     """Undo the last changes of a model: the file is again, byte for byte, what it was before them.
 
     Parameters
@@ -197,6 +205,8 @@ def rollback(path: str | os.PathLike[str], n: int = 1, *, wait: bool = False, wh
         Whether to wait for another writer instead of raising.
     who : str, optional
         Whose change it is; by default the user (:func:`author`).
+    extra : mapping, optional
+        Further plain fields of the record.
 
     Returns
     -------
@@ -228,6 +238,7 @@ def rollback(path: str | os.PathLike[str], n: int = 1, *, wait: bool = False, wh
         undone = [entry for entry in current.history if entry.revision > header.revision]
         change = Change.now("rollback", sum(entry.samples for entry in undone), note=_told(undone, ancestor))
         change = change.numbered(header.revision).by(author() if who is None else who)
+        change = dataclasses.replace(change, extra={**change.extra, **(extra or {})})
         with _writing(model):
             place.record(Undone(change, current.digest, header.digest))
             _publish(place.file(ancestor.revision), model)
@@ -363,6 +374,21 @@ def author() -> str:
         return ""
 
 
+def kept_revisions(path: str | os.PathLike[str]) -> list[int]:
+    """Return the revisions that :func:`rollback` can go back to, the oldest first; ``n`` counts from the end.
+
+    Parameters
+    ----------
+    path : path-like
+        The model file; nothing is changed.
+    """
+    model = existing_model(path)
+    header, place = Header.read(model), History(model)
+    if header.lineage.number < header.revision:  # saved by hand: what led to it lies elsewhere
+        return []
+    return [entry.revision for entry in header.lineage.ancestors if place.is_kept(entry)]
+
+
 def _told(undone: Sequence[Change], ancestor: Ancestor) -> str:
     """Return what a rollback did, for people."""
     what = f"undid {', '.join(entry.what for entry in undone)}"
@@ -420,10 +446,11 @@ def _settled(before: Snapshot, current: Header | None) -> int:
     return sum(entry.revision <= before.lineage.number for entry in before.history)
 
 
-def _renumbered(entries: tuple[Change, ...], fresh: int, number: int, note: str | None, who: str) -> tuple[Change, ...]:
+def _renumbered(entries: tuple[Change, ...], fresh: int, number: int, remark: Change, who: str) -> tuple[Change, ...]:
     old, new = entries[:-fresh], [entry.numbered(number).by(who) for entry in entries[-fresh:]]
-    if note and new:
-        new[-1] = dataclasses.replace(new[-1], note=note)
+    if new:
+        last = new[-1]
+        new[-1] = dataclasses.replace(last, note=remark.note or last.note, extra={**last.extra, **remark.extra})
     return (*old, *new)
 
 

@@ -115,7 +115,10 @@ def choose_block_weights(
     energy = float(search.energies.sum()) / rows
     if not energy > 1e-10 * float(gram.diagonal().sum()) / rows:
         return BlockChoice(even, 0)
-    ridges = search.minimum(torch.full((len(blocks),), math.log(_START * energy), dtype=torch.float64))
+    # The search begins where all blocks count alike, whatever they were multiplied by: a block that is all but switched
+    # off has no slope that would lead back.
+    plain = float((search.energies / search.given.exp()).sum()) / rows
+    ridges = search.minimum(math.log(_START * plain) + search.given)
     return BlockChoice(even if ridges is None else _weights(ridges, search.energies), search.tried)
 
 

@@ -1,0 +1,15 @@
+# evergrow serve on processors. docker build -t evergrow .   See docs/serve.md.
+FROM python:3.11-slim
+
+RUN useradd --create-home --uid 10001 evergrow && mkdir /models && chown evergrow /models
+COPY pyproject.toml README.md LICENSE CHANGELOG.md /src/
+COPY src /src/src
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu '/src[serve,bundled,text]'
+
+USER evergrow
+VOLUME /models
+EXPOSE 8080
+HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/v2/health/live', timeout=4)"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["evergrow", "serve", "/models", "--host", "0.0.0.0", "--port", "8080", "--token-file", "/run/secrets/evergrow-tokens"]

@@ -1,0 +1,117 @@
+"""``evergrow serve``: the models of a folder over HTTP, and the page to teach them on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evergrow.cli.console import Answer
+from evergrow.cli.exits import flush
+from evergrow.cli.options import Device, Json
+from evergrow.cli.registry import command
+from evergrow.core.errors import ParameterError
+from evergrow.core.escaping import printable
+from evergrow.core.optional import require
+
+ONE_WRITER = (
+    "--workers must be left out: one process writes a model, so that no change is lost and no answer mixes two "
+    "revisions. More processes may read: start them on the same folder with --read-only and another --port"
+)
+
+
+@command("serve", panel="Share")
+def serve_command(
+    models: Annotated[
+        Path, typer.Argument(metavar="MODELS", help="Folder of model files; made if missing.", show_default=False)
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to bind; any but this machine's own needs --token-file.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to bind; 0 takes a free one.")] = 8080,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File of lines 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A further name that the service is reached by, as behind a proxy.")
+    ] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Answer, and change nothing.")] = False,
+    device: Device = "auto",
+    rate: Annotated[float, typer.Option(help="Requests in a second of one token, or of one address.")] = 500.0,
+    label_studio: Annotated[
+        str | None, typer.Option(help="Address of a Label Studio that images of tasks may be fetched from.")
+    ] = None,
+    label_studio_token_file: Annotated[Path | None, typer.Option(help="File with the token for it.")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error: least level of the log.")] = "info",
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    workers: Annotated[int | None, typer.Option(hidden=True)] = None,
+    as_json: Json = False,
+) -> Answer:
+    """Serve the models of a folder: a page to teach them on, and an HTTP API to ask and change them.
+
+    Nothing leaves this machine and no sample is kept. A change is on disk before it is acknowledged. Other commands may
+    change the same files meanwhile. Ctrl-C ends it, after the change in flight.
+
+    For example:
+
+      evergrow serve models/
+
+      evergrow serve models/ --open
+
+      evergrow serve models/ --host 0.0.0.0 --token-file tokens.txt --allow-host birds.example.org
+
+      evergrow serve models/ --read-only --port 8081
+
+    Exit codes: 0 ended as asked, 2 it could not begin (the address is taken, a file cannot be read).
+    """
+    if workers is not None:
+        raise ParameterError(ONE_WRITER)
+    for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
+        require(module, extra="serve", purpose="serving models")
+    from evergrow.serve.config import Limits, ServeConfig
+    from evergrow.serve.server import run_server
+    from evergrow.serve.tokens import Tokens
+
+    config = ServeConfig(
+        models,
+        host=host,
+        port=port,
+        tokens=Tokens() if token_file is None else Tokens.read(token_file),
+        read_only=read_only,
+        allowed_hosts=tuple(allow_host or ()),
+        device=device,
+        limits=Limits(requests_per_second=rate),
+        label_studio=label_studio or "",
+        label_studio_token=_secret(label_studio_token_file),
+    )
+
+    def announce(address: str) -> None:
+        if not as_json:
+            typer.echo(f"serving {printable(os.fspath(models))} on {address}")
+            flush()
+        if open_page:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    run_server(config, announce, log_level=_level(log_level))
+    return Answer({"models": os.fspath(models), "read_only": read_only}, ["ended; all changes are on disk"])
+
+
+def _level(name: str) -> str:
+    if name not in ("debug", "info", "warning", "error"):
+        raise ParameterError(f"--log-level must be debug, info, warning or error, got {name!r}")
+    return name
+
+
+def _secret(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(
+            f"--label-studio-token-file must be a file that can be read, got {path}: {error}"
+        ) from error

@@ -1,0 +1,162 @@
+"""Settings of the service: where models lie, who may ask, and how much at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evergrow.core.errors import ParameterError
+from evergrow.core.validation import check_number
+from evergrow.serve.tokens import Tokens
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much strangers may send, ask and keep waiting.
+
+    Parameters
+    ----------
+    body_bytes : int
+        Size of a request, other than a zip or a model.
+    upload_bytes : int
+        Size of a zip of images or of an uploaded model.
+    waiting_bytes : int
+        Size of all requests that are being received or answered at one moment.
+    samples : int
+        Samples in one request.
+    pixels : int
+        Pixels of an image, seen before it is decoded.
+    text_characters : int
+        Length of a text.
+    name_characters : int
+        Length of the name of a class.
+    zip_entries : int
+        Files in a zip.
+    zip_bytes : int
+        Size of all files in a zip once they are unpacked.
+    batch : int
+        Samples that go through a backbone together.
+    queue : int
+        Samples that wait for a backbone; more are refused.
+    writers : int
+        Changes that wait for one model; more are refused.
+    jobs : int
+        Jobs that are open at one moment.
+    requests_per_second : float
+        Of one token, or one address where there are no tokens.
+    connections : int
+        Connections at one moment.
+    header_seconds, body_seconds : float
+        Time that the head of a request may take, and the time between two pieces of its body.
+    lock_seconds : float
+        Time that a change waits for another process that changes the same file.
+    """
+
+    body_bytes: int = 64 * MIB
+    upload_bytes: int = 1024 * MIB
+    waiting_bytes: int = 2048 * MIB
+    samples: int = 1024
+    pixels: int = 50_000_000
+    text_characters: int = 20_000
+    name_characters: int = 200
+    zip_entries: int = 50_000
+    zip_bytes: int = 4096 * MIB
+    batch: int = 32
+    queue: int = 2048
+    writers: int = 64
+    jobs: int = 4
+    requests_per_second: float = 500.0
+    connections: int = 512
+    header_seconds: float = 10.0
+    body_seconds: float = 20.0
+    lock_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        for entry in dataclasses.fields(self):
+            whole = entry.type == "int"
+            check_number(
+                entry.name, getattr(self, entry.name), low=1 if whole else 0, low_open=not whole, integer=whole
+            )
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Everything that decides how the service behaves.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the model files are; made if missing.
+    host : str
+        Address to bind. Any but a loopback address needs tokens.
+    port : int
+        Port to bind; 0 for a free one.
+    tokens : Tokens
+        Who may read and who may teach; with none, everybody on this machine may.
+    read_only : bool
+        Whether nothing may be changed, as for a further process on the same folder.
+    allowed_hosts : tuple of str
+        Names under which a browser may address the service, beside those of this machine: behind a proxy its name.
+    device : str
+        Where backbones compute.
+    limits : Limits
+        Bounds on what is sent.
+    backbones : mapping of str to Backbone
+        Backbones of yours that models may be made with, beside those of the catalogue.
+    label_studio : str
+        Address of a Label Studio from which its images may be fetched; with none, no address is ever called.
+    label_studio_token : str
+        Token for it.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from evergrow.serve.config import ServeConfig
+    >>> ServeConfig(Path("models"), host="0.0.0.0")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.ParameterError: host must be an address of this machine alone (127.0.0.1) unless there are ...
+    """
+
+    folder: Path
+    host: str = "127.0.0.1"
+    port: int = 8080
+    tokens: Tokens = field(default_factory=Tokens)
+    read_only: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    device: str = "auto"
+    limits: Limits = field(default_factory=Limits)
+    backbones: Mapping[str, Any] = field(default_factory=dict)
+    label_studio: str = ""
+    label_studio_token: str = ""
+
+    def __post_init__(self) -> None:
+        check_number("port", self.port, low=0, high=65535, integer=True)
+        if not is_loopback(self.host) and not self.tokens:
+            raise ParameterError(
+                "host must be an address of this machine alone (127.0.0.1) unless there are tokens, got "
+                f"{self.host!r}: others could teach the models; give a token file"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address can be reached from this machine only.
+
+    Examples
+    --------
+    >>> from evergrow.serve.config import is_loopback
+    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,51 @@
+/* One camera for the whole page: the live answer and every recording look through it. */
+
+let stream = null;
+
+/** Tells by an event "change" that the camera went on or off. */
+export const changes = new EventTarget();
+
+/** Whether the camera is on. */
+export const isOn = () => stream !== null;
+
+/** The element that shows the camera; frames are taken from it. */
+export const video = document.createElement("video");
+Object.assign(video, { muted: true, playsInline: true, autoplay: true });
+video.setAttribute("aria-label", "Camera");
+
+/** Turn the camera on, or raise an error that says in words why it cannot be. */
+export async function turnOn() {
+  if (stream) return;
+  if (!navigator.mediaDevices?.getUserMedia) {
+    throw new Error("Browsers give the camera only to pages of this machine or with https.");
+  }
+  try {
+    const wanted = { width: { ideal: 640 }, height: { ideal: 480 }, facingMode: { ideal: "environment" } };
+    stream = await navigator.mediaDevices.getUserMedia({ video: wanted, audio: false });
+  } catch (error) {
+    throw new Error(whyNot(error));
+  }
+  for (const track of stream.getTracks()) track.addEventListener("ended", turnOff);
+  video.srcObject = stream;
+  await video.play();
+  changes.dispatchEvent(new Event("change"));
+}
+
+/** Turn the camera off. */
+export function turnOff() {
+  if (!stream) return;
+  for (const track of stream.getTracks()) track.stop();
+  stream = null;
+  video.srcObject = null;
+  changes.dispatchEvent(new Event("change"));
+}
+
+function whyNot(error) {
+  if (error.name === "NotAllowedError") return "The camera is not allowed for this page: allow it beside the address.";
+  if (error.name === "NotFoundError") return "There is no camera here. Drop images instead.";
+  if (error.name === "NotReadableError") return "Another program is using the camera.";
+  return `The camera could not be turned on: ${error.message}`;
+}
+
+/** Whether there is a frame to take. */
+export const hasFrame = () => stream !== null && video.videoWidth > 0 && video.readyState >= 2;

@@ -1,0 +1,223 @@
+/* The card of one class: what was shown of it, and every way to show more. */
+
+import { action, fill, iconButton, icon, make, plural } from "./dom.js";
+import { askFor, field, openMenu } from "./dialogs.js";
+import { attempt, confirmDone, showProblem } from "./notice.js";
+import { fromChosen, fromTransfer } from "./intake.js";
+import { holdButton } from "./recording.js";
+import { typedSamples, worries } from "./samples.js";
+import { thumb } from "./thumbs.js";
+import { readImages } from "./reading.js";
+
+const SHOWN = 11; // thumbnails before "show all"
+
+export class ClassCard {
+  constructor(model, name) {
+    Object.assign(this, { model, name, all: false });
+    this.title = make("h3", { title: name }, name);
+    this.count = make("p.soft.numbers");
+    this.status = make("p.progress", { hidden: true });
+    this.problems = make("div.problems");
+    this.worries = make("ul.worries");
+    this.thumbs = make("ul.thumbs", { aria: { label: `Samples of ${name} taught in this browser` } });
+    this.more = make("button.link", { type: "button", hidden: true, on: { click: () => this.showAll(!this.all) } });
+    const openIt = (event) => openMenu(event.currentTarget, this.menu());
+    const menu = iconButton("more", `More about ${name}`, openIt, { quiet: true });
+    menu.setAttribute("aria-haspopup", "menu");
+    this.element = make("article.card", { aria: { label: `Class ${name}` }, data: { name } },
+      make("header", {}, make("div", {}, this.title, this.count), menu),
+      make("div.ways", {}, this.ways()), this.status, this.problems, this.worries, this.thumbs, this.more);
+    this.listenForDrops();
+  }
+
+  /** Show what the model knows of the class now. */
+  update(card, others) {
+    Object.assign(this, { card, others });
+    const held = card.held.length + card.waiting.filter((one) => one.held).length;
+    this.count.textContent = plural(card.count, "sample") + (held ? ` · ${held} held out` : "");
+    const coming = card.waiting.filter((one) => !one.held && !one.waiting.error).length;
+    this.status.hidden = !coming;
+    this.status.textContent = coming ? (this.model.sending ? `Learning ${coming}…` : `${coming} waiting`) : "";
+    this.showRefused(card.waiting.filter((one) => one.waiting.error));
+    const told = worries(card, others, this.model.warnings.get(this.name) ?? []);
+    fill(this.worries, told.map((text) => make("li", {}, icon("warning"), text)));
+    this.showThumbs([...card.waiting, ...card.taught, ...card.held].sort((a, b) => b.at - a.at || b.id - a.id));
+  }
+
+  showAll(all) {
+    this.all = all;
+    this.update(this.card, this.others);
+  }
+
+  showThumbs(samples) {
+    const shown = this.all ? samples : samples.slice(0, this.model.kind === "images" ? SHOWN : 5);
+    const key = shown.map((one) => `${one.id}${one.held}${Boolean(one.waiting)}`).join();
+    this.more.hidden = samples.length <= shown.length && !this.all;
+    this.more.textContent = this.all ? "Show fewer" : `Show all ${samples.length}`;
+    if (this.thumbs.dataset.key === key) return; // what is there stays, with the focus in it
+    this.thumbs.dataset.key = key;
+    fill(this.thumbs, shown.map((sample, i) => thumb(sample, `sample ${samples.length - i} of ${this.name}`, [{
+      icon: "close",
+      words: sample.held || sample.waiting ? "Remove" : "Delete and unlearn",
+      work: (button) => this.remove(sample, button),
+    }])));
+  }
+
+  showRefused(refused) {
+    const key = refused.map((one) => one.id).join();
+    if (!refused.length || this.problems.dataset.key === key) return;
+    this.problems.dataset.key = key;
+    const and = (work) => () => { fill(this.problems); void work(); };
+    fill(this.problems, make("div.notice", { role: "alert" }, icon("warning"),
+      make("p", {}, `${plural(refused.length, "sample")} could not be taught. ${refused[0].waiting.error}`),
+      action(and(() => this.model.retry(refused)), "Try again"),
+      action(and(() => this.model.remove(refused)), "Discard")));
+  }
+
+  async remove(sample, button) {
+    button.disabled = true;
+    const done = await attempt(this.problems, async () => {
+      const { held, waiting } = sample;
+      await this.model.remove([sample]);
+      confirmDone(held || waiting ? "Removed from this browser." : "Unlearned, as if it had never been shown.");
+      this.thumbs.querySelector("button")?.focus();
+    });
+    if (!done) button.disabled = false;
+  }
+
+  // -- ways to show more -------------------------------------------------------------------------------------------
+
+  ways() {
+    if (this.model.kind !== "images") return [this.typing()];
+    const files = chooser({ multiple: true, accept: "image/*,.zip" }, (list) => this.take(fromChosen(list)));
+    return [holdButton(this.name, {
+      onFrame: (n) => { this.status.hidden = false; this.status.textContent = `${plural(n, "frame")}…`; },
+      onEnd: (frames) => void attempt(this.problems, () => this.teach(frames)),
+      onProblem: (error) => showProblem(this.problems, error),
+    }), iconButton("folder", "Files", () => files.click()), files];
+  }
+
+  teach(contents) {
+    return this.model.add(contents.map((content) => ({ label: this.name, content })));
+  }
+
+  typing() {
+    const rows = this.model.kind === "features";
+    const box = make("textarea", {
+      rows: 2, placeholder: rows ? "0.1, 0.7, 0.2" : "One sentence per line",
+      aria: { label: `${rows ? "Rows of numbers" : "Sentences"} of ${this.name}, one per line` },
+    });
+    return make("form.typing", {
+      on: {
+        submit: (event) => {
+          event.preventDefault();
+          void this.takeText(box.value).then((done) => { if (done) box.value = ""; });
+        },
+        keydown: (event) => {
+          if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.currentTarget.requestSubmit();
+        },
+      },
+    }, box, make("button", { type: "submit" }, "Teach"));
+  }
+
+  takeText(text) {
+    return attempt(this.problems, async () => {
+      const contents = typedSamples(this.model.kind, text);
+      if (contents.length) await this.teach(contents);
+    });
+  }
+
+  /** Teach what was dropped, pasted or chosen. */
+  async take(coming) {
+    const done = await attempt(this.problems, async () => {
+      const { images, lines, text } = await coming;
+      if (this.model.kind !== "images") {
+        const typed = lines || text;
+        if (!typed?.trim()) throw new Error("There is no text in what you brought.");
+        await this.takeText(typed);
+        return;
+      }
+      if (!images.length) throw new Error("There is no image in what you brought.");
+      await readImages(images, (ready) => this.teach(ready.map(({ content }) => content)),
+        (read, total) => { this.status.hidden = false; this.status.textContent = `Reading ${read} of ${total}…`; });
+    });
+    this.update(this.card, this.others); // the line about reading goes
+    return done;
+  }
+
+  listenForDrops() {
+    const { element } = this;
+    element.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      event.stopPropagation();
+      element.classList.add("over");
+    });
+    element.addEventListener("dragleave", () => element.classList.remove("over"));
+    element.addEventListener("drop", (event) => {
+      event.preventDefault();
+      event.stopPropagation();
+      element.classList.remove("over");
+      void this.take(fromTransfer(event.dataTransfer));
+    });
+  }
+
+  // -- the class itself --------------------------------------------------------------------------------------------
+
+  menu() {
+    const others = this.others.filter((one) => one.name !== this.name && one.count);
+    const folder = chooser({ webkitdirectory: true }, (list) => this.take(fromChosen(list)));
+    return [
+      { words: "Rename", work: () => this.rename() },
+      this.card.count && others.length && { words: "Merge into another class", work: () => this.merge(others) },
+      this.model.kind === "images" && { words: "Add a folder", work: () => folder.click() },
+      { words: "Delete class", work: () => this.forget(), danger: true },
+    ].filter(Boolean);
+  }
+
+  rename() {
+    const name = make("input", { required: true, maxLength: 200, value: this.name, autocomplete: "off" });
+    askFor({
+      title: `Rename ${this.name}`, fields: [field("New name", name)], verb: "Rename",
+      text: "Answers stay the same under the new name.",
+      work: async () => {
+        const wanted = name.value.trim();
+        if (wanted !== this.name) await this.model.rename(this.name, wanted);
+      },
+      reload: () => this.model.refresh(),
+    });
+    name.select();
+  }
+
+  merge(others) {
+    const into = make("select", {}, others.map((one) => make("option", {}, one.name)));
+    askFor({
+      title: `Merge ${this.name}`, fields: [field("Into", into)], verb: "Merge",
+      text: "The two become one class, exactly as if all had been taught under one name.",
+      work: () => this.model.merge([this.name, into.value], into.value),
+      reload: () => this.model.refresh(),
+    });
+  }
+
+  forget() {
+    if (!this.card.count && !this.card.waiting.length) {
+      void this.model.forget(this.name);
+      return;
+    }
+    askFor({
+      title: `Delete ${this.name}?`, verb: "Delete class", danger: true,
+      text: `${plural(this.card.count, "sample")} will be forgotten. Undo brings them back.`,
+      work: () => this.model.forget(this.name),
+      reload: () => this.model.refresh(),
+    });
+  }
+}
+
+/** Return a hidden file input that hands over what was chosen. */
+function chooser(settings, take) {
+  const input = make("input", { type: "file", hidden: true, ...settings });
+  input.addEventListener("change", () => {
+    if (input.files.length) take(input.files);
+    input.value = "";
+  });
+  return input;
+}

@@ -1,0 +1,79 @@
+/* Small windows that ask for one thing; Escape and a click beside them close them, and the focus goes back. */
+
+import { fill, icon, make } from "./dom.js";
+import { attempt } from "./notice.js";
+
+/**
+ * Open a window.
+ * @param {string} title - Its heading.
+ * @param {Node[]} content - What it holds.
+ * @param {Object} [settings] - wide: as much room as there is.
+ */
+export function openWindow(title, content, { wide = false } = {}) {
+  const heading = make("h2", { id: "window-title" }, title);
+  const close = make("button.round", {
+    type: "button", title: "Close", aria: { label: "Close" }, on: { click: () => dialog.close() },
+  }, icon("close"));
+  const dialog = make(wide ? "dialog.wide" : "dialog", { aria: { labelledby: "window-title" } },
+    make("div.inside", {}, make("header", {}, heading, close), content));
+  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
+
+/**
+ * Ask something, do it, and close the window once it is done; problems are shown in it.
+ * @param {Object} asked - title, text, fields (elements), verb, danger, work (called with the form), reload.
+ */
+export function askFor({ title, text = "", fields = [], verb, danger = false, work, reload = null }) {
+  const place = make("div.problems");
+  const act = make(danger ? "button.danger" : "button.primary", { type: "submit" }, verb);
+  const form = make("form.stack", {}, text && make("p.soft", {}, text), fields, place, make("div.actions", {},
+    make("button", { type: "button", on: { click: () => dialog.close() } }, "Cancel"), act));
+  const dialog = openWindow(title, [form]);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    act.disabled = true;
+    const done = await attempt(place, async () => {
+      await work(form);
+      dialog.close();
+    }, { reload });
+    if (!done) act.disabled = false;
+  });
+  return dialog;
+}
+
+/** Return a labelled field. */
+export function field(label, control, hint = "") {
+  control.id ||= `field-${Math.random().toString(36).slice(2)}`;
+  const told = hint && make("p.hint", { id: `${control.id}-hint` }, hint);
+  if (told) control.setAttribute("aria-describedby", told.id);
+  return make("div.field", {}, make("label", { htmlFor: control.id }, label), control, told);
+}
+
+/** Open a menu below a button; arrow keys move in it and Escape closes it. */
+export function openMenu(button, entries) {
+  const items = entries.map(({ words, work, danger }) => make(danger ? "button.danger-text" : "button", {
+    type: "button", role: "menuitem", on: { click: () => { close(); work(); } },
+  }, words));
+  const menu = make("div.menu", { role: "menu", popover: "auto" }, items);
+  const close = () => { menu.hidePopover(); button.focus(); };
+  menu.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    items[(items.indexOf(document.activeElement) + step + items.length) % items.length].focus();
+  });
+  menu.addEventListener("toggle", (event) => {
+    button.setAttribute("aria-expanded", String(event.newState === "open"));
+    if (event.newState === "closed") setTimeout(() => fill(menu) && menu.remove(), 0);
+  });
+  document.body.append(menu);
+  menu.showPopover();
+  const box = button.getBoundingClientRect();
+  menu.style.top = `${Math.min(box.bottom + 6, innerHeight - menu.offsetHeight - 8)}px`;
+  menu.style.left = `${Math.max(8, Math.min(box.right - menu.offsetWidth, innerWidth - menu.offsetWidth - 8))}px`;
+  items[0].focus();
+}

@@ -1,0 +1,85 @@
+/* Images on their way in: made small, turned into bytes that are kept as they were sent, and compared by eye. */
+
+const MOST = 512; // pixels on the longer side: more than any backbone sees
+const QUALITY = 0.9;
+
+/** Return a canvas with an image on it, at most so many pixels wide and high. */
+function drawn(source, width, height, most = MOST) {
+  const scale = Math.min(1, most / Math.max(width, height));
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.max(1, Math.round(width * scale));
+  canvas.height = Math.max(1, Math.round(height * scale));
+  const context = canvas.getContext("2d", { willReadFrequently: most < MOST });
+  context.imageSmoothingQuality = "high";
+  context.fillStyle = "white"; // behind what is transparent, as viewers show it
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(source, 0, 0, canvas.width, canvas.height);
+  return canvas;
+}
+
+function encoded(canvas) {
+  return new Promise((resolve, reject) => {
+    const take = (blob) => (blob ? resolve(blob) : reject(new Error("the image could not be encoded")));
+    canvas.toBlob(take, "image/jpeg", QUALITY);
+  });
+}
+
+/** Return what is sent and kept of a frame of the camera. */
+export async function fromVideo(video, most = MOST) {
+  const canvas = drawn(video, video.videoWidth, video.videoHeight, most);
+  return { blob: await encoded(canvas), look: look(canvas) };
+}
+
+/** Return what is sent and kept of an image file, or raise an error that names it. */
+export async function fromFile(file) {
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(file, { imageOrientation: "from-image" });
+  } catch {
+    throw new Error(`“${file.name || "What was pasted"}” is no image that this browser can read`);
+  }
+  try {
+    const canvas = drawn(bitmap, bitmap.width, bitmap.height);
+    return { blob: await encoded(canvas), look: look(canvas) };
+  } finally {
+    bitmap.close();
+  }
+}
+
+/**
+ * Return 64 bits that say where an image gets brighter from left to right, as hexadecimal digits: images that look
+ * alike differ in few of them.
+ */
+function look(canvas) {
+  const small = document.createElement("canvas");
+  small.width = 9;
+  small.height = 8;
+  const context = small.getContext("2d", { willReadFrequently: true });
+  context.imageSmoothingQuality = "high";
+  context.drawImage(canvas, 0, 0, 9, 8);
+  const { data } = context.getImageData(0, 0, 9, 8);
+  const grey = (i) => 0.299 * data[4 * i] + 0.587 * data[4 * i + 1] + 0.114 * data[4 * i + 2];
+  let digits = "";
+  for (let row = 0; row < 8; row += 1) {
+    let byte = 0;
+    for (let column = 0; column < 8; column += 1) {
+      byte = 2 * byte + (grey(9 * row + column) < grey(9 * row + column + 1) ? 1 : 0);
+    }
+    digits += byte.toString(16).padStart(2, "0");
+  }
+  return digits;
+}
+
+const BITS = Array.from({ length: 256 }, (_, n) => n.toString(2).replaceAll("0", "").length);
+
+/** Return in how many of the 64 bits two looks differ. */
+export function difference(one, other) {
+  let bits = 0;
+  for (let i = 0; i < 16; i += 2) {
+    bits += BITS[parseInt(one.slice(i, i + 2), 16) ^ parseInt(other.slice(i, i + 2), 16)];
+  }
+  return bits;
+}
+
+/** How many bits may differ between images that people would call the same. */
+export const ALIKE = 4;

@@ -1,0 +1,260 @@
+/* What the model says right now: about the camera, an image that was dropped, or what is being typed. */
+
+import { announce, fill, icon, iconButton, make } from "./dom.js";
+import { pauseAfter } from "./api.js";
+import * as camera from "./camera.js";
+import { fromFile, fromVideo } from "./imaging.js";
+import { fromChosen, fromTransfer } from "./intake.js";
+import { attempt, confirmDone, showProblem } from "./notice.js";
+import { typedSamples } from "./samples.js";
+
+const EVERY = 180; // milliseconds between two questions about the camera, at least
+const SMALL = 320; // pixels of a frame that is only asked about
+const TYPING = 250; // milliseconds of no typing until the question is sent
+const SETTLED = 800; // milliseconds that an answer stands before it is read out
+const NAMED_FRAMES = 5; // frames that are taught when something before the camera is given a name
+
+export class LiveView {
+  constructor(model) {
+    Object.assign(this, { model, shown: null, said: "", asking: false });
+    this.stage = make("div.stage");
+    this.answer = make("div.answer", { aria: { live: "off" } });
+    this.problems = make("div.problems");
+    this.naming = this.namingForm();
+    this.controls = make("div.controls");
+    this.element = make("aside.live", { aria: { label: "Live answer" } }, this.stage,
+      make("div.beside", {}, this.controls, this.problems, this.answer, this.naming));
+    if (model.kind === "images") this.buildImages();
+    else this.buildTyping();
+    model.addEventListener("change", () => this.follow());
+    this.follow();
+  }
+
+  // -- where it looks ----------------------------------------------------------------------------------------------
+
+  buildImages() {
+    const toggle = () => void attempt(this.problems, () => this.toggle());
+    this.switch = iconButton("camera", "Start camera", toggle, { kind: ".primary" });
+    this.switch.id = "camera";
+    const input = make("input", { type: "file", accept: "image/*", hidden: true, on: { change: () => {
+      void this.look(fromChosen(input.files));
+      input.value = "";
+    } } });
+    input.id = "live-file";
+    fill(this.controls, this.switch, iconButton("image", "Image", () => input.click()), input);
+    this.element.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      event.stopPropagation();
+      this.element.classList.add("over");
+    });
+    this.element.addEventListener("dragleave", () => this.element.classList.remove("over"));
+    this.element.addEventListener("drop", (event) => {
+      event.preventDefault();
+      event.stopPropagation();
+      this.element.classList.remove("over");
+      void this.look(fromTransfer(event.dataTransfer));
+    });
+    document.addEventListener("paste", (event) => {
+      const elsewhere = document.activeElement?.closest?.(".card, dialog, textarea");
+      if (!elsewhere && event.clipboardData.files.length) void this.look(fromTransfer(event.clipboardData));
+    }, { signal: this.model.signal });
+    const { signal } = this.model;
+    camera.changes.addEventListener("change", () => this.cameraChanged(), { signal });
+    this.cameraChanged();
+  }
+
+  buildTyping() {
+    const rows = this.model.kind === "features";
+    const box = make("textarea", { rows: 3, id: "live-text", placeholder: rows ? "0.1, 0.7, 0.2" : "Type a sentence" });
+    let timer = null;
+    box.addEventListener("input", () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => void this.askTyped(box.value), TYPING);
+    });
+    const words = rows ? "Ask about a row of numbers" : "Ask about a sentence";
+    fill(this.stage, make("label.typed", {}, make("span", {}, words), box));
+    this.element.classList.add("words");
+  }
+
+  async toggle() {
+    if (camera.isOn()) camera.turnOff();
+    else await camera.turnOn();
+  }
+
+  cameraChanged() {
+    const on = camera.isOn();
+    this.switch.lastChild.textContent = on ? "Stop camera" : "Start camera";
+    this.switch.classList.toggle("primary", !on);
+    this.stage.classList.toggle("on", on);
+    if (on) {
+      this.shown = null;
+      fill(this.stage, camera.video);
+      void this.watch();
+    } else if (!this.shown) {
+      fill(this.stage, make("p.soft", {}, icon("image"), make("span", {}, "Start the camera, or drop an image here.")));
+      this.clear();
+    }
+  }
+
+  /** Ask about the camera again and again, as long as it is on and somebody looks. */
+  async watch() {
+    if (this.asking) return;
+    this.asking = true;
+    let tries = 0;
+    try {
+      while (camera.isOn() && this.element.isConnected && !this.model.closed) {
+        const began = performance.now();
+        if (!document.hidden && this.model.isReady && camera.hasFrame()) {
+          try {
+            const frame = await fromVideo(camera.video, SMALL);
+            this.show(await this.model.predict([frame]));
+            tries = 0;
+          } catch (problem) {
+            if (!problem.kind) throw problem;
+            if (problem.kind === "refused" || problem.kind === "token") showProblem(this.problems, problem);
+            await pauseAfter(problem, tries);
+            tries += 1;
+          }
+        }
+        await new Promise((resolve) => setTimeout(resolve, Math.max(30, EVERY - (performance.now() - began))));
+      }
+    } finally {
+      this.asking = false;
+    }
+  }
+
+  /** Ask about one image that was brought. */
+  look(coming) {
+    return attempt(this.problems, async () => {
+      const { images } = await coming;
+      if (!images.length) throw new Error("There is no image in what you brought.");
+      const content = await fromFile(new File([await images[0].read()], images[0].name));
+      this.shown = content;
+      camera.turnOff();
+      const address = URL.createObjectURL(content.blob);
+      const free = () => URL.revokeObjectURL(address);
+      fill(this.stage, make("img", { src: address, alt: "The image that is asked about", on: { load: free } }));
+      this.stage.classList.add("on");
+      await this.askAgain();
+    });
+  }
+
+  async askTyped(typed) {
+    this.shown = null;
+    if (!typed.trim()) return this.clear();
+    return attempt(this.problems, async () => {
+      [this.shown] = typedSamples(this.model.kind, typed.replaceAll("\n", " "));
+      await this.askAgain();
+    });
+  }
+
+  async askAgain() {
+    if (!this.shown || !this.model.isReady) return this.follow();
+    const asked = this.shown;
+    const answer = await this.model.predict([asked]);
+    if (asked === this.shown) this.show(answer);
+    return undefined;
+  }
+
+  /** After a change of the model the same thing is asked again: teaching shows at once. */
+  follow() {
+    fill(this.naming.querySelector("datalist"), this.model.classes.map((one) => make("option", { value: one.name })));
+    if (!this.model.isReady) {
+      const left = 2 - this.model.record.classes.length;
+      fill(this.answer, make("p.soft", {},
+        left > 1 ? "It answers as soon as it knows two classes." : "One more class, and it answers."));
+      this.naming.hidden = true;
+      this.revision = null;
+    } else if (this.revision !== this.model.record.revision) {
+      this.revision = this.model.record.revision;
+      if (this.shown) void attempt(this.problems, () => this.askAgain());
+      else if (!camera.isOn()) this.clear();
+    }
+  }
+
+  clear() {
+    this.naming.hidden = true;
+    if (this.model.isReady) fill(this.answer, make("p.soft", {}, "It is ready to answer."));
+  }
+
+  // -- what it says ------------------------------------------------------------------------------------------------
+
+  show({ answers: [answer], threshold, measure }) {
+    const unknown = answer.unknown === true;
+    const title = make("p.verdict", { data: { unknown } }, unknown ? "Unknown" : answer.label);
+    const bars = make("ol.bars", {}, answer.top.map((one, i) => bar(one, i, measure, unknown)));
+    fill(this.answer, title, bars, novelty(answer.novelty, threshold));
+    this.naming.hidden = this.model.readOnly;
+    this.naming.classList.toggle("wanted", unknown);
+    const label = this.naming.querySelector("label");
+    label.textContent = unknown ? "Nothing it knows. What is it?" : "Not right? Say what it is";
+    const said = unknown ? "Unknown" : answer.label;
+    if (said === this.said) return;
+    this.said = said;
+    clearTimeout(this.saying); // what flickers before the camera is not read out
+    this.saying = setTimeout(() => announce(said), SETTLED);
+  }
+
+  namingForm() {
+    const input = make("input", {
+      required: true, maxLength: 200, autocomplete: "off", placeholder: "Name it", id: "name-it",
+    });
+    input.setAttribute("list", "known-classes");
+    return make("form.naming", {
+      hidden: true,
+      on: {
+        submit: (event) => {
+          event.preventDefault();
+          void attempt(this.problems, async () => {
+            const label = input.value.trim();
+            if (!label) return;
+            const contents = await this.seen();
+            input.value = "";
+            input.blur();
+            await this.model.add(contents.map((content) => ({ label, content })));
+            if (!this.model.stalled) confirmDone(`Learned: ${label}.`);
+          });
+        },
+      },
+    }, make("label", { htmlFor: "name-it" }, ""),
+    make("div.row", {}, input, make("button.primary", { type: "submit" }, "Teach")),
+    make("datalist", { id: "known-classes" }));
+  }
+
+  /** Return what is to be taught: what was brought, or a few frames of the camera. */
+  async seen() {
+    if (this.shown) return [{ ...this.shown }];
+    const frames = [];
+    while (frames.length < NAMED_FRAMES && camera.hasFrame()) {
+      frames.push(await fromVideo(camera.video));
+      await new Promise((resolve) => setTimeout(resolve, 120));
+    }
+    if (!frames.length) throw new Error("There is nothing before the camera yet.");
+    return frames;
+  }
+}
+
+function bar(one, place, measure, unknown) {
+  const share = measure === "probability" ? one.value : 1 / (place + 1);
+  const told = measure === "probability" ? `${Math.round(100 * one.value)} %` : one.value.toFixed(2);
+  const fillBar = make("span.fill");
+  fillBar.style.width = `${Math.max(0.5, 100 * share)}%`;
+  return make(place === 0 && !unknown ? "li.best" : "li", {}, make("span.name", { title: one.class }, one.class),
+    make("span.track", { aria: { hidden: true } }, fillBar), make("span.value", {}, told));
+}
+
+/** Return how strange something is beside the threshold above which it is unknown. */
+function novelty(value, threshold) {
+  if (value === null || threshold === null) {
+    return make("p.hint", {}, "What is unknown can be told once a class was shown with two samples at once.");
+  }
+  const place = (v) => Math.max(0, Math.min(100, 100 * ((v - threshold) / 9 + 2 / 3)));
+  const mark = make("span.mark");
+  mark.style.left = `${place(value)}%`;
+  const limit = make("span.limit");
+  limit.style.left = `${place(threshold)}%`;
+  const label = `Novelty ${value.toFixed(1)}, unknown above ${threshold.toFixed(1)}`;
+  return make("div.novelty", { data: { above: value > threshold } }, make("span", {}, "Familiar"),
+    make("span.scale", { role: "img", aria: { label } }, limit, mark),
+    make("span", {}, "Unknown"));
+}

@@ -1,0 +1,117 @@
+/* Starts the page: which view is shown follows the address, and what concerns all views stands above them. */
+
+import { ask, isReachable, onReach, Problem, token } from "./api.js";
+import { announce, fill, make, plural } from "./dom.js";
+import { turnOff } from "./camera.js";
+import { ModelView } from "./modelview.js";
+import { showModels } from "./modelsview.js";
+import { OpenModel } from "./openmodel.js";
+import { showProblem } from "./notice.js";
+
+const LOOK_AGAIN = 4000; // milliseconds between two looks at whether someone else changed the model
+const main = document.getElementById("main");
+const banner = document.getElementById("banner");
+const where = document.getElementById("where");
+let model = null;
+let tokenWanted = false;
+
+/** Show what the address names: #/ all models, #/m/NAME one of them. */
+async function route(event = null) {
+  model?.close();
+  model = null;
+  const name = nameInAddress();
+  fill(where);
+  fill(main, make("p.empty", { role: "status" }, "Loading…"));
+  document.title = name ? `${name} · evergrow` : "evergrow";
+  try {
+    if (name === null) {
+      turnOff();
+      await showModels(main);
+    } else {
+      const opened = await new OpenModel(name).load();
+      opened.readOnly = (await ask("/models")).read_only;
+      model = opened;
+      model.addEventListener("change", showBanner);
+      new ModelView(model, main, where).show();
+    }
+    announce(name ? `${name} is open` : "Models");
+    if (event) main.focus({ preventScroll: true }); // whoever goes on by key goes on here
+  } catch (error) {
+    const place = make("div.problems");
+    fill(main, make("div.page.stack", {}, place, make("p", {}, make("a", { href: "#/" }, "All models"))));
+    showProblem(place, error, () => route());
+  }
+  showBanner();
+}
+
+/** Return the name of the model in the address; null for the list. What cannot be decoded is taken as it is. */
+function nameInAddress() {
+  const written = location.hash.startsWith("#/m/") ? location.hash.slice(4) : null;
+  try {
+    return written && decodeURIComponent(written);
+  } catch {
+    return written;
+  }
+}
+
+/** Show what stands in the way of everything: no connection, or no token. */
+function showBanner() {
+  const waiting = model?.samples.filter((sample) => sample.waiting && !sample.held).length ?? 0;
+  const state = `${isReachable()} ${tokenWanted} ${waiting} ${model?.stalled?.kind}`;
+  if (banner.dataset.state === state) return; // else a token that is being typed would be lost
+  banner.dataset.state = state;
+  if (tokenWanted) fill(banner, tokenForm());
+  else if (!isReachable()) {
+    const kept = waiting
+      ? ` ${plural(waiting, "sample waits", "samples wait")} in this browser and will be taught when it is back.` : "";
+    fill(banner, make("p", {}, `The service cannot be reached. It is tried again every few seconds.${kept}`));
+  } else if (model?.stalled?.kind === "busy") {
+    fill(banner, make("p", {}, `${model.stalled.message} It is tried again by itself.`));
+  } else fill(banner);
+}
+
+function tokenForm() {
+  const input = make("input", { type: "password", id: "token", autocomplete: "off", required: true });
+  const form = make("form.row", {
+    on: {
+      submit: (event) => {
+        event.preventDefault();
+        token.set(input.value.trim());
+        tokenWanted = false;
+        void (model ? model.teachWaiting().then(lookAgain) : route());
+        showBanner();
+      },
+    },
+  }, make("label", { htmlFor: "token" }, "This service asks for a token"), input,
+  make("button.primary", { type: "submit" }, "Continue"));
+  setTimeout(() => input.focus(), 0);
+  return form;
+}
+
+async function lookAgain() {
+  if (document.hidden && isReachable()) return;
+  try {
+    if (model) await model.refresh();
+    else if (!isReachable()) await ask("/models");
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    if (error.kind === "token" && !tokenWanted) document.dispatchEvent(new CustomEvent("token-wanted"));
+  }
+}
+
+document.addEventListener("token-wanted", () => {
+  tokenWanted = true;
+  showBanner();
+});
+onReach((now) => {
+  showBanner();
+  announce(now ? "The service is back" : "The service cannot be reached", { urgent: !now });
+  if (now && model) void model.teachWaiting();
+  else if (now && !main.querySelector(".models")) void route();
+});
+addEventListener("hashchange", route);
+addEventListener("online", lookAgain);
+// A file that misses its target must not replace the page.
+for (const event of ["dragover", "drop"]) addEventListener(event, (dropped) => dropped.preventDefault());
+setInterval(lookAgain, LOOK_AGAIN);
+void route();

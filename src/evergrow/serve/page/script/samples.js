@@ -1,0 +1,126 @@
+/*
+ * Samples of a model as this browser knows them.
+ *
+ * A sample holds its bytes as they were sent (blob, text or row) and a list of events: each says under which label it
+ * was after which change of the model. A change that was undone is no longer in the model's history, so the label of a
+ * sample is that of its last event whose change is still there; undo, by whomever, needs no bookkeeping here.
+ */
+
+import { sentence } from "./api.js";
+import { ALIKE, difference } from "./imaging.js";
+
+/** Return a new sample that waits to be taught. */
+export function newSample(model, content, wanted) {
+  return {
+    model, ...content, wanted, at: Date.now(), events: [], held: false, queued: false, hidden: false, waiting: null,
+  };
+}
+
+/** Return the event that a change was to samples that are now under a label; null for no label. */
+export function eventOf(answer, label) {
+  const { revision, when } = answer.change;
+  return { revision, when, draft: answer.state === "starting", label };
+}
+
+/** Return the event of samples that are held out while the model stays as it is. */
+export function presentEvent(record, label) {
+  const latest = record.history.at(-1) ?? { revision: 0, when: "" };
+  return { revision: latest.revision, when: latest.when, draft: record.state === "starting", label };
+}
+
+/**
+ * Return a function from a sample to its label in the model as it is now; null where it is not in it.
+ * @param {Object} record - The model as the service describes it.
+ */
+export function labelling(record) {
+  const key = ({ revision, when }) => `${revision} ${when}`;
+  const present = new Set(record.history.map(key));
+  const began = record.state === "ready" ? Date.parse(record.history[0]?.when ?? "") : NaN;
+  // What was taught before the second class came waits on the server, and goes into the first revision as one.
+  const holds = (event) => present.has(key(event)) || (event.draft && Date.parse(event.when) <= began);
+  const renamings = record.history.filter(({ what }) => what === "rename" || what === "merge-classes");
+  return (sample) => {
+    if (sample.queued) return null;
+    if (sample.waiting) return sample.wanted;
+    const last = sample.events.findLast(holds);
+    if (!last || last.label === null) return null;
+    // Classes may have been renamed since by someone else.
+    const since = renamings.filter((change) => Date.parse(change.when) > Date.parse(last.when));
+    return since.reduce((label, { names }) => names?.[label] ?? label, last.label);
+  };
+}
+
+/** Return the label that a sample which is not in the model was last taught under: undo took back what came after. */
+export const lastLabel = (sample) => sample.wanted;
+
+/**
+ * Return how many of n further samples of a class are held out, so that the share of all is.
+ * @param {number} taught - How many of it are in the model, from this browser.
+ * @param {number} held - How many of it are held out so far.
+ */
+export function countToHold(share, taught, held, n) {
+  const least = taught ? 0 : Math.min(n, 2); // what is unknown is calibrated on classes that came with two at least
+  return Math.max(0, Math.min(n - least, Math.floor(share * (taught + held + n) + 1e-9) - held));
+}
+
+/** Return the content of samples as the service takes it, for one kind of model. */
+export function bodyOf(kind, samples, fields = {}) {
+  if (kind === "images") {
+    const form = new FormData();
+    samples.forEach((sample, i) => form.append("images", sample.blob, `${i}.jpg`));
+    for (const [name, value] of Object.entries(fields)) {
+      form.append(name, Array.isArray(value) ? JSON.stringify(value) : value);
+    }
+    return { body: form };
+  }
+  const key = kind === "texts" ? "texts" : "rows";
+  return { json: { [key]: samples.map((sample) => sample.text ?? sample.row), ...fields } };
+}
+
+/** Return the words of a sample that has no image. */
+export const wordsOf = (sample) => sample.text ?? sample.row.map((value) => Number(value.toPrecision(4))).join(", ");
+
+/** Return what was typed as samples of a model of texts or features: one per line. */
+export function typedSamples(kind, typed) {
+  const lines = typed.split(/\r?\n/).map((line) => line.trim()).filter(Boolean);
+  if (kind === "texts") return lines.map((text) => ({ text }));
+  return lines.map((line, i) => {
+    const row = line.split(/[\s,;]+/).filter(Boolean).map(Number);
+    if (!row.every(Number.isFinite)) throw new Error(`Line ${i + 1} must be numbers with commas or blanks between.`);
+    return { row };
+  });
+}
+
+const FEW = 5;
+
+/**
+ * Return what people should know about a class beside the others: few samples, or samples that are all alike.
+ * @param {string[]} told - What the service said of it after the latest change; it counts all samples, and goes first.
+ */
+export function worries(one, all, told) {
+  const found = told.map(sentence);
+  const others = all.filter((other) => other !== one && other.count).map((other) => other.count).sort((a, b) => a - b);
+  const middle = others[Math.floor(others.length / 2)] ?? 0;
+  if (!told.length && one.count > 0 && middle >= FEW && one.count * 3 < middle) {
+    found.push(`Only ${one.count} here, others have about ${middle}: show it more of these.`);
+  }
+  if (areAlike(one.taught)) found.push("These images look nearly the same: turn it, move it, change the light.");
+  return found;
+}
+
+/** Return whether samples are many images of few things: less than a quarter of them look different from all others. */
+function areAlike(samples) {
+  const looks = samples.slice(-60).map((sample) => sample.look).filter(Boolean);
+  if (looks.length < FEW) return false;
+  const different = [];
+  for (const look of looks) if (!different.some((other) => difference(look, other) <= ALIKE)) different.push(look);
+  return different.length <= looks.length / 4;
+}
+
+/** Return those samples that look like one that was taught: they say little about the accuracy. */
+export function nearCopies(samples, taught) {
+  const same = (one, other) => (one.look
+    ? other.look !== undefined && difference(one.look, other.look) <= ALIKE
+    : other.look === undefined && wordsOf(one) === wordsOf(other));
+  return new Set(samples.filter((one) => taught.some((other) => same(one, other))));
+}

@@ -1,0 +1,66 @@
+/* The model elsewhere: as a file, as an ONNX graph, and as lines to copy. */
+
+import { download, modelPath } from "./api.js";
+import { fill, icon, iconButton, make } from "./dom.js";
+import { attempt, confirmDone } from "./notice.js";
+import { forSnippets, SNIPPETS } from "./snippets.js";
+
+const FORMS = { command: "Command", python: "Python", curl: "curl" };
+
+export class ShareView {
+  constructor(model) {
+    Object.assign(this, { model, shown: false });
+    this.files = make("div.problems");
+    this.task = make("select", { id: "task", on: { change: () => this.update() } },
+      Object.entries(SNIPPETS).map(([value, { title }]) => make("option", { value }, title)));
+    this.codes = make("div.codes");
+    const graph = model.kind === "texts" ? "export.onnx?head_only=true" : "export.onnx"; // no graph begins at words
+    const saving = (route, ending) => (event) => this.save(event.currentTarget, route, ending);
+    this.evg = iconButton("download", "Model file (.evg)", saving("download", ".evg"));
+    this.onnx = iconButton("download", "ONNX graph", saving(graph, ".onnx"));
+    this.about = make("p.soft");
+    this.element = make("div.stack.share", {}, make("section", {}, make("h2", {}, "Take it with you"), this.about,
+      make("div.row", {}, this.evg, this.onnx), this.files),
+    make("section", {}, make("h2", {}, "The same without this page"),
+      make("div.field.inline", {}, make("label", { htmlFor: "task" }, "What to do"), this.task), this.codes));
+    model.addEventListener("change", () => this.update());
+    this.update();
+  }
+
+  update() {
+    const { isReady, record, kind } = this.model;
+    this.evg.disabled = this.onnx.disabled = !isReady;
+    const backbone = record.backbone?.name ?? "none, it takes features";
+    const graph = kind === "texts" ? " The ONNX graph begins at the features." : "";
+    this.about.textContent = !isReady ? "There is a file to take as soon as it knows two classes."
+      : `All it knows, without any of the samples. Backbone: ${backbone}.${graph}`;
+    const texts = SNIPPETS[this.task.value].of(forSnippets(this.model));
+    const key = JSON.stringify(texts);
+    if (this.codes.dataset.key === key) return;
+    this.codes.dataset.key = key;
+    fill(this.codes, Object.entries(FORMS).map(([form, title]) => make("figure.code", { data: { form } },
+      make("figcaption", {}, title, make("button", {
+        type: "button", aria: { label: `Copy as ${title}` }, on: { click: () => void this.copy(texts[form]) },
+      }, icon("copy"), "Copy")),
+      make("pre", { tabIndex: 0 }, make("code", {}, texts[form])))));
+  }
+
+  async copy(text) {
+    await attempt(this.files, async () => {
+      try {
+        await navigator.clipboard.writeText(text);
+      } catch {
+        throw new Error("The browser does not let this page copy: mark the lines and copy them yourself.");
+      }
+      confirmDone("Copied.");
+    });
+  }
+
+  async save(button, route, ending) {
+    button.disabled = true;
+    button.classList.add("busy");
+    await attempt(this.files, () => download(`${modelPath(this.model.name)}/${route}`, this.model.name + ending));
+    button.classList.remove("busy");
+    button.disabled = false;
+  }
+}

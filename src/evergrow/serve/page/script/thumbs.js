@@ -1,0 +1,28 @@
+/* Samples as small images, or as lines of text where they are no images. */
+
+import { icon, make } from "./dom.js";
+import { wordsOf } from "./samples.js";
+
+/** Return an image of a sample, or its words. */
+export function looks(sample, describe) {
+  if (!sample.blob) return make("span.said", { title: wordsOf(sample) }, wordsOf(sample));
+  sample.address ??= URL.createObjectURL(sample.blob);
+  return make("img", { src: sample.address, alt: describe, loading: "lazy", decoding: "async", draggable: false });
+}
+
+/**
+ * Return a sample as an entry of a list.
+ * @param {Object} sample - What to show.
+ * @param {string} describe - What it is, for screen readers.
+ * @param {Array<{icon: string, words: string, work: function}>} actions - What can be done with it.
+ */
+export function thumb(sample, describe, actions = []) {
+  const described = sample.held ? `${describe}, held out` : describe;
+  const state = sample.waiting ? ".waiting" : sample.held ? ".held" : "";
+  return make(`li.thumb${sample.blob ? "" : ".line"}${state}`, {
+    title: sample.held ? "Held out: it tests the model and is never taught" : null, data: { id: sample.id },
+  }, looks(sample, described), actions.map((action) => make("button.round.small", {
+    type: "button", title: action.words, aria: { label: `${action.words}: ${described}` },
+    on: { click: (event) => action.work(event.currentTarget) },
+  }, icon(action.icon))));
+}

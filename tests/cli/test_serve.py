@@ -1,0 +1,34 @@
+"""``evergrow serve``: what it refuses before it begins."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from tests.commands import evergrow
+
+
+def test_workers_are_refused_with_the_reason(tmp_path: Path) -> None:
+    result = evergrow("serve", tmp_path, "--workers", "4")
+    assert result.exit_code == 2
+    assert "one process writes" in result.stderr
+    assert "--read-only" in result.stderr
+
+
+def test_an_address_for_others_needs_tokens(tmp_path: Path) -> None:
+    result = evergrow("serve", tmp_path / "models", "--host", "0.0.0.0")
+    assert result.exit_code == 2
+    assert "token" in result.stderr
+    assert not (tmp_path / "models").exists()
+    missing = evergrow("serve", tmp_path, "--token-file", tmp_path / "none")
+    assert missing.exit_code == 2
+    assert "token file must be readable" in missing.stderr
+
+
+def test_an_address_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        result = evergrow("serve", tmp_path, "--port", str(taken.getsockname()[1]))
+    assert result.exit_code == 2
+    assert "must be free to be bound" in result.stderr

@@ -1,0 +1,204 @@
+"""A running service, a fake camera and a real browser, for tests of the page."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--use-fake-ui-for-media-stream",
+    "--use-fake-device-for-media-stream",
+)
+WIDTH, HEIGHT, RATE = 320, 240, 10
+MARKS = {"none": (128, 128, 128), "first": (220, 40, 40), "second": (40, 40, 220)}
+"""Colours of the corner of a frame, by which a test knows what is before the camera."""
+
+
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[str]:
+    """Run the service as a user would, and yield its address."""
+    command = [sys.executable, "-m", "evergrow", "serve", str(folder), "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert " on http://" in line, line
+        yield line.split()[-1].rstrip("/")
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+@contextmanager
+def chromium(video: Path | None = None) -> Iterator[Any]:
+    """Yield the system's browser, its camera fed from a video, or skip where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    executable = next(filter(None, map(shutil.which, NAMES)), None)
+    if executable is None:
+        pytest.skip(f"no Chromium on this machine (looked for {', '.join(NAMES)})")
+    flags = [*FLAGS, *([f"--use-file-for-fake-video-capture={video}"] if video else [])]
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=executable, headless=True, args=flags)
+        yield started
+        started.close()
+
+
+def write_video(path: Path, segments: Sequence[tuple[str, Sequence[Path]]], seconds: float = 3.0) -> Path:
+    """Write a video for the fake camera: each segment shows images in turn, with its mark in the corner.
+
+    Parameters
+    ----------
+    path : Path
+        A ``.y4m`` file; the browser plays it over and over.
+    segments : sequence of (mark, paths)
+        What is shown one after the other.
+    seconds : float
+        Length of each segment.
+    """
+    with open(path, "wb") as file:
+        file.write(f"YUV4MPEG2 W{WIDTH} H{HEIGHT} F{RATE}:1 Ip A1:1 C420jpeg\n".encode())
+        for mark, images in segments:
+            n = int(seconds * RATE)
+            for i in range(n):
+                file.write(b"FRAME\n" + _planes(images[i * len(images) // n], mark))
+    return path
+
+
+def _planes(image: Path, mark: str) -> bytes:
+    with Image.open(image) as opened:
+        frame = opened.convert("RGB").resize((WIDTH, HEIGHT))
+    frame.paste(MARKS[mark], (0, 0, 16, 16))
+    luma, blue, red = (np.asarray(band) for band in frame.convert("YCbCr").split())
+    return luma.tobytes() + b"".join(band[::2, ::2].tobytes() for band in (blue, red))
+
+
+CORNER = """() => {
+    const video = document.querySelector('.stage video');
+    if (!video || !video.videoWidth) return null;
+    const canvas = document.createElement('canvas');
+    canvas.width = canvas.height = 1;
+    const context = canvas.getContext('2d');
+    const part = video.videoWidth / 40;
+    context.drawImage(video, part / 4, part / 4, part / 2, part / 2, 0, 0, 1, 1);
+    return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
+}"""
+
+
+class Visit:
+    """The page in a window, with everything that the browser complained about and every place that it asked.
+
+    Parameters
+    ----------
+    browser : Browser
+        Where to open it.
+    address : str
+        Of the service.
+    width : int
+        Of the window.
+    scheme : {"light", "dark"}
+        What the visitor's system prefers.
+    """
+
+    def __init__(self, browser: Any, address: str, *, width: int = 1280, scheme: str = "light") -> None:
+        self.address = address
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, permissions=["camera"], accept_downloads=True
+        )
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(30_000)
+        self.complaints: list[str] = []
+        self.elsewhere: list[str] = []
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", self._note)
+        self.page.on("request", self._note_request)
+
+    def _note(self, message: Any) -> None:
+        if message.type == "error" and "Failed to load resource" not in message.text:  # a refused request is no mistake
+            self.complaints.append(message.text)
+
+    def _note_request(self, request: Any) -> None:
+        if not request.url.startswith((self.address, "blob:", "data:")):
+            self.elsewhere.append(request.url)
+
+    def open(self, where: str = "") -> None:
+        """Go to the page."""
+        self.page.goto(f"{self.address}/{where}")
+
+    def create(self, name: str, kind: str = "images") -> None:
+        """Make a model by the window for it."""
+        page = self.page
+        page.get_by_role("button", name="New model").click()
+        page.get_by_label("Name", exact=True).fill(name)
+        page.locator(f"input[name=kind][value={kind}]").check()
+        page.get_by_role("button", name="Create").click()
+        page.get_by_role("heading", name=name, exact=True).wait_for()
+
+    def add_class(self, name: str) -> None:
+        """Add an empty card."""
+        self.page.get_by_label("Name of a new class").fill(name)
+        self.page.locator(".adding button").click()
+        self.card(name).wait_for()
+
+    def card(self, name: str) -> Any:
+        """Return the card of a class."""
+        return self.page.get_by_role("article", name=f"Class {name}", exact=True)
+
+    def samples(self, name: str) -> int:
+        """Return how many samples the card says the service has learned."""
+        return int(self.card(name).locator(".numbers").inner_text().split()[0])
+
+    def expect_samples(self, name: str, n: int) -> None:
+        """Wait until the card says so."""
+        self.card(name).locator(".numbers", has_text=f"{n} sample").wait_for()
+
+    def verdict(self, text: str) -> None:
+        """Wait until the live answer is this."""
+        self.page.locator(".verdict", has_text=text).wait_for()
+
+    def tab(self, name: str) -> None:
+        """Open a tab."""
+        self.page.get_by_role("tab", name=name).click()
+
+    def wait_for_mark(self, mark: str) -> None:
+        """Wait until a segment of the video begins."""
+        for wanted in (False, True):  # first another one, so that the whole segment lies ahead
+            self.page.wait_for_function(
+                f"([mark, wanted]) => {{ const seen = ({CORNER})();"
+                " return seen && (seen.every((value, i) => Math.abs(value - mark[i]) < 60)) === wanted; }",
+                arg=[list(MARKS[mark]), wanted],
+            )
+
+    def hold(self, name: str, seconds: float = 1.5) -> None:
+        """Hold the button of a card that records from the camera."""
+        button = self.card(name).locator(".hold")
+        button.scroll_into_view_if_needed()
+        box = button.bounding_box()
+        self.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        self.page.mouse.down()
+        self.page.wait_for_timeout(seconds * 1000)
+        self.page.mouse.up()
+
+    def menu(self, name: str, entry: str) -> None:
+        """Choose from the menu of a card."""
+        self.card(name).get_by_role("button", name="More about").click()
+        self.page.get_by_role("menuitem", name=entry).click()
+
+    def close(self) -> None:
+        """Close the window."""
+        self.context.close()

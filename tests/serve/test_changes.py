@@ -1,0 +1,242 @@
+"""Changes: exact, one after the other, each once, and undone as a whole."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.serve.samples import files, png, rows
+
+from evergrow.learner.learner import Learner
+from evergrow.learner.modelfile import open_model
+
+
+def begin(api: Any, classes: str = "ab", n: int = 4) -> None:
+    api.create()
+    for kind, name in enumerate(classes):
+        assert api.post("teach", {"rows": rows(kind, n), "label": name}).status_code == 200
+
+
+def test_labels_for_each_sample(api: Any) -> None:
+    begin(api)
+    X = rows(0, 1, seed=2) + rows(2, 2)
+    done = api.post("teach", {"rows": X, "labels": ["a", "c", "c"]}).json()
+    assert done["classes"] == [{"name": "a", "samples": 5}, {"name": "b", "samples": 4}, {"name": "c", "samples": 2}]
+    assert (done["new_classes"], done["change"]["samples"]) == (["c"], 3)
+
+
+def test_unlearning_leaves_what_was_never_taught(api: Any, folder: Path) -> None:
+    begin(api)
+    X = np.asarray(rows(0, 3) + rows(1, 3))
+    before = open_model(folder / "m.evg").decision_function(X)
+    lesson = {"rows": rows(2, 3), "label": "c"}
+    api.post("teach", lesson)
+    assert api.post("unlearn", lesson).json()["gone_classes"] == ["c"]
+    np.testing.assert_allclose(open_model(folder / "m.evg").decision_function(X), before, rtol=0, atol=1e-9)
+    answer = api.post("unlearn", lesson)
+    assert answer.status_code == 422
+    assert answer.json()["error"] == "LabelError"
+
+
+def test_one_image_of_a_batch_is_unlearned_to_the_last_digit(api: Any, folder: Path) -> None:
+    """What is taught goes through the backbone alone, so that the same bytes give the same numbers in any company."""
+    api.create("pics", "images", backbone="colours")
+    for hue in range(2):
+        api.post("teach", model="pics", data={"label": str(hue)}, files=files(hue, 3))
+    X = np.random.default_rng(0).normal(size=(5, 27))
+    before = open_model(folder / "pics.evg").decision_function(X)
+    three = files(2, 3)
+    api.post("teach", model="pics", data={"labels": ["0", "0", "1"]}, files=three)
+    for place, label in ((2, "1"), (0, "0"), (1, "0")):
+        done = api.post("unlearn", model="pics", data={"label": label}, files=[three[place]])
+        assert done.status_code == 200, done.text
+    np.testing.assert_allclose(open_model(folder / "pics.evg").decision_function(X), before, rtol=0, atol=1e-9)
+
+
+def test_unlearning_and_forgetting_before_the_model_has_begun(api: Any) -> None:
+    api.create()
+    X = rows(0, 3)
+    api.post("teach", {"rows": X, "label": "a"})
+    assert api.post("unlearn", {"rows": X[1:2], "label": "a"}).json()["n_samples"] == 2
+    assert api.post("unlearn", {"rows": X[1:2], "label": "a"}).status_code == 422
+    assert api.post("rename", {"old": "a", "new": "b"}).json()["classes"] == [{"name": "b", "samples": 2}]
+    assert api.post("forget", {"names": ["b"]}).json()["n_samples"] == 0
+    assert api.post("rollback", {}).status_code == 409
+
+
+def test_rename_and_merge_as_the_commands(api: Any) -> None:
+    begin(api, "abc")
+    assert api.post("rename", {"old": "a", "new": "z"}).json()["gone_classes"] == ["a"]
+    taken = api.post("rename", {"old": "b", "new": "z"})
+    assert taken.status_code == 422
+    assert api.post("merge-classes", {"names": ["b", "c"], "into": "bc"}).json()["classes"] == [
+        {"name": "bc", "samples": 8},
+        {"name": "z", "samples": 4},
+    ]
+    assert [entry["what"] for entry in api.get().json()["history"]] == ["fit", "update", "rename", "merge-classes"]
+
+
+def test_rollback_gives_the_file_byte_for_byte(api: Any, folder: Path) -> None:
+    begin(api)
+    before = (folder / "m.evg").read_bytes()
+    api.post("forget", {"names": ["a"]})
+    api.post("teach", {"rows": rows(2, 2), "label": "c"})
+    assert api.post("rollback", {"to": 7}).status_code == 422
+    done = api.post("rollback", {"to": 1}).json()
+    assert (done["revision"], done["change"]["what"]) == (1, "rollback")
+    assert (folder / "m.evg").read_bytes() == before
+    assert [entry["what"] for entry in api.get().json()["history"]] == ["fit", "rollback"]
+    assert api.post("rollback", {"n": 1}).status_code == 422
+
+
+def test_a_stale_writer_is_refused(api: Any) -> None:
+    begin(api)
+    lesson = {"rows": rows(2, 2), "label": "c"}
+    assert api.post("teach", lesson, headers={"If-Match": '"0.1"'}).status_code == 412
+    assert api.post("teach", lesson, headers={"If-Match": '"9", "1"'}).status_code == 200
+    stale = api.post("forget", {"names": ["a"]}, headers={"If-Match": '"1"'})
+    assert (stale.status_code, stale.json()["etag"]) == (412, '"2"')
+    assert api.post("rollback", {}, headers={"If-Match": '"1"'}).status_code == 412
+    assert set(api.counts()) == {"a", "b", "c"}
+
+
+def test_a_repeated_key_counts_once_also_after_a_restart(serve: Any) -> None:
+    api = serve()
+    api.create()
+    lessons = [{"rows": rows(kind, 3), "label": name} for kind, name in enumerate("abc")]
+    for number, lesson in enumerate(lessons):
+        for _ in range(2):
+            done = api.post("teach", lesson, headers={"Idempotency-Key": f"key {number}"})
+    assert done.json()["replayed"]
+    again = serve()
+    for number, lesson in enumerate(lessons):
+        told = again.post("teach", lesson, headers={"Idempotency-Key": f"key {number}", "If-Match": '"0.0"'}).json()
+        assert told["replayed"]
+        assert told["revision"] == 2
+    assert again.counts() == {"a": 3, "b": 3, "c": 3}
+
+
+def test_a_key_that_was_undone_does_not_teach_again(serve: Any) -> None:
+    api = serve()
+    begin(api)
+    lesson = {"rows": rows(2, 3), "label": "c"}
+    api.post("teach", lesson, headers={"Idempotency-Key": "late"})
+    assert api.post("rollback", {}, headers={"Idempotency-Key": "undo"}).json()["revision"] == 1
+    assert api.post("rollback", {}, headers={"Idempotency-Key": "undo"}).json()["replayed"]
+    for service in (api, serve()):
+        told = service.post("teach", lesson, headers={"Idempotency-Key": "late"}).json()
+        assert told["replayed"]
+        assert told["change"]["what"] == "rollback"
+    assert api.counts() == {"a": 4, "b": 4}
+
+
+def test_a_key_is_for_one_request(api: Any) -> None:
+    begin(api)
+    key = {"Idempotency-Key": "k"}
+    assert api.post("teach", {"rows": rows(2, 2), "label": "c"}, headers=key).status_code == 200
+    other = api.post("teach", {"rows": rows(2, 3), "label": "c"}, headers=key)
+    assert (other.status_code, other.json()["error"]) == (422, "KeyReused")
+    assert api.post("forget", {"names": ["c"]}, headers=key).status_code == 422
+    assert (
+        api.post("teach", {"rows": rows(2, 2), "label": "c"}, headers={"Idempotency-Key": "x" * 201}).status_code == 422
+    )
+
+
+def test_changes_at_once_are_all_there(api: Any, folder: Path) -> None:
+    begin(api)
+    lessons = [(rows(kind, 2, seed=7 + kind), f"class {kind % 5}") for kind in range(16)]
+    with ThreadPoolExecutor(8) as threads:
+        done = list(threads.map(lambda lesson: api.post("teach", {"rows": lesson[0], "label": lesson[1]}), lessons))
+    assert [answer.status_code for answer in done] == [200] * 16
+    assert sorted(answer.json()["revision"] for answer in done) == list(range(2, 18))
+    one_by_one = open_model(folder / "m.evg")
+    at_once = Learner(None, options={"n_units": 20}, device="cpu")
+    at_once.fit((np.asarray(rows(0, 4) + rows(1, 4)), list("aaaabbbb")))
+    at_once.partial_fit((np.concatenate([X for X, _ in lessons]), [label for X, label in lessons for _ in X]))
+    X = np.asarray(rows(1, 3) + rows(4, 3))
+    np.testing.assert_allclose(
+        one_by_one.settle().decision_function(X), at_once.settle().decision_function(X), rtol=0, atol=1e-9
+    )
+
+
+def test_those_who_ask_do_not_wait_for_those_who_teach(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evergrow.serve import model as module
+
+    begin(api)
+    begun, go_on = threading.Event(), threading.Event()
+    commit = module.commit
+
+    def slow(*args: Any, **settings: Any) -> int:
+        begun.set()
+        assert go_on.wait(20)
+        return commit(*args, **settings)
+
+    monkeypatch.setattr(module, "commit", slow)
+    with ThreadPoolExecutor(1) as threads:
+        teaching = threads.submit(api.post, "teach", {"rows": rows(2, 2), "label": "c"})
+        assert begun.wait(20)
+        during = api.post("predict", {"rows": rows(0, 1)}).json()
+        go_on.set()
+        assert teaching.result().json()["revision"] == 2
+    assert during["revision"] == 1
+
+
+def test_a_disk_that_is_full_leaves_the_model_and_says_so(api: Any, folder: Path, monkeypatch: Any) -> None:
+    begin(api)
+    before = (folder / "m.evg").read_bytes()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("evergrow.learner.modelfile.write_archive", full)
+        answer = api.post("teach", {"rows": rows(2, 2), "label": "c"})
+    assert answer.status_code == 507
+    assert str(folder) not in answer.text
+    assert (folder / "m.evg").read_bytes() == before
+    assert api.post("teach", {"rows": rows(2, 2), "label": "c"}).json()["revision"] == 2
+
+
+def test_a_model_that_another_process_holds_is_waited_for(serve: Any, folder: Path) -> None:
+    from evergrow.core.files import locked
+
+    api = serve(limits={"lock_seconds": 0.2})
+    begin(api)
+    with locked(folder / "m.evg.history"):
+        busy = api.post("teach", {"rows": rows(2, 2), "label": "c"})
+    assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
+    assert api.post("teach", {"rows": rows(2, 2), "label": "c"}).status_code == 200
+
+
+def test_warnings_are_part_of_the_answer(api: Any) -> None:
+    begin(api, n=20)
+    done = api.post("teach", {"rows": rows(2, 1), "label": "A"}).json()
+    assert any("upper and lower case" in said for said in done["warnings"])
+
+
+def test_evaluation_says_which_samples_were_wrong(api: Any) -> None:
+    begin(api)
+    X = rows(0, 2, seed=9) + rows(1, 1, seed=9) + rows(5, 1)
+    told = api.post("evaluate", {"rows": X, "labels": ["a", "b", "b", "zebra"]}).json()
+    assert told["confusion"] == [[1, 0], [1, 1]]
+    assert [entry["sample"] for entry in told["wrong"]] == [1, 3]
+    assert told["unknown_classes"] == {"zebra": 1}
+    assert told["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_nothing_of_a_sample_is_written(api: Any, folder: Path) -> None:
+    api.create("words", "texts", backbone="letters")
+    for text, label in (("a secret sentence", "x"), ("hidden words here", "y")):
+        api.post("teach", {"texts": [text, f"{text} twice"], "label": label}, model="words")
+    api.create("pics", "images", backbone="colours")
+    for hue in range(2):
+        api.post("teach", model="pics", data={"label": str(hue)}, files=files(hue, 2))
+    written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert b"secret" not in written
+    assert png(0, 0)[100:140] not in written
+    assert not [name for name in os.listdir(folder) if name.endswith(".part")]

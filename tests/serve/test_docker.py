@@ -1,0 +1,80 @@
+"""The steps of the Dockerfile, run without Docker: what is copied can be built, and what is started answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.serve.running import until
+
+ROOT = Path(__file__).parents[2]
+STEPS = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text()).splitlines()
+
+
+def step(word: str) -> list[str]:
+    return [line.removeprefix(word).strip() for line in STEPS if line.startswith(word)]
+
+
+def test_everything_that_is_copied_is_there() -> None:
+    for line in step("COPY"):
+        for name in line.split()[:-1]:
+            assert (ROOT / name).exists(), name
+    [extras] = re.findall(r"/src\[([\w,]+)\]", " ".join(step("RUN")))
+    declared = (ROOT / "pyproject.toml").read_text()
+    for extra in extras.split(","):
+        assert re.search(rf"^{extra} = \[", declared, re.M)
+
+
+@pytest.mark.slow
+def test_the_image_would_serve(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    source.mkdir()
+    for line in step("COPY"):
+        *names, target = line.split()
+        for name in names:
+            there = tmp_path / target.removeprefix("/")
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, there, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, there)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path / "wheels"), str(source)]
+    made = subprocess.run(build, capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no wheel can be built here: {made.stderr[-300:]}")
+    [wheel] = (tmp_path / "wheels").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        assert "evergrow/serve/page/index.html" in archive.namelist()
+        assert "evergrow/serve/reference/reference.js" in archive.namelist()
+        archive.extractall(tmp_path / "installed")
+    tokens = tmp_path / "tokens"
+    tokens.write_text("teach 0123456789abcdef0123456789abcdef\n")
+    [command] = [json.loads(line) for line in step("ENTRYPOINT")]
+    places = {"evergrow": [sys.executable, "-m", "evergrow"], "/models": [str(tmp_path / "models")]}
+    places |= {"/run/secrets/evergrow-tokens": [str(tokens)], "8080": ["18080"]}
+    words = [part for word in command for part in places.get(word, [word])]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    with subprocess.Popen(
+        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    ) as server:
+        try:
+            assert server.stdout is not None
+            assert b"serving" in server.stdout.readline()
+            [health] = re.findall(r"CMD (\[.*\])", " ".join(step("HEALTHCHECK")))
+            check = json.loads(health.replace("8080", "18080"))
+            check[0] = sys.executable
+            until(lambda: subprocess.run(check).returncode == 0)
+            address = "http://127.0.0.1:18080/api/v1/models"
+            assert httpx.get(address, trust_env=False).status_code == 401
+            token = {"Authorization": "Bearer 0123456789abcdef0123456789abcdef"}
+            assert httpx.get(address, headers=token, trust_env=False).json()["models"] == []
+        finally:
+            server.terminate()
+            assert server.wait(60) == 0

@@ -1,0 +1,133 @@
+"""The Open Inference Protocol, in the bytes that Triton's client sends."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.serve.samples import files, png, rows
+
+
+def begin(api: Any) -> None:
+    api.create()
+    for kind, name in enumerate("abc"):
+        api.post("teach", {"rows": rows(kind, 4), "label": name})
+
+
+def infer(api: Any, values: Any, model: str = "m") -> Any:
+    return api.client.post(f"/v2/models/{model}/infer", json=values)
+
+
+def tensor(X: Any, datatype: str = "FP64", name: str = "features") -> dict[str, Any]:
+    array = np.asarray(X)
+    return {"name": name, "datatype": datatype, "shape": list(array.shape), "data": array.tolist()}
+
+
+def test_health_and_metadata(api: Any) -> None:
+    begin(api)
+    api.create("new")
+    client = api.client
+    assert client.get("/v2").json()["extensions"] == ["binary_tensor_data"]
+    assert client.get("/v2/health/live").status_code == client.get("/v2/health/ready").status_code == 200
+    assert client.get("/v2/models/m/ready").status_code == 200
+    assert client.get("/v2/models/new/ready").status_code == 409
+    assert client.get("/v2/models/none/ready").status_code == 404
+    about = client.get("/v2/models/m/versions/2").json()
+    assert about["inputs"] == [{"name": "features", "datatype": "FP64", "shape": [-1, 6]}]
+    assert {entry["name"] for entry in about["outputs"]} == {"label", "probabilities", "novelty", "unknown", "classes"}
+    assert client.get("/v2/models/m/versions/1").status_code == 404
+
+
+def test_answers_are_those_of_predict(api: Any) -> None:
+    begin(api)
+    X = rows(0, 2, seed=4) + rows(2, 1, seed=4)
+    told = infer(api, {"id": "7", "inputs": [tensor(X)]}).json()
+    outputs = {entry["name"]: entry for entry in told["outputs"]}
+    answers = api.post("predict", {"rows": X, "k": 3}).json()["answers"]
+    assert outputs["label"]["data"] == [answer["label"] for answer in answers]
+    assert outputs["probabilities"]["shape"] == [3, 3]
+    probabilities = np.reshape(outputs["probabilities"]["data"], (3, 3))
+    assert probabilities.max(axis=1) == pytest.approx([answer["top"][0]["value"] for answer in answers])
+    assert outputs["unknown"]["data"] == [answer["unknown"] for answer in answers]
+    assert (told["id"], told["model_version"]) == ("7", "2")
+
+
+def test_binary_tensors_as_tritonclient_sends_them(api: Any) -> None:
+    begin(api)
+    X = np.asarray(rows(1, 2, seed=4), dtype=np.float32)
+    head = {
+        "inputs": [
+            {"name": "features", "shape": [2, 6], "datatype": "FP32", "parameters": {"binary_data_size": X.nbytes}}
+        ],
+        "outputs": [
+            {"name": "label", "parameters": {"binary_data": True}},
+            {"name": "probabilities", "parameters": {"binary_data": True}},
+            {"name": "unknown"},
+        ],
+    }
+    text = json.dumps(head).encode()
+    answer = api.client.post(
+        "/v2/models/m/infer",
+        content=text + X.tobytes(),
+        headers={"Inference-Header-Content-Length": str(len(text)), "Content-Type": "application/octet-stream"},
+    )
+    length = int(answer.headers["inference-header-content-length"])
+    told, blob = json.loads(answer.content[:length]), answer.content[length:]
+    sizes = [entry.get("parameters", {}).get("binary_data_size", 0) for entry in told["outputs"]]
+    assert sum(sizes) == len(blob)
+    assert blob[: sizes[0]] == (struct.pack("<I", 1) + b"b") * 2
+    probabilities = np.frombuffer(blob[sizes[0] : sizes[0] + sizes[1]], dtype="<f8").reshape(2, 3)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1)
+    assert told["outputs"][2]["data"] in ([False, False], [True, False], [False, True], [True, True])
+
+
+def test_images_as_files_or_pixels_and_texts(api: Any) -> None:
+    api.create("pics", "images", backbone="colours")
+    for hue in range(2):
+        api.post("teach", model="pics", data={"label": str(hue)}, files=files(hue, 3))
+    data = [base64.b64encode(png(1, 9)).decode()]
+    told = infer(api, {"inputs": [{"name": "images", "datatype": "BYTES", "shape": [1], "data": data}]}, "pics")
+    assert told.json()["outputs"][0]["data"] == ["1"]
+    from tests.learner.toys import image
+
+    told = infer(api, {"inputs": [tensor([image(0, 77)], "UINT8", "images")]}, "pics")
+    assert told.json()["outputs"][0]["data"] == ["0"]
+    api.create("words", "texts", backbone="letters")
+    for text in ("abab", "xyxy"):
+        api.post("teach", {"texts": [text, text * 2], "label": text}, model="words")
+    words = {"name": "texts", "datatype": "BYTES", "shape": [2, 1], "data": [["xxy"], ["ba"]]}
+    assert infer(api, {"inputs": [words]}, "words").json()["outputs"][0]["data"] == ["xyxy", "abab"]
+
+
+BAD: tuple[Any, ...] = (
+    {},
+    {"inputs": []},
+    {"inputs": [1]},
+    {"inputs": [tensor(rows(0, 1)), tensor(rows(0, 1))]},
+    {"inputs": [{"name": "x", "datatype": [], "shape": [1], "data": [1]}]},
+    {"inputs": [{"name": "x", "datatype": "FP99", "shape": [1], "data": [1]}]},
+    {"inputs": [{"name": "x", "datatype": "FP64", "shape": [2, 6], "data": [1]}]},
+    {"inputs": [{"name": "x", "datatype": "FP64", "shape": [-1], "data": []}]},
+    {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1, 6], "data": ["a"] * 6}]},
+    {"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1, 6], "data": [-1] * 6}]},
+    {"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": ["a"]}]},
+    {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1, 6], "parameters": {"binary_data_size": 48}}]},
+    {"inputs": [tensor(rows(0, 1))], "outputs": [{"name": "nothing"}]},
+    {"inputs": [tensor(rows(0, 1))], "parameters": {"false_alarm": 2}},
+    {"inputs": [tensor([[1.0, 2.0]])]},
+)
+
+
+def test_requests_that_are_wrong_say_so_under_error(api: Any) -> None:
+    begin(api)
+    for values in BAD:
+        answer = infer(api, values)
+        assert answer.status_code == 422, values
+        assert answer.json()["error"] == answer.json()["detail"]
+    assert infer(api, {"inputs": [tensor(rows(0, 1))]}, "none").status_code == 404
+    headers = {"Inference-Header-Content-Length": "99999"}
+    assert api.client.post("/v2/models/m/infer", content=b"{}", headers=headers).status_code == 400

@@ -1,0 +1,126 @@
+"""Jobs: a zip is one change, or none."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.serve.running import until
+from tests.serve.samples import files, png, zipped
+
+from evergrow.learner.modelfile import open_model
+
+ZIP = {"Content-Type": "application/zip"}
+ENTRIES = {f"birds/class {hue}/{i}.png": png(hue, i) for hue in range(3) for i in range(4)} | {
+    "birds/readme.txt": b"x",
+    "__MACOSX/birds/._0.png": b"x",
+}
+
+
+def start(api: Any, entries: dict[str, bytes]) -> Any:
+    api.create("pics", "images", backbone="colours")
+    return api.post("jobs", model="pics", content=zipped(entries), headers=ZIP)
+
+
+def ended(api: Any, answer: Any) -> dict[str, Any]:
+    place = answer.headers["location"]
+    until(lambda: api.client.get(place).json()["state"] in ("done", "failed", "cancelled"))
+    record: dict[str, Any] = api.client.get(place).json()
+    return record
+
+
+def test_a_zip_is_learned_as_one_change_and_its_images_can_be_unlearned(api: Any, folder: Path) -> None:
+    answer = start(api, ENTRIES)
+    assert answer.status_code == 202
+    record = ended(api, answer)
+    assert (record["state"], record["done"], record["total"]) == ("done", 12, 12)
+    assert record["change"]["classes"] == [{"name": f"class {hue}", "samples": 4} for hue in range(3)]
+    assert len(api.get("pics").json()["history"]) == 1
+    single = [("images", ("x.png", png(1, 2), "image/png"))]
+    assert api.post("unlearn", model="pics", data={"label": "class 1"}, files=single).json()["n_samples"] == 11
+    again = api.post("jobs", model="pics", content=zipped(ENTRIES), headers=ZIP)
+    assert ended(api, again)["change"]["n_samples"] == 23
+
+
+def test_progress_as_events(api: Any) -> None:
+    place = start(api, ENTRIES).headers["location"]
+    events = api.client.get(place, headers={"Accept": "text/event-stream"})
+    assert events.headers["content-type"].startswith("text/event-stream")
+    parts = [part.split("\n") for part in events.text.strip().split("\n\n")]
+    kinds, records = [part[0] for part in parts], [json.loads(part[1].removeprefix("data: ")) for part in parts]
+    assert kinds[-1] == "event: done"
+    done = [record["done"] for record in records]
+    assert done == sorted(done)
+    assert done[-1] == 12
+
+
+def test_one_bad_image_fails_the_job_and_leaves_the_model(api: Any) -> None:
+    record = ended(api, start(api, {**ENTRIES, "birds/class 1/broken.png": b"no image"}))
+    assert record["state"] == "failed"
+    assert "broken.png" in record["error"]
+    assert api.counts("pics") == {}
+
+
+def test_a_repeated_job_counts_once(api: Any) -> None:
+    api.create("pics", "images", backbone="colours")
+    data = zipped(ENTRIES)
+    for _ in range(2):
+        sent = api.post("jobs", model="pics", content=data, headers={**ZIP, "Idempotency-Key": "zip 1"})
+        record = ended(api, sent)
+    assert record["change"]["replayed"]
+    assert sum(api.counts("pics").values()) == 12
+
+
+@pytest.fixture
+def held(api: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Hold the backbone until it is let go."""
+    go_on = threading.Event()
+    service = api.client.app.service
+    prepared = service.prepared
+
+    async def slow(*args: Any) -> Any:
+        while not go_on.is_set():
+            import asyncio
+
+            await asyncio.sleep(0.01)
+        return await prepared(*args)
+
+    monkeypatch.setattr(service, "prepared", slow)
+    return go_on
+
+
+def test_a_cancelled_job_leaves_the_model_as_it_was(api: Any, held: Any, folder: Path) -> None:
+    held.set()
+    api.create("pics", "images", backbone="colours")
+    for hue in range(2):
+        api.post("teach", model="pics", data={"label": str(hue)}, files=files(hue, 2))
+    before = (folder / "pics.evg").read_bytes()
+    held.clear()
+    place = api.post("jobs", model="pics", content=zipped(ENTRIES), headers=ZIP).headers["location"]
+    assert api.client.get(place).json()["state"] == "running"
+    assert api.client.delete(place).json()["state"] == "cancelled"
+    held.set()
+    assert api.client.delete(place).status_code == 409
+    assert (folder / "pics.evg").read_bytes() == before
+    np.testing.assert_equal(open_model(folder / "pics.evg").n_samples_, {"0": 2, "1": 2})
+    assert api.client.app.service.pool.depth() == 0
+
+
+def test_so_many_jobs_and_no_more(serve: Any, api: Any, held: Any) -> None:
+    places = [start(api, ENTRIES).headers["location"] for _ in range(api.client.app.service.limits.jobs)]
+    refused = api.post("jobs", model="pics", content=zipped(ENTRIES), headers=ZIP)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    api.client.delete(places[0])
+    assert api.post("jobs", model="pics", content=zipped(ENTRIES), headers=ZIP).status_code == 202
+    held.set()
+
+
+def test_jobs_are_for_images(api: Any) -> None:
+    api.create()
+    assert api.post("jobs", content=zipped(ENTRIES), headers=ZIP).status_code == 422
+    assert api.client.get("/api/v1/jobs/none").status_code == 404
+    assert api.client.delete("/api/v1/jobs/none").status_code == 404

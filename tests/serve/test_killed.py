@@ -1,0 +1,118 @@
+"""Acknowledged is on disk: a service that is killed at any moment has lost nothing and counted nothing twice."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from tests.serve.running import Forked, Running
+from tests.serve.samples import rows
+
+from evergrow.core.seeding import generator
+from evergrow.learner.learner import Learner
+from evergrow.learner.modelfile import open_model
+
+TEACHES, KILLS, CALLERS = 100, 20, 4
+
+
+@pytest.mark.slow
+def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> None:
+    """A hundred lessons, each tried with one key until it is acknowledged, while the service is killed twenty times."""
+    folder, draws = tmp_path / "models", generator(0, "kills")
+    lessons = [(rows(number % 7, 2, seed=50 + number), f"class {number % 7}") for number in range(TEACHES)]
+    running, acknowledged, retried = [Forked(folder)], [0] * TEACHES, [0]
+    first = [(rows(0, 5), "class 0"), (rows(1, 5), "class 1")]
+    with httpx.Client(base_url=running[0].address, timeout=60, trust_env=False) as client:
+        client.post("/api/v1/models", json={"name": "m", "kind": "features", "options": {"n_units": 20}})
+        for X, label in first:
+            assert client.post("/api/v1/models/m/teach", json={"rows": X, "label": label}).status_code == 200
+    numbers = iter(range(TEACHES))
+    guard = threading.Lock()
+
+    def teach() -> None:
+        while True:
+            with guard:
+                number = next(numbers, None)
+            if number is None:
+                return
+            X, label = lessons[number]
+            while not acknowledged[number]:
+                try:
+                    answer = httpx.post(
+                        f"{running[-1].address}/api/v1/models/m/teach",
+                        json={"rows": X, "label": label},
+                        headers={"Idempotency-Key": f"lesson {number}"},
+                        timeout=30,
+                        trust_env=False,
+                    )
+                except httpx.HTTPError:
+                    retried[0] += 1
+                    time.sleep(0.05)
+                    continue
+                assert answer.status_code == 200, answer.text
+                acknowledged[number] = answer.json()["change"]["revision"]
+
+    callers = [threading.Thread(target=teach) for _ in range(CALLERS)]
+    for caller in callers:
+        caller.start()
+    kills = 0
+    while kills < KILLS:
+        # So that the kills are spread over all lessons: the next one comes once enough are through, at a random moment.
+        while sum(map(bool, acknowledged)) < TEACHES * kills // KILLS:
+            time.sleep(0.05)
+        time.sleep(0.3 * float(torch.rand(1, generator=draws)))
+        running[-1].kill()
+        kills += 1
+        running.append(Forked(folder))
+    for caller in callers:
+        caller.join(300)
+        assert not caller.is_alive()
+    assert running[-1].stop() == 0
+    assert kills == KILLS
+    assert retried[0] > 0
+    served = open_model(folder / "m.evg")
+    expected = dict.fromkeys(served.n_samples_, 0)
+    for X, label in (*first, *lessons):
+        expected[label] = expected.get(label, 0) + len(X)
+    assert served.n_samples_ == expected
+    keys = [entry["key"] for change in served.history_ for entry in change.extra.get("requests", [])]
+    assert len(keys) == len(set(keys)) == TEACHES
+    revisions = {change.revision for change in served.history_}
+    assert set(acknowledged) <= revisions
+    at_once = Learner(None, options={"n_units": 20}, device="cpu")
+    at_once.fit((np.concatenate([X for X, _ in first]), [label for X, label in first for _ in X]))
+    at_once.partial_fit((np.concatenate([X for X, _ in lessons]), [label for X, label in lessons for _ in X]))
+    X = np.concatenate([rows(kind, 3, seed=900) for kind in range(7)])
+    np.testing.assert_allclose(
+        served.settle().decision_function(X), at_once.settle().decision_function(X), rtol=0, atol=1e-9
+    )
+    print(f"{TEACHES} lessons, {kills} kills, {retried[0]} tries failed")  # noqa: T201  the figure of a proof
+
+
+@pytest.mark.slow
+def test_an_end_that_is_asked_for_finishes_the_change_in_flight(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    with Running(folder) as running, running.client() as client:
+        client.post("/api/v1/models", json={"name": "m", "kind": "features", "options": {"n_units": 20}})
+        for kind in range(2):
+            client.post("/api/v1/models/m/teach", json={"rows": rows(kind, 3), "label": str(kind)})
+        answers: list[httpx.Response] = []
+        lesson = {"rows": rows(2, 1000), "label": "2"}
+        caller = threading.Thread(
+            target=lambda: answers.append(
+                httpx.post(f"{running.address}/api/v1/models/m/teach", json=lesson, timeout=60)
+            )
+        )
+        caller.start()
+        time.sleep(0.3)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(60) == 0
+        caller.join(60)
+        assert answers[0].status_code == 200
+    assert open_model(folder / "m.evg").n_samples_["2"] == 1000

@@ -1,0 +1,184 @@
+"""Models over HTTP: made, described, sent and taken."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.serve.samples import files, rows
+
+from evergrow.learner.modelfile import open_model
+
+
+def test_a_new_model_answers_from_the_second_class_on(api: Any) -> None:
+    made = api.create()
+    assert (made.status_code, made.json()["state"], made.headers["etag"]) == (201, "starting", '"0.0"')
+    first = api.post("teach", {"rows": rows(0, 4), "label": "a"})
+    assert first.json()["state"] == "starting"
+    assert first.headers["etag"] == '"0.1"'
+    asked = api.post("predict", {"rows": rows(0, 1)})
+    assert asked.status_code == 409
+    assert "two classes" in asked.json()["detail"]
+    second = api.post("teach", {"rows": rows(1, 4), "label": "b"}).json()
+    assert (second["state"], second["revision"], second["new_classes"]) == ("ready", 1, ["b"])
+    answers = api.post("predict", {"rows": rows(0, 1, seed=1) + rows(1, 1, seed=1), "k": 1}).json()["answers"]
+    assert [answer["label"] for answer in answers] == ["a", "b"]
+    assert [len(answer["top"]) for answer in answers] == [1, 1]
+
+
+def test_a_model_begun_by_parts_is_the_one_that_learned_at_once(api: Any, folder: Path) -> None:
+    from evergrow.learner.learner import Learner
+
+    api.create()
+    parts = [(rows(0, 3), "a"), (rows(0, 2, seed=5), "a"), (rows(1, 4), "b")]
+    for X, label in parts:
+        api.post("teach", {"rows": X, "label": label})
+    X = np.concatenate([np.asarray(part) for part, _ in parts])
+    y = [label for part, label in parts for _ in part]
+    at_once = Learner(None, options={"n_units": 20}, device="cpu").fit((X, y))
+    served = open_model(folder / "m.evg")
+    np.testing.assert_array_equal(served.predict_proba(X), at_once.predict_proba(X))
+    assert not (folder / "m.draft").exists()
+
+
+def test_description_has_classes_history_and_revision_as_etag(api: Any) -> None:
+    api.create()
+    for kind, name in enumerate("abc"):
+        api.post("teach", {"rows": rows(kind, 3), "label": name, "note": f"lesson {kind}"})
+    about = api.get()
+    values = about.json()
+    assert about.headers["etag"] == '"2"'
+    assert values["revision"] == 2
+    assert values["classes"] == [{"name": name, "samples": 3} for name in "abc"]
+    assert [entry["note"] for entry in values["history"]] == ["lesson 1", "lesson 2"]
+    assert values["revisions"] == [1]
+    assert values["thresholds"]["calibrated_on"] == 9
+    assert api.get(headers={"If-None-Match": '"2"'}).status_code == 304
+    assert "requests" not in about.text
+
+
+def test_list_has_every_model_and_says_what_is_damaged(api: Any, folder: Path) -> None:
+    api.create("good")
+    (folder / "bad.evg").write_bytes(b"nonsense")
+    (folder / ".hidden.evg").write_bytes(b"nonsense")
+    listed = {entry["name"]: entry for entry in api.client.get("/api/v1/models").json()["models"]}
+    assert {name: entry["state"] for name, entry in listed.items()} == {"bad": "damaged", "good": "starting"}
+    assert listed["bad"]["error"]
+    assert str(folder) not in listed["bad"]["error"]
+
+
+def test_names_that_no_model_may_have(api: Any, folder: Path) -> None:
+    for name in ("", "../m", "a/b", ".m", "m.evg", "a\u0000b", "x" * 65, "a\nb", "é" * 150):
+        assert api.create(name).status_code == 422
+    assert os.listdir(folder) == []
+
+
+def test_a_name_is_taken_in_whatever_case(api: Any) -> None:
+    api.create("Birds")
+    assert api.create("birds").status_code == 409
+
+
+def test_a_name_in_a_path_is_never_a_path(api: Any, folder: Path) -> None:
+    (folder.parent / "secret.evg").write_bytes(b"x")
+    (folder / "secret.evg").write_bytes(b"x")
+    for name in ("..%2Fsecret", "%2e%2e%2fsecret", "..", "m%00", "secret.evg"):
+        assert api.client.get(f"/api/v1/models/{name}/download").status_code == 404
+
+
+def test_two_names_of_one_file_are_one_model(api: Any, folder: Path) -> None:
+    api.create()
+    for kind in range(2):
+        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
+    os.symlink("m.evg", folder / "latest.evg")
+    api.post("teach", {"rows": rows(2, 3), "label": "2"}, model="latest")
+    assert api.get().json()["revision"] == 2
+    assert (folder / "latest.evg").is_symlink()
+
+
+def test_a_change_by_another_process_is_noticed(api: Any, folder: Path) -> None:
+    from evergrow.learner.modelfile import commit, locked_model
+
+    api.create()
+    for kind in range(2):
+        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
+    with locked_model(folder / "m.evg") as learner:
+        commit(folder / "m.evg", learner.partial_fit((np.asarray(rows(2, 3)), ["2"] * 3)))
+    assert api.counts() == {"0": 3, "1": 3, "2": 3}
+    assert api.post("teach", {"rows": rows(3, 3), "label": "3"}).json()["revision"] == 3
+
+
+def test_download_and_upload_give_the_same_model(api: Any) -> None:
+    api.create()
+    assert api.get(path="/download").status_code == 409
+    for kind in range(2):
+        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
+    data = api.get(path="/download").content
+    kind = {"Content-Type": "application/octet-stream"}
+    made = api.client.post("/api/v1/models/upload", params={"name": "twin"}, content=data, headers=kind)
+    assert made.status_code == 201
+    assert api.get("twin", "/download").content == data
+    again = api.client.post("/api/v1/models/upload", params={"name": "twin"}, content=data, headers=kind)
+    assert again.status_code == 409
+
+
+def test_an_uploaded_file_is_checked(api: Any, folder: Path) -> None:
+    api.create()
+    for kind in range(2):
+        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
+    data = bytearray(api.get(path="/download").content)
+    data[-3] ^= 1
+    kind = {"Content-Type": "application/octet-stream"}
+    for content in (bytes(data), b"", b"PK\x03\x04"):
+        answer = api.client.post("/api/v1/models/upload", params={"name": "x"}, content=content, headers=kind)
+        assert answer.status_code == 422
+        assert str(folder) not in answer.text
+    assert sorted(os.listdir(folder)) == ["m.evg", "m.evg.history"]
+
+
+def test_an_uploaded_model_cannot_bring_a_backbone_of_its_own(api: Any, serve: Any) -> None:
+    api.create("pics", "images", backbone="colours")
+    for hue in range(2):
+        api.post("teach", model="pics", data={"label": str(hue)}, files=files(hue, 3))
+    data = api.get("pics", "/download").content
+    kind = {"Content-Type": "application/octet-stream"}
+    elsewhere = serve(backbones={})
+    answer = elsewhere.client.post("/api/v1/models/upload", params={"name": "x"}, content=data, headers=kind)
+    assert answer.status_code == 422
+    assert "offered" in answer.json()["detail"]
+
+
+def test_backbones_are_looked_up_and_never_loaded_from_a_path(api: Any, folder: Path) -> None:
+    for backbone in ("/etc/passwd", "sentence:/etc", "resnet18", "../x"):
+        assert api.create(kind="texts", backbone=backbone).status_code == 422
+    assert os.listdir(folder) == []
+
+
+def test_export_is_the_model_as_a_graph(api: Any) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    api.create()
+    for kind in range(2):
+        api.post("teach", {"rows": rows(kind, 4), "label": str(kind)})
+    graph = api.get(path="/export.onnx").content
+    session = onnxruntime.InferenceSession(graph)
+    X = np.asarray(rows(0, 2, seed=3) + rows(1, 2, seed=3), dtype=np.float32)
+    outputs = dict(zip([o.name for o in session.get_outputs()], session.run(None, {"features": X}), strict=True))
+    said = [answer["label"] for answer in api.post("predict", {"rows": X.tolist()}).json()["answers"]]
+    assert [str(int(index)) for index in outputs["label_index"]] == said
+
+
+def test_read_only_answers_and_changes_nothing(api: Any, serve: Any, folder: Path) -> None:
+    api.create()
+    for kind in range(2):
+        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
+    replica = serve(read_only=True)
+    before = sorted(path.name for path in folder.rglob("*"))
+    assert replica.post("predict", {"rows": rows(0, 1)}).status_code == 200
+    for path, values in [("teach", {"rows": rows(0, 1), "label": "0"}), ("forget", {"names": ["0"]}), ("rollback", {})]:
+        assert replica.post(path, values).status_code == 403
+    assert replica.create("other").status_code == 403
+    assert sorted(path.name for path in folder.rglob("*")) == before
+    api.post("teach", {"rows": rows(2, 3), "label": "2"})
+    assert replica.counts() == {"0": 3, "1": 3, "2": 3}

@@ -1,0 +1,73 @@
+"""The files of the page: complete, of this service alone, and without anything that its security policy forbids."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from evergrow.serve import app
+
+SCRIPTS = sorted((app.PAGE / "script").glob("*.js"))
+STYLES = sorted((app.PAGE / "style").glob("*.css"))
+IMPORT = re.compile(r'^import (?:\{(?P<names>[^}]*)\}|\* as \w+) from "\./(?P<file>[\w.]+)";$', re.MULTILINE)
+EXPORT = re.compile(r"^export (?:async )?(?:function|const|class) (\w+)", re.MULTILINE)
+
+
+class Tags(HTMLParser):
+    """All tags with their attributes, and text inside of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inline = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] in ("script", "style"):
+            self.inline += data.strip()
+
+
+def test_the_page_holds_nothing_inline_and_names_files_that_exist() -> None:
+    found = Tags((app.PAGE / "index.html").read_text("utf-8"))
+    assert found.inline == ""
+    assert not [tag for tag, attrs in found.tags if tag == "style" or "style" in attrs]
+    assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
+    named = [attrs[key] or "" for _, attrs in found.tags for key in ("src", "href") if key in attrs]
+    files = [name for name in named if not name.startswith("#")]
+    assert {"style/base.css", "script/main.js", "mark.svg"} <= set(files)
+    assert [name for name in files if not (app.PAGE / name).is_file()] == ["docs/"]  # which the service has elsewhere
+    assert {path.relative_to(app.PAGE).as_posix() for path in STYLES} <= set(files)
+
+
+@pytest.mark.parametrize("path", [*SCRIPTS, *STYLES], ids=lambda path: path.name)
+def test_nothing_comes_from_elsewhere_and_no_text_becomes_markup(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert not re.findall(r"(?:https?:)?//[a-z]+\.[a-z]", text.replace("http://www.w3.org/2000/svg", ""))
+    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|@import|url\("
+    assert not re.findall(forbidden, text)
+    assert text.lstrip().startswith("/*")
+    assert max(map(len, text.splitlines())) <= 120
+    assert len(text.splitlines()) <= 400
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_import_what_others_export_and_use_all_of_it(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert len(IMPORT.findall(text)) == len(re.findall(r"^import ", text, re.MULTILINE))
+    for names, file in IMPORT.findall(text):
+        wanted = [name.strip() for name in names.split(",") if name.strip()]
+        exported = EXPORT.findall((path.parent / file).read_text("utf-8"))
+        assert set(wanted) <= set(exported)
+        rest = IMPORT.sub("", text)
+        assert [name for name in wanted if not re.search(rf"\b{name}\b", rest)] == []
+
+
+def test_no_script_is_left_alone() -> None:
+    imported = {file for path in SCRIPTS for _, file in IMPORT.findall(path.read_text("utf-8"))}
+    assert imported | {"main.js"} == {path.name for path in SCRIPTS}

@@ -1,0 +1,348 @@
+"""The service among strangers: who may ask, under which name, and how much."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import socket
+import struct
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serve.conftest import Api
+from tests.serve.running import Running
+from tests.serve.samples import files, rows, zipped
+
+from evergrow.core.errors import ParameterError
+from evergrow.serve import ServeConfig
+from evergrow.serve.tokens import Tokens
+
+READ, TEACH = "read-token-0123456789", "teach-token-0123456789"
+TOKENS = Tokens.parse(f"read {READ} reader\nteach {TEACH} teacher", "tokens")
+
+
+def begin(api: Any) -> None:
+    api.create()
+    for kind in range(2):
+        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
+
+
+# -- names and origins ------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_leads_here_is_not_enough(api: Api) -> None:
+    """DNS rebinding: a page elsewhere lets its own name lead to this machine, and its browser sends that name."""
+    for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost@evil", "a b", ""):
+        for path in ("/", "/api/v1/models", "/docs/", "/metrics"):
+            answer = api.client.get(path, headers={"Host": host})
+            assert answer.status_code == 421
+            assert answer.json()["error"] == "WrongHost"
+
+
+def test_names_of_this_machine_and_those_that_were_given(serve: Any) -> None:
+    api = serve(allowed_hosts=("birds.example.org",))
+    own = ("localhost", "localhost:8080", "127.0.0.1:1", "127.0.0.53", "[::1]:80")
+    for host in (*own, "Birds.example.org", "birds.example.org:443"):
+        assert api.client.get("/api/v1/models", headers={"Host": host}).status_code == 200
+
+
+def test_a_page_elsewhere_can_neither_teach_nor_read(api: Api) -> None:
+    begin(api)
+    lesson = {"rows": rows(2, 2), "label": "2"}
+    for origin in ("http://evil.example", "null", "http://localhost:1", "https://localhost.evil.example", "x"):
+        headers = {"Origin": origin}
+        assert api.post("teach", lesson, headers=headers).status_code == 403
+        answer = api.get(headers=headers)
+        assert answer.status_code == 403
+        assert "access-control-allow-origin" not in answer.headers
+    for site in ("cross-site", "same-site"):
+        assert api.get(headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}).status_code == 403
+        assert api.post("teach", lesson, headers={"Sec-Fetch-Site": site}).status_code == 403
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert api.client.get("/", headers=link).status_code == 200  # a link to the page may be followed
+    assert api.post("teach", lesson, headers={"Origin": "http://localhost"}).status_code == 200
+
+
+def test_a_form_elsewhere_cannot_teach(api: Api) -> None:
+    """What a form may send without asking, text/plain or a form, is refused by its origin, or by its type."""
+    begin(api)
+    body = b'{"rows": [[1,1,1,1,1,1]], "label": "x"}'
+    assert api.post("teach", content=body, headers={"Content-Type": "text/plain"}).status_code == 415
+    assert set(api.counts()) == {"0", "1"}
+
+
+def test_every_answer_forbids_scripts_of_others(api: Api) -> None:
+    for path in ("/", "/docs/", "/api/v1/models", "/nowhere", "/docs/reference.js"):
+        headers = api.client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+
+
+def test_a_script_in_a_class_name_is_text(api: Api) -> None:
+    name = "<script>alert(1)</script>"
+    api.create()
+    api.post("teach", {"rows": rows(0, 2), "label": name})
+    answer = api.get()
+    assert answer.json()["classes"][0]["name"] == name
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_pages_have_no_script_of_their_own_inside() -> None:
+    folder = Path(__file__).parents[2] / "src" / "evergrow" / "serve"
+    pages = [*folder.glob("page/**/*.html"), *folder.glob("reference/**/*.html")]
+    assert len(pages) >= 2
+    for page in pages:
+        text = page.read_text()
+        assert "<script>" not in text
+        assert "onclick=" not in text
+        assert 'style="' not in text
+        for word in ("http://", "https://", "//cdn"):
+            assert word not in text, page
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------
+
+
+def test_an_address_that_others_reach_needs_tokens(tmp_path: Path) -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.4", "example.org"):
+        with pytest.raises(ParameterError, match="unless there are tokens"):
+            ServeConfig(tmp_path, host=host)
+        assert ServeConfig(tmp_path, host=host, tokens=TOKENS).host == host
+
+
+def test_roles_of_tokens(serve: Any) -> None:
+    api = serve(tokens=TOKENS)
+    teach, read = ({"Authorization": f"Bearer {token}"} for token in (TEACH, READ))
+    body = {"name": "m", "kind": "features", "options": {"n_units": 20}}
+    assert api.client.post("/api/v1/models", json=body).status_code == 401
+    assert api.client.post("/api/v1/models", json=body, headers=read).status_code == 403
+    assert api.client.post("/api/v1/models", json=body, headers=teach).status_code == 201
+    for kind in range(2):
+        api.post("teach", {"rows": rows(kind, 2), "label": str(kind)}, headers=teach)
+    assert api.post("predict", {"rows": rows(0, 1)}, headers=read).status_code == 200
+    for path, values in (
+        ("teach", {"rows": rows(0, 1), "label": "0"}),
+        ("unlearn", {"rows": rows(0, 1), "label": "0"}),
+        ("forget", {"names": ["0"]}),
+        ("rename", {"old": "0", "new": "x"}),
+        ("merge-classes", {"names": ["0", "1"], "into": "x"}),
+        ("rollback", {}),
+        ("jobs", {}),
+    ):
+        assert api.post(path, values, headers=read).status_code == 403, path
+    hook = api.client.post("/label-studio/m/webhook", json={"action": "ANNOTATIONS_DELETED"}, headers=read)
+    assert hook.status_code == 403
+
+
+def test_wrong_and_missing_tokens(serve: Any) -> None:
+    api = serve(tokens=TOKENS)
+    basic = base64.b64encode(f"label-studio:{READ}".encode()).decode()
+    good = [f"Bearer {READ}", f"bearer  {READ}", f"Basic {basic}"]
+    bad = ["", "Bearer", f"Bearer {READ}x", f"Bearer {READ[:-1]}", READ, f"Digest {READ}", "Basic !!", f"Basic {READ}"]
+    for path in ("/api/v1/models", "/v2/models/m", "/label-studio/m/health", "/metrics"):
+        for value in bad:
+            answer = api.client.get(path, headers={"Authorization": value})
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+            assert READ not in answer.text
+        for value in good:
+            assert api.client.get(path, headers={"Authorization": value}).status_code in (200, 404)
+    for path in ("/", "/docs/", "/openapi.json", "/v2/health/live", "/v2/health/ready"):
+        assert api.client.get(path).status_code == 200
+
+
+def test_token_files_that_are_wrong() -> None:
+    secret = "0123456789abcdef"
+    for text in ("", "read short", f"write {secret}", "read", f"read {secret}\nteach {secret}"):
+        with pytest.raises(ParameterError) as error:
+            Tokens.parse(text, "tokens.txt")
+        assert secret not in str(error.value)
+
+
+# -- how much ---------------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_says_it_is_too_large_is_not_read(api: Api) -> None:
+    begin(api)
+
+    def gigabyte() -> Any:
+        raise AssertionError("the body was read")
+        yield b""
+
+    headers = {"Content-Type": "application/json", "Content-Length": str(2**30)}
+    answer = api.post("predict", content=gigabyte(), headers=headers)
+    assert answer.status_code == 413
+    assert answer.headers["connection"] == "close"
+
+
+def test_a_body_that_does_not_end_is_cut_off(serve: Any) -> None:
+    api = serve(limits={"body_bytes": 1000})
+    api.create()
+    sent = api.post("predict", content=(b"x" * 100 for _ in range(100)), headers={"Content-Type": "application/json"})
+    assert sent.status_code == 413
+
+
+def test_too_many_samples_and_too_long_texts(serve: Any) -> None:
+    api = serve(limits={"samples": 3, "text_characters": 50})
+    api.create("words", "texts", backbone="letters")
+    assert api.post("teach", {"texts": ["a"] * 4, "label": "a"}, model="words").status_code == 413
+    assert api.post("teach", {"texts": ["a" * 51], "label": "a"}, model="words").status_code == 422
+    api.create("pics", "images", backbone="colours")
+    assert api.post("teach", model="pics", data={"label": "a"}, files=files(0, 4)).status_code == 413
+    assert api.counts("words") == api.counts("pics") == {}
+
+
+def test_an_image_bomb_is_refused_before_it_is_decoded(api: Api) -> None:
+    """A few bytes that say they are an image of ten gigapixels."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
+    bomb += struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    api.create("pics", "images", backbone="colours")
+    sent = [("images", ("bomb.png", bomb, "image/png"))]
+    answer = api.post("teach", model="pics", data={"label": "a"}, files=sent)
+    assert answer.status_code == 422
+    assert "pixels" in answer.json()["detail"]
+
+
+def test_too_many_requests(serve: Any) -> None:
+    api = serve(limits={"requests_per_second": 5})
+    codes = [api.client.get("/api/v1/models").status_code for _ in range(12)]
+    assert codes[:5] == [200] * 5
+    assert 429 in codes
+
+
+def test_a_full_queue_is_503(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = serve()
+    api.create("words", "texts", backbone="letters")
+    batcher = next(iter(api.client.app.service.pool._shared.values()))
+    monkeypatch.setattr(batcher, "_held", 10**6)
+    answer = api.post("teach", {"texts": ["a"], "label": "a"}, model="words")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+def test_no_traceback_leaves(api: Api, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    begin(api)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the secret inside")
+
+    monkeypatch.setattr("evergrow.serve.routes_samples.prediction_values", fail)
+    with caplog.at_level("INFO", logger="evergrow.serve"):
+        answer = api.post("predict", {"rows": rows(0, 1)})
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "secret" not in answer.text
+    failed = [record for record in caplog.records if record.exc_info]
+    assert failed
+    assert failed[0].fields["request_id"] == answer.json()["request_id"]
+
+
+# -- zips -------------------------------------------------------------------------------------------------------
+
+
+def hostile_zips() -> dict[str, bytes]:
+    import zipfile
+
+    link = zipfile.ZipInfo("a/link.png")
+    link.external_attr = 0o120777 << 16
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(link, "/etc/passwd")
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/zeros.png", b"\0" * 5_000_000)
+    return {
+        "slip": zipped({"../../a/1.png": b"x"}),
+        "absolute": zipped({"/etc/a/1.png": b"x"}),
+        "windows": zipped({"a\\..\\..\\1.png": b"x"}),
+        "drive": zipped({"C:/a/1.png": b"x"}),
+        "link": buffer.getvalue(),
+        "bomb": bomb.getvalue(),
+        "none": b"no zip at all",
+        "empty": zipped({}),
+        "no images": zipped({"a/readme.txt": b"x"}),
+        "many": zipped({f"a/{i}.png": b"x" for i in range(101)}),
+    }
+
+
+def test_zips_that_lead_elsewhere_or_swell(serve: Any, tmp_path: Path) -> None:
+    api = serve(limits={"zip_entries": 100})
+    api.create("pics", "images", backbone="colours")
+    before = set(os.listdir("/tmp"))
+    for name, data in hostile_zips().items():
+        answer = api.post("jobs", model="pics", content=data, headers={"Content-Type": "application/zip"})
+        assert answer.status_code in (413, 422), name
+    assert api.client.get("/api/v1/jobs").json() == {"jobs": []}
+    left = [name for name in set(os.listdir("/tmp")) - before if name.startswith("evergrow-")]
+    assert left == []
+
+
+# -- a real server ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_callers_that_dawdle_are_cut_off(tmp_path: Path) -> None:
+    """Slow-loris: the head of a request, or its body, a byte at a time; others are answered meanwhile."""
+    with Running(tmp_path / "models") as running, running.client() as client:
+        host, port = running.address.removeprefix("http://").split(":")
+        dawdling = [socket.create_connection((host, int(port))) for _ in range(50)]
+        for caller in dawdling[:25]:
+            caller.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        for caller in dawdling[25:]:
+            caller.sendall(
+                b"POST /api/v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 1000\r\n\r\n{"
+            )
+        ends = dict.fromkeys(range(50), False)
+        finish = time.monotonic() + 60
+        while not all(ends.values()) and time.monotonic() < finish:
+            assert client.get("/v2/health/live").status_code == 200
+            for number, caller in enumerate(dawdling):
+                caller.settimeout(0.01)
+                try:
+                    if number < 25:
+                        caller.sendall(b"X")
+                    ends[number] = ends[number] or caller.recv(4096) == b""
+                except TimeoutError:
+                    pass
+                except OSError:
+                    ends[number] = True
+            time.sleep(0.5)
+        assert all(ends.values())
+
+
+@pytest.mark.slow
+def test_a_gigabyte_is_refused_at_once(tmp_path: Path) -> None:
+    with Running(tmp_path / "models") as running:
+        host, port = running.address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as caller:
+            caller.sendall(
+                b"POST /api/v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 1073741824\r\n\r\n"
+            )
+            caller.settimeout(20)
+            assert b" 413 " in caller.recv(4096).split(b"\r\n")[0]
+        before = running.memory()
+        with socket.create_connection((host, int(port))) as caller:
+            caller.sendall(
+                b"POST /api/v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Transfer-Encoding: chunked\r\n\r\n"
+            )
+            sent = 0
+            chunk = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
+            try:
+                while sent < 1024:
+                    caller.sendall(chunk)
+                    sent += 1
+            except OSError:
+                pass
+            assert sent < 1024
+        assert running.memory() - before < 300 * 2**20

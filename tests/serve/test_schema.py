@@ -1,0 +1,91 @@
+"""The description of the API: complete for people, and kept to under requests made up from it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serve.running import Running
+from tests.serve.samples import rows
+
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+
+
+def test_every_route_is_described(api: Any) -> None:
+    document = api.client.get("/openapi.json").json()
+    routes = [(path, verb, route) for path, verbs in document["paths"].items() for verb, route in verbs.items()]
+    assert len(routes) >= 30
+    for path, verb, route in routes:
+        assert route.get("description"), (path, verb)
+        assert "421" in route["responses"] or path == "/metrics", (path, verb)
+        if verb == "post":
+            assert route["requestBody"]["content"], path
+    text = json.dumps(document)
+    for name in re.findall(r'"#/components/schemas/(\w+)"', text):
+        assert name in document["components"]["schemas"], name
+
+
+def test_metrics_count_what_was_answered(api: Any) -> None:
+    api.create()
+    for kind in range(2):
+        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
+    api.post("predict", {"rows": rows(0, 5)})
+    text = api.client.get("/metrics").text
+    assert 'evergrow_samples_total{work="teach"} 6.0' in text
+    assert 'evergrow_samples_total{work="predict"} 5.0' in text
+    assert 'evergrow_requests_total{method="POST",route="/api/v1/models/{m}/teach",status="200"} 2.0' in text
+    assert "evergrow_change_seconds_count 2.0" in text
+
+
+def test_logs_are_lines_of_json_without_what_was_sent(api: Any, caplog: Any) -> None:
+    from evergrow.serve.logs import JsonLines
+
+    with caplog.at_level("INFO", logger="evergrow.serve"):
+        api.create("a name")
+        api.post("teach", {"rows": rows(0, 1), "label": "secret"}, model="a name")
+    lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
+    assert [(line["method"], line["status"]) for line in lines] == [("POST", 201), ("POST", 200)]
+    assert lines[1]["path"] == "/api/v1/models/a name/teach"
+    assert "secret" not in json.dumps(lines)
+
+
+@pytest.mark.slow
+def test_requests_made_up_from_the_description(tmp_path: Path) -> None:
+    """schemathesis (pip install schemathesis) over a running service: no 5xx, no answer that is not described."""
+    program = shutil.which("schemathesis")
+    if program is None:
+        pytest.skip("no schemathesis: pip install schemathesis")
+    with Running(tmp_path / "models", "--rate", "100000") as running, running.client() as client:
+        client.post("/api/v1/models", json={"name": "m", "kind": "features", "options": {"n_units": 20}})
+        for kind in range(2):
+            client.post("/api/v1/models/m/teach", json={"rows": rows(kind, 4), "label": str(kind)})
+        document = client.get("/openapi.json").json()
+        for verbs in document["paths"].values():
+            for route in verbs.values():
+                for parameter in route.get("parameters", []):
+                    if parameter["name"] == "m":  # one that is there, beside one that is not
+                        parameter["schema"] = {"type": "string", "enum": ["m", "none"]}
+                content = route.get("requestBody", {}).get("content", {})
+                if "application/zip" in content:  # which schemathesis cannot make
+                    content["application/octet-stream"] = content.pop("application/zip")
+        described = tmp_path / "openapi.json"
+        described.write_text(json.dumps(document))
+        command = [
+            program,
+            "run",
+            str(described),
+            "--url",
+            running.address,
+            "--checks",
+            CHECKS,
+            "-n",
+            "10",
+            "--no-color",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+        assert done.returncode == 0, done.stdout[-6000:]
