@@ -209,19 +209,19 @@ def _depth_rows(record: AnalysisRecord, notes: list[str]) -> list[_DepthRow]:
 def _depth_row(item: Any) -> _DepthRow | None:
     if not isinstance(item, dict):
         return None
-    kind, pooling, depth, folds, test = (item.get(name) for name in ("set", "pooling", "depth", "folds", "test"))
-    if not isinstance(kind, str) or not isinstance(pooling, str):
+    kind, pooling, test = (item.get(name) for name in ("set", "pooling", "test"))
+    depth, folds = _whole(item.get("depth"), _MOST_DEPTHS), _percent(item.get("folds"))
+    if not isinstance(kind, str) or not isinstance(pooling, str) or depth is None or folds is None:
         return None
-    if not _is_percent(folds) or not (test is None or _is_percent(test)):
+    if test is not None and _percent(test) is None:
         return None
-    if _whole(depth, _MOST_DEPTHS) is None:
-        return None
-    return _DepthRow(kind, printable(pooling), depth, float(folds), None if test is None else float(test))
+    return _DepthRow(kind, printable(pooling), depth, folds, _percent(test))
 
 
-def _is_percent(value: Any) -> bool:
+def _percent(value: Any) -> float | None:
+    """Return a number from 0 to 100, None for anything else."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 <= value <= 100
+    return float(value) if number and 0 <= value <= 100 else None  # which NaN is not
 
 
 def _network_depth(record: AnalysisRecord, rows: Sequence[_DepthRow]) -> int:
