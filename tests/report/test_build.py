@@ -175,6 +175,6 @@ def test_the_committed_records_fill_the_papers_tables_and_figures(committed: Rep
 
 def test_commands_name_specs_that_exist() -> None:
     commands = {entry.command for entry in ENTRIES if entry.command}
-    assert len(commands) == 8
+    assert len(commands) == 10
     for command in commands:
         assert (EXPERIMENTS.parent / command.split()[-1]).is_file()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from evergrow.report import depth_figures as depths
 from evergrow.report import mechanism_figures as mechanism
 from evergrow.report import record_tables
 from evergrow.report import run_figures as runs
@@ -23,6 +24,8 @@ HEADS_SMALL = "evergrow bench run experiments/feature_heads_2000.toml"
 STRATEGY = "evergrow bench run experiments/rpl_strategy.toml"
 IMAGES = "evergrow bench run experiments/cifar100_vit_small.toml"
 CONFUSION = "evergrow bench run experiments/confusion.toml"
+RECIPES = "evergrow bench run experiments/depths_vit.toml"
+DEPTHS = "python experiments/depths.py"
 PAPER_VIT = "evergrow bench run experiments/paper_vit.toml"
 PAPER_DINOV2 = "evergrow bench run experiments/paper_dinov2.toml"
 PAPER_RESNET = "evergrow bench run experiments/paper_resnet101.toml"
@@ -231,6 +234,22 @@ ENTRIES: tuple[CatalogueEntry, ...] = (
         runs.probe_gain,
         "Records of joint-lp and of other methods on the same data, protocol and seeds.",
         HEADS,
+    ),
+    CatalogueEntry(
+        "recipes",
+        "Features from several depths",
+        "",
+        depths.recipe_gain,
+        'Records of the same methods on a data set with recipe = "rich" and without a recipe, in one folder.',
+        RECIPES,
+    ),
+    CatalogueEntry(
+        "depths",
+        "Accuracy against depth and pooling",
+        "",
+        depths.depth_curves,
+        "Records of the analysis depths.",
+        DEPTHS,
     ),
     CatalogueEntry(
         "confusion",
