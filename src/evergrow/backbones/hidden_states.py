@@ -37,6 +37,33 @@ def _transformer(encoder: nn.Module) -> nn.Module | None:
     return network if isinstance(network, nn.Module) else None
 
 
+def default_prompt(encoder: Any) -> str:
+    """Return what a sentence encoder puts before every text; empty for most."""
+    name = getattr(encoder, "default_prompt_name", None)
+    prompt = (getattr(encoder, "prompts", None) or {}).get(name) if name is not None else None
+    return prompt or ""
+
+
+def tokens_of(encoder: Any, texts: list[str], device: torch.device) -> dict[str, Any]:
+    """Return a batch of tokens as a sentence encoder makes it by itself, its default prompt included.
+
+    Parameters
+    ----------
+    encoder : sentence_transformers.SentenceTransformer
+        Its tokenizer is asked.
+    texts : list of str
+        At least one.
+    device : torch.device
+        Where to put them.
+    """
+    prompt = default_prompt(encoder)
+    if hasattr(encoder, "preprocess"):
+        tokens = encoder.preprocess(texts, prompt=prompt or None)
+    else:  # before version 6 of the library
+        tokens = encoder.tokenize([f"{prompt}{text}" for text in texts])
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in tokens.items()}
+
+
 class HiddenStates:
     """Reads blocks of features while a sentence encoder runs.
 
@@ -65,15 +92,18 @@ class HiddenStates:
     def __call__(self, texts: list[str], device: torch.device) -> list[Tensor]:
         """Return the blocks (n, width) of texts, in float32, from one pass."""
         with torch.inference_mode():
-            tokens = self._tokens(texts, device)
-            mask = tokens["attention_mask"]
-            read: dict[Block, Tensor] = {}
-            with ExitStack() as stack:
-                self._hook(stack, mask, read)
-                self._encoder.eval()
-                output = self._encoder(tokens)
-            width = getattr(self._encoder, "truncate_dim", None)
-            read[Block.parse(FINAL)] = output["sentence_embedding"][:, :width].float()
+            return self.of_tokens(tokens_of(self._encoder, texts, device))
+
+    def of_tokens(self, tokens: dict[str, Any]) -> list[Tensor]:
+        """Return the blocks (n, width) of a batch of tokens, in float32, from one pass; gradients as outside."""
+        mask = tokens["attention_mask"]
+        read: dict[Block, Tensor] = {}
+        with ExitStack() as stack:
+            self._hook(stack, mask, read)
+            self._encoder.eval()
+            output = self._encoder(tokens)
+        width = getattr(self._encoder, "truncate_dim", None)
+        read[Block.parse(FINAL)] = output["sentence_embedding"][:, :width].float()
         missing = next((block for block in self._blocks if block not in read), None)
         if missing is not None:
             raise InputError(f"block {str(missing)!r} must be computed in a pass, but its layer was never reached")
@@ -88,17 +118,6 @@ class HiddenStates:
                 f"{there}, got {str(block)!r}"
             )
         return place
-
-    def _tokens(self, texts: list[str], device: torch.device) -> dict[str, Any]:
-        """Return a batch of tokens as the encoder makes it by itself, its default prompt included."""
-        encoder = self._encoder
-        name = getattr(encoder, "default_prompt_name", None)
-        prompt = (getattr(encoder, "prompts", None) or {}).get(name) if name is not None else None
-        if hasattr(encoder, "preprocess"):
-            tokens = encoder.preprocess(texts, prompt=prompt)
-        else:  # before version 6 of the library
-            tokens = encoder.tokenize([f"{prompt or ''}{text}" for text in texts])
-        return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in tokens.items()}
 
     def _hook(self, stack: ExitStack, mask: Tensor, read: dict[Block, Tensor]) -> None:
         """Put hooks into the transformer for the time of a pass; they heed no pass of another thread."""
@@ -127,6 +146,6 @@ class HiddenStates:
         for block in blocks:
             if block.pooling == "cls":
                 first = mask.bool().int().argmax(dim=1)  # not the first position where padding comes before
-                read[block] = states[torch.arange(len(states), device=states.device), first]
+                read[block] = states.gather(1, first.view(-1, 1, 1).expand(-1, 1, states.shape[2])).squeeze(1)
             else:
                 read[block] = pool_positions(block.pooling, states, mask)

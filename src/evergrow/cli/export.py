@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @command("export", panel="Share")
 def export_command(
     model: ModelFile,
-    onnx: Annotated[Path, typer.Option("--onnx", help="File to write, such as birds.onnx.")],
+    onnx: Annotated[Path, typer.Option("--onnx", "-o", help="File to write, such as birds.onnx.")],
     fold: Annotated[
         bool, typer.Option("--fold", help="Replace hidden layer and class weights by one matrix, if the bound allows.")
     ] = False,
@@ -36,7 +36,7 @@ def export_command(
         typer.Option("--check/--no-check", help="Compare with onnxruntime before writing; where it is, the default."),
     ] = None,
     head_only: Annotated[
-        bool, typer.Option("--head-only", help="Leave the backbone out: the input is features. The way for texts.")
+        bool, typer.Option("--head-only", help="Leave the backbone out: the input is features.")
     ] = False,
     weights: Weights = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
@@ -47,23 +47,28 @@ def export_command(
     Its input is [bold]pixels[/bold], bytes of shape (n, 3, height, width), resized and cropped as its metadata say;
     normalisation, backbone, layer and class weights are in the graph. The labels are in the metadata.
 
+    Of a model of texts the inputs are [bold]input_ids[/bold], [bold]attention_mask[/bold] and, where the encoder has
+    them, [bold]token_type_ids[/bold]; its tokenizer is written beside the graph, as intents.tokenizer.json.
+
     For example:
 
       evergrow export birds.evg --onnx birds.onnx
 
       evergrow export birds.evg --onnx birds.onnx --fold
 
-      evergrow export intents.evg --onnx intents.onnx --head-only
+      evergrow export intents.evg --onnx intents.onnx
 
     Exit codes: 0 written, 2 it cannot be exported or folded, or the file exists, and nothing was written.
     """
-    from evergrow.export.onnx_export import ExportConfig, export_learner
+    from evergrow.export.onnx_export import ExportConfig, export_learner, tokenizer_path
 
     check_target("--onnx", onnx, force=force)
     config = ExportConfig(fold=fold, fold_radius=fold_radius, opset=opset, check=check)
     if fold_tolerance is not None:
         config = replace(config, fold_tolerance=fold_tolerance)
     learner = load_model(model, Running(device="cpu", weights=weights, quiet=True))
+    if learner.spec_ is not None and learner.spec_.kind == "text" and not head_only:
+        check_target("the tokenizer beside --onnx", tokenizer_path(onnx), force=force)
     report = export_learner(learner, onnx, config=config, head_only=head_only)
     lines = _lines(report)
     if not learner.answering_.is_plain:
@@ -73,11 +78,13 @@ def export_command(
 
 def _lines(report: ExportReport) -> list[str]:
     shape = ", ".join(str(size) for size in report.input["shape"])
+    names = ", ".join(entry["name"] for entry in report.inputs)
     classes = plural(report.n_classes, "class", "classes")
     lines = [
-        f"{report.path}: {report.input['name']}, {report.input['type']} ({shape}), to {classes}; "
+        f"{report.path}: {names}, {report.input['type']} ({shape}), to {classes}; "
         f"{report.nbytes / 2**20:.1f} MiB, operator set {report.opset}, in {report.seconds:.1f} s",
     ]
+    lines += [f"{path}: its tokenizer, which belongs to it" for path in report.beside]
     if report.fold is not None:
         lines.append(report.fold.summary())
     if report.check is None:
@@ -85,5 +92,5 @@ def _lines(report: ExportReport) -> list[str]:
     else:
         said = f"checked: onnxruntime's scores differ by {report.check.difference:.1g} of their spread"
         more = f", folding changes them by {report.check.from_folding:.1g}" if report.fold is not None else ""
-        lines.append(f"{said}{more} ({report.check.rows} random inputs)")
+        lines.append(f"{said}{more} ({report.check.rows} {report.check.samples})")
     return lines

