@@ -68,7 +68,7 @@ def test_refused_files_are_worth_a_look(model: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none.evg", "FOLDER"], "make one with fit"),
+        (["none.evg", "FOLDER"], "make one with 'evergrow fit'"),
         (["MODEL", "nowhere"], "must exist"),
         (["MODEL", "FOLDER", "--quiet", "-1"], "--quiet"),
         (["MODEL", "FOLDER", "--interval", "nan"], "--interval"),
@@ -138,6 +138,7 @@ def test_labels_and_videos_go_together(model: Path, tmp_path: Path) -> None:
     new = str(tmp_path / "new.evg")
     for arguments, message in (
         (["update", str(model), "clip.mp4"], "--label must name"),
+        (["update", str(model), "camera:0"], "--label must name"),
         (["update", str(model), str(tmp_path), "--label", "x"], "--label must go with"),
         (["fit", "clip.mp4", "-m", new, "--label", "x", "--holdout", "0.2"], "--holdout"),
         (["fit", "clip.mp4", "-m", new, "--label", "x", "--every", "0"], "--every"),

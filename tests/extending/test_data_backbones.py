@@ -157,7 +157,7 @@ def test_weights_of_a_new_source_are_found_named_and_remembered(mirror: Path) ->
 def test_a_new_source_is_in_advice_catalogue_and_help(mirror: Path) -> None:
     with pytest.raises(WeightsError, match=r"mirror \(it has none for this name\).*ask the librarian"):
         create_backbone("test_vit", weights="mirror")
-    with pytest.raises(ParameterError, match="weights must be None, 'bundled', 'hub', 'mirror', 'random' or the path"):
+    with pytest.raises(ParameterError, match="weights must be 'bundled', 'hub', 'mirror', 'random' or the path"):
         create_backbone("test_vit", weights="miror")
     (mirror / "resnet101.safetensors").touch()
     listed = {item.name: item for item in list_backbones()}

@@ -9,7 +9,7 @@ from tests.training.tiny import stripes, tiny_vit
 
 from evergrow.backbones import hash_weights
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.items import ImageFiles
+from evergrow.core.items import Texts
 from evergrow.methods import IMAGE_METHODS, JointFineTuning
 
 QUICK = {"epochs": 2, "batch_size": 16}
@@ -108,5 +108,5 @@ def test_wrong_settings_and_images_are_refused() -> None:
     with pytest.raises(InputError, match="one size"):
         model.partial_fit(other, z + 2)
     assert model.classes_.tolist() == [0, 1]
-    with pytest.raises(InputError, match="one kind"):
-        model.partial_fit(ImageFiles(Path("a"), ("1.jpg",)), z[:1] + 2)
+    with pytest.raises(InputError, match=r"must be images.*got texts"):
+        model.partial_fit(Texts(("a",)), z[:1] + 2)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from tests.serve.samples import files, rows
 
+from evergrow.core.errors import InputError
+from evergrow.core.wording import action, hint, setting
 from evergrow.learner.modelfile import open_model
 
 
@@ -182,3 +184,21 @@ def test_read_only_answers_and_changes_nothing(api: Any, serve: Any, folder: Pat
     assert sorted(path.name for path in folder.rglob("*")) == before
     api.post("teach", {"rows": rows(2, 3), "label": "2"})
     assert replica.counts() == {"0": 3, "1": 3, "2": 3}
+
+
+def test_wrong_options_are_refused_before_anything_is_made(api: Any) -> None:
+    refused = api.create(options={"n_units": -3})
+    assert refused.status_code == 422
+    assert "n_units must be" in refused.json()["detail"]
+    assert api.get().status_code == 404
+
+
+def test_errors_of_the_learner_name_fields_of_requests(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*_: Any, **__: Any) -> None:
+        raise InputError(f"{setting('label')} is a field{hint('on_error', '; give {}')}; {action('spawn')} is none")
+
+    api.create()
+    monkeypatch.setattr("evergrow.learner.learner.Learner.fit", told)  # it runs in a thread
+    api.post("teach", {"rows": rows(0, 4), "label": "a"})
+    answer = api.post("teach", {"rows": rows(1, 4), "label": "b"})
+    assert (answer.status_code, answer.json()["detail"]) == (422, "label is a field; spawn is none")

@@ -29,9 +29,10 @@ class Question:
 def check_items(items: list[str]) -> None:
     """Refuse items that are no files, before a model is loaded to be asked about them."""
     from evergrow.datasets.load import is_on_disk
+    from evergrow.datasets.video import is_video
 
     for item in items:
-        if item != STDIN and not is_on_disk(item):
+        if item != STDIN and not is_video(item) and not is_on_disk(item):
             text = f"; give a text itself by --text {_quoted(item)}" if not os.path.splitext(item)[1] else ""
             raise DatasetNotFoundError(f"ITEMS must be existing files or folders, got {item!r}{text}")
 

@@ -33,6 +33,7 @@ from evergrow.datasets.options import DataOptions
 from evergrow.datasets.pairs import partner
 from evergrow.datasets.rawset import RawSet
 from evergrow.datasets.readers import LAYOUTS, SCHEMES, file_format, file_suffixes, fitting_layout
+from evergrow.datasets.video import is_video
 
 
 def load_data(
@@ -119,7 +120,7 @@ def _load_patterns(patterns: list[str], options: DataOptions) -> RawSet:
 
 def _load(text: str, options: DataOptions) -> RawSet | FeatureSet:
     if not text:
-        raise DatasetNotFoundError("source must be a path or a name, got an empty string")
+        raise DatasetNotFoundError("data set must be a path or a name, got an empty string")
     scheme, _, rest = text.partition(":")
     if scheme.lower() in SCHEMES and rest:
         return _finish(SCHEMES[scheme.lower()](rest, options), text, rest.partition("#")[0], options)
@@ -150,8 +151,8 @@ def check_source(source: str | os.PathLike[str]) -> None:
     """
     text = os.fspath(source)
     scheme, _, rest = text.partition(":")
-    if is_on_disk(text) or (scheme.lower() in SCHEMES and rest):
-        return
+    if is_on_disk(text) or is_video(text) or (scheme.lower() in SCHEMES and rest):
+        return  # of videos and cameras their reader says what is wrong
     _check_nameable(text)
     if find_benchmark(text) is None and _find_named(text, search_path(), ("", *file_suffixes("first", "last"))) is None:
         raise _nowhere(text, search_path())

@@ -150,7 +150,7 @@ def _label(text: str, names: dict[int, str]) -> Label:
     if not names:
         return text
     if not text.lstrip("-").isdigit() or int(text) not in names:
-        raise InputError(f"label must be one of the {len(names)} that the file names, got {text!r}")
+        raise InputError(f"labels must be among the {len(names)} that the file names, got {text!r}")
     return int(text)
 
 

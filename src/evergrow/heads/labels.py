@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, LabelError
 from evergrow.core.fields import Fields
+from evergrow.core.wording import setting
 
 _KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers", "U": "strings", "S": "bytes"}
 
@@ -143,15 +144,17 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
     try:
         weights = np.asarray(sample_weight, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InputError(f"sample_weight must be numbers, got {type(sample_weight).__name__}") from None
+        raise InputError(f"{setting('sample_weight')} must be numbers, got {type(sample_weight).__name__}") from None
     if weights.shape != (n_rows,):
-        raise InputError(f"sample_weight must be one number per row ({n_rows}), got shape {weights.shape}")
+        raise InputError(f"{setting('sample_weight')} must be one number per row ({n_rows}), got shape {weights.shape}")
     bad = ~((weights >= 0) & (weights <= LARGEST_WEIGHT))
     if bad.any():
         row = int(bad.argmax())
-        raise InputError(f"sample_weight must be between 0 and {LARGEST_WEIGHT:g}, got {weights[row]:g} in row {row}")
+        raise InputError(
+            f"{setting('sample_weight')} must be between 0 and {LARGEST_WEIGHT:g}, got {weights[row]:g} in row {row}"
+        )
     if not weights.any():
-        raise InputError("sample_weight must be above 0 for at least one row, got none")
+        raise InputError(f"{setting('sample_weight')} must be above 0 for at least one row, got none")
     return None if (weights == 1.0).all() else weights
 
 

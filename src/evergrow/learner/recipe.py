@@ -69,6 +69,7 @@ class HeadRecipe:
             raise ParameterError(
                 f"method {self.method!r} must be given all options that have no default: {error}"
             ) from error
+        made._check_params()  # values out of range are refused now, not after all images went through a backbone
         return made
 
     def plain_options(self) -> dict[str, Any]:

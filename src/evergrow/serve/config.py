@@ -11,6 +11,7 @@ from typing import Any
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
+from evergrow.core.wording import setting
 from evergrow.serve.tokens import Tokens
 
 MIB = 2**20
@@ -140,7 +141,7 @@ class ServeConfig:
         check_number("port", self.port, low=0, high=65535, integer=True)
         if not is_loopback(self.host) and not self.tokens:
             raise ParameterError(
-                "host must be an address of this machine alone (127.0.0.1) unless there are tokens, got "
+                f"{setting('host')} must be an address of this machine alone (127.0.0.1) unless there are tokens, got "
                 f"{self.host!r}: others could teach the models; give a token file"
             )
 

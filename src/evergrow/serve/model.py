@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from evergrow.core.errors import BusyError, ParameterError
@@ -215,7 +217,8 @@ class ServedModel:
         self._waiting += 1
         try:
             async with self._turn:
-                return await asyncio.get_running_loop().run_in_executor(threads, self._patiently, work, wanted)
+                done = partial(copy_context().run, self._patiently, work, wanted)  # errors speak of fields there too
+                return await asyncio.get_running_loop().run_in_executor(threads, done)
         finally:
             self._waiting -= 1
 

@@ -121,6 +121,11 @@ class Undoing(Fields):
     to: Annotated[int | None, Field(ge=1, le=2**31)] = None
 
 
+def request_schemas() -> list[type[Fields]]:
+    """Return the schemas of all requests with fields."""
+    return [kind for kind in Fields.__subclasses__() if kind.__module__ == __name__]
+
+
 # -- answers ------------------------------------------------------------------------------------------------
 
 

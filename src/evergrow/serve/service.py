@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,7 +77,8 @@ class Service:
 
     async def run(self, work: Callable[..., Result], *args: Any, **settings: Any) -> Result:
         """Do something that may take a while in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(work, *args, **settings))
+        done = partial(copy_context().run, work, *args, **settings)  # errors speak of fields there too
+        return await asyncio.get_running_loop().run_in_executor(self.threads, done)
 
     async def open(self, name: str) -> tuple[ServedModel, Version]:
         """Return a model and what it is now."""
@@ -131,7 +133,9 @@ class Service:
             raise InputError(f"rows must be given, since the model takes {version.kind}")
         found = self.pool.loaded(version.spec)
         if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(self.loaders, model.batcher, version)
+            found = await asyncio.get_running_loop().run_in_executor(
+                self.loaders, copy_context().run, model.batcher, version
+            )
         if found is None:
             raise InputError(f"rows must be given, since the model takes {version.kind}")
         return found
@@ -157,7 +161,8 @@ class Service:
         """Return images as the backbone takes them, decoded side by side."""
         loop = asyncio.get_running_loop()
         work = [
-            loop.run_in_executor(self.decoders, prepare_image, backbone, image, self.limits.pixels) for image in images
+            loop.run_in_executor(self.decoders, copy_context().run, prepare_image, backbone, image, self.limits.pixels)
+            for image in images
         ]
         try:
             return list(await asyncio.gather(*work))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 import uuid
@@ -9,8 +10,11 @@ import uuid
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from evergrow.core.wording import FieldWords, speaking
+from evergrow.heads import HEADS
 from evergrow.serve.logs import log
 from evergrow.serve.problems import Problem, answer_to, problem_of
+from evergrow.serve.schemas import request_schemas
 from evergrow.serve.service import Service
 
 CONTENT_POLICY = (
@@ -27,6 +31,12 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
 }
+WORDS = FieldWords(
+    {name for kind in request_schemas() for name in kind.model_fields}
+    | {name for head in HEADS.names() for name in inspect.signature(HEADS[head].__init__).parameters}
+)
+"""What errors call a setting: the field of a request that gives it, or its name among the options of a method."""
+
 _CLOSING = (408, 413)  # a body that nobody reads is not waited for
 
 
@@ -69,7 +79,8 @@ class Watch:
 
         failed: BaseException | None = None
         try:
-            await self._app(scope, receive, sending)
+            with speaking(WORDS):
+                await self._app(scope, receive, sending)
         except Exception as error:
             failed = error
             problem = problem_of(error, self._folder)
