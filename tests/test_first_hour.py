@@ -39,6 +39,7 @@ def run_line(line: str) -> str:
 
 
 @needs_weights
+@pytest.mark.slow
 def test_the_page_runs_as_printed():
     output, shown = "", 0
     for language, body in BLOCK.findall(PAGE.read_text(encoding="utf-8")):
@@ -74,6 +75,7 @@ def test_the_page_tells_all_that_an_hour_holds():
 
 
 @needs_weights
+@pytest.mark.slow
 def test_the_notebook_runs():
     """Cells run in plain Python, in order and in one namespace, as a kernel would run them."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]

@@ -237,6 +237,7 @@ def test_pixels_to_labels(
     assert (head.classes_[answers["label_index"]] == head.predict(encoded(backbone, pixels))).all()
 
 
+@pytest.mark.slow
 def test_metadata_hold_what_a_runtime_needs_and_no_path(scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -255,6 +256,7 @@ def test_metadata_hold_what_a_runtime_needs_and_no_path(scene: tuple[Any, Any, n
     assert str(tmp_path).encode() not in (tmp_path / "m.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_backbone_is_left_as_it_was(scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:
     backbone, head, pixels = scene
     before = encoded(backbone, pixels)
@@ -264,6 +266,7 @@ def test_the_backbone_is_left_as_it_was(scene: tuple[Any, Any, np.ndarray], tmp_
     assert (encoded(backbone, pixels) == before).all()
 
 
+@pytest.mark.slow
 def test_a_graph_that_computes_something_else_is_not_written(
     scene: tuple[Any, Any, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

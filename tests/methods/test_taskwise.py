@@ -184,6 +184,7 @@ def test_the_order_of_labels_does_not_matter_to_columns(kind: type[TaskwiseClass
     assert np.array_equal(model.decision_function(items)[:, [2, 3, 0, 1]], twin.decision_function(items))
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_in_the_same_weights(
     kind: type[TaskwiseClassifier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
