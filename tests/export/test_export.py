@@ -669,10 +669,8 @@ def test_real_images_through_bundled_weights(shared: Path, tmp_path: Path) -> No
     learner.fit((files, [Path(file).parent.name for file in files]))
     report = export_learner(learner, tmp_path / "birds.onnx")
     assert report.check is not None
-    transform = learner.backbone_().transform
     answers = outputs(tmp_path / "birds.onnx", as_input(learner.backbone_(), files))
-    features = learner.backbone_().encode(torch.stack([transform(decode_image(file)) for file in files])).numpy()
-    ours = learner.head_.class_scores(features)
+    ours = learner.decision_function(files)
     assert np.abs(answers["scores"] - ours).max() <= onnx_check.AGREEMENT * np.ptp(ours, axis=1).max()
     labels = np.array(json.loads(metadata(tmp_path / "birds.onnx")["evergrow.labels"]))
     assert (labels[answers["label_index"]] == learner.predict(files)).all()

@@ -3,11 +3,16 @@
 A discriminant gives all classes one covariance. With rows p in k fixed directions, the scatter S_c of class c about its
 mean (m_c = n_c - 1 degrees of freedom), the pooled covariance C_0 and an inverse Wishart prior of strength nu about it,
 
-    C_c = (S_c + nu C_0) / (m_c + nu)        g_c = m_c / (m_c + nu)
+    C_c = (S_c + nu C_0) / (m_c + nu)        g_c = m_c / (m_c + nu) min(max((n_c - 10) / 20, 0), 1)
     shape_c(p) = g_c max((d^T (C_0^-1 - C_c^-1) d + ln|C_0| - ln|C_c|) / 2, -20)        d = p - mean_c
 
-is the log-likelihood ratio of the class's own shape to the common one, counted as far as it is credible: a class of one
-row has none. nu maximises the marginal likelihood of the scatters. Everything is a sum over samples.
+is the log-likelihood ratio of the class's own shape to the common one, counted as far as it is credible: a class of ten
+rows has none. nu maximises the marginal likelihood of the scatters. Everything is a sum over samples.
+
+The last factor is not the prior's doing. The directions are those in which rows of the first task spread, so that its
+classes look larger in them than they are, the more the fewer rows there were; nu takes that for classes that differ. On
+held-out training rows of birds, intents and CIFAR-100 shapes cost 1 to 4 points where all classes have six rows, nothing
+with twenty, and gain with thirty and more.
 """
 
 from __future__ import annotations
@@ -29,6 +34,9 @@ LIKELIEST = 16
 FLOOR = 20.0
 """Least log-likelihood ratio that counts. Without it a row far from everything is refused by every class that has a
 shape and falls to one of a few rows, which has none. On training rows 10 to 40 do alike."""
+
+SHAPELESS, SHAPED = 10, 30
+"""Rows up to which a class has no shape of its own, and from which on it has all that the prior leaves it."""
 
 _FEW_ROWS = 16
 """Rows whose terms are computed all at once, which takes k k numbers for each row and class."""
@@ -214,8 +222,12 @@ class ShapeScores:
 
     def credibility(self) -> Tensor:
         """Return g_c for every class."""
-        free = (self.counts.to(self.shapes.sums) - 1.0).clamp_min(0.0)
-        return free / (free + self.strength)
+        return self._credibility(self.counts)
+
+    def _credibility(self, counts: Tensor) -> Tensor:
+        rows = counts.to(self.shapes.sums)
+        free = (rows - 1.0).clamp_min(0.0)
+        return free / (free + self.strength) * ((rows - SHAPELESS) / (SHAPED - SHAPELESS)).clamp(0.0, 1.0)
 
     def floors(self) -> Tensor:
         """Return the least term of every class."""
@@ -279,7 +291,7 @@ class ShapeScores:
         own = own / (free + self.strength)[:, None, None]
         lowers = torch.linalg.cholesky(own)
         volumes = 2.0 * lowers.diagonal(dim1=1, dim2=2).log().sum(dim=1)
-        credibility = 0.5 * free / (free + self.strength)
+        credibility = 0.5 * self._credibility(self.counts[missing])
         precision = torch.cholesky_inverse(lower)
         matrices = credibility[:, None, None] * (precision - torch.cholesky_inverse(lowers))
         constants = credibility * (volume - volumes)
