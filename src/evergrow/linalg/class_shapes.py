@@ -10,9 +10,9 @@ is the log-likelihood ratio of the class's own shape to the common one, counted 
 rows has none. nu maximises the marginal likelihood of the scatters. Everything is a sum over samples.
 
 The last factor is not the prior's doing. The directions are those in which rows of the first task spread, so that its
-classes look larger in them than they are, the more the fewer rows there were; nu takes that for classes that differ. On
-held-out training rows of birds, intents and CIFAR-100 shapes cost 1 to 4 points where all classes have six rows, nothing
-with twenty, and gain with thirty and more.
+classes look larger in them than they are, the more the fewer rows there were; nu takes that for classes that differ.
+On held-out training rows of birds, intents and CIFAR-100 shapes cost 1 to 4 points where all classes have six rows,
+nothing with twenty, and gain with thirty and more.
 """
 
 from __future__ import annotations
