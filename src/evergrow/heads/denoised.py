@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.fields import Fields
-from evergrow.heads.feature_blocks import read_weights
+from evergrow.heads.feature_blocks import ENOUGH_ROWS, cautious_weights, read_weights
 from evergrow.heads.readout import Readout, row_energy
 from evergrow.heads.ridge_model import RidgeModel
 from evergrow.linalg import ClassGeometry, MeanEstimates, ShapeScores, SolvedScatter, choose_block_weights, choose_ridge
@@ -138,6 +138,8 @@ def choose_weights(model: RidgeModel) -> tuple[float, ...]:
     link, blocks = model.projection.link_columns(), model.blocks
     if blocks is None or link is None or len(blocks.kept) < 2:
         return ()
+    if float(model.mass.sum()) < ENOUGH_ROWS:
+        return tuple(w / g for w, g in zip(cautious_weights(len(blocks.kept)), blocks.weights, strict=True))
     gram, cross = model.state.reduced().part(link)
     return choose_block_weights(gram, cross, model.mass, blocks.kept, blocks.weights).weights
 

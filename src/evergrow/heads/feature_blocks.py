@@ -8,6 +8,7 @@ from those (:mod:`evergrow.linalg.block_weights`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,23 @@ MOST_BLOCKS = 1000
 MOST_OF_FIRST = 4.0
 """Largest weight that a first task gives to a block, and inverse of the smallest: a few classes are no evidence for
 switching off for ever what all units are made of. In answers a block may count for less, and come back."""
+
+
+ENOUGH_ROWS = 200
+"""Rows from which on cross-validation is trusted with the weights of blocks."""
+
+
+def cautious_weights(blocks: int) -> tuple[float, ...]:
+    """Return weights for blocks of which too little is known: the first, a network's own vector, counts most.
+
+    Examples
+    --------
+    >>> from evergrow.heads.feature_blocks import cautious_weights
+    >>> [round(weight, 2) for weight in cautious_weights(4)]
+    [1.84, 0.46, 0.46, 0.46]
+    """
+    first = math.sqrt(blocks / (1.0 + (blocks - 1) / MOST_OF_FIRST**2))
+    return (first, *(first / MOST_OF_FIRST for _ in range(blocks - 1)))
 
 
 def check_blocks(blocks: Any) -> None:
@@ -104,7 +122,8 @@ class FeatureBlocks:
         rows = Z.to(torch.float64)
         targets = torch.nn.functional.one_hot(codes).to(rows)
         chosen = choose_block_weights(rows.T @ rows, rows.T @ targets, targets.sum(dim=0), sizes)
-        weights = tuple(min(max(weight, 1.0 / MOST_OF_FIRST), MOST_OF_FIRST) for weight in chosen.weights)
+        found = cautious_weights(len(sizes)) if len(rows) < ENOUGH_ROWS else chosen.weights
+        weights = tuple(min(max(weight, 1.0 / MOST_OF_FIRST), MOST_OF_FIRST) for weight in found)
         made = cls(sizes, weights)
         if max_features is None or not wide:
             return made
