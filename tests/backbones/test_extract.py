@@ -303,6 +303,19 @@ def test_images_of_different_shapes_are_refused(images: ImageFiles) -> None:
 # -- precision ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_images_sent_as_bytes_give_the_features_of_the_transform(images: ImageFiles, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device on this machine")
+    backbone = create_backbone("test_vit", weights="random", device=device)
+    pixels = [backbone.transform(decoding.decode_image(images.raw(row))) for row in range(len(images))]
+    batch = torch.stack(pixels).contiguous(memory_format=torch.channels_last)
+    expected = backbone.encode(batch).cpu().numpy()
+    settings: dict[str, Any] = {"cache": False, "precision": "float32", "batch_size": len(images)}
+    for workers in (0, 2):
+        np.testing.assert_array_equal(extract(backbone, images, workers=workers, **settings).features, expected)
+
+
 def test_distance_is_relative_to_each_row() -> None:
     exact = torch.tensor([[1.0, 0.0], [100.0, 0.0]])
     assert distance(torch.tensor([[1.0, 0.01], [100.0, 0.0]]), exact) == pytest.approx(0.01)
