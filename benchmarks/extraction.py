@@ -40,8 +40,9 @@ def throughput(quick: bool) -> Iterator[Row]:
     if torch.cuda.is_available():
         # No bar in float32, which leaves the decoders of most machines time to spare.
         yield _throughput(name, 512 if quick else 16384, torch.device("cuda"), "float32", None)
-        for shape in ((224, 224), (500, 375)):
-            yield _jpeg_throughput(name, 512 if quick else 50_000, shape, None if quick else 0.8)
+        n, bar = (512, None) if quick else (50_000, 0.8)
+        for preset, shape in (("timm", (224, 224)), ("quick", (224, 224)), ("timm", (500, 375)), ("quick", (500, 375))):
+            yield _jpeg_throughput(name, n, preset, shape, bar)
 
 
 def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: float | None) -> Row:
@@ -49,17 +50,17 @@ def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: fl
     return _against_bare(f"extraction, {name}", backbone, ImageArrays(_images(n)), precision, bar)
 
 
-def _jpeg_throughput(name: str, n: int, shape: tuple[int, int], bar: float | None) -> Row:
-    """Return the row of JPEG files of a size, in half precision: a thousand of them over and over, as if all differed."""
+def _jpeg_throughput(name: str, n: int, preset: str, shape: tuple[int, int], bar: float | None) -> Row:
+    """Return the row of JPEG files of a size, in half precision: a thousand of them, over and over."""
     from PIL import Image
 
-    backbone: Any = create_backbone(name, weights="random", device="cuda")
+    backbone: Any = create_backbone(name, weights="random", preset=preset, device="cuda")
     with tempfile.TemporaryDirectory() as folder:
         names = tuple(f"{row:05d}.jpg" for row in range(min(n, 1000)))
         for row, pixels in enumerate(_images(len(names))):
             Image.fromarray(pixels).resize(shape).save(Path(folder, names[row]), quality=90)
         items = ImageFiles(Path(folder), tuple(names[row % len(names)] for row in range(n)))
-        title = f"extraction of JPEG files of {shape[0]} x {shape[1]}, {name}"
+        title = f"extraction of JPEG files of {shape[0]} x {shape[1]}, preset {preset}, {name}"
         return _against_bare(title, backbone, items, "float16", bar)
 
 

@@ -21,7 +21,7 @@ from evergrow.backbones import create_backbone
 from evergrow.backbones import images as decoding
 from evergrow.backbones.cache import FeatureCache
 from evergrow.backbones.extraction import extract
-from evergrow.backbones.loader import BatchPlan, Failure, choose_workers, load_image
+from evergrow.backbones.loader import BatchPlan, Failure, ImageLoader, choose_workers, load_image
 from evergrow.backbones.precision import distance
 from evergrow.backbones.settings import ExtractConfig
 from evergrow.core.errors import (
@@ -243,7 +243,7 @@ def test_an_image_that_the_system_refused_is_tried_again(
 
 def test_the_reason_of_a_failure_names_no_folder_of_this_machine(images: ImageFiles) -> None:
     (images.root / "even/000.png").write_text("no image")
-    failure = load_image(images, Toy().transform, 0)
+    failure = load_image(images, ImageLoader(Toy().transform), 0)
     assert isinstance(failure, Failure)
     assert str(images.root) not in failure.reason
     assert not failure.passing
