@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-all check format bench clean
+.PHONY: help setup demo serve test test-all test-oldest check format bench dist clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,22 @@ test: check  ## the checks and all tests but the slow ones
 test-all: check  ## the checks and every test
 	$(PYTEST)
 
+# uv is what resolves every requirement of ours to its lowest allowed version (pip cannot), so that the bounds in pyproject.toml
+# are what is tested; requirements of requirements, and our tools, stay the newest. Another Python, or fewer tests:
+# make test-oldest PYTHON=python3.10 OLDEST=.venv-oldest-3.10 TESTS=tests/heads
+OLDEST ?= .venv-oldest
+TESTS  ?=
+$(OLDEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip uv
+	$(OLDEST)/bin/uv pip compile --quiet --no-header --python $(OLDEST)/bin/python --resolution lowest-direct \
+	  --extra all pyproject.toml --output-file $(OLDEST)/lowest.txt
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --constraints $(OLDEST)/lowest.txt --editable '.[dev]'
+	@touch $@
+
+test-oldest: $(OLDEST)/.installed  ## the tests but the slow ones, with the oldest versions of all that pyproject.toml allows
+	$(PYTEST:$(BIN)/%=$(OLDEST)/bin/%) -m 'not slow' $(TESTS)
+
 format: $(STAMP)  ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -50,6 +66,14 @@ format: $(STAMP)  ## rewrite the sources in the house format
 bench: $(STAMP)  ## speed and memory as ratios against a baseline in the same run
 	$(BIN)/python -m benchmarks.run
 
+# Built in an environment of their own, the wheel from the sdist: what is missing there would be missing everywhere.
+dist: $(STAMP)  ## wheel and sdist in dist/, their contents and sizes checked
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	$(BIN)/python .ci/check_dist.py dist
+
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache dist
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .import_linter_cache dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -36,6 +36,7 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "extraction-memory": extraction.memory,
     "depths": extraction.depths,
     "training": training.throughput,
+    "import": startup.import_against_torch,
     "startup": startup.predict_against_torch,
     "serving": serving.against_the_loop,
     "refusal": startup.refusals_against_torch,

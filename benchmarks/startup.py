@@ -17,8 +17,28 @@ import numpy as np
 from benchmarks.timing import Row
 
 COMMAND = (sys.executable, "-m", "evergrow")
+IMPORT_BAR = 1.15
 BAR = 1.5
 REFUSAL_BAR = 0.7
+
+
+def import_against_torch(quick: bool) -> Iterator[Row]:
+    """Time imports of evergrow and of its learner, in turns with ``python -c "import torch"``."""
+    repeat = 5 if quick else 15
+    statements = ("import evergrow", "from evergrow import Learner")
+    commands = {"torch": [sys.executable, "-c", "import torch"]}
+    commands |= {statement: [sys.executable, "-c", statement] for statement in statements}
+    times = _in_turns(commands, dict(os.environ), repeat)
+    for what in statements:
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(times[what], times["torch"], strict=True))
+        ours, theirs = (statistics.median(times[key]) for key in (what, "torch"))
+        yield Row(
+            work=what,
+            figure=f"{ratio:.2f}x: {ours:.2f} s against {theirs:.2f} s for import torch (median of {repeat})",
+            bar=f"{IMPORT_BAR}x",
+            reached=ratio <= IMPORT_BAR,
+            values={"ratio": ratio, "import_seconds": times[what], "torch_seconds": times["torch"]},
+        )
 
 
 def predict_against_torch(quick: bool) -> Iterator[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from evergrow.core.deprecation import moved_names
 from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ CLASSES = {
 
 _CATALOGUE = "check_options", "create_method", "list_methods", "method_needs", "method_options"
 
-__getattr__, __dir__ = lazy_names(
+_find, __dir__ = lazy_names(
     __name__,
     {
         **CLASSES,
@@ -54,3 +55,4 @@ __getattr__, __dir__ = lazy_names(
         "ImageClassifier": "evergrow.methods.image_classifier",
     },
 )
+__getattr__ = moved_names(__name__, {"Learner": "evergrow.learner"}, since="0.2", until="0.4", otherwise=_find)

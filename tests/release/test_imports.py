@@ -1,0 +1,39 @@
+"""What an import of evergrow loads: nothing before it is used, and of what is heavy only PyTorch then."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import evergrow
+
+# All that the public names load beside the standard library, evergrow itself and what PyTorch loads of its own accord. Image networks,
+# scikit-learn, SciPy, the command line, and whatever an extra brings, wait until something needs them.
+NAMED = {"numpy", "safetensors", "torch", "typing_extensions"}
+LOADED = """
+import json, sys
+{}
+print(json.dumps(sorted({{name.partition(".")[0] for name in sys.modules}} - set(sys.stdlib_module_names))))
+"""
+
+
+def loaded(statement: str) -> set[str]:
+    """Return the packages beside the standard library that a fresh process has loaded after a statement."""
+    done = subprocess.run([sys.executable, "-c", LOADED.format(statement)], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+def test_a_bare_import_loads_nothing_but_itself() -> None:
+    # What the interpreter loads at its start, such as the hooks of editable installations, is not evergrow's.
+    assert loaded("import evergrow") - loaded("pass") - {"evergrow"} == set()
+
+
+def test_the_learner_loads_torch_and_nothing_else_that_is_heavy() -> None:
+    names = loaded("from evergrow import Learner, SCLClassifier, create_method") - loaded("import torch") - {"evergrow"}
+    assert {name for name in names if not name.startswith("_")} <= NAMED
+
+
+def test_every_public_name_is_found() -> None:
+    for name in evergrow.__all__:
+        assert getattr(evergrow, name) is not None

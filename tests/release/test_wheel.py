@@ -1,0 +1,247 @@
+"""The wheel alone, in environments that hold nothing else than what it asks for; and with each of its extras."""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+import sys
+import tomllib
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.release.environments import ROOT, Environment
+
+pytestmark = pytest.mark.slow
+
+FEATURES = """
+import sys
+import numpy as np
+import evergrow
+from sklearn.datasets import load_digits
+
+X, y = load_digits(return_X_y=True)
+train, first = np.arange(len(y)) % 3 > 0, y < 5
+learner = evergrow.Learner(options={"n_units": 200})
+learner.fit(X[train & first], y[train & first])
+learner.partial_fit(X[train & ~first], y[train & ~first])
+print((learner.predict(X[~train]) == y[~train]).mean())
+model = evergrow.SCLClassifier.recommended(n_units=200, random_state=0)
+model.fit(X[train & first], y[train & first]).partial_fit(X[train & ~first], y[train & ~first])
+print((model.predict(X[~train]) == y[~train]).mean())
+print(evergrow.__file__)
+print(sorted({module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)}))
+"""
+
+
+def test_features_are_learned_where_nothing_of_the_sources_is_visible(bare: Environment) -> None:
+    done = bare.run("-c", FEATURES)
+    assert done.returncode == 0, done.stderr
+    learner, head, home, files = done.stdout.splitlines()
+    assert float(learner) > 0.95
+    assert float(head) > 0.95
+    assert Path(home).is_relative_to(bare.site)
+    assert str(ROOT / "src") not in files
+    assert bare.pip("check").strip() == "No broken requirements found."
+
+
+def test_the_command_learns_features_without_an_extra(bare: Environment) -> None:
+    rng = np.random.default_rng(0)
+    for name, classes in (("first", (0, 1)), ("later", (2,)), ("asked", (0, 1, 2))):
+        labels = np.repeat(classes, 20)
+        rows = rng.normal(size=(len(labels), 8)) + 6.0 * np.eye(8)[labels]
+        np.savez(bare.work / f"{name}.npz", X_train=rows.astype(np.float32), y_train=labels)
+    for arguments in (("fit", "first.npz", "-m", "rows.evg"), ("update", "rows.evg", "later.npz")):
+        done = bare.evergrow(*arguments)
+        assert done.returncode == 0, done.stderr
+    done = bare.evergrow("evaluate", "rows.evg", "asked.npz", "--json")
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r'"accuracy": ([\d.]+)', done.stdout)[1]) > 0.95
+
+
+def test_types_of_the_wheel_are_seen_by_mypy(bare: Environment) -> None:
+    (bare.work / "typed.py").write_text("import evergrow\n\nlearner: int = evergrow.Learner()\n")
+    command = [sys.executable, "-m", "mypy", "--python-executable", str(bare.python), "--follow-imports=silent", "typed.py"]
+    done = subprocess.run(command, cwd=bare.work, env=bare.variables(), capture_output=True, text=True)
+    assert 'expression has type "Learner"' in done.stdout, done.stdout + done.stderr
+
+
+def test_the_built_wheel_has_the_metadata_of_a_release(wheel: Path) -> None:
+    for tool in (("twine", "check", "--strict"), ("check_wheel_contents",)):
+        done = subprocess.run([sys.executable, "-m", *tool, str(wheel)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# What each extra is for. A program runs in an environment with the extra, where it must work, and in one without any, where
+# its last line must name the extra.
+Prepare = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What an extra is for: a program, and the files that it works on."""
+
+    prepare: Prepare
+    program: tuple[str, ...]
+    command: bool = True
+
+
+def color_images(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, channel in (("red", 0), ("blue", 2)):
+        (folder / "images" / name).mkdir(parents=True)
+        for number in range(6):
+            pixels = rng.integers(0, 80, size=(48, 48, 3), dtype=np.uint8)
+            pixels[..., channel] += 150
+            Image.fromarray(pixels).save(folder / "images" / name / f"{number}.png")
+
+
+def sentences(folder: Path) -> None:
+    rows = [f"{verb} the {thing},{verb}" for verb in ("open", "paint") for thing in ("door", "box", "gate", "house", "shed")]
+    (folder / "sentences.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+
+
+def saved_data_set(folder: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"text": ["good day", "bad luck"] * 4, "label": ["good", "bad"] * 4}
+    datasets.Dataset.from_dict(rows).save_to_disk(folder / "saved")
+
+
+def parquet_table(folder: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = {"text": ["good day", "bad luck"] * 4, "label": ["good", "bad"] * 4}
+    parquet.write_table(pyarrow.table(rows), folder / "table.parquet")
+
+
+def heic_image(folder: Path) -> None:
+    heif = pytest.importorskip("pillow_heif")
+    heif.from_pillow(Image.new("RGB", (64, 64), (200, 30, 30))).save(folder / "photo.heic")
+
+
+def raw_image(folder: Path) -> None:
+    """Write a DNG of 64 x 64 without compression, the smallest that is a photograph to a raw converter."""
+    side, model, pixels = 64, b"Grown\0", np.full((64, 64), 9000, "<u2").tobytes()
+    matrix = struct.pack("<18i", *(value for row in np.eye(3, dtype=int) for cell in row for value in (int(cell), 1)))
+    short, long, text, byte, signed = 3, 4, 2, 1, 10
+    tags = [
+        (254, long, 1, 0), (256, long, 1, side), (257, long, 1, side), (258, short, 1, 16), (259, short, 1, 1),
+        (262, short, 1, 32803), (271, text, 6, model), (272, text, 6, model), (273, long, 1, "pixels"), (274, short, 1, 1),
+        (277, short, 1, 1), (278, long, 1, side), (279, long, 1, len(pixels)), (284, short, 1, 1),
+        (33421, short, 2, struct.pack("<2H", 2, 2)), (33422, byte, 4, bytes((0, 1, 1, 2))),
+        (50706, byte, 4, bytes((1, 4, 0, 0))), (50708, text, 6, model), (50721, signed, 9, matrix),
+    ]  # fmt: skip
+    start = 8 + 2 + 12 * len(tags) + 4
+    behind = b""
+    entries = b""
+    for number, kind, count, value in tags:
+        if value == "pixels":
+            value = start + sum(len(v) for *_, v in tags if isinstance(v, bytes) and len(v) > 4)
+        if isinstance(value, int):
+            packed = struct.pack("<I", value)
+        elif len(value) <= 4:
+            packed = value.ljust(4, b"\0")
+        else:
+            packed, behind = struct.pack("<I", start + len(behind)), behind + value
+        entries += struct.pack("<HHI", number, kind, count) + packed
+    header = b"II*\0" + struct.pack("<IH", 8, len(tags))
+    (folder / "photo.dng").write_bytes(header + entries + bytes(4) + behind + pixels)
+
+
+def short_video(folder: Path) -> None:
+    cv2 = pytest.importorskip("cv2")
+    writer = cv2.VideoWriter(str(folder / "clip.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 48))
+    for _ in range(12):
+        writer.write(np.zeros((48, 64, 3), np.uint8))
+    writer.release()
+
+
+def fitted_rows(folder: Path) -> None:
+    from evergrow import Learner
+
+    labels = np.repeat([0, 1], 12)
+    rows = np.random.default_rng(0).normal(size=(24, 8)) + 6.0 * np.eye(8)[labels]
+    Learner(options={"n_units": 20}).fit(rows.astype(np.float32), labels).save(folder / "rows.evg")
+
+
+def nothing(folder: Path) -> None:
+    """Leave the folder as it is."""
+
+
+def decoding(name: str) -> tuple[str, ...]:
+    """Return a program that decodes one image."""
+    return ("-c", f"from evergrow.backbones import decode_image; assert decode_image({name!r}).size == (64, 64)")
+
+
+RUNS = ROOT / "tests" / "data" / "v0_1" / "bench" / "runs"
+FRAMES = "from evergrow.datasets.video import VideoSource; assert len(list(VideoSource('clip.avi', 0.5))) == 3"
+USES = {
+    "bundled": Use(color_images, ("fit", "images", "-m", "colors.evg")),
+    "text": Use(sentences, ("fit", "sentences.csv", "-m", "verbs.evg")),
+    "datasets": Use(saved_data_set, ("data", "saved")),
+    "parquet": Use(parquet_table, ("data", "table.parquet")),
+    "heic": Use(heic_image, decoding("photo.heic"), command=False),
+    "raw": Use(raw_image, decoding("photo.dng"), command=False),
+    "report": Use(nothing, ("report", str(RUNS), "-o", "page")),
+    "onnx": Use(fitted_rows, ("export", "rows.evg", "--onnx", "rows.onnx")),
+    "video": Use(short_video, ("-c", FRAMES), command=False),
+}
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = sorted(set(PYPROJECT["project"]["optional-dependencies"]) - {"dev"})
+
+
+def perform(use: Use, environment: Environment) -> subprocess.CompletedProcess[str]:
+    use.prepare(environment.work)
+    return environment.evergrow(*use.program) if use.command else environment.run(*use.program)
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_brings_what_its_feature_needs(extra: str, wheel: Path, tmp_path: Path) -> None:
+    environment = Environment(tmp_path, wheel, [extra])
+    assert environment.pip("check").strip() == "No broken requirements found."
+    if extra in USES:
+        done = perform(USES[extra], environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("extra", sorted(USES))
+def test_without_an_extra_one_line_says_what_is_missing(extra: str, bare: Environment) -> None:
+    done = perform(USES[extra], bare)
+    assert done.returncode != 0
+    assert f"pip install 'evergrow[{extra}]'" in done.stderr.strip().splitlines()[-1]
+
+
+def test_the_service_starts_with_its_extra(wheel: Path, tmp_path: Path) -> None:
+    environment = Environment(tmp_path, wheel, ["serve"])
+    fitted_rows(environment.work)
+    command = [environment.folder / "bin" / "evergrow", "serve", environment.work, "--port", "0"]
+    service = subprocess.Popen(
+        command, cwd=environment.work, env=environment.variables(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        assert service.stdout is not None
+        said: list[str] = []
+        for line in service.stdout:
+            said.append(line)
+            if address := re.search(r"http://127\.0\.0\.1:\d+", line):
+                break
+        else:
+            pytest.fail("".join(said))
+        with urllib.request.urlopen(f"{address[0]}/v2/models/rows", timeout=60) as answer:
+            assert b"rows" in answer.read()
+        with urllib.request.urlopen(f"{address[0]}/", timeout=60) as answer:
+            assert b"<html" in answer.read()
+    finally:
+        service.terminate()
+        service.wait(60)
+
+
+def test_without_the_extra_the_service_says_what_is_missing(bare: Environment) -> None:
+    done = bare.evergrow("serve", "models")
+    assert done.returncode != 0
+    assert "pip install 'evergrow[serve]'" in done.stderr.strip().splitlines()[-1]
