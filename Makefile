@@ -44,14 +44,15 @@ test-all: check  ## the checks and every test
 	$(PYTEST)
 
 # uv is what resolves every requirement of ours to its lowest allowed version (pip cannot), so that the bounds in pyproject.toml
-# are what is tested; requirements of requirements, and our tools, stay the newest. Another Python, or fewer tests:
+# are what is tested (of those with a wheel for this Python); requirements of requirements, and our tools, stay the newest.
+# Another Python, or fewer tests:
 # make test-oldest PYTHON=python3.10 OLDEST=.venv-oldest-3.10 TESTS=tests/heads
 OLDEST ?= .venv-oldest
 TESTS  ?=
 $(OLDEST)/.installed: pyproject.toml
 	$(PYTHON) -m venv --clear $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip uv
-	$(OLDEST)/bin/uv pip compile --quiet --no-header --python $(OLDEST)/bin/python --resolution lowest-direct \
+	$(OLDEST)/bin/uv pip compile --quiet --no-header --python $(OLDEST)/bin/python --resolution lowest-direct --only-binary :all: \
 	  --extra all pyproject.toml --output-file $(OLDEST)/lowest.txt
 	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --constraints $(OLDEST)/lowest.txt --editable '.[dev]'
 	@touch $@
