@@ -1,8 +1,8 @@
 """Check what stands in a wheel and an sdist, and how large they are: ``python .ci/check_dist.py dist``.
 
 twine checks the metadata and check-wheel-contents the layout; this checks what only evergrow can know: that everything
-beside the modules came along (pages, styles, tables), that nothing of the repository's other folders did, and that neither file
-grows unseen. Nothing but the standard library is needed.
+beside the modules came along (pages, styles, tables), that nothing of the repository's other folders did, and that
+neither file grows unseen. Nothing but the standard library is needed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,28 @@ LICENCE = "LICENSE"
 SDIST_FILES = {"pyproject.toml", "README.md", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", LICENCE}
 SDIST_EXTRA = {"PKG-INFO", ".gitignore"}  # hatchling adds both
 # Models, arrays, images and compiled code: no module needs them, and each has come into somebody's wheel by accident.
-FORBIDDEN = {".evg", ".npz", ".npy", ".safetensors", ".pt", ".pth", ".onnx", ".png", ".jpg", ".pyc", ".so", ".parquet", ".ipynb"}
+FORBIDDEN = {
+    ".evg",
+    ".npz",
+    ".npy",
+    ".safetensors",
+    ".pt",
+    ".pth",
+    ".onnx",
+    ".png",
+    ".jpg",
+    ".pyc",
+    ".so",
+    ".parquet",
+    ".ipynb",
+}
 
 
 def package_files(source: Path = SOURCE) -> set[str]:
     """Return the files of the package in the source tree, as they are called in a wheel."""
-    files = (path for path in source.joinpath("evergrow").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = (
+        path for path in source.joinpath("evergrow").rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
     return {path.relative_to(source).as_posix() for path in files}
 
 
@@ -34,7 +50,11 @@ def wheel_faults(names: Collection[str], size: int, expected: Collection[str]) -
     """Return what is wrong with a wheel of these members and this size."""
     faults = [f"{name} is missing" for name in sorted(set(expected) - set(names))]
     info = {PurePosixPath(name).parts[0] for name in names if ".dist-info/" in name}
-    faults += [f"{name} does not belong to it" for name in sorted(set(names) - set(expected)) if not name.startswith(tuple(info))]
+    faults += [
+        f"{name} does not belong to it"
+        for name in sorted(set(names) - set(expected))
+        if not name.startswith(tuple(info))
+    ]
     for needed in ("entry_points.txt", f"licenses/{LICENCE}"):
         if not any(name.endswith(f".dist-info/{needed}") for name in names):
             faults.append(f"{needed} is missing in its metadata")
@@ -78,7 +98,9 @@ def main(folder: Path) -> int:
         sdists[0]: sdist_faults(members, sizes[sdists[0]], expected),
     }
     for path, size in sizes.items():
-        print(f"{path.name}: {size / 1e6:.2f} MB" + (f", {unpacked / 1e6:.2f} MB installed" if path == wheels[0] else ""))
+        print(
+            f"{path.name}: {size / 1e6:.2f} MB" + (f", {unpacked / 1e6:.2f} MB installed" if path == wheels[0] else "")
+        )
         for fault in faults[path]:
             print(f"  {fault}")
     return 1 if any(faults.values()) else 0

@@ -1,8 +1,8 @@
 """Environments with the wheel and nothing else than its requirements, made without a download.
 
-Copying or downloading PyTorch for every environment would take gigabytes. What an environment needs is read from the metadata of
-what is installed here, distribution by distribution, and linked; what it does not need is not visible in it. evergrow itself
-comes out of the wheel.
+Copying or downloading PyTorch for every environment would take gigabytes. What an environment needs is read from the
+metadata of what is installed here, distribution by distribution, and linked; what it does not need is not visible in it.
+evergrow itself comes out of the wheel.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Environment:
 
 
 def requirements(of: Distribution, extras: Iterable[str]) -> Iterator[Distribution]:
-    """Return every distribution that one with these extras requires, and theirs; a missing or wrong one fails the test."""
+    """Return every distribution that one with these extras requires, and theirs; a missing one fails the test."""
     seen: set[tuple[str, str]] = set()
     waiting = [(of, extra) for extra in ("", *extras)]
     while waiting:
@@ -97,12 +97,18 @@ def _installed(needed: Requirement, owner: Distribution) -> Distribution:
         found = distribution(needed.name)
     except PackageNotFoundError:
         raise AssertionError(f"{owner.name} requires {needed}, which is not installed here") from None
-    assert needed.specifier.contains(found.version, prereleases=True), f"{owner.name} requires {needed}, got {found.version}"
+    assert needed.specifier.contains(found.version, prereleases=True), (
+        f"{owner.name} requires {needed}, got {found.version}"
+    )
     return found
 
 
 def top_level(of: Distribution) -> set[Path]:
     """Return the files and folders that a distribution has beside others in ``site-packages``."""
     root = Path(str(of.locate_file("")))
-    names = {path.parts[0] for path in of.files or () if not path.is_absolute() and path.parts[0] not in ("..", "__pycache__")}
+    names = {
+        path.parts[0]
+        for path in of.files or ()
+        if not path.is_absolute() and path.parts[0] not in ("..", "__pycache__")
+    }
     return {root / name for name in names if not name.endswith(".pth")}

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
 from tests.release.environments import ROOT
 
 INFO = "evergrow-1.0.dist-info"
@@ -26,8 +25,10 @@ def script() -> ModuleType:
     return module
 
 
-def write(script: ModuleType, folder: Path, more: tuple[str, ...] = (), less: tuple[str, ...] = (), size: int = 0) -> None:
-    """Write a wheel and an sdist of empty members; ``more`` and ``less`` are of the wheel, ``size`` of one file in it."""
+def write(
+    script: ModuleType, folder: Path, more: tuple[str, ...] = (), less: tuple[str, ...] = (), size: int = 0
+) -> None:
+    """Write a wheel and an sdist of empty members; what is more, less or has a size is in the wheel."""
     files = script.package_files()
     with zipfile.ZipFile(folder / "evergrow-1.0-py3-none-any.whl", "w") as wheel:
         for name in sorted({*files, *METADATA, *more} - {*less}):

@@ -8,8 +8,8 @@ import sys
 
 import evergrow
 
-# All that the public names load beside the standard library, evergrow itself and what PyTorch loads of its own accord. Image networks,
-# scikit-learn, SciPy, the command line, and whatever an extra brings, wait until something needs them.
+# All that the public names load beside the standard library, evergrow itself and what PyTorch loads of its own accord.
+# Image networks, scikit-learn, SciPy, the command line, and whatever an extra brings, wait until something needs them.
 NAMED = {"numpy", "safetensors", "torch", "typing_extensions"}
 LOADED = """
 import json, sys

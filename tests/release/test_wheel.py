@@ -6,7 +6,6 @@ import re
 import struct
 import subprocess
 import sys
-import tomllib
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-
 from tests.release.environments import ROOT, Environment
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +70,15 @@ def test_the_command_learns_features_without_an_extra(bare: Environment) -> None
 
 def test_types_of_the_wheel_are_seen_by_mypy(bare: Environment) -> None:
     (bare.work / "typed.py").write_text("import evergrow\n\nlearner: int = evergrow.Learner()\n")
-    command = [sys.executable, "-m", "mypy", "--python-executable", str(bare.python), "--follow-imports=silent", "typed.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--python-executable",
+        str(bare.python),
+        "--follow-imports=silent",
+        "typed.py",
+    ]
     done = subprocess.run(command, cwd=bare.work, env=bare.variables(), capture_output=True, text=True)
     assert 'expression has type "Learner"' in done.stdout, done.stdout + done.stderr
 
@@ -78,16 +89,11 @@ def test_the_built_wheel_has_the_metadata_of_a_release(wheel: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-# What each extra is for. A program runs in an environment with the extra, where it must work, and in one without any, where
-# its last line must name the extra.
-Prepare = Callable[[Path], None]
-
-
 @dataclass(frozen=True)
 class Use:
-    """What an extra is for: a program, and the files that it works on."""
+    """What an extra is for: a program that works with it and names it without it, and the files that it works on."""
 
-    prepare: Prepare
+    prepare: Callable[[Path], None]
     program: tuple[str, ...]
     command: bool = True
 
@@ -103,7 +109,9 @@ def color_images(folder: Path) -> None:
 
 
 def sentences(folder: Path) -> None:
-    rows = [f"{verb} the {thing},{verb}" for verb in ("open", "paint") for thing in ("door", "box", "gate", "house", "shed")]
+    rows = [
+        f"{verb} the {thing},{verb}" for verb in ("open", "paint") for thing in ("door", "box", "gate", "house", "shed")
+    ]
     (folder / "sentences.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
 
 
@@ -131,8 +139,8 @@ def raw_image(folder: Path) -> None:
     short, long, text, byte, signed = 3, 4, 2, 1, 10
     tags = [
         (254, long, 1, 0), (256, long, 1, side), (257, long, 1, side), (258, short, 1, 16), (259, short, 1, 1),
-        (262, short, 1, 32803), (271, text, 6, model), (272, text, 6, model), (273, long, 1, "pixels"), (274, short, 1, 1),
-        (277, short, 1, 1), (278, long, 1, side), (279, long, 1, len(pixels)), (284, short, 1, 1),
+        (262, short, 1, 32803), (271, text, 6, model), (272, text, 6, model), (273, long, 1, "pixels"),
+        (274, short, 1, 1), (277, short, 1, 1), (278, long, 1, side), (279, long, 1, len(pixels)), (284, short, 1, 1),
         (33421, short, 2, struct.pack("<2H", 2, 2)), (33422, byte, 4, bytes((0, 1, 1, 2))),
         (50706, byte, 4, bytes((1, 4, 0, 0))), (50708, text, 6, model), (50721, signed, 9, matrix),
     ]  # fmt: skip
@@ -221,7 +229,12 @@ def test_the_service_starts_with_its_extra(wheel: Path, tmp_path: Path) -> None:
     fitted_rows(environment.work)
     command = [environment.folder / "bin" / "evergrow", "serve", environment.work, "--port", "0"]
     service = subprocess.Popen(
-        command, cwd=environment.work, env=environment.variables(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=environment.work,
+        env=environment.variables(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     try:
         assert service.stdout is not None

@@ -11,7 +11,7 @@ from typing import Any
 from evergrow.core.errors import DeprecatedWarning
 
 DEPRECATIONS: list[Deprecation] = []
-"""Everything that is deprecated; a test holds that nothing in it is still there in the version that was to be without it."""
+"""Everything that is deprecated; a test fails in the version that was to be without an entry and still has it."""
 
 
 @dataclass(frozen=True)
