@@ -27,6 +27,9 @@ OUTSIDE = re.compile(r"\]\(((?:\.\./)+[\w./-]+)\)")
 FIGURE = re.compile(r"<!-- figure: ([\w.-]+)(?: \| ([^>\n]+))? -->")
 """A place in the gallery: the name of a panel of the report, and what it shows."""
 
+REPORT = "<!-- report -->"
+"""Where the gallery leads to the report that its figures are taken from."""
+
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.DOTALL)
 
 
@@ -55,7 +58,8 @@ def on_page_markdown(markdown: str, page: Page, config: ProperDocsConfig, files:
     def shown(match: re.Match[str]) -> str:
         return f"![{match[2] or match[1]}]({_relative(f'gallery/{match[1]}.svg', page)})"
 
-    return FIGURE.sub(shown, OUTSIDE.sub(copied, markdown))
+    whole = f"[Every table and figure in one page]({_relative('gallery/report.html', page)}), as the command writes it."
+    return FIGURE.sub(shown, OUTSIDE.sub(copied, markdown)).replace(REPORT, whole)
 
 
 def on_page_content(content: str, page: Page, config: ProperDocsConfig, files: Files) -> str:
