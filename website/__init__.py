@@ -1,1 +1,1 @@
-"""What the documentation site is built with: hooks of the generator, and the script that draws the figure of its first page."""
+"""What the documentation site is built with: hooks of its generator, and the figure of its first page."""

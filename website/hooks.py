@@ -1,6 +1,6 @@
 """Hooks of the site generator: files of the repository that pages link to, figures from records, formulas as MathML.
 
-Pages are written for a plain git host first: links are relative, formulas stand between dollars, and the gallery is text.
+Pages are written for a plain git host first: links are relative, formulas stand between dollars, the gallery is text.
 What differs on the site is done here, while it is built.
 """
 
@@ -40,7 +40,9 @@ def on_files(files: Files, config: ProperDocsConfig) -> Files:
         for path in OUTSIDE.findall(text):
             inside = _repository_path(source.src_uri, path)
             if inside is not None and files.get_file_from_path(f"repository/{inside}") is None:
-                files.append(File.generated(config, f"repository/{inside}", abs_src_path=str(_existing(config, inside))))
+                files.append(
+                    File.generated(config, f"repository/{inside}", abs_src_path=str(_existing(config, inside)))
+                )
         for name, _ in FIGURE.findall(text):
             _append_figure(files, config, name)
     report = _report(config) / "index.html"

@@ -1,7 +1,7 @@
 """The figure of the first page, drawn from the committed records: ``python -m website.landing_figure`` writes it.
 
-Above, what happens to a batch; below, accuracy on all classes so far while 200 species of birds arrive ten at a time, mean of
-the class orders in ``experiments/records/recommended``.
+Above, what happens to a batch; below, accuracy on all classes so far while 200 species of birds arrive ten at a time,
+mean of the class orders in ``experiments/records/recommended``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ CLASSES = 10
 LOWEST, HIGHEST = 0.60, 1.00
 GAP = 19
 """Distance between two names beside the curves."""
+
+BOLD = ' font-weight="600"'
 
 
 @dataclass(frozen=True)
@@ -72,36 +74,35 @@ def draw() -> str:
     return "\n".join(parts) + "\n"
 
 
+def _text(x: float, y: float, words: str, *, anchor: str = "middle", size: float = 13, style: str = "") -> str:
+    return f'<text x="{x}" y="{round(y, 1)}" text-anchor="{anchor}" font-size="{size}"{style}>{words}</text>'
+
+
 def _box(x: float, width: float, head: str, small: str, style: str) -> list[str]:
-    middle = x + width / 2
     return [
         f'<rect x="{x}" y="22" width="{width}" height="72" rx="8" {style} stroke-width="1.5"/>',
-        f'<text x="{middle}" y="54" text-anchor="middle" font-weight="600">{head}</text>',
-        f'<text x="{middle}" y="76" text-anchor="middle" font-size="13">{small}</text>',
+        _text(x + width / 2, 54, head, size=15, style=BOLD),
+        _text(x + width / 2, 76, small),
     ]
 
 
 def _pipeline() -> list[str]:
-    parts = [
+    behind = 'width="110" height="72" rx="8" fill="#ffffff" stroke="#9aa0a6"'
+    arrow = 'stroke="#444c56" stroke-width="1.5" marker-end="url(#tip)"'
+    title = "200 species of birds, ten at a time: accuracy on all so far"
+    return [
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 0 8 4 0 8z" fill="#444c56"/></marker></defs>'
+        '<path d="M0 0 8 4 0 8z" fill="#444c56"/></marker></defs>',
+        *(f'<rect x="{12 + shift}" y="{22 - shift}" {behind}/>' for shift in (10, 5)),  # batches still to come
+        *_box(12, 110, "new classes", "in batches", 'fill="#ffffff" stroke="#444c56"'),
+        *_box(170, 122, "network", "frozen", 'fill="#e8f1fb" stroke="#0b62a4"'),
+        *_box(334, 122, "sums", "are kept", 'fill="#e0f2ef" stroke="#00796b"'),
+        *_box(498, 112, "answers", "on all so far", 'fill="#ffffff" stroke="#444c56"'),
+        *(f'<path d="M{start} 58H{end}" {arrow}/>' for start, end in ((134, 168), (294, 332), (458, 496))),
+        f'<path d="M231 96V122" stroke-dasharray="4 3" {arrow}/>',
+        _text(231, 140, "samples are let go", style=' fill="#5b636d"'),
+        _text(LEFT, 176, title, anchor="start", size=15, style=BOLD),
     ]
-    for shift in (10, 5):  # the batches that wait behind the first
-        parts.append(
-            f'<rect x="{12 + shift}" y="{22 - shift}" width="110" height="72" rx="8" fill="#ffffff" stroke="#9aa0a6"/>'
-        )
-    parts += _box(12, 110, "new classes", "in batches", 'fill="#ffffff" stroke="#444c56"')
-    parts += _box(170, 122, "network", "frozen", 'fill="#e8f1fb" stroke="#0b62a4"')
-    parts += _box(334, 122, "sums", "are kept", 'fill="#e0f2ef" stroke="#00796b"')
-    parts += _box(498, 112, "answers", "on all so far", 'fill="#ffffff" stroke="#444c56"')
-    for start, end in ((134, 168), (294, 332), (458, 496)):
-        parts.append(f'<path d="M{start} 58H{end}" stroke="#444c56" stroke-width="1.5" marker-end="url(#tip)"/>')
-    parts += [
-        '<path d="M231 96V122" stroke="#444c56" stroke-width="1.4" stroke-dasharray="4 3" marker-end="url(#tip)"/>',
-        '<text x="231" y="140" text-anchor="middle" font-size="13" fill="#5b636d">samples are let go</text>',
-        f'<text x="{LEFT}" y="176" font-weight="600">200 species of birds, ten at a time: accuracy on all so far</text>',
-    ]
-    return parts
 
 
 def _x(classes: float) -> float:
@@ -113,15 +114,14 @@ def _y(accuracy: float) -> float:
 
 
 def _axes() -> list[str]:
-    parts = []
-    for percent in range(60, 101, 10):
-        y = _y(percent / 100)
-        parts.append(f'<path d="M{LEFT} {y}H{RIGHT}" stroke="#d8dee4"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 5}" text-anchor="end" font-size="13">{percent}</text>')
-    for classes in (10, 50, 100, 150, 200):
-        parts.append(f'<text x="{_x(classes)}" y="{BOTTOM + 20}" text-anchor="middle" font-size="13">{classes}</text>')
-    parts.append(f'<text x="{(LEFT + RIGHT) / 2}" y="{BOTTOM + 40}" text-anchor="middle" font-size="13">classes so far</text>')
-    return [*parts, f'<text x="{LEFT - 8}" y="{TOP - 10}" text-anchor="end" font-size="13">%</text>']
+    percents = range(60, 101, 10)
+    return [
+        *(f'<path d="M{LEFT} {_y(percent / 100)}H{RIGHT}" stroke="#d8dee4"/>' for percent in percents),
+        *(_text(LEFT - 8, _y(percent / 100) + 5, str(percent), anchor="end") for percent in percents),
+        *(_text(_x(classes), BOTTOM + 20, str(classes)) for classes in (10, 50, 100, 150, 200)),
+        _text((LEFT + RIGHT) / 2, BOTTOM + 40, "classes so far"),
+        _text(LEFT - 8, TOP - 10, "%", anchor="end"),
+    ]
 
 
 def _line(curve: Curve, values: list[float]) -> str:
@@ -136,14 +136,10 @@ def _names(last: dict[Curve, float]) -> list[str]:
     highest = _y(sum(last.values()) / len(last)) - GAP * (len(last) - 1) / 2
     for place, curve in enumerate(sorted(last, key=lambda curve: -last[curve])):
         y = round(highest + GAP * place, 1)
-        bold = ' font-weight="600"' if curve.width > 2 else ""
-        parts.append(
-            f'<path d="M{RIGHT} {_y(last[curve])}L{RIGHT + 12} {y}" stroke="{curve.colour}" stroke-width="1" fill="none"/>'
-        )
-        parts.append(
-            f'<text x="{RIGHT + 16}" y="{round(y + 5, 1)}" font-size="13.5" fill="{curve.colour}"{bold}>'
-            f"{curve.name} {100 * last[curve]:.1f}</text>"
-        )
+        style = f' fill="{curve.colour}"' + (BOLD if curve.width > 2 else "")
+        words = f"{curve.name} {100 * last[curve]:.1f}"
+        parts.append(f'<path d="M{RIGHT} {_y(last[curve])}L{RIGHT + 12} {y}" stroke="{curve.colour}"/>')
+        parts.append(_text(RIGHT + 16, y + 5, words, anchor="start", size=13.5, style=style))
     return parts
 
 
