@@ -1,4 +1,4 @@
-"""The documentation as a site: pages in their places, links that lead somewhere, numbers of records, nothing fetched."""
+"""The documentation as a site: pages in their places, links that lead somewhere, numbers of records, no request."""
 
 from __future__ import annotations
 
