@@ -13,6 +13,7 @@ import sys
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -107,6 +108,28 @@ def test_formulas_become_mathml():
     assert "<mfrac>" in made
     assert "&#x0003C;" in made
     assert "arithmatex" not in made
+
+
+def test_links_out_of_the_pages_lead_to_copies_and_figures_take_their_places():
+    hooks = site_hooks()
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="migrate/some.md"))
+    links = "[spec](../../experiments/mechanism.toml) [page](../data.md)"
+    text = f"{links} <!-- figure: a--b.1 | what it shows --> <!-- report -->"
+    made = hooks.on_page_markdown(text, page, None, None)
+    assert "[spec](../repository/experiments/mechanism.toml)" in made
+    assert "[page](../data.md)" in made
+    assert "![what it shows](../gallery/a--b.1.svg)" in made
+    assert "](../gallery/report.html)" in made
+
+
+def test_a_figure_that_no_record_gives_stops_the_build(tmp_path):
+    hooks = site_hooks()
+    config = SimpleNamespace(config_file_path=str(tmp_path / "properdocs.yml"))
+    page = SimpleNamespace(
+        src_uri="gallery.md", content_string="<!-- figure: nothing -->", is_documentation_page=lambda: True
+    )
+    with pytest.raises(hooks.PluginError, match="nothing\\.svg must be in the report"):
+        hooks.on_files(hooks.Files([page]), config)
 
 
 def test_roles_in_docstrings_become_links():

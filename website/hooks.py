@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 import latex2mathml.converter
 from properdocs.exceptions import PluginError
-from properdocs.structure.files import File
+from properdocs.structure.files import File, Files
 
 if TYPE_CHECKING:
     from properdocs.config.defaults import ProperDocsConfig
-    from properdocs.structure.files import Files
     from properdocs.structure.pages import Page
 
 OUTSIDE = re.compile(r"\]\(((?:\.\./)+[\w./-]+)\)")
