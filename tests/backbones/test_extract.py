@@ -149,7 +149,7 @@ def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
     gpu = torch.device("cuda")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)), raising=False)
     monkeypatch.setattr("evergrow.backbones.loader.shutil.disk_usage", lambda path: type("Usage", (), {"free": 64e6})())
-    assert choose_workers(1000, gpu, 10**3) == 12
+    assert choose_workers(1000, gpu, 10**3) == 10
     assert choose_workers(1000, gpu, 5 * 10**6) == 2  # half of 64 MB, three batches each
     assert choose_workers(1000, gpu, 38 * 10**6) == 0
     assert choose_workers(2, gpu, 10**3) == 0

@@ -174,7 +174,8 @@ class Preprocessing:
             raise InputError(
                 f"image must be a PIL image in RGB (see decode_image), got {getattr(image, 'mode', image)!r}"
             )
-        return _bytes(self._cropped(image))
+        quickly = self._quick_pixels(image) if self.quick else None
+        return _bytes(self._cropped(image)) if quickly is None else quickly
 
     def draft_size(self, height: int, width: int) -> tuple[int, int] | None:
         """Return the height and width that a decoder must not go below for an image of this size; None: all of it."""
@@ -209,16 +210,19 @@ class Preprocessing:
             part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
             return image.resize((self.size[1], self.size[0]), resample, box=part)
         if (width, height) != image.size:
-            quick = self.quick and height * width <= _RESIZED_LIMIT
-            image = self._resized_quickly(image, height, width) if quick else image.resize((width, height), resample)
+            image = image.resize((width, height), resample)
         return image.crop(box) if covers else self._padded(image)
 
-    def _resized_quickly(self, image: Image, height: int, width: int) -> Image:
-        from PIL import Image as PILImage
-
-        pixels = _bytes(image)[None].contiguous(memory_format=torch.channels_last)
-        made = interpolate(pixels, (height, width), mode=self.interpolation, antialias=True)
-        return PILImage.fromarray(made[0].permute(1, 2, 0).numpy())
+    def _quick_pixels(self, image: Image) -> Tensor | None:
+        """Return the bytes of the crop, resized by torch; None where borders must be filled or it is a strip."""
+        height, width = self._resized_size(image.height, image.width)
+        if height < self.size[0] or width < self.size[1] or height * width > _RESIZED_LIMIT:
+            return None
+        top, left = _offset(height, self.size[0]), _offset(width, self.size[1])
+        pixels = _bytes(image)[None]
+        if (height, width) != pixels.shape[2:]:
+            pixels = interpolate(pixels, (height, width), mode=self.interpolation, antialias=True)
+        return pixels[0, :, top : top + self.size[0], left : left + self.size[1]]
 
     def _resized_size(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width after resizing, rounded as torchvision (one target) and timm (two targets) do."""
