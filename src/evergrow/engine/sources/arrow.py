@@ -175,15 +175,15 @@ class ArrowSource(FileSource):
                 f"{self.place.title(folder)} must be saved without indices: run flatten_indices() before save_to_disk()"
             )
         entries = state.get("_data_files")
-        names = (
-            [entry.get("filename") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-        )
-        for name in names:
-            if not isinstance(name, str) or posixpath.join(folder, name) not in every or "/" in name:
+        names: list[str] = []
+        for entry in entries if isinstance(entries, list) else []:
+            name = entry.get("filename") if isinstance(entry, dict) else None
+            if not isinstance(name, str) or "/" in name or posixpath.join(folder, name) not in every:
                 raise FileFormatError(f"{self.place.title(state_name)} must name files beside it, got {name!r}")
+            names.append(posixpath.join(folder, name))
         if not names:
             raise FileFormatError(f"{self.place.title(state_name)} must name data files, got none")
-        return [posixpath.join(folder, name) for name in names]
+        return names
 
     def _json(self, name: str, every: dict[str, int]) -> dict[str, Any]:
         if every[name] > _LONGEST:
