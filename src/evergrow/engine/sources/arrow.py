@@ -21,7 +21,7 @@ from evergrow.core.optional import require
 from evergrow.datasets.labelled import listed
 from evergrow.engine.places import Place, RangedFile
 from evergrow.engine.shard import Shard, ShardData
-from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, block_spans
+from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, block_spans, where_of
 from evergrow.engine.sources.columns import TableColumns, choose_columns, table_data
 
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
@@ -244,12 +244,13 @@ class ArrowSource(FileSource):
     def read(self, shard: Shard) -> ShardData:
         """Return the rows of a shard: its record batches after the schema, as one stream."""
         arrow = require("pyarrow", extra="parquet", purpose="reading Arrow files")
-        where = shard.where
-        name, row, skip = str(where["file"]), int(where["row"]), int(where["skip"])
-        head, schema, columns = self._head(name, int(where["head"]))
+        where = where_of(shard)
+        name, row, skip = where.text("file"), where.integer("row"), where.integer("skip")
+        start, stop = where.integer("start"), where.integer("stop")
+        head, schema, columns = self._head(name, where.integer("head", high=_LONGEST))
         title = self.place.title(name)
-        body = self.place.read(name, int(where["start"]), int(where["stop"]))
-        if len(body) != int(where["stop"]) - int(where["start"]):
+        body = self.place.read(name, start, stop)
+        if len(body) != stop - start:
             raise FileFormatError(f"{title} must be as long as when the shards were made, but it ends early")
         kept = [schema.get_field_index(column) for column in (columns.sample, columns.label, columns.name) if column]
         with _whole(title):

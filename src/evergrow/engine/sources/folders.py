@@ -32,7 +32,7 @@ from evergrow.datasets.tables import (
 from evergrow.datasets.trees import DiskTree, EntryKind, FileTree, folder_entries
 from evergrow.engine.places import DiskPlace, Place
 from evergrow.engine.shard import Shard, ShardData
-from evergrow.engine.sources.base import LARGEST_IMAGE, SOURCES, FileSource, SampleKind, SourceOptions, spans
+from evergrow.engine.sources.base import LARGEST_IMAGE, SOURCES, FileSource, SampleKind, SourceOptions, spans, where_of
 
 _LAYOUTS = ("train-test", "tables", "single-table", "class-folders")
 """Ways in which a folder of images or tables may be laid out, in the order in which they are tried."""
@@ -200,24 +200,25 @@ class FolderSource(FileSource):
 
     def read(self, shard: Shard) -> ShardData:
         """Return the samples of a shard; files on disk are only named, and opened by whoever decodes them."""
-        where = shard.where
-        if "files" not in where:
+        if "files" not in shard.where:
             return self._read_texts(shard)
-        names = tuple(str(name) for name in where["files"])
-        labels = where.get("labels")
-        if len(names) != shard.rows or (labels is not None and len(labels) != shard.rows):
+        where = where_of(shard)
+        names, sizes = tuple(where.texts("files")), where.integers("sizes")
+        labels = where.texts("labels") if "labels" in shard.where else None
+        if not shard.rows == len(names) == len(sizes) == len(names if labels is None else labels):
             raise FileFormatError(f"shard {shard.number} must name {shard.rows} files and labels, got other numbers")
-        return ShardData(names, items=self._images(names, where["sizes"]), labels=_as_array(labels))
+        return ShardData(names, items=self._images(names, sizes), labels=_as_array(labels))
 
     def _images(self, names: tuple[str, ...], sizes: list[int]) -> Items:
         if isinstance(self.place, DiskPlace):
             return ImageFiles(self.place.root, names)
-        bodies = self.place.read_all([(name, 0, int(size)) for name, size in zip(names, sizes, strict=True)])
+        bodies = self.place.read_all([(name, 0, size) for name, size in zip(names, sizes, strict=True)])
         return HeldImages(names, tuple(body if isinstance(body, bytes) else str(body) for body in bodies))
 
     def _read_texts(self, shard: Shard) -> ShardData:
         """Return texts; a table is read whole, once in a process, and for many texts Parquet serves better."""
-        start, stop, every = int(shard.where["start"]), int(shard.where["stop"]), self._rows
+        where, every = where_of(shard), self._rows
+        start, stop = where.integer("start"), where.integer("stop")
         if every.texts is None or stop > len(every.texts) or stop - start != shard.rows:
             raise FileFormatError(f"{self.place.title(self.pattern)} must hold {stop} texts, as when shards were made")
         labels = None if every.labels is None else list(every.labels[start:stop])
@@ -267,5 +268,5 @@ def _name_of(label: Label, labelled: LabelledItems) -> str:
     return labelled.names.get(label, str(label)) if isinstance(label, int) else label
 
 
-def _as_array(labels: list[Any] | None) -> NDArray[np.str_] | None:
-    return None if labels is None else np.array([str(label) for label in labels], dtype=np.str_)
+def _as_array(labels: list[str] | None) -> NDArray[np.str_] | None:
+    return None if labels is None else np.array(labels, dtype=np.str_)
