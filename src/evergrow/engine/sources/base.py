@@ -22,6 +22,7 @@ from evergrow.core.registry import Registry
 from evergrow.core.settings import from_mapping
 from evergrow.core.validation import check_choice, check_number
 from evergrow.core.wording import setting
+from evergrow.datasets.folders import is_hidden
 from evergrow.datasets.labelled import listed
 from evergrow.engine.places import Place, open_place, public_storage
 from evergrow.engine.shard import Shard, ShardData
@@ -141,7 +142,11 @@ class FileSource(ABC):
         if self.pattern:
             return matching_files(self.place, self.pattern)
         every = self.place.listing(deep=True)
-        wanted = {name: size for name, size in every.items() if name.lower().endswith(self.suffixes)}
+        wanted = {
+            name: size
+            for name, size in every.items()
+            if name.lower().endswith(self.suffixes) and not any(map(is_hidden, name.split("/")))
+        }
         if not wanted:
             raise DatasetNotFoundError(
                 f"{self.place.title()} must hold files that end in {' or '.join(self.suffixes)}, got none"
@@ -421,8 +426,8 @@ def class_names(labels: Sequence[Any], names: Mapping[int, str], title: str) -> 
             if value not in names:
                 raise InputError(f"{title}: labels must be among the {len(names)} that it names, got {value}")
             value = names[value]
-        text = str(value).strip() if isinstance(value, (str, int)) else ""
-        if not text:
+        text = str(value) if isinstance(value, (str, int)) else ""
+        if not text.strip():
             raise InputError(f"{title}: every sample must have a label, got {value!r} in row {row}")
         found.append(text)
     return np.array(found, dtype=np.str_)
