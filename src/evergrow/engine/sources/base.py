@@ -168,7 +168,7 @@ class FileSource(ABC):
         """Return a hash of names, sizes and how they are read: the same on every machine and at every address."""
         digest = hashlib.blake2b(digest_size=16)
         for text in (self.format, repr(sorted(self.options.reading().items())), *self._marks()):
-            digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
         return digest.hexdigest()
 
     def _marks(self) -> Iterable[str]:

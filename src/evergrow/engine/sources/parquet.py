@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from evergrow.core.errors import EvergrowError, FileFormatError
+from evergrow.core.escaping import one_line
 from evergrow.core.optional import require
 from evergrow.engine.places import Place
 from evergrow.engine.shard import Shard, ShardData
@@ -49,7 +50,7 @@ class ParquetSource(FileSource):
         except (EvergrowError, MemoryError):
             raise
         except Exception as error:  # arrow has errors of its own, and damaged bytes bring any of them
-            raise FileFormatError(f"{title} must be a whole Parquet file: {error}") from error
+            raise FileFormatError(f"{title} must be a whole Parquet file: {one_line(str(error))}") from error
 
     def _look_for_kind(self) -> SampleKind:
         return self._opened(next(iter(self.files)))[1].kind
@@ -153,7 +154,7 @@ class ParquetSource(FileSource):
         except (EvergrowError, MemoryError):
             raise
         except Exception as error:
-            raise FileFormatError(f"{title} must be a whole Parquet file: {error}") from error
+            raise FileFormatError(f"{title} must be a whole Parquet file: {one_line(str(error))}") from error
         if count != rows:
             raise FileFormatError(f"{title} must hold the rows that it states, got {count} instead of {rows}")
         return arrow.Table.from_batches(kept)
