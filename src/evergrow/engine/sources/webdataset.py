@@ -94,8 +94,8 @@ class TarSample:
         plain = [suffix for suffix in images if "." not in suffix] or images
         if not plain:
             raise FileFormatError(
-                f"{title}: sample {printable(self.key)} must have an image, got {listed(self.files)}; files of one sample "
-                "must lie side by side"
+                f"{title}: sample {printable(self.key)} must have an image, got {listed(self.files)}; files of one "
+                "sample must lie side by side"
             )
         return self.files[plain[0]]
 
