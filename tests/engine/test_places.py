@@ -11,7 +11,8 @@ import fsspec
 import pytest
 
 from evergrow.core.errors import DatasetNotFoundError, EngineError, MissingExtraError, ParameterError
-from evergrow.engine.places import Place, RangedFile, open_place, public_storage
+from evergrow.engine.places import Place, open_place, public_storage
+from evergrow.engine.ranged_file import RangedFile
 from evergrow.engine.sources import open_source, source_from
 
 

@@ -20,10 +20,12 @@ from evergrow.core.errors import DatasetNotFoundError, EvergrowError, FileFormat
 from evergrow.core.escaping import one_line
 from evergrow.core.optional import require
 from evergrow.datasets.labelled import listed
-from evergrow.engine.places import Place, RangedFile
+from evergrow.engine.places import Place
+from evergrow.engine.ranged_file import RangedFile
 from evergrow.engine.shard import Shard, ShardData
-from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, block_spans, where_of
+from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, where_of
 from evergrow.engine.sources.columns import TableColumns, choose_columns, table_data
+from evergrow.engine.sources.spans import block_spans
 
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _LONGEST = 64 * 2**20

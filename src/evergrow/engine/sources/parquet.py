@@ -11,8 +11,9 @@ from evergrow.core.escaping import one_line
 from evergrow.core.optional import require
 from evergrow.engine.places import Place
 from evergrow.engine.shard import Shard, ShardData
-from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, block_spans, where_of
+from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, where_of
 from evergrow.engine.sources.columns import TableColumns, choose_columns, table_data
+from evergrow.engine.sources.spans import block_spans
 
 _RATIO, _ROOM = 100, 64 * 2**20
 """Rows may unpack to so many times what they take in the file, and so many bytes."""

@@ -28,7 +28,8 @@ from evergrow.datasets.folders import is_hidden
 from evergrow.datasets.labelled import listed
 from evergrow.engine.places import DiskPlace
 from evergrow.engine.shard import Shard, ShardData
-from evergrow.engine.sources.base import LARGEST_IMAGE, SOURCES, FileSource, SampleKind, class_names, spans, where_of
+from evergrow.engine.sources.base import LARGEST_IMAGE, SOURCES, FileSource, SampleKind, class_names, where_of
+from evergrow.engine.sources.spans import spans
 
 LABEL_SUFFIXES = ("cls", "json", "txt")
 """Endings of files that hold labels, in the order in which they are looked for."""
