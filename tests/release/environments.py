@@ -1,7 +1,7 @@
 """Environments with the wheel and nothing else than its requirements, made without a download.
 
 Copying or downloading PyTorch for every environment would take gigabytes. What an environment needs is read from the
-metadata of what is installed here, distribution by distribution, and linked; what it does not need is not visible in it.
+metadata of what is installed here, distribution by distribution, and linked; nothing else is visible in it.
 evergrow itself comes out of the wheel.
 """
 
