@@ -6,6 +6,8 @@ import re
 import struct
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -224,6 +226,19 @@ def test_without_an_extra_one_line_says_what_is_missing(extra: str, bare: Enviro
     assert f"pip install 'evergrow[{extra}]'" in done.stderr.strip().splitlines()[-1]
 
 
+def fetched(address: str) -> bytes:
+    """Return what an address answers; a service says where it will be before it is there."""
+    for _ in range(120):
+        try:
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                return bytes(answer.read())
+        except urllib.error.URLError as error:  # noqa: PERF203
+            if not isinstance(error.reason, ConnectionRefusedError):
+                raise
+            time.sleep(0.5)
+    raise AssertionError(f"nothing answered at {address}")
+
+
 def test_the_service_starts_with_its_extra(wheel: Path, tmp_path: Path) -> None:
     environment = Environment(tmp_path, wheel, ["serve"])
     fitted_rows(environment.work)
@@ -245,10 +260,8 @@ def test_the_service_starts_with_its_extra(wheel: Path, tmp_path: Path) -> None:
                 break
         else:
             pytest.fail("".join(said))
-        with urllib.request.urlopen(f"{address[0]}/v2/models/rows", timeout=60) as answer:
-            assert b"rows" in answer.read()
-        with urllib.request.urlopen(f"{address[0]}/", timeout=60) as answer:
-            assert b"<html" in answer.read()
+        assert b"rows" in fetched(f"{address[0]}/v2/models/rows")
+        assert b"<html" in fetched(f"{address[0]}/")
     finally:
         service.terminate()
         service.wait(60)

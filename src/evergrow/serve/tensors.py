@@ -157,7 +157,11 @@ def _from_json(
     try:
         if not all(isinstance(value, (int, float)) for value in flat):
             raise ValueError("no numbers")
-        return np.asarray(flat, dtype=np.dtype(DTYPES[datatype])).reshape(dims)
+        dtype = np.dtype(DTYPES[datatype])
+        # NumPy 1 would turn -1 into the largest number of a type without a sign; NumPy 2 refuses it.
+        if dtype.kind in "iu" and not all(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max for value in flat):
+            raise ValueError("out of range")
+        return np.asarray(flat, dtype=dtype).reshape(dims)
     except (ValueError, OverflowError, TypeError) as error:
         raise Problem(422, f"data of {name[:80]!r} must be numbers of type {datatype}", "BadField") from error
 
