@@ -121,6 +121,11 @@ class Annotate:
 
     annotations: tuple[Annotation, ...]
 
+    @property
+    def size(self) -> int:
+        """Samples that come with them, at most."""
+        return len(self.annotations)
+
     def on_learner(self, learner: Learner) -> None:
         """Unlearn what they said before and learn what they say now; nothing where that is the same."""
         ledger = Ledger.from_archive(attached_part(learner, PART))

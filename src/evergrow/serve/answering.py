@@ -94,9 +94,8 @@ def _backbone(described: dict[str, Any]) -> dict[str, Any]:
 def prediction_values(name: str, version: Version, answers: Answers, k: int, false_alarm: float) -> dict[str, Any]:
     """Return answers, the likeliest classes of each sample first."""
     values = answers.values
-    order = np.argsort(-values, axis=1, kind="stable")[:, :k]
     rows = []
-    for row, best in enumerate(order):
+    for row, best in enumerate(answers.ranked(k)):
         top = [{"class": str(answers.classes[column]), "value": float(values[row, column])} for column in best]
         novelty = None if answers.novelty is None else float(answers.novelty[row])
         rows.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,10 @@ from evergrow.serve.drafts import Draft
 
 class Edit(Protocol):
     """A change that can be made."""
+
+    @property
+    def size(self) -> int:
+        """Samples that come with it."""
 
     def on_learner(self, learner: Learner) -> None:
         """Change a learner that nobody else holds."""
@@ -37,6 +41,11 @@ class Teach:
 
     X: NDArray[Any]
     labels: NDArray[np.str_]
+
+    @property
+    def size(self) -> int:
+        """Samples that come with it."""
+        return len(self.labels)
 
     def on_learner(self, learner: Learner) -> None:
         """Learn them."""
@@ -62,6 +71,11 @@ class Unlearn:
     X: NDArray[Any]
     labels: NDArray[np.str_]
 
+    @property
+    def size(self) -> int:
+        """Samples that come with it."""
+        return len(self.labels)
+
     def on_learner(self, learner: Learner) -> None:
         """Unlearn them."""
         learner.unlearn((self.X, self.labels))
@@ -82,6 +96,7 @@ class Forget:
     """
 
     names: tuple[str, ...]
+    size: ClassVar[int] = 0
 
     def on_learner(self, learner: Learner) -> None:
         """Forget them."""
@@ -104,6 +119,7 @@ class Rename:
 
     old: str
     new: str
+    size: ClassVar[int] = 0
 
     def on_learner(self, learner: Learner) -> None:
         """Rename it."""
@@ -130,6 +146,7 @@ class MergeClasses:
 
     names: tuple[str, ...]
     into: str
+    size: ClassVar[int] = 0
 
     def on_learner(self, learner: Learner) -> None:
         """Merge them."""

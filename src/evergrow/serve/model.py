@@ -14,7 +14,6 @@ from pathlib import Path
 
 from evergrow.core.errors import BusyError, ParameterError
 from evergrow.core.files import locked
-from evergrow.learner.attached import attach_part
 from evergrow.learner.changes import Change
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
@@ -33,6 +32,7 @@ from evergrow.serve.edits import Edit
 from evergrow.serve.once import Once, requests_of
 from evergrow.serve.pool import BackbonePool
 from evergrow.serve.problems import Problem
+from evergrow.serve.threads import FEW_SAMPLES, cores, torch_threads
 from evergrow.serve.versions import Version, signature_of
 from evergrow.serve.warned import warned
 
@@ -247,6 +247,11 @@ class ServedModel:
         return [entry.change for entry in History(self.path).undone()]
 
     def _edited(self, version: Version, edit: Edit, wanted: Wanted) -> Outcome:
+        few = sum(version.counts.values()) + edit.size <= FEW_SAMPLES
+        with torch_threads(1 if few else cores()):
+            return self._edited_now(version, edit, wanted)
+
+    def _edited_now(self, version: Version, edit: Edit, wanted: Wanted) -> Outcome:
         before = version.counts
         if isinstance(version.known, Draft):
             made = self._edited_draft(version, version.known, edit, wanted)
@@ -272,26 +277,12 @@ class ServedModel:
                 draft.write(self.draft_path)
                 self._version = Version(draft, signature_of(self.draft_path))
                 return self._version
-            learner = self._begun(draft)
+            backbone = None if draft.spec is None else self._pool.of_spec(draft.spec).backbone
+            learner = draft.begun(backbone, self._device)
             requests = [entry for change in draft.history for entry in requests_of(change)]
             return self._committed(
                 learner, Change("fit", "", 0, note=wanted.note, extra=Once().extra(requests)), wanted.who
             )
-
-    def _begun(self, draft: Draft) -> Learner:
-        backbone = None if draft.spec is None else self._pool.of_spec(draft.spec).backbone
-        learner = Learner(
-            backbone,
-            draft.method,
-            settings=draft.settings,
-            options=dict(draft.options) or None,
-            device=self._device,
-            cache=False,
-        )
-        learner.fit((draft.features, draft.labels))
-        for name, part in draft.parts.items():
-            attach_part(learner, name, part)
-        return learner
 
     def _committed(self, learner: Learner, change: Change, who: str | None) -> Version:
         """Write a learner as the next revision and make it the present version."""

@@ -49,6 +49,7 @@ def models_router(service: Service) -> APIRouter:
         service.check_writable()
         wanted = checked(NewModel, (await read_body(request, service.limits)).values)
         model = await service.run(_create, service, wanted)
+        service.begin_warm_up(wanted.name)
         version = await service.run(model.current)
         response.headers.update({"ETag": version.etag, "Location": f"/api/v1/models/{wanted.name}"})
         return await service.run(model_values, wanted.name, model, version)
