@@ -64,6 +64,7 @@ def model_values(name: str, model: ServedModel, version: Version) -> dict[str, A
         "n_features": version.n_features,
         "history": [change_values(change) for change in model.history(version)],
         "revisions": model.revisions(),
+        "redoable": model.redoable(),
     }
     if isinstance(known, Draft):
         about = {"method": known.method, "settings": known.settings, "options": known.options, "thresholds": None}
