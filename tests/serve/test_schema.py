@@ -87,6 +87,8 @@ def test_requests_made_up_from_the_description(tmp_path: Path) -> None:
             CHECKS,
             "-n",
             "10",
+            "--request-timeout",
+            "120",
             "--no-color",
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=1200)

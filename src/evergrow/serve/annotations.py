@@ -205,6 +205,26 @@ def _nothing_came() -> Change:
     return Change.now("update", 0, note="an annotation was deleted before it came")
 
 
+def without_forgotten(archive: Archive | None, history: Sequence[Change]) -> Archive | None:
+    """Return the annotations that a model keeps, without the feature vectors of classes that it has forgotten.
+
+    Parameters
+    ----------
+    archive : Archive or None
+        What :meth:`Ledger.to_archive` gave; None where there are none.
+    history : sequence of Change
+        All changes of the model.
+
+    Returns
+    -------
+    Archive or None
+        None where nothing is to be left out.
+    """
+    ledger = Ledger.from_archive(archive)
+    kept = {key: entry for key, entry in ledger.entries.items() if name_now(entry, history) is not None}
+    return None if len(kept) == len(ledger.entries) else dataclasses.replace(ledger, entries=kept).to_archive()
+
+
 def deletions(keys: Iterable[str]) -> tuple[Annotation, ...]:
     """Return annotations that are no more."""
     return tuple(Annotation(key, None, gone=True) for key in keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -9,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import LabelError
+from evergrow.learner.attached import attach_part, attached_part
 from evergrow.learner.learner import Learner
+from evergrow.serve.annotations import PART, without_forgotten
 from evergrow.serve.drafts import Draft
 
 
@@ -99,12 +102,17 @@ class Forget:
     size: ClassVar[int] = 0
 
     def on_learner(self, learner: Learner) -> None:
-        """Forget them."""
+        """Forget them, and what was kept of their annotations."""
         learner.forget_classes(self.names)
+        kept = without_forgotten(attached_part(learner, PART), learner.history_)
+        if kept is not None:
+            attach_part(learner, PART, kept)
 
     def on_draft(self, draft: Draft) -> Draft:
-        """Drop their samples."""
-        return draft.forgotten(self.names)
+        """Drop their samples, and what was kept of their annotations."""
+        after = draft.forgotten(self.names)
+        kept = without_forgotten(after.parts.get(PART), after.history)
+        return after if kept is None else dataclasses.replace(after, parts={**after.parts, PART: kept})
 
 
 @dataclass(frozen=True)
