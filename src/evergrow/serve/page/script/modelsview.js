@@ -16,7 +16,8 @@ const KINDS = {
 export async function showModels(main) {
   const { models, read_only: readOnly } = await ask("/models");
   const problems = make("div.problems");
-  const list = models.length ? make("ul.models", {}, models.map((model) => entry(model, main, readOnly))) : nothingYet();
+  const entries = models.map((model) => entry(model, main, readOnly));
+  const list = entries.length ? make("ul.models", {}, entries) : nothingYet();
   const actions = readOnly ? make("p.soft", {}, "Read only") : make("div.actions", {}, uploadButton(problems),
     iconButton("plus", "New model", createModel, { kind: ".primary" }));
   fill(main, make("section.page", { aria: { labelledby: "models-title" } },

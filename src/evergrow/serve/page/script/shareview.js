@@ -20,12 +20,14 @@ export class ShareView {
     this.evg = iconButton("download", "Model file (.evg)", saving("download", ".evg"));
     this.onnx = iconButton("download", "ONNX graph", saving(graph, ".onnx"));
     this.about = make("p.soft");
+    this.deleting = make("section", {}, make("h2", {}, "Delete it"),
+      make("p.soft", {}, "For good, with all its revisions."),
+      make("div.row", {}, iconButton("bin", "Delete this model", () => this.deleteIt(), { kind: ".danger-text" })));
     this.element = make("div.stack.share", {}, make("section", {}, make("h2", {}, "Take it with you"), this.about,
       make("div.row", {}, this.evg, this.onnx), this.files),
     make("section", {}, make("h2", {}, "The same without this page"),
-      make("div.field.inline", {}, make("label", { htmlFor: "task" }, "What to do"), this.task), this.codes), this.deleting = make("section", {}, make("h2", {}, "Delete it"),
-      make("p.soft", {}, "For good, with all its revisions."),
-      make("div.row", {}, iconButton("bin", "Delete this model", () => this.deleteIt(), { kind: ".danger-text" }))));
+      make("div.field.inline", {}, make("label", { htmlFor: "task" }, "What to do"), this.task), this.codes),
+    this.deleting);
     model.addEventListener("change", () => this.update());
     this.update();
   }
