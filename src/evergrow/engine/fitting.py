@@ -1,0 +1,296 @@
+"""Fit and update of a model, shard by shard: a layer from a sample, statistics of every shard, their sum."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from evergrow.core.errors import EngineError, InputError, ParameterError
+from evergrow.core.files import PARTIAL, locked
+from evergrow.core.progress import meter
+from evergrow.core.version import __version__
+from evergrow.core.wording import setting
+from evergrow.engine.job import Job, begin_job
+from evergrow.engine.manifest import Manifest, write_json
+from evergrow.engine.reduction import Reduction, total_of
+from evergrow.engine.running import Outcome, Runner
+from evergrow.engine.shard_features import forget_opened, read_features
+from evergrow.engine.stages import Pace, Tally, run_tasks, shard_tasks
+from evergrow.engine.tree import FAN_IN
+from evergrow.engine.works import whole_archive
+from evergrow.learner.encoder import Encoder, extraction_config
+from evergrow.learner.learner import Learner
+from evergrow.learner.learning import Block
+from evergrow.learner.parts import adopt, complete_fit, complete_update, encoder_for, with_layer
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a job is run; none of it changes a result.
+
+    Parameters
+    ----------
+    runner : Runner
+        What runs the tasks.
+    device : str
+        Where workers compute.
+    decoders : int or "auto"
+        Processes beside each worker that decode images.
+    progress : bool
+        Whether to show a bar.
+    share : tuple of int or None
+        ``(i, n)``: only the shards whose number is i modulo n, for a batch system that starts n such commands.
+    """
+
+    runner: Runner
+    device: str = "auto"
+    decoders: Any = 0
+    progress: bool = False
+    share: tuple[int, int] | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What a task is told."""
+        return {"device": self.device, "decoders": self.decoders}
+
+    def mine(self, numbers: Iterable[int]) -> list[int]:
+        """Return those shards that are done here."""
+        if self.share is None:
+            return list(numbers)
+        place, total = self.share
+        return [number for number in numbers if number % total == place]
+
+
+def fit(learner: Learner, manifest: Manifest, folder: Path, running: Running) -> Tally | None:
+    """Let a learner forget everything and learn a data set.
+
+    Parameters
+    ----------
+    learner : Learner
+        What learns.
+    manifest : Manifest
+        The data.
+    folder : Path
+        Where results are kept.
+    running : Running
+        How it is run.
+
+    Returns
+    -------
+    Tally or None
+        What was learned; None where this was a share of the work and there is more to do.
+    """
+    if learner.adapt is not None:
+        raise ParameterError(
+            f"{setting('adapt')} must be left out with {setting('engine')}, got {learner.adapt!r}: adapt a model to a "
+            "sample without it, and update that model with it"
+        )
+    learner._new_head().require("merge")
+    encoder = encoder_for(learner, manifest.kind)
+    settings = {
+        "method": learner.method,
+        "settings": learner.settings,
+        "options": learner._recipe().plain_options(),
+        "seed": learner._seed(),
+        "backbone": None if encoder.spec is None else encoder.spec.decisive(),
+    }
+    backbone = None if encoder.spec is None else _portable(encoder)
+    job = _begun(Job(folder, manifest, "fit", {**settings, **_extraction(learner)}, backbone))
+    return _learned(learner, job, running, encoder)
+
+
+def update(learner: Learner, manifest: Manifest, folder: Path, running: Running) -> Tally | None:
+    """Let a learner learn a data set beside what it knows; arguments and result are those of :func:`fit`."""
+    learner._able("spawn")
+    start = learner.to_archive()
+    from evergrow.core.archive import read_header, write_archive
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "start.evg"
+    if not path.exists():
+        write_archive(path, start)
+    digest = read_header(path).digest
+    if digest != _digest(start, folder):
+        raise EngineError(f"{path} must be the model to update, got another one: choose another folder")
+    if learner.spec_ is not None:
+        _portable(learner._encoder)
+    job = _begun(Job(folder, manifest, "update", {"model": digest, **_extraction(learner)}))
+    if whole_archive(job.template) is None:
+        learner.spawn().save(job.template)
+    return _learned(learner, job, running, None)
+
+
+def _digest(archive: Any, folder: Path) -> str:
+    from evergrow.core.archive import archive_digest
+
+    return archive_digest(archive)
+
+
+def _extraction(learner: Learner) -> dict[str, Any]:
+    """Return those settings of an extraction that decide features, and the version that computes them."""
+    config = extraction_config(learner.extract, False, lasting=False)
+    return {
+        "on_error": config.on_error,
+        "batch_size": config.batch_size,
+        "fan_in": FAN_IN,
+        "evergrow": __version__,
+    }
+
+
+def _portable(encoder: Encoder) -> dict[str, Any]:
+    """Return the description of a backbone that any worker can load, or raise :class:`ParameterError`."""
+    spec = encoder.spec
+    assert spec is not None
+    if spec.weights == "module":
+        raise ParameterError(
+            f"{setting('backbone')} must be one that workers can load by its name with {setting('engine')}, got the "
+            f"module {spec.name}"
+        )
+    return spec.to_dict()
+
+
+def _begun(job: Job) -> Job:
+    job.folder.mkdir(parents=True, exist_ok=True)
+    return begin_job(job)
+
+
+def _learned(learner: Learner, job: Job, running: Running, encoder: Encoder | None) -> Tally | None:
+    if job.is_finished():
+        adopt(learner, total_of(job.model, running.device))
+        return Tally()
+    try:
+        if running.share is not None:
+            return _share(learner, job, running, encoder)
+        with locked(job.folder):
+            return _whole(learner, job, running, encoder)
+    finally:
+        forget_opened()
+
+
+def _share(learner: Learner, job: Job, running: Running, encoder: Encoder | None) -> None:
+    """Do the shards of a share, as far as the others allow: the layer needs the samples of all."""
+    tally = _first_stage(job, running)
+    if _template_is_there(learner, job, encoder, tally):
+        with meter("learning", len(job.manifest.shards), enabled=running.progress) as tick:
+            reduction = Reduction(job, tally, running.values)
+            reduction.learn(running.runner, running.mine(range(len(job.manifest.shards))), tick)
+
+
+def _whole(learner: Learner, job: Job, running: Running, encoder: Encoder | None) -> Tally:
+    running.runner.check(
+        {
+            "evergrow": __version__,
+            "torch": torch.__version__,
+            "folder": str(job.folder),
+            "key": job.key,
+            "device": running.device,
+        }
+    )
+    tally = _first_stage(job, running)
+    if not _template_is_there(learner, job, encoder, tally):
+        raise EngineError("first samples of every shard must be there by now, but some are gone: was the folder changed?")
+    tally = Tally()
+    reduction = Reduction(job, tally, running.values)
+    with meter("learning", len(job.manifest.shards), enabled=running.progress) as tick:
+        path = reduction.run(running.runner, tick)
+    total = total_of(path, running.device)
+    _check_counted(job, total, tally)
+    sample = _sample(job, skipped=tally.failed)
+    complete = complete_fit if job.work == "fit" else complete_update
+    complete(learner, total, sample)
+    learner.save(job.model)
+    write_json(job.finish, {"key": job.key, **tally.to_values()})
+    _tidy(job)
+    return tally
+
+
+# -- the first samples ----------------------------------------------------------------------------------------
+
+
+def _first_stage(job: Job, running: Running) -> Tally:
+    """Compute the features of the first samples, shard by shard."""
+    tally = Tally()
+    there = [shard for shard in job.manifest.shards if len(job.manifest.first_of(shard))]
+    wanted = [
+        shard.number for shard in there if not job.result("first", shard.number).is_file()
+    ]  # whether they are whole is seen when they are read
+    with meter("first samples", len(there), enabled=running.progress and bool(wanted)) as tick:
+        pace = Pace(tick, len(there), tally)
+
+        def see(outcome: Outcome) -> None:
+            if outcome.state == "failed":
+                tally.failed[outcome.task.number] = outcome.error
+            else:
+                tally.add(outcome.task.number, outcome.told)
+            pace.more(int(outcome.told.get("rows", 0)))
+
+        tasks = shard_tasks(job, "first", running.mine(wanted), running.values)
+        run_tasks(job, running.runner, tasks, see)
+    return tally
+
+
+def _template_is_there(learner: Learner, job: Job, encoder: Encoder | None, tally: Tally) -> bool:
+    """Return whether there is a layer to learn with, growing it where all first samples are there."""
+    if whole_archive(job.template) is not None:
+        return True
+    unread = {*tally.failed, *job.failures()} if job.skips else set()
+    wanted = [shard for shard in job.manifest.shards if len(job.manifest.first_of(shard)) and shard.number not in unread]
+    if not all(job.result("first", shard.number).is_file() for shard in wanted):
+        return False
+    assert encoder is not None
+    sample = _sample(job, skipped=unread)
+    with_layer(learner, encoder, sample).save(job.template)
+    return True
+
+
+def _sample(job: Job, skipped: Iterable[int]) -> Block:
+    """Return the first samples of all shards but those that were left out."""
+    found, out = [], set(skipped)
+    for shard in job.manifest.shards:
+        path = job.result("first", shard.number)
+        if shard.number not in out and path.is_file():
+            found.append((shard.number, read_features(path)))
+    found = [(number, part) for number, part in found if len(part)]
+    if not found:
+        raise InputError("data must have at least one sample that can be read, got none")
+    first, width = found[0][0], found[0][1].X.shape[1]
+    for number, part in found:
+        if part.X.shape[1] != width:
+            raise EngineError(
+                f"shards must have features of one width, got {width} in shard {first} and {part.X.shape[1]} in "
+                f"shard {number}"
+            )
+    parts = [part for _, part in found]
+    return Block(np.concatenate([part.X for part in parts]), np.concatenate([part.required_labels() for part in parts]))
+
+
+# -- the end --------------------------------------------------------------------------------------------------
+
+
+def _check_counted(job: Job, total: Learner, tally: Tally) -> None:
+    """Raise unless every sample was counted once, and every class has one that could be read."""
+    learned, told = sum(total.samples_by_name_.values()), sum(tally.rows.values())
+    wanted = sum(shard.rows for shard in job.manifest.shards if shard.number not in tally.failed)
+    if learned != told or told + tally.n_left_out != wanted:
+        raise EngineError(
+            f"every sample must be counted once, but of {wanted} samples {tally.n_left_out} were left out and "
+            f"{learned} learned: delete {job.folder} and begin anew"
+        )
+    lost = sorted({name for names in tally.lost.values() for name in names} - set(total.samples_by_name_))
+    if lost:
+        raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
+
+
+def _tidy(job: Job) -> None:
+    """Remove what only led to the result, and what killed workers left half-written."""
+    for stage in ("first", "statistics", "merged"):
+        shutil.rmtree(job.folder / stage, ignore_errors=True)
+    job.template.unlink(missing_ok=True)
+    for path in job.folder.rglob(f".*{PARTIAL}"):
+        path.unlink(missing_ok=True)
