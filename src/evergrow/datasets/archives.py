@@ -32,7 +32,7 @@ from evergrow.datasets.options import DataOptions
 from evergrow.datasets.readers import LAYOUTS, list_layouts, register_file_format
 from evergrow.datasets.stored import ImageStore, StoredImages
 from evergrow.datasets.tables import TABLE_SUFFIXES
-from evergrow.datasets.trees import EntryKind, FileTree
+from evergrow.datasets.trees import EntryKind, FileTree, folder_entries
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
@@ -316,18 +316,7 @@ class ArchiveTree(FileTree):
     @classmethod
     def of(cls, archive: ArchiveFile) -> ArchiveTree:
         """Return the tree of a whole archive."""
-        children: dict[str, dict[str, EntryKind]] = {"": {}}
-        for member in archive.members:
-            parent, kind, name = posixpath.dirname(member.name), "file", posixpath.basename(member.name)
-            while True:
-                known = children.setdefault(parent, {})
-                if known.setdefault(name, kind) != kind:  # type: ignore[arg-type]
-                    raise FileFormatError(
-                        f"{archive.path} must hold a file or a folder of a name, got both of {shown(member.name)}"
-                    )
-                if not parent:
-                    break
-                parent, kind, name = posixpath.dirname(parent), "folder", posixpath.basename(parent)
+        children = folder_entries((member.name for member in archive.members), str(archive.path))
         return cls(archive, "", children)
 
     @property

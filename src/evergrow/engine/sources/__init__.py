@@ -1,0 +1,17 @@
+"""Data sets that are read by parts, on disk or in a bucket: folders, tables, tar shards, Parquet, Arrow, features."""
+
+from evergrow.engine.sources.base import SOURCES, FileSource, SourceOptions, source_from
+from evergrow.engine.sources.features import ArraySource
+from evergrow.engine.sources.folders import FolderSource, TableSource
+from evergrow.engine.sources.opening import open_source
+
+__all__ = [
+    "SOURCES",
+    "ArraySource",
+    "FileSource",
+    "FolderSource",
+    "SourceOptions",
+    "TableSource",
+    "open_source",
+    "source_from",
+]
