@@ -32,8 +32,8 @@ class Engine(ABC):
         reach it by this path. By default a temporary one, which is gone afterwards.
     division : Division
         How data are divided into shards, and how many samples the layer is grown on.
-    decoders : int or "auto"
-        Processes beside each worker that decode images.
+    decoders : int, "auto" or None
+        Processes beside each worker that decode images; None suits the engine.
     progress : bool
         Whether to show a bar.
     share : tuple of int, optional
@@ -42,7 +42,7 @@ class Engine(ABC):
 
     folder: str | os.PathLike[str] | None = None
     division: Division = field(default_factory=Division)
-    decoders: Any = 0
+    decoders: Any = None
     progress: bool = False
     share: tuple[int, int] | None = None
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from evergrow.backbones.base import BackboneSpec
+from evergrow.core.archive import archive_digest, write_archive
 from evergrow.core.errors import EngineError, InputError, ParameterError
 from evergrow.core.files import PARTIAL, locked
 from evergrow.core.progress import meter
@@ -27,7 +29,15 @@ from evergrow.engine.works import whole_archive
 from evergrow.learner.encoder import Encoder, extraction_config
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import Block
-from evergrow.learner.parts import adopt, complete_fit, complete_update, encoder_for, with_layer
+from evergrow.learner.parts import (
+    adopt,
+    check_divisible,
+    complete_fit,
+    complete_update,
+    deciding_settings,
+    encoder_for,
+    with_layer,
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +50,8 @@ class Running:
         What runs the tasks.
     device : str
         Where workers compute.
-    decoders : int or "auto"
-        Processes beside each worker that decode images.
+    decoders : int, "auto" or None
+        Processes beside each worker that decode images; None leaves it to the runner.
     progress : bool
         Whether to show a bar.
     share : tuple of int or None
@@ -50,14 +60,14 @@ class Running:
 
     runner: Runner
     device: str = "auto"
-    decoders: Any = 0
+    decoders: Any = None
     progress: bool = False
     share: tuple[int, int] | None = None
 
     @property
     def values(self) -> dict[str, Any]:
         """What a task is told."""
-        return {"device": self.device, "decoders": self.decoders}
+        return {"device": self.device} | ({} if self.decoders is None else {"decoders": self.decoders})
 
     def mine(self, numbers: Iterable[int]) -> list[int]:
         """Return those shards that are done here."""
@@ -86,50 +96,27 @@ def fit(learner: Learner, manifest: Manifest, folder: Path, running: Running) ->
     Tally or None
         What was learned; None where this was a share of the work and there is more to do.
     """
-    if learner.adapt is not None:
-        raise ParameterError(
-            f"{setting('adapt')} must be left out with {setting('engine')}, got {learner.adapt!r}: adapt a model to a "
-            "sample without it, and update that model with it"
-        )
-    learner._new_head().require("merge")
+    check_divisible(learner, fresh=True)
     encoder = encoder_for(learner, manifest.kind)
-    settings = {
-        "method": learner.method,
-        "settings": learner.settings,
-        "options": learner._recipe().plain_options(),
-        "seed": learner._seed(),
-        "backbone": None if encoder.spec is None else encoder.spec.decisive(),
-    }
-    backbone = None if encoder.spec is None else _portable(encoder)
-    job = _begun(Job(folder, manifest, "fit", {**settings, **_extraction(learner)}, backbone))
+    decisive = None if encoder.spec is None else encoder.spec.decisive()
+    settings = {**deciding_settings(learner), **_extraction(learner), "backbone": decisive}
+    backbone = None if encoder.spec is None else _portable(encoder.spec)
+    job = begin_job(Job(folder, manifest, "fit", settings, backbone))
     return _learned(learner, job, running, encoder)
 
 
 def update(learner: Learner, manifest: Manifest, folder: Path, running: Running) -> Tally | None:
     """Let a learner learn a data set beside what it knows; arguments and result are those of :func:`fit`."""
-    learner._able("spawn")
-    start = learner.to_archive()
-    from evergrow.core.archive import read_header, write_archive
-
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "start.evg"
-    if not path.exists():
-        write_archive(path, start)
-    digest = read_header(path).digest
-    if digest != _digest(start, folder):
-        raise EngineError(f"{path} must be the model to update, got another one: choose another folder")
+    check_divisible(learner, fresh=False)
     if learner.spec_ is not None:
-        _portable(learner._encoder)
-    job = _begun(Job(folder, manifest, "update", {"model": digest, **_extraction(learner)}))
-    if whole_archive(job.template) is None:
-        learner.spawn().save(job.template)
+        _portable(learner.spec_)
+    start = learner.to_archive()
+    job = Job(folder, manifest, "update", {"model": archive_digest(start), **_extraction(learner)})
+    begin_job(job)
+    for path, archive in ((job.start, start), (job.template, learner.spawn().to_archive())):
+        if whole_archive(path) is None:
+            write_archive(path, archive)
     return _learned(learner, job, running, None)
-
-
-def _digest(archive: Any, folder: Path) -> str:
-    from evergrow.core.archive import archive_digest
-
-    return archive_digest(archive)
 
 
 def _extraction(learner: Learner) -> dict[str, Any]:
@@ -143,10 +130,8 @@ def _extraction(learner: Learner) -> dict[str, Any]:
     }
 
 
-def _portable(encoder: Encoder) -> dict[str, Any]:
+def _portable(spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a backbone that any worker can load, or raise :class:`ParameterError`."""
-    spec = encoder.spec
-    assert spec is not None
     if spec.weights == "module":
         raise ParameterError(
             f"{setting('backbone')} must be one that workers can load by its name with {setting('engine')}, got the "
@@ -155,18 +140,14 @@ def _portable(encoder: Encoder) -> dict[str, Any]:
     return spec.to_dict()
 
 
-def _begun(job: Job) -> Job:
-    job.folder.mkdir(parents=True, exist_ok=True)
-    return begin_job(job)
-
-
 def _learned(learner: Learner, job: Job, running: Running, encoder: Encoder | None) -> Tally | None:
     if job.is_finished():
         adopt(learner, total_of(job.model, running.device))
         return Tally()
     try:
         if running.share is not None:
-            return _share(learner, job, running, encoder)
+            _share(learner, job, running, encoder)
+            return None
         with locked(job.folder):
             return _whole(learner, job, running, encoder)
     finally:
@@ -194,7 +175,9 @@ def _whole(learner: Learner, job: Job, running: Running, encoder: Encoder | None
     )
     tally = _first_stage(job, running)
     if not _template_is_there(learner, job, encoder, tally):
-        raise EngineError("first samples of every shard must be there by now, but some are gone: was the folder changed?")
+        raise EngineError(
+            "first samples of every shard must be there by now, but some are gone: was the folder changed?"
+        )
     tally = Tally()
     reduction = Reduction(job, tally, running.values)
     with meter("learning", len(job.manifest.shards), enabled=running.progress) as tick:
@@ -240,7 +223,9 @@ def _template_is_there(learner: Learner, job: Job, encoder: Encoder | None, tall
     if whole_archive(job.template) is not None:
         return True
     unread = {*tally.failed, *job.failures()} if job.skips else set()
-    wanted = [shard for shard in job.manifest.shards if len(job.manifest.first_of(shard)) and shard.number not in unread]
+    wanted = [
+        shard for shard in job.manifest.shards if len(job.manifest.first_of(shard)) and shard.number not in unread
+    ]
     if not all(job.result("first", shard.number).is_file() for shard in wanted):
         return False
     assert encoder is not None

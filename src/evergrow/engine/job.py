@@ -72,8 +72,10 @@ class Job:
 
     def result(self, stage: str, name: int | str, suffix: str = ".evg") -> Path:
         """Return where a result of a stage lies: that of a shard by its number, others by name."""
-        return self.folder / stage / f"{self.key}-{name:06d}{suffix}" if isinstance(name, int) else (
-            self.folder / stage / f"{self.key}-{name}{suffix}"
+        return (
+            self.folder / stage / f"{self.key}-{name:06d}{suffix}"
+            if isinstance(name, int)
+            else (self.folder / stage / f"{self.key}-{name}{suffix}")
         )
 
     @property
@@ -201,6 +203,6 @@ def _check_same_job(found: dict[str, Any], job: Job) -> None:
     if found.get("work") != job.work:
         differing = ["work"]
     raise EngineError(
-        f"folder must be new or hold this job, got {job.folder} with one that differs in {', '.join(sorted(differing))}: "
-        "choose another folder, or delete it"
+        f"folder must be new or hold this job, got {job.folder} with one that differs in "
+        f"{', '.join(sorted(differing))}: choose another folder, or delete it"
     )

@@ -14,8 +14,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TextIO, cast
 
 from evergrow.core.errors import EngineError
 from evergrow.core.validation import check_number
@@ -149,14 +150,14 @@ class _Worker:
             start_new_session=True,
         )
         self.pid = self._process.pid
+        self._tasks, self._answers = cast("TextIO", self._process.stdin), cast("TextIO", self._process.stdout)
 
     def ask(self, task: Task) -> Outcome | None:
         """Return the outcome of a task; None where the process died of it, or was killed meanwhile."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps(asdict(task)) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            self._tasks.write(json.dumps(asdict(task)) + "\n")
+            self._tasks.flush()
+            line = self._answers.readline()
         except (OSError, ValueError):
             return None
         if not line.endswith("\n"):
@@ -165,18 +166,16 @@ class _Worker:
         return Outcome(task, values["state"], values["told"], values["error"])
 
     def kill(self) -> None:
+        """End it at once."""
         self._process.kill()
 
     def end(self) -> None:
         """Close its input, which ends it, and wait."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.close()
-        except OSError:  # what was to be sent to a dead process
-            pass
+        with suppress(OSError):  # what was to be sent to a dead process
+            self._tasks.close()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process.stdout.close()
+        self._answers.close()

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,7 @@ def _first(fields: Fields, n: int) -> tuple[int, ...] | None:
     if not fields.has("first"):
         return None
     rows = fields.integers("first")
-    ascending = all(a < b for a, b in zip(rows, rows[1:], strict=False))
+    ascending = all(a < b for a, b in pairwise(rows))
     fields.require(bool(rows) and ascending and rows[-1] < n, "its first samples are not ascending rows of its shards")
     return tuple(rows)
 

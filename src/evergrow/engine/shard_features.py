@@ -140,7 +140,7 @@ def _encoded(job: Job, data: ShardData, rows: NDArray[np.int64], device: str, de
         workers=decoders,
     )
     kept = None if labels is None else labels[done.rows]
-    lost = () if labels is None else tuple(np.setdiff1d(labels, kept).tolist())
+    lost = () if labels is None or kept is None else tuple(np.setdiff1d(labels, kept).tolist())
     return ShardFeatures(
         np.ascontiguousarray(done.joined), tuple(names[int(row)] for row in done.rows), kept, done.failures, lost
     )

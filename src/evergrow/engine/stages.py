@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,10 +149,8 @@ def _note(job: Job, outcome: Outcome) -> None:
     path = job.failure(outcome.task.work, outcome.task.number)
     if not path.exists() and "shard" in outcome.task.about:
         values = {"shard": outcome.task.number, "work": outcome.task.work, "error": outcome.error, "unreadable": False}
-        try:
+        with suppress(OSError):  # the disk may be what failed, and the failure itself matters more than its note
             write_json(path, values)
-        except OSError:  # the disk may be what failed, and the failure itself matters more than its note
-            pass
 
 
 def _told(job: Job, outcome: Outcome) -> str:

@@ -1,18 +1,20 @@
 """A data set that is learned in parts, by several workers: a layer from a sample, statistics of each part, their sum.
 
-A part is an ordinary learner, empty but for what it learned, and nothing of it depends on when or where it was made: the
-same samples give the same file. What is calibrated on single samples (temperature, novelty) waits for the sum: a part
-alone would be calibrated against the little that it knows. The whole is then calibrated on the sample, whose rows are
-scored as if they had not been learned, as those of any batch are.
+A part is an ordinary learner, empty but for what it learned, and nothing of it depends on when or where it was made:
+the same samples give the same file. What is calibrated on single samples (temperature, novelty) waits for the sum: a
+part alone would be calibrated against the little that it knows. The whole is then calibrated on the sample, whose rows
+are scored as if they had not been learned, as those of any batch are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
-from evergrow.core.errors import MergeError
+from evergrow.core.errors import MergeError, ParameterError
+from evergrow.core.wording import setting
 from evergrow.heads.base import IncrementalClassifier
 from evergrow.learner.calibration import Calibration, with_new_classes
 from evergrow.learner.changes import Change, fingerprint
@@ -44,6 +46,50 @@ def encoder_for(learner: Learner, kind: str, widths: tuple[int, ...] = ()) -> En
     return learner._open_encoder().begun(Samples(kind, widths=widths))
 
 
+def check_divisible(learner: Learner, *, fresh: bool) -> None:
+    """Raise unless a learner can learn in parts: its method adds up, and nothing of its backbone is to be trained.
+
+    Parameters
+    ----------
+    learner : Learner
+        What is to learn.
+    fresh : bool
+        Whether it forgets everything first.
+
+    Raises
+    ------
+    UnsupportedError
+        If learners of this method cannot be merged.
+    ParameterError
+        If a backbone is to be adapted, which takes all images at once.
+    """
+    if fresh and learner.adapt is not None:
+        raise ParameterError(
+            f"{setting('adapt')} must be left out with {setting('engine')}, got {learner.adapt!r}: adapt a model to "
+            "some of the images without it, and update that model with it"
+        )
+    head = learner._new_head() if fresh else learner._state().head
+    for ability in ("spawn", "branch", "merge"):
+        head.require(ability)
+
+
+def deciding_settings(learner: Learner) -> dict[str, Any]:
+    """Return the settings that decide what a learner makes of features, as plain values."""
+    recipe = learner._recipe()
+    return {
+        "method": recipe.method,
+        "settings": recipe.settings,
+        "options": recipe.plain_options(),
+        "seed": learner._seed(),
+    }
+
+
+def adopt(learner: Learner, other: Learner) -> Learner:
+    """Make a learner know what another one knows, and nothing else."""
+    learner._encoder, learner._snapshot = other._encoder, other._state()
+    return learner
+
+
 def with_layer(learner: Learner, encoder: Encoder, sample: Block) -> Learner:
     """Return an empty learner whose layer was grown on a sample, for :func:`learned_part`.
 
@@ -56,14 +102,8 @@ def with_layer(learner: Learner, encoder: Encoder, sample: Block) -> Learner:
     sample : Block
         Labelled features.
 
-    Raises
-    ------
-    UnsupportedError
-        If learners of this method cannot be merged.
     """
-    learner._new_head().require("spawn")
     head = learner._new_head(encoder.widths)
-    head.require("merge")
     warn_alike(NOTHING, sample.labels)
     head.fit(sample.X, sample.labels)
     grown = type(learner)(**learner.get_params())
