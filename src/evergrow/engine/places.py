@@ -34,6 +34,7 @@ PUBLIC_STORAGE = frozenset(
 _AT_ONCE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci", "r2", "hf", "memory"})
 """Storages on which one upload appears whole or not at all."""
 
+_WIDEST = 8 * 2**20
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "datasets"}
 _REMOTE = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -116,14 +117,15 @@ class RangedFile(io.RawIOBase):
     size : int
         Its bytes.
     window : int
-        Bytes that are read at least, so that what follows in small steps costs no further request.
+        Bytes that are read at least, so that what follows in small steps costs no further request; more and more while
+        steps stay small, since a request costs as much time as a megabyte.
     """
 
     def __init__(self, place: Place, name: str, size: int, window: int = 0) -> None:
         super().__init__()
         self._place, self._name, self._size, self._window = place, name, size, window
         self._at = 0
-        self._held, self._held_at = b"", 0
+        self._held, self._held_at, self._reach = b"", 0, window
 
     def readable(self) -> bool:
         """Return true."""
@@ -152,8 +154,9 @@ class RangedFile(io.RawIOBase):
             return b""
         first = self._at - self._held_at
         if first < 0 or stop - self._held_at > len(self._held):
-            reach = min(max(stop, self._at + self._window), self._size)
-            body = self._place.read(self._name, self._at, reach)
+            near = 0 <= self._at - self._held_at <= 2 * len(self._held)
+            self._reach = min(2 * self._reach, _WIDEST) if near and self._held else self._window
+            body = self._place.read(self._name, self._at, min(max(stop, self._at + self._reach), self._size))
             self._held, self._held_at, first = (body if self._window else b""), self._at, 0
         else:
             body = self._held

@@ -419,3 +419,13 @@ def class_names(labels: Sequence[Any], names: Mapping[int, str], title: str) -> 
             raise InputError(f"{title}: every sample must have a label, got {value!r} in row {row}")
         found.append(text)
     return np.array(found, dtype=np.str_)
+
+
+def as_features(values: NDArray[Any], title: str, start: int) -> NDArray[Any]:
+    """Return finite rows in the precision that they have: half is widened, and integers become floats."""
+    if values.dtype not in (np.float32, np.float64):
+        values = values.astype(np.float32 if values.dtype.kind == "f" else np.float64)
+    finite = np.isfinite(values).all(axis=1)
+    if not finite.all():
+        raise InputError(f"{title} must be finite, got NaN or infinity, first in row {start + int(finite.argmin())}")
+    return np.ascontiguousarray(values)

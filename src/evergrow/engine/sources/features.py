@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import FileFormatError, InputError
+from evergrow.core.errors import FileFormatError
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.items import ImageArrays
 from evergrow.datasets.array_files import STAMP, stated_widths
@@ -17,7 +16,7 @@ from evergrow.datasets.labelled import listed
 from evergrow.engine.places import Place
 from evergrow.engine.shard import Shard, ShardData
 from evergrow.engine.sources.arrays import ArrayIndex, StoredArray, index_arrays, read_rows
-from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, class_names
+from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, as_features, class_names
 
 _KEYS = {
     "train": (("X_train", "y_train"), ("X", "y"), ("features", "labels")),
@@ -102,7 +101,7 @@ class ArraySource(FileSource):
         labels = self._labels(name, str(where["labels"]), start, stop)
         if _is_pixels(array):
             return ShardData(names, items=ImageArrays(np.ascontiguousarray(values)), labels=labels)
-        features = _as_features(values, title, start)
+        features = as_features(values, title, start)
         widths = stated_widths(index.texts[STAMP], features) if STAMP in index.texts else ()
         return ShardData(names, features=join_blocks(features, widths), labels=labels)
 
@@ -130,13 +129,3 @@ def _check_arrays(title: str, x: str, samples: StoredArray, y: str, labels: Stor
         raise FileFormatError(
             f"{title}: {y} must hold {samples.shape[0]} integers or strings, got {labels.dtype} of shape {labels.shape}"
         )
-
-
-def _as_features(values: NDArray[Any], title: str, start: int) -> NDArray[Any]:
-    """Return finite rows in the precision that they have: half is widened, and integers become floats."""
-    if values.dtype not in (np.float32, np.float64):
-        values = values.astype(np.float32 if values.dtype.kind == "f" else np.float64)
-    finite = np.isfinite(values).all(axis=1)
-    if not finite.all():
-        raise InputError(f"{title} must be finite, got NaN or infinity, first in row {start + int(finite.argmin())}")
-    return np.ascontiguousarray(values)
