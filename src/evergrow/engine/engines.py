@@ -13,11 +13,11 @@ from typing import Any
 
 from evergrow.core.errors import InputError, ParameterError, UnknownNameError
 from evergrow.core.wording import setting
-from evergrow.engine.fitting import Running, fit, update
+from evergrow.engine.fitting import fit, update
 from evergrow.engine.manifest import Division, Manifest, plan
 from evergrow.engine.running import Runner
 from evergrow.engine.shard import Source
-from evergrow.engine.stages import Tally
+from evergrow.engine.stages import Running, Tally
 from evergrow.learner.learner import Learner
 
 

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from evergrow.backbones.base import BackboneSpec
 from evergrow.core.archive import archive_digest, write_archive
 from evergrow.core.errors import EngineError, InputError, ParameterError
-from evergrow.core.files import PARTIAL, locked
+from evergrow.core.files import locked
 from evergrow.core.progress import meter
-from evergrow.core.version import __version__
 from evergrow.core.wording import setting
-from evergrow.engine.job import Job, begin_job
-from evergrow.engine.manifest import Manifest, write_json
+from evergrow.engine.job import Job, begin_job, extraction_settings
+from evergrow.engine.manifest import Manifest
 from evergrow.engine.reduction import Reduction, total_of
-from evergrow.engine.running import Outcome, Runner
 from evergrow.engine.shard_features import forget_opened, read_features
-from evergrow.engine.stages import Pace, Tally, run_tasks, shard_tasks
+from evergrow.engine.stages import Running, Tally, check_workers, finish, finished_tally, run_shards
 from evergrow.engine.tree import FAN_IN
 from evergrow.engine.works import whole_archive
-from evergrow.learner.encoder import Encoder, extraction_config
+from evergrow.learner.encoder import Encoder
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import Block
 from evergrow.learner.parts import (
@@ -38,43 +33,6 @@ from evergrow.learner.parts import (
     encoder_for,
     with_layer,
 )
-
-
-@dataclass(frozen=True)
-class Running:
-    """How a job is run; none of it changes a result.
-
-    Parameters
-    ----------
-    runner : Runner
-        What runs the tasks.
-    device : str
-        Where workers compute.
-    decoders : int, "auto" or None
-        Processes beside each worker that decode images; None leaves it to the runner.
-    progress : bool
-        Whether to show a bar.
-    share : tuple of int or None
-        ``(i, n)``: only the shards whose number is i modulo n, for a batch system that starts n such commands.
-    """
-
-    runner: Runner
-    device: str = "auto"
-    decoders: Any = None
-    progress: bool = False
-    share: tuple[int, int] | None = None
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """What a task is told."""
-        return {"device": self.device} | ({} if self.decoders is None else {"decoders": self.decoders})
-
-    def mine(self, numbers: Iterable[int]) -> list[int]:
-        """Return those shards that are done here."""
-        if self.share is None:
-            return list(numbers)
-        place, total = self.share
-        return [number for number in numbers if number % total == place]
 
 
 def fit(learner: Learner, manifest: Manifest, folder: Path, running: Running) -> Tally | None:
@@ -97,9 +55,9 @@ def fit(learner: Learner, manifest: Manifest, folder: Path, running: Running) ->
         What was learned; None where this was a share of the work and there is more to do.
     """
     check_divisible(learner, fresh=True)
-    encoder = encoder_for(learner, manifest.kind)
+    encoder = encoder_for(learner, manifest.kind, manifest.widths)
     decisive = None if encoder.spec is None else encoder.spec.decisive()
-    settings = {**deciding_settings(learner), **_extraction(learner), "backbone": decisive}
+    settings = {**deciding_settings(learner), **extraction_settings(learner), "backbone": decisive, "fan_in": FAN_IN}
     backbone = None if encoder.spec is None else _portable(encoder.spec)
     job = begin_job(Job(folder, manifest, "fit", settings, backbone))
     return _learned(learner, job, running, encoder)
@@ -111,23 +69,14 @@ def update(learner: Learner, manifest: Manifest, folder: Path, running: Running)
     if learner.spec_ is not None:
         _portable(learner.spec_)
     start = learner.to_archive()
-    job = Job(folder, manifest, "update", {"model": archive_digest(start), **_extraction(learner)})
+    job = Job(
+        folder, manifest, "update", {"model": archive_digest(start), **extraction_settings(learner), "fan_in": FAN_IN}
+    )
     begin_job(job)
     for path, archive in ((job.start, start), (job.template, learner.spawn().to_archive())):
         if whole_archive(path) is None:
             write_archive(path, archive)
     return _learned(learner, job, running, None)
-
-
-def _extraction(learner: Learner) -> dict[str, Any]:
-    """Return those settings of an extraction that decide features, and the version that computes them."""
-    config = extraction_config(learner.extract, False, lasting=False)
-    return {
-        "on_error": config.on_error,
-        "batch_size": config.batch_size,
-        "fan_in": FAN_IN,
-        "evergrow": __version__,
-    }
 
 
 def _portable(spec: BackboneSpec) -> dict[str, Any]:
@@ -141,9 +90,9 @@ def _portable(spec: BackboneSpec) -> dict[str, Any]:
 
 
 def _learned(learner: Learner, job: Job, running: Running, encoder: Encoder | None) -> Tally | None:
-    if job.is_finished():
+    if job.finished() is not None:
         adopt(learner, total_of(job.model, running.device))
-        return Tally()
+        return finished_tally(job)
     try:
         if running.share is not None:
             _share(learner, job, running, encoder)
@@ -158,38 +107,27 @@ def _share(learner: Learner, job: Job, running: Running, encoder: Encoder | None
     """Do the shards of a share, as far as the others allow: the layer needs the samples of all."""
     tally = _first_stage(job, running)
     if _template_is_there(learner, job, encoder, tally):
-        with meter("learning", len(job.manifest.shards), enabled=running.progress) as tick:
-            reduction = Reduction(job, tally, running.values)
-            reduction.learn(running.runner, running.mine(range(len(job.manifest.shards))), tick)
+        run_shards(job, "statistics", Reduction(job, tally, running).missing(), running, "learning")
 
 
 def _whole(learner: Learner, job: Job, running: Running, encoder: Encoder | None) -> Tally:
-    running.runner.check(
-        {
-            "evergrow": __version__,
-            "torch": torch.__version__,
-            "folder": str(job.folder),
-            "key": job.key,
-            "device": running.device,
-        }
-    )
+    check_workers(job, running)
     tally = _first_stage(job, running)
     if not _template_is_there(learner, job, encoder, tally):
         raise EngineError(
             "first samples of every shard must be there by now, but some are gone: was the folder changed?"
         )
     tally = Tally()
-    reduction = Reduction(job, tally, running.values)
+    reduction = Reduction(job, tally, running)
     with meter("learning", len(job.manifest.shards), enabled=running.progress) as tick:
-        path = reduction.run(running.runner, tick)
+        path = reduction.run(tick)
     total = total_of(path, running.device)
     _check_counted(job, total, tally)
     sample = _sample(job, skipped=tally.failed)
     complete = complete_fit if job.work == "fit" else complete_update
     complete(learner, total, sample)
     learner.save(job.model)
-    write_json(job.finish, {"key": job.key, **tally.to_values()})
-    _tidy(job)
+    finish(job, tally, ("first", "statistics", "merged"))
     return tally
 
 
@@ -197,25 +135,10 @@ def _whole(learner: Learner, job: Job, running: Running, encoder: Encoder | None
 
 
 def _first_stage(job: Job, running: Running) -> Tally:
-    """Compute the features of the first samples, shard by shard."""
-    tally = Tally()
-    there = [shard for shard in job.manifest.shards if len(job.manifest.first_of(shard))]
-    wanted = [
-        shard.number for shard in there if not job.result("first", shard.number).is_file()
-    ]  # whether they are whole is seen when they are read
-    with meter("first samples", len(there), enabled=running.progress and bool(wanted)) as tick:
-        pace = Pace(tick, len(there), tally)
-
-        def see(outcome: Outcome) -> None:
-            if outcome.state == "failed":
-                tally.failed[outcome.task.number] = outcome.error
-            else:
-                tally.add(outcome.task.number, outcome.told)
-            pace.more(int(outcome.told.get("rows", 0)))
-
-        tasks = shard_tasks(job, "first", running.mine(wanted), running.values)
-        run_tasks(job, running.runner, tasks, see)
-    return tally
+    """Compute the features of the first samples, shard by shard; whether files are whole is seen when they are read."""
+    wanted = [shard.number for shard in job.manifest.shards if len(job.manifest.first_of(shard))]
+    missing = [number for number in wanted if not job.result("first", number).is_file()]
+    return run_shards(job, "first", missing, running, "first samples")
 
 
 def _template_is_there(learner: Learner, job: Job, encoder: Encoder | None, tally: Tally) -> bool:
@@ -270,12 +193,3 @@ def _check_counted(job: Job, total: Learner, tally: Tally) -> None:
     lost = sorted({name for names in tally.lost.values() for name in names} - set(total.samples_by_name_))
     if lost:
         raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
-
-
-def _tidy(job: Job) -> None:
-    """Remove what only led to the result, and what killed workers left half-written."""
-    for stage in ("first", "statistics", "merged"):
-        shutil.rmtree(job.folder / stage, ignore_errors=True)
-    job.template.unlink(missing_ok=True)
-    for path in job.folder.rglob(f".*{PARTIAL}"):
-        path.unlink(missing_ok=True)

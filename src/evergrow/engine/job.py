@@ -25,6 +25,8 @@ from evergrow.core.documents import open_document, parse_json
 from evergrow.core.errors import EngineError
 from evergrow.core.version import __version__
 from evergrow.engine.manifest import Manifest, check_same_data, digest_of, read_manifest, write_json
+from evergrow.learner.encoder import extraction_config
+from evergrow.learner.learner import Learner
 
 JOB = register_kind("engine-job")
 
@@ -98,12 +100,12 @@ class Job:
         """What is written last."""
         return self.folder / "finished.json"
 
-    def is_finished(self) -> bool:
-        """Return whether everything was done before."""
+    def finished(self) -> dict[str, Any] | None:
+        """Return what was written when everything was done; None before."""
         if not self.finish.is_file():
-            return False
+            return None
         values = parse_json(self.finish.read_bytes(), os.fspath(self.finish))
-        return isinstance(values, dict) and values.get("key") == self.key
+        return values if isinstance(values, dict) and values.get("key") == self.key else None
 
     # -- failures -------------------------------------------------------------------------------------------
 
@@ -119,6 +121,12 @@ class Job:
             if isinstance(values, dict) and isinstance(values.get("shard"), int):
                 found[values["shard"]] = values
         return found
+
+
+def extraction_settings(learner: Learner) -> dict[str, Any]:
+    """Return those settings of a learner that decide features, and the version that computes them."""
+    config = extraction_config(learner.extract, False, lasting=False)
+    return {"on_error": config.on_error, "batch_size": config.batch_size, "evergrow": __version__}
 
 
 def begin_job(job: Job) -> Job:

@@ -79,6 +79,8 @@ class Manifest:
         The shards, numbered from 0.
     first : tuple of int or None
         The samples that a layer is grown on, ascending, counted through all shards; None for all.
+    widths : tuple of int
+        Columns of each block, where samples are features of several.
 
     Examples
     --------
@@ -96,6 +98,7 @@ class Manifest:
     division: Division
     shards: tuple[Shard, ...]
     first: tuple[int, ...] | None = None
+    widths: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -131,6 +134,7 @@ class Manifest:
             "source": self.source,
             "shards": [{"rows": shard.rows, "size": shard.size, "where": shard.where} for shard in self.shards],
             "first": None if self.first is None else list(self.first),
+            "widths": list(self.widths),
         }
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -160,7 +164,15 @@ def plan(source: Source, division: Division | None = None) -> Manifest:
         raise InputError("data must hold at least one sample, got none")
     if [shard.number for shard in shards] != list(range(len(shards))):
         raise EngineError("a source must number its shards from 0 on, got other numbers")
-    return Manifest(source.describe(), source.kind, source.identity(), division, shards, _drawn(shards, division))
+    return Manifest(
+        source.describe(),
+        source.kind,
+        source.identity(),
+        division,
+        shards,
+        _drawn(shards, division),
+        tuple(source.widths),
+    )
 
 
 def _drawn(shards: Sequence[Shard], division: Division) -> tuple[int, ...] | None:
@@ -196,6 +208,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
         _division(fields.fields("division")),
         shards,
         _first(fields, sum(shard.rows for shard in shards)),
+        tuple(fields.integers("widths", low=1, default=[])),
     )
     fields.require(manifest.key == fields.text("hash"), "its hash is not that of its contents")
     return manifest

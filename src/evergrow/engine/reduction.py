@@ -6,15 +6,14 @@ it is written, so that neither memory nor disk grows with the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from evergrow.core.errors import EngineError
 from evergrow.core.progress import Meter
 from evergrow.engine.job import Job
-from evergrow.engine.running import Outcome, Runner, Task
-from evergrow.engine.stages import Pace, Tally, run_tasks, shard_tasks
+from evergrow.engine.running import Outcome, Task
+from evergrow.engine.stages import Pace, Running, Tally, run_tasks, shard_tasks
 from evergrow.engine.tree import Node, Tree
 from evergrow.engine.works import whole_archive
 from evergrow.learner.learner import Learner
@@ -32,29 +31,31 @@ class Reduction:
         The job, whose template is there.
     tally : Tally
         Is told of every shard.
-    running : dict
-        How shards are done: device, decoders.
+    running : Running
+        How it is run.
     at_once : int
         Shards of a round.
     """
 
-    def __init__(self, job: Job, tally: Tally, running: dict[str, Any], at_once: int = AT_ONCE) -> None:
+    def __init__(self, job: Job, tally: Tally, running: Running, at_once: int = AT_ONCE) -> None:
         self._job, self._tally, self._running, self._at_once = job, tally, running, at_once
         self._tree = Tree(len(job.manifest.shards))
         self._done: set[Node] = set()  # nodes whose file is there, or was and is in a sum by now
         self._empty: set[int] = set()  # shards that were left out
         self._recover()
 
-    def run(self, runner: Runner, tick: Meter) -> Path:
+    def run(self, tick: Meter) -> Path:
         """Learn and add up what is missing, and return the file of the sum of all."""
         pace = Pace(tick, len(self._job.manifest.shards), self._tally)
         root = self._tree.root
         while not self._is_settled(root):
-            leaves = [leaf.number for leaf in self._tree.levels[0] if not self._is_settled(leaf)][: self._at_once]
+            leaves = self.missing()[: self._at_once]
             merges = self._ready()
             tasks = [self._merge(number, node) for number, node in enumerate(merges)]
             tasks += shard_tasks(self._job, "statistics", leaves, self._running)
-            run_tasks(self._job, runner, tasks, lambda outcome, merges=merges: self._see(outcome, merges, pace))  # type: ignore[misc]
+            run_tasks(
+                self._job, self._running.runner, tasks, lambda outcome, merges=merges: self._see(outcome, merges, pace)
+            )  # type: ignore[misc]
         if self._is_empty(root):
             raise EngineError(
                 f"data must have at least one shard that can be read, got none of {len(self._job.manifest.shards)}: "
@@ -62,16 +63,9 @@ class Reduction:
             )
         return self._file(root)
 
-    def learn(self, runner: Runner, shards: Iterable[int], tick: Meter) -> None:
-        """Learn some shards and add nothing up, for a share of the work that others finish."""
-        wanted = [number for number in shards if not self._is_settled(self._tree.levels[0][number])]
-        pace = Pace(tick, len(self._job.manifest.shards), self._tally)
-        run_tasks(
-            self._job,
-            runner,
-            shard_tasks(self._job, "statistics", wanted, self._running),
-            lambda outcome: self._see(outcome, [], pace),
-        )
+    def missing(self) -> list[int]:
+        """Return the shards that are still to be learned."""
+        return [leaf.number for leaf in self._tree.levels[0] if not self._is_settled(leaf)]
 
     # -- what is there ----------------------------------------------------------------------------------------
 
@@ -132,12 +126,9 @@ class Reduction:
             return
         if outcome.state == "failed":
             self._empty.add(task.number)
-            self._tally.rows.pop(task.number, None)
-            self._tally.failed[task.number] = outcome.error
-            pace.more(0)
-            return
-        self._done.add(self._tree.levels[0][task.number])
-        self._tally.add(task.number, outcome.told)
+        else:
+            self._done.add(self._tree.levels[0][task.number])
+        self._tally.see(outcome)
         pace.more(int(outcome.told.get("rows", 0)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.core.archive import read_archive, register_kind, write_archive
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, ImageError, InputError
 from evergrow.engine.job import Job, ShardError, known_job
 from evergrow.engine.shard import Shard, ShardData, Source
 from evergrow.learner.learner import Learner
@@ -128,22 +129,34 @@ def _encoded(job: Job, data: ShardData, rows: NDArray[np.int64], device: str, de
         raise InputError("it must hold images, texts or features, got none of them")
     from evergrow.backbones.extraction import extract
 
+    backbone = backbone_of(str(job.folder), job.key, device)
+    nothing = np.empty((0, backbone.n_features), dtype=np.float32)
     if not len(rows):
-        width = backbone_of(str(job.folder), job.key, device).n_features
-        return ShardFeatures(np.empty((0, width), dtype=np.float32), (), labels)
-    done = extract(
-        backbone_of(str(job.folder), job.key, device),
-        data.items.take(rows),
-        cache=False,
-        on_error=job.settings.get("on_error", "raise"),
-        batch_size=job.settings.get("batch_size"),
-        workers=decoders,
-    )
+        return ShardFeatures(nothing, (), labels)
+    on_error, batch_size = job.settings.get("on_error", "raise"), job.settings.get("batch_size")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)  # the job tells in the end what was left out
+            items = data.items.take(rows)
+            done = extract(backbone, items, cache=False, on_error=on_error, batch_size=batch_size, workers=decoders)
+    except ImageError as error:
+        if not job.skips:
+            raise
+        left_out = tuple((name, str(error)) for name in names)  # where some are left out, this is said of all
+        return ShardFeatures(nothing, (), _none_of(labels), left_out, _classes(labels))
     kept = None if labels is None else labels[done.rows]
     lost = () if labels is None or kept is None else tuple(np.setdiff1d(labels, kept).tolist())
     return ShardFeatures(
         np.ascontiguousarray(done.joined), tuple(names[int(row)] for row in done.rows), kept, done.failures, lost
     )
+
+
+def _none_of(labels: NDArray[np.str_] | None) -> NDArray[np.str_] | None:
+    return None if labels is None else labels[:0]
+
+
+def _classes(labels: NDArray[np.str_] | None) -> tuple[str, ...]:
+    return () if labels is None else tuple(np.unique(labels).tolist())
 
 
 # -- what a process opens once --------------------------------------------------------------------------------

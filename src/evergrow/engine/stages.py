@@ -5,14 +5,19 @@ Nothing here knows what a work does or where it runs. A stage leaves files behin
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from evergrow.core.errors import EngineError
-from evergrow.core.progress import Meter
+from evergrow.core.files import PARTIAL
+from evergrow.core.progress import Meter, meter
+from evergrow.core.version import __version__
 from evergrow.engine.job import Job
 from evergrow.engine.manifest import write_json
 from evergrow.engine.running import Outcome, Runner, Task
@@ -51,6 +56,14 @@ class Tally:
         if told.get("lost"):
             self.lost[shard] = told["lost"]
 
+    def see(self, outcome: Outcome) -> None:
+        """Count the shard of an outcome, as done or as failed."""
+        if outcome.state == "failed":
+            self.rows.pop(outcome.task.number, None)
+            self.failed[outcome.task.number] = outcome.error
+        else:
+            self.add(outcome.task.number, outcome.told)
+
     @property
     def n_left_out(self) -> int:
         """Samples that could not be read, in shards that could."""
@@ -84,6 +97,16 @@ class Tally:
         }
 
 
+def finished_tally(job: Job) -> Tally:
+    """Return what a finished job has done, out of its folder."""
+    values = job.finished() or {}
+    tally = Tally({0: int(values.get("rows", 0))})
+    tally.failed = {int(shard): str(why) for shard, why in dict(values.get("failed", {})).items()}
+    pairs = [[str(name), str(why)] for name, why in values.get("left_out", [])]
+    tally.left_out = {0: pairs} if pairs else {}
+    return tally
+
+
 class Pace:
     """How fast samples are done, for the note beside a bar.
 
@@ -108,6 +131,43 @@ class Pace:
         rate = self._rows / max(time.perf_counter() - self._started, 1e-9)
         failed = f", {len(self._tally.failed)} failed" if self._tally.failed else ""
         self._tick(settled, f"{rate:,.0f} samples/s, {self._total - settled} shards left{failed}")
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a job is run; none of it changes a result.
+
+    Parameters
+    ----------
+    runner : Runner
+        What runs the tasks.
+    device : str
+        Where workers compute.
+    decoders : int, "auto" or None
+        Processes beside each worker that decode images; None leaves it to the runner.
+    progress : bool
+        Whether to show a bar.
+    share : tuple of int or None
+        ``(i, n)``: only the shards whose number is i modulo n, for a batch system that starts n such commands.
+    """
+
+    runner: Runner
+    device: str = "auto"
+    decoders: Any = None
+    progress: bool = False
+    share: tuple[int, int] | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What a task is told."""
+        return {"device": self.device} | ({} if self.decoders is None else {"decoders": self.decoders})
+
+    def mine(self, numbers: Iterable[int]) -> list[int]:
+        """Return those shards that are done here."""
+        if self.share is None:
+            return list(numbers)
+        place, total = self.share
+        return [number for number in numbers if number % total == place]
 
 
 def run_tasks(job: Job, runner: Runner, tasks: Sequence[Task], seen: Callable[[Outcome], None]) -> None:
@@ -159,7 +219,7 @@ def _told(job: Job, outcome: Outcome) -> str:
     return f"{error}; what is done is kept in {job.folder}, and the same command goes on from there"
 
 
-def shard_tasks(job: Job, work: str, shards: Iterable[int], running: dict[str, Any]) -> list[Task]:
+def shard_tasks(job: Job, work: str, shards: Iterable[int], running: Running) -> list[Task]:
     """Return one task for each shard.
 
     Parameters
@@ -170,8 +230,59 @@ def shard_tasks(job: Job, work: str, shards: Iterable[int], running: dict[str, A
         What is done with them.
     shards : iterable of int
         Their numbers.
-    running : dict
-        How it is done: device, decoders.
+    running : Running
+        How it is done.
     """
-    about = {"folder": str(job.folder), "key": job.key, "shard": True, **running}
+    about = {"folder": str(job.folder), "key": job.key, "shard": True, **running.values}
     return [Task(work, number, about) for number in shards]
+
+
+def run_shards(job: Job, work: str, shards: Sequence[int], running: Running, title: str) -> Tally:
+    """Do one work with shards, and return what was done; a share of the work leaves the others alone.
+
+    Parameters
+    ----------
+    job : Job
+        The job.
+    work : str
+        What is done with them.
+    shards : sequence of int
+        Their numbers.
+    running : Running
+        How it is done.
+    title : str
+        What the bar is called.
+    """
+    tally, wanted = Tally(), running.mine(shards)
+    with meter(title, len(wanted), enabled=running.progress and bool(wanted)) as tick:
+        pace = Pace(tick, len(wanted), tally)
+
+        def see(outcome: Outcome) -> None:
+            tally.see(outcome)
+            pace.more(int(outcome.told.get("rows", 0)))
+
+        run_tasks(job, running.runner, shard_tasks(job, work, wanted, running), see)
+    return tally
+
+
+def check_workers(job: Job, running: Running) -> None:
+    """Raise :class:`EngineError` unless every worker has the versions, weights and folder that the job needs."""
+    running.runner.check(
+        {
+            "evergrow": __version__,
+            "torch": torch.__version__,
+            "folder": str(job.folder),
+            "key": job.key,
+            "device": running.device,
+        }
+    )
+
+
+def finish(job: Job, tally: Tally, stages: Iterable[str] = ()) -> None:
+    """Write that a job is done; remove stages that only led there, and what killed workers left half-written."""
+    write_json(job.finish, {"key": job.key, **tally.to_values()})
+    for stage in stages:
+        shutil.rmtree(job.folder / stage, ignore_errors=True)
+    job.template.unlink(missing_ok=True)
+    for path in job.folder.rglob(f".*{PARTIAL}"):
+        path.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import EngineError, EvergrowError, FileFormatError
@@ -131,9 +132,9 @@ def first_work(job: Job, about: dict[str, Any]) -> dict[str, Any]:
     target = job.result("first", about["number"])
     found = _whole_features(target)
     if found is None:
-        found = _features(job, about, job.manifest.first_of(_shard(job, about)))
+        found = features_of(job, about, job.manifest.first_of(_shard(job, about)))
         found.required_labels()
-        write_features(_prepared(target), found)
+        write_features(prepared(target), found)
     return found.told()
 
 
@@ -158,9 +159,9 @@ def _all_features(job: Job, about: dict[str, Any]) -> ShardFeatures:
     shard = _shard(job, about)
     first = _whole_features(job.result("first", shard.number))
     if first is None:
-        return _features(job, about, None)
+        return features_of(job, about)
     rest = np.setdiff1d(np.arange(shard.rows), job.manifest.first_of(shard))
-    return first.and_more(_features(job, about, rest)) if len(rest) else first
+    return first.and_more(features_of(job, about, rest)) if len(rest) else first
 
 
 @register_work("merge")
@@ -200,7 +201,7 @@ def write_part(path: Path, part: Learner, told: dict[str, Any]) -> None:
     """Write the model of a part, with what there is to tell of it."""
     archive = part.to_archive()
     archive.meta["engine"] = told
-    write_archive(_prepared(path), archive)
+    write_archive(prepared(path), archive)
 
 
 # -- what works share -----------------------------------------------------------------------------------------
@@ -225,11 +226,13 @@ def _shard(job: Job, about: dict[str, Any]) -> Shard:
     return job.manifest.shards[int(about["number"])]
 
 
-def _features(job: Job, about: dict[str, Any], rows: Any) -> ShardFeatures:
+def features_of(job: Job, about: dict[str, Any], rows: NDArray[np.int64] | None = None) -> ShardFeatures:
+    """Return the features of the shard that a task is about, or of some rows of it."""
     device, decoders = about.get("device", "auto"), about.get("decoders", 0)
     return shard_features(job, _shard(job, about), rows, device=device, decoders=decoders)
 
 
-def _prepared(path: Path) -> Path:
+def prepared(path: Path) -> Path:
+    """Return a path that can be written to: its folder is made, links are followed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return real_path(path)

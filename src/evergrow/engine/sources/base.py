@@ -129,6 +129,11 @@ class FileSource(ABC):
         self._known_kind = self._known_kind or self._look_for_kind()
         return self._known_kind
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each block, where samples are features of several; none elsewhere."""
+        return ()
+
     @abstractmethod
     def _look_for_kind(self) -> SampleKind:
         """Return what the samples are."""
