@@ -462,11 +462,16 @@ def open_place(address: str | os.PathLike[str], storage: Mapping[str, Any] | Non
     text = os.fspath(address)
     if not is_remote(text):
         return DiskPlace(Path(os.path.abspath(text.removeprefix("file://"))))  # workers may run in another folder
-    if _has_password(text):
+    check_address(text)
+    return RemotePlace(text, storage or {})
+
+
+def check_address(address: str) -> None:
+    """Raise :class:`ParameterError` for an address with a secret in it; the message does not repeat it."""
+    if is_remote(address) and _has_password(address):
         raise ParameterError(
             "address must hold no password, because it is written to manifests, got one that does; put it into the "
             "environment"
         )
-    if text.lower().startswith(("http://", "https://")) and "?" in text:
+    if address.lower().startswith(("http://", "https://")) and "?" in address:
         raise ParameterError("address must hold no query, which may be a signature, got one that does")
-    return RemotePlace(text, storage or {})

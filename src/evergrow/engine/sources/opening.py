@@ -10,7 +10,7 @@ from typing import Any
 
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 from evergrow.core.validation import check_choice
-from evergrow.engine.places import DiskPlace, Place, is_remote, open_place
+from evergrow.engine.places import DiskPlace, Place, check_address, is_remote, open_place
 from evergrow.engine.sources.base import SOURCES, FileSource, SourceOptions, has_magic
 
 
@@ -54,6 +54,7 @@ def open_source(
     text = os.fspath(address)
     if not text.strip():
         raise ParameterError(f"address must be a path or an address with a scheme, got {text!r}")
+    check_address(text)
     place, pattern = _located(text, settings)
     return SOURCES[_format_of(place, pattern) if format == "auto" else format](place, pattern, settings)
 
