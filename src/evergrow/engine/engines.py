@@ -61,13 +61,15 @@ class Engine(ABC):
         """Return what runs the tasks."""
 
     @contextmanager
-    def open(self, device: Any, *, lasting: bool = False) -> Iterator[tuple[Path, Running]]:
+    def open(self, device: Any, weights: Any = None, *, lasting: bool = False) -> Iterator[tuple[Path, Running]]:
         """Yield a folder and running workers, which end with the block.
 
         Parameters
         ----------
         device : str or torch.device
             Where workers compute.
+        weights : str or path-like, optional
+            Where they find the backbone's weights, if not where they were.
         lasting : bool
             Whether the folder holds the result, so that a temporary one would not do.
         """
@@ -77,7 +79,8 @@ class Engine(ABC):
             folder = Path(temporary if self.folder is None else self.folder).absolute()
             runner = self.runner()
             try:
-                yield folder, Running(runner, str(device), self.decoders, self.progress, self.share)
+                found = None if weights is None else os.fspath(weights)
+                yield folder, Running(runner, str(device), self.decoders, self.progress, self.share, found)
             finally:
                 runner.close()
 
@@ -90,7 +93,7 @@ class Engine(ABC):
     def partial_fit(self, learner: Learner, data: Any) -> Tally | None:
         """Let a learner learn data beside what it knows; see :func:`evergrow.engine.fitting.update`."""
         manifest = self.manifest(data)
-        with self.open(learner.device) as (folder, running):
+        with self.open(learner.device, learner.weights) as (folder, running):
             return update(learner, manifest, folder, running)
 
     def evaluate(self, learner: Learner, data: Any, **settings: Any) -> tuple[Evaluation, Tally] | None:
@@ -98,7 +101,7 @@ class Engine(ABC):
         from evergrow.engine.asking import evaluate
 
         manifest = self.manifest(data)
-        with self.open(learner.device) as (folder, running):
+        with self.open(learner.device, learner.weights) as (folder, running):
             return evaluate(learner, manifest, folder, running, **settings)
 
     def predict(self, learner: Learner, data: Any, **settings: Any) -> Tally | None:
@@ -106,7 +109,7 @@ class Engine(ABC):
         from evergrow.engine.tables import predict
 
         manifest = self.manifest(data)
-        with self.open(learner.device, lasting=True) as (folder, running):
+        with self.open(learner.device, learner.weights, lasting=True) as (folder, running):
             return predict(learner, manifest, folder, running, **settings)
 
     def features(self, backbone: Backbone, data: Any, **settings: Any) -> Tally | None:

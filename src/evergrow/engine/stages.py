@@ -149,6 +149,8 @@ class Running:
         Whether to show a bar.
     share : tuple of int or None
         ``(i, n)``: only the shards whose number is i modulo n, for a batch system that starts n such commands.
+    weights : str or None
+        Where workers find the backbone's weights, if not where they were.
     """
 
     runner: Runner
@@ -156,11 +158,13 @@ class Running:
     decoders: Any = None
     progress: bool = False
     share: tuple[int, int] | None = None
+    weights: str | None = None
 
     @property
     def values(self) -> dict[str, Any]:
         """What a task is told."""
-        return {"device": self.device} | ({} if self.decoders is None else {"decoders": self.decoders})
+        beside = {"decoders": self.decoders, "weights": self.weights}
+        return {"device": self.device, **{name: value for name, value in beside.items() if value is not None}}
 
     def mine(self, numbers: Iterable[int]) -> list[int]:
         """Return those shards that are done here."""
@@ -274,6 +278,7 @@ def check_workers(job: Job, running: Running) -> None:
             "folder": str(job.folder),
             "key": job.key,
             "device": running.device,
+            **({} if running.weights is None else {"weights": running.weights}),
         }
     )
 

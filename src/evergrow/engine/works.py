@@ -123,7 +123,7 @@ def differences(expected: dict[str, str]) -> list[str]:
     try:
         job = known_job(folder, expected["key"])
         if job.manifest.kind != "features":  # it is kept, for the tasks to come
-            backbone_of(folder, job.key, expected.get("device", "auto"))
+            backbone_of(folder, job.key, expected.get("device", "auto"), expected.get("weights"))
     except EvergrowError as error:
         return [str(error)]
     return []
@@ -234,8 +234,8 @@ def _shard(job: Job, about: dict[str, Any]) -> Shard:
 
 def features_of(job: Job, about: dict[str, Any], rows: NDArray[np.int64] | None = None) -> ShardFeatures:
     """Return the features of the shard that a task is about, or of some rows of it."""
-    device, decoders = about.get("device", "auto"), about.get("decoders", 0)
-    return shard_features(job, _shard(job, about), rows, device=device, decoders=decoders)
+    how = {name: about[name] for name in ("device", "decoders", "weights") if name in about}
+    return shard_features(job, _shard(job, about), rows, **how)
 
 
 def prepared(path: Path) -> Path:
