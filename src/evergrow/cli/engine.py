@@ -82,7 +82,7 @@ class Placing(OptionGroup):
         typer.Option("--first-rows", min=2, help="Most samples that the layer is grown on.", rich_help_panel=PANEL),
     ] = 20_000
 
-    def opened(self, folder: Path, *, workers: int | None, seed: int = 0, quiet: bool = False) -> Engine:
+    def opened(self, folder: Path, *, workers: int | None, quiet: bool = False) -> Engine:
         """Return the engine that was asked for.
 
         Parameters
@@ -91,15 +91,13 @@ class Placing(OptionGroup):
             Where manifest and results are kept.
         workers : int or None
             How many work at a time.
-        seed : int
-            Of the draw of the samples that a layer is grown on.
         quiet : bool
             Whether a bar is out of place.
         """
         from evergrow.engine.engines import LocalEngine, RayEngine
         from evergrow.engine.manifest import Division
 
-        division = Division(rows=self.shard_rows, first_rows=self.first_rows, seed=seed)
+        division = Division(rows=self.shard_rows, first_rows=self.first_rows)
         common: dict[str, Any] = {
             "folder": folder,
             "division": division,
@@ -128,9 +126,9 @@ class Spreading(Placing):
         typer.Option("--workers", min=1, help="Workers at a time.", show_default=False, rich_help_panel=PANEL),
     ] = None
 
-    def engine_in(self, folder: Path, *, seed: int = 0, quiet: bool = False) -> Engine:
+    def engine_in(self, folder: Path, *, quiet: bool = False) -> Engine:
         """Return the engine that was asked for; arguments as for :meth:`opened`."""
-        return self.opened(folder, workers=self.workers, seed=seed, quiet=quiet)
+        return self.opened(folder, workers=self.workers, quiet=quiet)
 
 
 HERE = Spreading()

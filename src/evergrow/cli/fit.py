@@ -167,7 +167,7 @@ def _fit_by_shards(
     from evergrow.learner.modelfile import commit
 
     folder, passing = job_folder(spread, path)
-    engine = spread.engine_in(folder, seed=int(learner.random_state), quiet=quiet)
+    engine = spread.engine_in(folder, quiet=quiet)
     tally = engine.fit(learner, source)
     if tally is None:
         return share_answer(folder, started)

@@ -21,9 +21,10 @@ from evergrow.engine.shard import Source
 from evergrow.engine.stages import Running, Tally
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
+from evergrow.learner.parts import seed_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Engine(ABC):
     """What every engine has.
 
@@ -86,7 +87,7 @@ class Engine(ABC):
 
     def fit(self, learner: Learner, data: Any) -> Tally | None:
         """Let a learner forget everything and learn data; see :func:`evergrow.engine.fitting.fit`."""
-        manifest = self.manifest(data)
+        manifest = self.manifest(data, seed_of(learner))
         with self.open(learner.device) as (folder, running):
             return fit(learner, manifest, folder, running)
 
@@ -120,12 +121,20 @@ class Engine(ABC):
         with self.open(backbone.device, lasting=True) as (folder, running):
             return extract_features(backbone.spec, manifest, folder, running, **settings)
 
-    def manifest(self, data: Any) -> Manifest:
-        """Return the manifest of data: an address, or a source."""
-        return plan(_source(data), self.division)
+    def manifest(self, data: Any, seed: int = 0) -> Manifest:
+        """Return the manifest of data: an address, or a source.
+
+        Parameters
+        ----------
+        data : str, path-like or Source
+            The data.
+        seed : int
+            Of the draw of the samples that a layer is grown on.
+        """
+        return plan(_source(data), self.division, seed)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalEngine(Engine):
     """The processes of this machine.
 
@@ -148,7 +157,7 @@ class LocalEngine(Engine):
         return LocalRunner(self.workers)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RayEngine(Engine):
     """A Ray cluster.
 

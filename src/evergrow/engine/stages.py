@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from evergrow.core.documents import parse_json
 from evergrow.core.errors import EngineError
 from evergrow.core.files import PARTIAL
 from evergrow.core.progress import Meter, meter
@@ -205,7 +206,11 @@ def run_tasks(job: Job, runner: Runner, tasks: Sequence[Task], seen: Callable[[O
 
 def is_unreadable(job: Job, task: Task) -> bool:
     """Return whether a work left a note that its shard cannot be read; other failures have other causes."""
-    return job.failure(task.work, task.number).is_file() and "shard" in task.about
+    note = job.failure(task.work, task.number)
+    if "shard" not in task.about or not note.is_file():
+        return False
+    values = parse_json(note.read_bytes(), str(note))
+    return isinstance(values, dict) and values.get("unreadable") is True
 
 
 def _note(job: Job, outcome: Outcome) -> None:
