@@ -1,7 +1,8 @@
 """The manifest of a data set: its shards and the sample that a first fit grows its layer on, the same for everybody.
 
-It depends on the data, on their division and on a seed, and on nothing else: not on the number of workers, the machine or the time.
-Its hash names the results of every shard, so that what was computed for other data is never taken for these.
+It depends on the data, on their division and on a seed, and on nothing else: not on the number of workers, the machine
+or the time. Its hash names the results of every shard, so that what was computed for other data is never taken for
+these.
 """
 
 from __future__ import annotations
