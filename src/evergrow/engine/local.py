@@ -36,6 +36,8 @@ class LocalRunner:
     ----------
     workers : int
         Processes; with 1 the tasks run in this one.
+    command : sequence of str
+        What starts a worker.
 
     Examples
     --------
@@ -45,9 +47,11 @@ class LocalRunner:
     [('failed', "work must be one of ..., got 'nonsense'")]
     """
 
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(
+        self, workers: int = 1, *, command: Sequence[str] = (sys.executable, "-m", "evergrow.engine.worker")
+    ) -> None:
         check_number("workers", workers, low=1, integer=True)
-        self.workers = workers
+        self.workers, self._command = workers, command
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self._guard = threading.Lock()
@@ -118,7 +122,8 @@ class LocalRunner:
         with self._guard:  # as in _kill: nobody starts after it
             if stop.is_set():
                 return None
-            worker = self._idle.pop() if self._idle else _Worker(max(1, (os.cpu_count() or 1) // self.workers))
+            threads = max(1, (os.cpu_count() or 1) // self.workers)
+            worker = self._idle.pop() if self._idle else _Worker(self._command, threads)
             self._busy.add(worker)
             return worker
 
@@ -138,12 +143,12 @@ class LocalRunner:
 class _Worker:
     """A process that does one task at a time."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, command: Sequence[str], threads: int) -> None:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         environment = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(_THREADS, str(threads))}
         # A session of its own: Ctrl-C is for the process that started it, which then ends its workers.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "evergrow.engine.worker"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
