@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.engine.conftest import SMALL
 from tests.engine.toy_works import expected_bytes, tasks
 
@@ -98,25 +99,27 @@ def test_a_task_that_kills_every_worker_fails_after_a_few_and_harms_no_other(run
 
 @pytest.mark.parametrize("seed", [17])
 def test_workers_killed_at_random_moments_change_nothing(runner_of, tmp_path: Path, seed: int) -> None:
-    waits = generator(seed, "moments to kill")
+    n, drawn = 80, generator(seed, "moments to kill")
+    moments = torch.randperm(n, generator=drawn)[:KILLS].sort().values.tolist()
+    delays = (torch.rand(KILLS, generator=drawn) * 0.2).tolist()
     killed: list[int] = []
 
     def kill() -> None:
-        import torch
-
-        while len(killed) < KILLS:
-            time.sleep(float(torch.rand((), generator=waits)) * 0.5)
-            living = [pid for pid in dict.fromkeys(pid for _, pid in begun(tmp_path)) if alive(pid)]
+        """Kill whoever began a task, so many tasks after the beginning and so long after it began."""
+        for moment, delay in zip(moments, delays):
+            wait_until(lambda moment=moment: len(begun(tmp_path)) > moment, seconds=300)
+            time.sleep(delay)
+            living = [pid for _, pid in begun(tmp_path) if alive(pid)]
             if living:
-                chosen = living[int(torch.randint(len(living), (), generator=waits))]
-                os.kill(chosen, signal.SIGKILL)
-                killed.append(chosen)
+                os.kill(living[-1], signal.SIGKILL)
+                killed.append(living[-1])
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    outcomes = list(runner_of(3).run(tasks(tmp_path, 150, seconds=0.2)))
+    outcomes = list(runner_of(3).run(tasks(tmp_path, n, seconds=0.2)))
     killer.join(1)
-    check_files(tmp_path, 150, outcomes)
+    check_files(tmp_path, n, outcomes)
+    assert len(begun(tmp_path)) > n
     assert len(killed) == KILLS
 
 

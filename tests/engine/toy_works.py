@@ -1,4 +1,4 @@
-"""Works for tests of runners: small, deterministic, and able to fail in every way that a worker can."""
+"""Works for tests of runners: small, deterministic, quick to import, and able to fail as workers do."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from evergrow.backbones.loader import BatchPlan, image_batches
 from evergrow.core.errors import InputError
 from evergrow.core.files import atomic_path
-from evergrow.core.items import ImageArrays
 from evergrow.engine.running import Task
 
 
@@ -75,6 +72,9 @@ def _die_if_odd(number: int, folder: str) -> dict[str, Any]:
 
 def _decode(number: int, folder: str, decoders: int) -> dict[str, Any]:
     """Decode images in processes of its own, as an extraction does."""
+    from evergrow.backbones.loader import BatchPlan, image_batches
+    from evergrow.core.items import ImageArrays
+
     items = ImageArrays(np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2))
     plan = BatchPlan(0, 40, batch_size=4, shard_size=40)
     with image_batches(items, _shade, plan, workers=decoders, pin=False) as batches:
@@ -82,7 +82,9 @@ def _decode(number: int, folder: str, decoders: int) -> dict[str, Any]:
     return {"shades": shades, "decoders": decoders}
 
 
-def _shade(image: Any) -> torch.Tensor:
+def _shade(image: Any) -> Any:
+    import torch
+
     return torch.tensor([np.asarray(image)[0, 0, 0]])
 
 

@@ -30,7 +30,7 @@ _PATIENCE = 120.0
 
 @dataclass
 class _Given:
-    """A task, how often it began on an actor that died, and what such an actor said last."""
+    """A task, and how often it began on an actor that died."""
 
     task: Task
     deaths: int = 0
@@ -226,7 +226,7 @@ class RayRunner:
             yield Outcome(task, "done", answer["told"])
 
     def _bury(self, actor: _Actor, waiting: deque[_Given], error: Exception) -> Iterator[Outcome]:
-        """Give the tasks of an actor that died back; the first of them, which it had begun, only so many times."""
+        """Take back the tasks of an actor that died; the first of them, which it had begun, only so many times."""
         self._dismiss([actor])
         if actor.greeting is not None:
             self._stillborn += 1
@@ -235,16 +235,20 @@ class RayRunner:
         given = list(actor.given.values())
         actor.given.clear()
         if given:
-            given[0].deaths += 1
-            if given[0].deaths >= _ATTEMPTS:
-                task = given.pop(0).task
-                yield Outcome(task, "failed", error=f"its worker died {_ATTEMPTS} times, at last: {_why(error)}")
+            begun = given.pop(0)
+            begun.deaths += 1
+            if begun.deaths < _ATTEMPTS:
+                waiting.append(begun)  # after all others: should it bring down every actor, they are done by then
+            else:
+                yield Outcome(begun.task, "failed", error=f"its worker died {_ATTEMPTS} times, at last: {_why(error)}")
         waiting.extendleft(reversed(given))
 
     def _answered(self, answer: Any) -> list[str]:
         """Return what a node has otherwise than expected; that it does not answer is one thing."""
         try:
             lines: list[str] = self._ray.get(answer, timeout=_PATIENCE)
+        except self._ray.exceptions.TaskUnschedulableError:
+            return []  # the node has gone, though Ray still lists it: nothing will run there
         except self._ray.exceptions.RayError as error:
             return [f"it cannot run evergrow: {_why(error)}"]
         return lines
