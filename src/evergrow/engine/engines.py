@@ -1,0 +1,172 @@
+"""Engines: where a learner's work is done. A learner takes one by name, or an object with settings of its own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evergrow.core.errors import InputError, ParameterError, UnknownNameError
+from evergrow.core.wording import setting
+from evergrow.engine.fitting import fit, update
+from evergrow.engine.manifest import Division, Manifest, plan
+from evergrow.engine.running import Runner
+from evergrow.engine.shard import Source
+from evergrow.engine.stages import Running, Tally
+from evergrow.learner.learner import Learner
+
+
+@dataclass(frozen=True)
+class Engine(ABC):
+    """What every engine has.
+
+    Parameters
+    ----------
+    folder : path-like, optional
+        Where manifest and results are kept, so that the same call goes on after an interruption; every worker must
+        reach it by this path. By default a temporary one, which is gone afterwards.
+    division : Division
+        How data are divided into shards, and how many samples the layer is grown on.
+    decoders : int, "auto" or None
+        Processes beside each worker that decode images; None suits the engine.
+    progress : bool
+        Whether to show a bar.
+    share : tuple of int, optional
+        ``(i, n)``: only the shards whose number is i modulo n.
+    """
+
+    folder: str | os.PathLike[str] | None = None
+    division: Division = field(default_factory=Division)
+    decoders: Any = None
+    progress: bool = False
+    share: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.share is not None:
+            place, total = self.share
+            if not 0 <= place < total:
+                raise ParameterError(f"{setting('shard')} must be i/n with 0 <= i < n, got {place}/{total}")
+            if self.folder is None:
+                raise ParameterError(f"{setting('folder')} must be given where a share of the shards is done")
+
+    @abstractmethod
+    def runner(self) -> Runner:
+        """Return what runs the tasks."""
+
+    @contextmanager
+    def open(self, learner: Learner) -> Iterator[tuple[Path, Running]]:
+        """Yield a folder and running workers, which end with the block."""
+        with tempfile.TemporaryDirectory(prefix="evergrow-") as temporary:
+            folder = Path(temporary if self.folder is None else self.folder).absolute()
+            runner = self.runner()
+            try:
+                yield folder, Running(runner, str(learner.device), self.decoders, self.progress, self.share)
+            finally:
+                runner.close()
+
+    def fit(self, learner: Learner, data: Any) -> Tally | None:
+        """Let a learner forget everything and learn data; see :func:`evergrow.engine.fitting.fit`."""
+        manifest = self.manifest(data)
+        with self.open(learner) as (folder, running):
+            return fit(learner, manifest, folder, running)
+
+    def partial_fit(self, learner: Learner, data: Any) -> Tally | None:
+        """Let a learner learn data beside what it knows; see :func:`evergrow.engine.fitting.update`."""
+        manifest = self.manifest(data)
+        with self.open(learner) as (folder, running):
+            return update(learner, manifest, folder, running)
+
+    def manifest(self, data: Any) -> Manifest:
+        """Return the manifest of data: an address, or a source."""
+        return plan(_source(data), self.division)
+
+
+@dataclass(frozen=True)
+class LocalEngine(Engine):
+    """The processes of this machine.
+
+    Parameters
+    ----------
+    workers : int
+        How many; 1 does everything in this process.
+
+    See Also
+    --------
+    Engine : for the other parameters.
+    """
+
+    workers: int = 1
+
+    def runner(self) -> Runner:
+        """Return the processes."""
+        from evergrow.engine.local import LocalRunner
+
+        return LocalRunner(self.workers)
+
+
+@dataclass(frozen=True)
+class RayEngine(Engine):
+    """A Ray cluster.
+
+    Parameters
+    ----------
+    address : str or None
+        Where it listens; ``"auto"`` finds one that runs on this machine, None starts one.
+    workers : int or None
+        Workers at a time; as many as the cluster has room for by default.
+    gpus_per_worker : float
+        GPUs, or shares of one, of each worker.
+
+    See Also
+    --------
+    Engine : for the other parameters.
+    """
+
+    address: str | None = "auto"
+    workers: int | None = None
+    gpus_per_worker: float = 0.0
+
+    def runner(self) -> Runner:
+        """Return the cluster's workers."""
+        from evergrow.engine.ray_runner import RayRunner
+
+        return RayRunner(address=self.address, workers=self.workers, gpus_per_worker=self.gpus_per_worker)
+
+
+ENGINES: dict[str, type[Engine]] = {"local": LocalEngine, "ray": RayEngine}
+"""Engines by name."""
+
+
+def engine_of(engine: Any) -> Engine:
+    """Return an engine that was given by name or as itself.
+
+    Examples
+    --------
+    >>> from evergrow.engine.engines import engine_of
+    >>> engine_of("local").workers
+    1
+    """
+    if isinstance(engine, Engine):
+        return engine
+    if isinstance(engine, str) and engine in ENGINES:
+        return ENGINES[engine]()
+    shown = repr(engine) if isinstance(engine, str) else type(engine).__name__
+    raise UnknownNameError(f"{setting('engine')} must be {' or '.join(map(repr, ENGINES))} or an Engine, got {shown}")
+
+
+def _source(data: Any) -> Source:
+    if isinstance(data, (str, os.PathLike)):
+        from evergrow.engine.sources import open_source
+
+        return open_source(os.fspath(data))
+    if all(hasattr(data, name) for name in ("describe", "identity", "shards", "read")):
+        return data  # type: ignore[no-any-return]
+    raise InputError(
+        f"{setting('data')} must be the address of data or a source with {setting('engine')}, since every worker reads "
+        f"its shards for itself, got {type(data).__name__}"
+    )

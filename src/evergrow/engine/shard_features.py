@@ -1,0 +1,222 @@
+"""From a shard to labelled features, in a worker: source and backbone are opened once per process and kept."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.core.archive import read_archive, register_kind, write_archive
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, ImageError, InputError
+from evergrow.engine.job import Job, ShardError, known_job
+from evergrow.engine.shard import Shard, ShardData, Source
+from evergrow.learner.learner import Learner
+
+FEATURES = register_kind("engine-features")
+
+
+@dataclass(frozen=True, eq=False)
+class ShardFeatures:
+    """Features of the samples of a shard that could be read.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+        The features.
+    names : tuple of str
+        Names of the samples.
+    labels : ndarray of str of shape (n,) or None
+        Their classes.
+    left_out : tuple of (str, str)
+        Name of every sample that could not be read, and why.
+    lost : tuple of str
+        Classes all of whose samples in the shard could not be read.
+    """
+
+    X: NDArray[np.float32]
+    names: tuple[str, ...]
+    labels: NDArray[np.str_] | None
+    left_out: tuple[tuple[str, str], ...] = ()
+    lost: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def required_labels(self) -> NDArray[np.str_]:
+        """Return the classes, or raise :class:`InputError` where there are none."""
+        if self.labels is None:
+            raise InputError("data must have labels, got none")
+        return self.labels
+
+    def told(self) -> dict[str, Any]:
+        """Return what a work tells of it."""
+        return {
+            "rows": len(self),
+            "left_out": [list(pair) for pair in self.left_out],
+            "lost": list(self.lost),
+        }
+
+    def and_more(self, other: ShardFeatures) -> ShardFeatures:
+        """Return these samples with others of the same shard after them."""
+        labels = None
+        if self.labels is not None and other.labels is not None:
+            labels = np.concatenate([self.labels, other.labels])
+        kept = set() if labels is None else set(labels.tolist())
+        return ShardFeatures(
+            np.concatenate([self.X, other.X]),
+            (*self.names, *other.names),
+            labels,
+            (*self.left_out, *other.left_out),
+            tuple(sorted({*self.lost, *other.lost} - kept)),
+        )
+
+
+def shard_features(
+    job: Job, shard: Shard, rows: NDArray[np.int64] | None = None, *, device: str = "auto", decoders: Any = 0
+) -> ShardFeatures:
+    """Return the features of a shard, or of some rows of it.
+
+    Parameters
+    ----------
+    job : Job
+        Data, backbone and settings.
+    shard : Shard
+        The part.
+    rows : ndarray of int, optional
+        Rows of it, ascending; all by default.
+    device : str
+        Where to compute.
+    decoders : int or "auto"
+        Processes that decode images.
+
+    Raises
+    ------
+    ShardError
+        If the shard cannot be read, or, unless the job skips such, an item of it.
+    """
+    try:
+        data = _source(str(job.folder), job.key).read(shard)
+        if len(data) != shard.rows:
+            raise InputError(f"it must have {shard.rows} samples as in the manifest, got {len(data)}")
+        return _encoded(job, data, np.arange(shard.rows) if rows is None else rows, device, decoders)
+    except (InputError, FileFormatError, DatasetNotFoundError) as error:
+        raise ShardError(f"shard {shard.number}{_place(shard)} cannot be read: {error}") from error
+
+
+def _place(shard: Shard) -> str:
+    """Return the file of a shard, where it has one, for messages."""
+    named = shard.where.get("file")
+    return f" ({named})" if isinstance(named, str) else ""
+
+
+def _encoded(job: Job, data: ShardData, rows: NDArray[np.int64], device: str, decoders: Any) -> ShardFeatures:
+    labels = None if data.labels is None else np.asarray(data.labels, dtype=np.str_)[rows]
+    names = tuple(data.names[int(row)] for row in rows)
+    if data.features is not None:
+        X = np.asarray(data.features[rows], dtype=np.float32)
+        if not np.isfinite(X).all():
+            bad = names[int(np.isfinite(X).all(axis=1).argmin())]
+            raise InputError(f"features must be finite, got NaN or infinity, first in {bad}")
+        return ShardFeatures(X, names, labels)
+    if data.items is None:
+        raise InputError("it must hold images, texts or features, got none of them")
+    from evergrow.backbones.extraction import extract
+
+    backbone = backbone_of(str(job.folder), job.key, device)
+    nothing = np.empty((0, backbone.n_features), dtype=np.float32)
+    if not len(rows):
+        return ShardFeatures(nothing, (), labels)
+    on_error, batch_size = job.settings.get("on_error", "raise"), job.settings.get("batch_size")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)  # the job tells in the end what was left out
+            items = data.items.take(rows)
+            done = extract(backbone, items, cache=False, on_error=on_error, batch_size=batch_size, workers=decoders)
+    except ImageError as error:
+        if not job.skips:
+            raise
+        left_out = tuple((name, str(error)) for name in names)  # where some are left out, this is said of all
+        return ShardFeatures(nothing, (), _none_of(labels), left_out, _classes(labels))
+    kept = None if labels is None else labels[done.rows]
+    lost = () if labels is None or kept is None else tuple(np.setdiff1d(labels, kept).tolist())
+    return ShardFeatures(
+        np.ascontiguousarray(done.joined), tuple(names[int(row)] for row in done.rows), kept, done.failures, lost
+    )
+
+
+def _none_of(labels: NDArray[np.str_] | None) -> NDArray[np.str_] | None:
+    return None if labels is None else labels[:0]
+
+
+def _classes(labels: NDArray[np.str_] | None) -> tuple[str, ...]:
+    return () if labels is None else tuple(np.unique(labels).tolist())
+
+
+# -- what a process opens once --------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=2)
+def _source(folder: str, key: str) -> Source:
+    from evergrow.engine.sources import source_from
+
+    return source_from(known_job(folder, key).manifest.source)
+
+
+@lru_cache(maxsize=2)
+def backbone_of(folder: str, key: str, device: str) -> Backbone:
+    """Return the backbone of a job: that of the model that it began with, or the one that it describes."""
+    job = known_job(folder, key)
+    if job.start.is_file():
+        found = loaded_model(str(job.start), key, device).backbone_()
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    if job.backbone is None:
+        raise InputError("samples must be feature vectors, since the job has no backbone, got images or texts")
+    from evergrow.backbones.create import backbone_from_spec
+
+    return backbone_from_spec(BackboneSpec.from_dict(job.backbone), device=device)
+
+
+@lru_cache(maxsize=4)
+def loaded_model(path: str, key: str, device: str) -> Learner:
+    """Return a model of a job; it is not to be changed."""
+    return Learner.load(path, device=None if device == "auto" else device, cache=False)
+
+
+def forget_opened() -> None:
+    """Let go of sources, backbones and models, for a process that goes on to something else."""
+    for opened in (_source, backbone_of, loaded_model, known_job):
+        opened.cache_clear()
+
+
+# -- files ----------------------------------------------------------------------------------------------------
+
+
+def write_features(path: Path, found: ShardFeatures) -> None:
+    """Write features to a file; the same ones give the same bytes."""
+    classes, codes = np.unique(found.required_labels(), return_inverse=True)
+    tensors = {"X": torch.from_numpy(found.X), "codes": torch.from_numpy(codes.astype(np.int64))}
+    meta = {"classes": classes.tolist(), "left_out": [list(pair) for pair in found.left_out], "lost": list(found.lost)}
+    write_archive(path, FEATURES.archive({**meta, "names": list(found.names)}, tensors))
+
+
+def read_features(path: Path) -> ShardFeatures:
+    """Return the features of a file, or raise :class:`FileFormatError`."""
+    fields = read_archive(path).open(FEATURES.name, name=str(path))
+    X = fields.tensor("X", (None, None), dtype="float32")
+    codes, classes = fields.tensor("codes", (len(X),), dtype="int64"), fields.texts("classes")
+    fields.require(not len(codes) or 0 <= int(codes.min()) <= int(codes.max()) < len(classes), "a class has no name")
+    pairs = fields.values("left_out")
+    fields.require(all(isinstance(pair, list) and len(pair) == 2 for pair in pairs), "a sample left out has no reason")
+    names = fields.texts("names")
+    fields.require(len(names) == len(X), "its samples are not as many as their names")
+    labels = np.array(classes, dtype=np.str_)[codes.numpy()] if classes else np.empty(0, dtype=np.str_)
+    left_out = tuple((str(name), str(why)) for name, why in pairs)
+    return ShardFeatures(X.numpy(), tuple(names), labels, left_out, tuple(fields.texts("lost")))

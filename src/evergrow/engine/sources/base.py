@@ -1,0 +1,436 @@
+"""What all sources have in common: files at a place, how they are found and described, and how rows become shards."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import itertools
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, ParameterError
+from evergrow.core.registry import Registry
+from evergrow.core.settings import from_mapping
+from evergrow.core.validation import check_choice, check_number
+from evergrow.core.wording import setting
+from evergrow.datasets.labelled import listed
+from evergrow.engine.places import Place, open_place, public_storage
+from evergrow.engine.shard import Shard, ShardData
+
+SampleKind = Literal["image", "text", "features"]
+
+PARTS = ("train", "test", "all")
+LARGEST_IMAGE = 256 * 2**20
+"""Bytes that one image file may have."""
+
+_MOST_FILES = 1_000_000
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_CHOICE = re.compile(r"\{([^{}\[\]]*,[^{}\[\]]*)\}")
+_SPLIT = re.compile(r"(?<![a-z])(train|training|test|testing|val|valid|validation)(?![a-z])")
+_TEST_WORDS = ("test", "testing", "val", "valid", "validation")
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Settings of reading a source.
+
+    Parameters
+    ----------
+    part : {"train", "test", "all"}
+        Which part is read where data come with a training and a test set; data with one set are read whole.
+    labelled : bool
+        Whether labels are read; without them all images below a folder count, however it is laid out.
+    text_column, image_column, feature_column, label_column, name_column : str
+        Columns of tables; empty ones are found by their usual names.
+    class_level : int
+        How many folders down the folders named after classes are; 0 is 1.
+    label_suffix : str
+        Ending of the files of a tar that hold labels, such as ``"cls"``; empty takes the first there is of ``cls``,
+        ``json`` and ``txt``.
+    storage : mapping
+        Settings of the storage, as fsspec takes them. Those that may be secret are never written down.
+
+    Examples
+    --------
+    >>> from evergrow.engine.sources import SourceOptions
+    >>> SourceOptions.from_dict({"label_colum": "y"})
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.UnknownNameError: option of a source must be known, got 'label_colum'; nearest: ...
+    """
+
+    part: str = "train"
+    labelled: bool = True
+    text_column: str = ""
+    image_column: str = ""
+    feature_column: str = ""
+    label_column: str = ""
+    name_column: str = ""
+    class_level: int = 0
+    label_suffix: str = ""
+    storage: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        check_choice("part", self.part, PARTS)
+        check_number("class_level", self.class_level, low=0, high=32, integer=True)
+        if not isinstance(self.labelled, bool):
+            raise ParameterError(f"{setting('labelled')} must be true or false, got {self.labelled!r}")
+        for name in ("text_column", "image_column", "feature_column", "label_column", "name_column", "label_suffix"):
+            if not isinstance(getattr(self, name), str):
+                raise ParameterError(f"{setting(name)} must be a string, got {getattr(self, name)!r}")
+        if not isinstance(self.storage, Mapping):
+            raise ParameterError(f"{setting('storage')} must be values by name, got {type(self.storage).__name__}")
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any]) -> Self:
+        """Build the settings from plain values, rejecting unknown keys."""
+        return from_mapping(cls, options, "option of a source")
+
+    def reading(self) -> dict[str, Any]:
+        """Return the settings that decide what is read, as plain values, without those of the storage."""
+        values = {name: value for name, value in asdict(self).items() if name != "storage"}
+        plain = asdict(SourceOptions())
+        return {name: value for name, value in values.items() if value != plain[name]}
+
+
+class FileSource(ABC):
+    """A data set in files at one place, read by parts.
+
+    Parameters
+    ----------
+    place : Place
+        The folder.
+    pattern : str
+        Which files in it: a name, a pattern with ``*``, ``?`` or ``{000..012}``; empty takes all of the format.
+    options : SourceOptions
+        How they are read.
+    kind : str
+        What the samples are, where that is known already; empty looks.
+    """
+
+    format: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, place: Place, pattern: str, options: SourceOptions, kind: str = "") -> None:
+        self.place, self.pattern, self.options = place, pattern, options
+        self._known_kind = kind
+
+    @property
+    def kind(self) -> str:
+        """``"image"``, ``"text"`` or ``"features"``."""
+        self._known_kind = self._known_kind or self._look_for_kind()
+        return self._known_kind
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each block, where samples are features of several; none elsewhere."""
+        return ()
+
+    @abstractmethod
+    def _look_for_kind(self) -> SampleKind:
+        """Return what the samples are."""
+
+    @cached_property
+    def files(self) -> dict[str, int]:
+        """Names and sizes of the files, sorted by name; the place is asked once."""
+        if self.pattern:
+            return matching_files(self.place, self.pattern)
+        every = self.place.listing(deep=True)
+        wanted = {name: size for name, size in every.items() if name.lower().endswith(self.suffixes)}
+        if not wanted:
+            raise DatasetNotFoundError(
+                f"{self.place.title()} must hold files that end in {' or '.join(self.suffixes)}, got none"
+            )
+        return part_of_files(wanted, self.options.part)
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain JSON values from which :func:`source_from` makes the source again; no secret is among them."""
+        storage = public_storage(self.options.storage)
+        return {
+            "format": self.format,
+            "address": self.place.address,
+            "pattern": self.pattern,
+            "kind": self.kind,
+            "options": {**self.options.reading(), **({"storage": storage} if storage else {})},
+        }
+
+    def identity(self) -> str:
+        """Return a hash of names, sizes and how they are read: the same on every machine and at every address."""
+        digest = hashlib.blake2b(digest_size=16)
+        for text in (self.format, repr(sorted(self.options.reading().items())), *self._marks()):
+            digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
+        return digest.hexdigest()
+
+    def _marks(self) -> Iterable[str]:
+        """Yield what tells the data from others."""
+        return (f"{name}\0{size}" for name, size in self.files.items())
+
+    def shards(self, rows: int, size: int) -> Iterator[Shard]:
+        """Yield the shards, each of at most so many rows and, where more than one row fits, so many bytes."""
+        check_number("rows", rows, low=1, integer=True)
+        check_number("size", size, low=1, integer=True)
+        number = -1
+        for number, part in enumerate(self._parts(rows, size)):
+            yield Shard(number, part.rows, part.size, part.where)
+        if number < 0:
+            raise InputError(f"{self.place.title(self.pattern)} must hold at least one sample, got none")
+
+    @abstractmethod
+    def _parts(self, rows: int, size: int) -> Iterator[Shard]:
+        """Yield the shards in order, with any number."""
+
+    @abstractmethod
+    def read(self, shard: Shard) -> ShardData:
+        """Return the samples of a shard; reads no more of the source than that."""
+
+
+SOURCES: Registry[type[FileSource]] = Registry("format of a source")
+
+
+def source_from(description: Mapping[str, Any]) -> FileSource:
+    """Return the source that a description is of; nothing is listed or read.
+
+    Parameters
+    ----------
+    description : mapping
+        What :meth:`FileSource.describe` returned, on this machine or another.
+
+    Raises
+    ------
+    FileFormatError
+        If it is no such description.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> import numpy as np
+    >>> from evergrow.engine.sources import open_source, source_from
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(pathlib.Path(folder, "a.npz"), X=np.eye(5, dtype=np.float32), y=np.arange(5))
+    ...     source = open_source(folder)
+    ...     shards = list(source.shards(rows=2, size=1 << 20))
+    ...     read = source_from(source.describe()).read(shards[1])
+    >>> len(shards), read.names, read.labels.tolist()
+    (3, ('a.npz[2]', 'a.npz[3]'), ['2', '3'])
+    """
+    values = [description.get(name, "") for name in ("format", "address", "pattern", "kind")]
+    options = description.get("options", {})
+    if not all(isinstance(value, str) for value in values) or not isinstance(options, Mapping) or not values[1]:
+        raise FileFormatError("description of a source must have a format, an address, a pattern and options")
+    name, address, pattern, kind = cast(list[str], values)
+    settings = SourceOptions.from_dict(options)
+    return SOURCES[name](open_place(address, settings.storage), pattern, settings, kind)
+
+
+# -- which files ----------------------------------------------------------------------------------------------
+
+
+def has_magic(text: str) -> bool:
+    """Return whether a name is a pattern.
+
+    Examples
+    --------
+    >>> from evergrow.engine.sources.base import has_magic
+    >>> has_magic("train-{000..012}.tar"), has_magic("train-*.tar"), has_magic("train.tar")
+    (True, True, False)
+    """
+    return any(mark in text for mark in "*?[") or bool(_RANGE.search(text) or _CHOICE.search(text))
+
+
+def expanded(pattern: str) -> list[str]:
+    """Return what the braces of a pattern stand for.
+
+    Examples
+    --------
+    >>> from evergrow.engine.sources.base import expanded
+    >>> expanded("{train,test}-{08..10}.tar")[:4]
+    ['train-08.tar', 'train-09.tar', 'train-10.tar', 'test-08.tar']
+    """
+    pieces: list[list[str]] = []
+    rest, count = pattern, 1
+    while match := min((m for m in (_RANGE.search(rest), _CHOICE.search(rest)) if m), key=_start, default=None):
+        if match.re is _RANGE:
+            first, last = match[1], match[2]
+            numbers = range(int(first), int(last) + 1)
+            count *= max(len(numbers), 1)
+            width = len(first) if first.startswith("0") else 0
+            choices = [f"{number:0{width}d}" for number in itertools.islice(numbers, _MOST_FILES + 1)]
+        else:
+            choices = match[1].split(",")
+            count *= len(choices)
+        if count > _MOST_FILES:
+            raise ParameterError(f"pattern must stand for at most {_MOST_FILES:,} files, got {pattern!r}")
+        pieces += [[rest[: match.start()]], choices]
+        rest = rest[match.end() :]
+    return ["".join(parts) for parts in itertools.product(*pieces, [rest])]
+
+
+def _start(match: re.Match[str]) -> int:
+    return match.start()
+
+
+def matching_files(place: Place, pattern: str) -> dict[str, int]:
+    """Return names and sizes of the files of a pattern, sorted by name.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If nothing matches, or a file that braces name is not there.
+    """
+    patterns = expanded(pattern)
+    if len(patterns) == 1 and not any(mark in pattern for mark in "*?["):
+        return {pattern: place.size(pattern)}
+    every = place.listing(deep="/" in pattern)
+    found: dict[str, int] = {}
+    missing: list[str] = []
+    for wanted in patterns:
+        matches = [wanted] if wanted in every else _matches(wanted, every)
+        found.update({name: every[name] for name in matches})
+        if not matches:
+            missing.append(wanted)
+    if missing:
+        raise DatasetNotFoundError(f"{place.title()} must hold every file of {pattern}, but lacks {listed(missing)}")
+    return dict(sorted(found.items()))
+
+
+def _matches(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a pattern matches, folder by folder."""
+    steps = pattern.split("/")
+    return [
+        name
+        for name in names
+        if name.count("/") == len(steps) - 1
+        and all(fnmatch.fnmatchcase(part, step) for part, step in zip(name.split("/"), steps, strict=True))
+    ]
+
+
+def part_of_files(files: dict[str, int], part: str) -> dict[str, int]:
+    """Return the files of the training or the test set where their names say so, else all of them.
+
+    Examples
+    --------
+    >>> from evergrow.engine.sources.base import part_of_files
+    >>> part_of_files({"test-0.parquet": 5, "train-0.parquet": 9}, "train")
+    {'train-0.parquet': 9}
+    >>> part_of_files({"a.npz": 5, "b.npz": 9}, "train")
+    {'a.npz': 5, 'b.npz': 9}
+    """
+    words = {name: match[1] for name in files if (match := _SPLIT.search(name.lower()))}
+    train = {name: size for name, size in files.items() if words.get(name, "").startswith("train")}
+    tests = [word for word in _TEST_WORDS if word in words.values()]
+    if part == "all" or not train or not tests:
+        return files
+    return train if part == "train" else {name: size for name, size in files.items() if words.get(name) == tests[0]}
+
+
+# -- rows to shards -------------------------------------------------------------------------------------------
+
+
+def spans(sizes: Iterable[int], rows: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """Yield runs of rows of at most so many rows and bytes: first row, the one after the last, and bytes.
+
+    Examples
+    --------
+    >>> from evergrow.engine.sources.base import spans
+    >>> list(spans([3, 3, 9, 1], rows=3, size=7))
+    [(0, 2, 6), (2, 3, 9), (3, 4, 1)]
+    """
+    first = total = stop = 0
+    for row, weight in enumerate(sizes):
+        if row > first and (row - first == rows or total + weight > size):
+            yield first, row, total
+            first, total = row, 0
+        total += weight
+        stop = row + 1
+    if stop > first:
+        yield first, stop, total
+
+
+@dataclass(frozen=True)
+class BlockSpan:
+    """A run of rows in blocks that are read as a whole, such as the row groups of Parquet.
+
+    Parameters
+    ----------
+    first, last : int
+        First block, and the one after the last.
+    skip : int
+        Rows of the first block that come before.
+    rows, size : int
+        Rows, and bytes as far as they are known.
+    """
+
+    first: int
+    last: int
+    skip: int
+    rows: int
+    size: int
+
+
+def block_spans(blocks: Sequence[tuple[int, int]], rows: int, size: int) -> Iterator[BlockSpan]:
+    """Yield runs of rows from blocks of (rows, bytes): whole blocks where they fit, equal parts of one that does not.
+
+    Examples
+    --------
+    >>> from evergrow.engine.sources.base import block_spans
+    >>> [(s.first, s.last, s.skip, s.rows) for s in block_spans([(4, 40), (4, 40), (9, 90)], rows=8, size=1000)]
+    [(0, 2, 0, 8), (2, 3, 0, 5), (2, 3, 5, 4)]
+    """
+    start = count = weight = 0
+    for number, (n, bytes_) in enumerate(blocks):
+        whole = n <= rows and bytes_ <= size
+        if count and not (whole and count + n <= rows and weight + bytes_ <= size):
+            yield BlockSpan(start, number, 0, count, weight)
+            count = weight = 0
+        if whole:
+            start = start if count else number
+            count, weight = count + n, weight + bytes_
+            continue
+        parts = min(max(-(-n // rows), -(-bytes_ // size)), n)
+        step = -(-n // max(parts, 1))
+        for skip in range(0, n, max(step, 1)):
+            take = min(step, n - skip)
+            yield BlockSpan(number, number + 1, skip, take, bytes_ * take // n)
+    if count:
+        yield BlockSpan(start, len(blocks), 0, count, weight)
+
+
+def class_names(labels: Sequence[Any], names: Mapping[int, str], title: str) -> NDArray[np.str_]:
+    """Return labels as class names; integers take the names that the data have for them.
+
+    Raises
+    ------
+    InputError
+        If one is missing, or has no name where others do.
+    """
+    found = []
+    for row, value in enumerate(labels):
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, int) and names:
+            if value not in names:
+                raise InputError(f"{title}: labels must be among the {len(names)} that it names, got {value}")
+            value = names[value]
+        text = str(value).strip() if isinstance(value, (str, int)) else ""
+        if not text:
+            raise InputError(f"{title}: every sample must have a label, got {value!r} in row {row}")
+        found.append(text)
+    return np.array(found, dtype=np.str_)
+
+
+def as_features(values: NDArray[Any], title: str, start: int) -> NDArray[Any]:
+    """Return finite rows in the precision that they have: half is widened, and integers become floats."""
+    if values.dtype not in (np.float32, np.float64):
+        values = values.astype(np.float32 if values.dtype.kind == "f" else np.float64)
+    finite = np.isfinite(values).all(axis=1)
+    if not finite.all():
+        raise InputError(f"{title} must be finite, got NaN or infinity, first in row {start + int(finite.argmin())}")
+    return np.ascontiguousarray(values)
