@@ -77,7 +77,7 @@ def test_something_that_is_no_ray_is_one_line(
 
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:port", "head:99999", "ray://", "http://head:80/x"])
 def test_what_is_no_address_is_said(address: str) -> None:
-    with pytest.raises(ParameterError, match="address must be 'auto', HOST:PORT or ray://HOST:PORT, got"):
+    with pytest.raises(ParameterError, match="address must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', got"):
         RayConnection(address)
 
 

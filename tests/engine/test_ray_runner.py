@@ -173,7 +173,7 @@ def test_work_that_cannot_be_imported_is_said_once(cluster: Any, tmp_path: Path)
 
 
 def test_more_than_any_node_has_is_said_at_once(cluster: Any) -> None:
-    with pytest.raises(EngineError, match="must have a node with 1 CPU and 1 GPU for a worker, got 0 CPU, 0 GPU; 2 CPU"):
+    with pytest.raises(EngineError, match="must have a node with 1 CPU and 1 GPU for a worker, got 0 CPU"):
         RayRunner(cluster.address, gpus_per_worker=1)
 
 
@@ -181,7 +181,7 @@ def test_a_cluster_without_room_is_said_in_time(
     cluster: Any, runner_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_runner, "_PATIENCE", 2.0)
-    with pytest.raises(EngineError, match="no worker could be started"):
+    with pytest.raises(EngineError, match="had no room for a worker"):
         list(runner_of(1, cpus_per_worker=64).run(tasks(tmp_path, 1)))
 
 
@@ -194,7 +194,7 @@ def test_a_ray_of_the_user_stays(cluster: Any, tmp_path: Path) -> None:
         check_files(tmp_path, 2, list(runner.run(tasks(tmp_path, 2))))
         runner.close()
         assert ray.is_initialized()
-        with pytest.raises(EngineError, match=r"address must be .*, which this process is connected to, got '10.0.0.1:1'"):
+        with pytest.raises(EngineError, match=r"address must be .* is connected to, got '10.0.0.1:1'"):
             RayRunner("10.0.0.1:1")
     finally:
         ray.shutdown()

@@ -46,8 +46,8 @@ class RayConnection:
     ----------
     address : str or None
         ``"host:port"`` of a cluster's head, ``"ray://host:port"`` of its client server, ``"auto"`` for the cluster
-        that this machine belongs to (or ``RAY_ADDRESS`` names). None takes the Ray that this process is connected to,
-        and starts one on this machine where there is none.
+        that this machine belongs to (or ``RAY_ADDRESS`` names). None or ``"local"`` takes the Ray that this process is
+        connected to, and starts one on this machine where there is none.
     cpus : int
         Cores that a Ray started here should offer at least.
 
@@ -62,6 +62,7 @@ class RayConnection:
     """
 
     def __init__(self, address: str | None = None, *, cpus: int = 1) -> None:
+        address = None if address == "local" else address
         with _quietly():
             self.ray: Any = require("ray", extra="ray", purpose="work on a cluster")
             self.address = address
@@ -109,7 +110,7 @@ class RayConnection:
     def _check_same(self, address: str) -> None:
         """Raise if this process is connected to a cluster that is not the one asked for."""
         here = str(self.ray.get_runtime_context().gcs_address)
-        host, port = _host_and_port(address)
+        _, port = _host_and_port(address)
         if address.startswith("ray://") or here.rpartition(":")[2] == str(port):
             return  # the port is what can be compared: a host has many names
         raise EngineError(f"{setting('address')} must be {here}, which this process is connected to, got {address!r}")
@@ -153,11 +154,13 @@ def _host_and_port(address: str) -> tuple[str, int]:
     >>> _host_and_port("head.example")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.ParameterError: address must be 'auto', HOST:PORT or ray://HOST:PORT, got 'head.example'
+    evergrow.core.errors.ParameterError: address must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', got ...
     """
     host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ParameterError(f"{setting('address')} must be 'auto', HOST:PORT or ray://HOST:PORT, got {address!r}")
+        raise ParameterError(
+            f"{setting('address')} must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', got {address!r}"
+        )
     return host.strip("[]"), int(port)
 
 

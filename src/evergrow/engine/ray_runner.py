@@ -1,22 +1,22 @@
 """Tasks on Ray: one actor per GPU or core does the work, Ray places the actors and says which of them died.
 
-Ray is the scheduler; what stands here hands tasks to actors that are ready, a few at a time, and gives those of an actor
+Ray is the scheduler; what stands here hands tasks to actors that are ready, a few at a time, and gives those of one
 that died to another. The result of a task is a file: an actor's memory holds nothing but what speeds up the next task.
 """
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from evergrow.core.errors import EngineError, EvergrowError
+from evergrow.core.errors import EngineError
 from evergrow.core.validation import check_number
 from evergrow.engine.ray_connection import RayConnection
-from evergrow.engine.running import Outcome, Task
+from evergrow.engine.running import PERFORM, Outcome, Task, imported, outcome_of, reason_of
 
 _WINDOW = 2
 """Tasks in the hands of an actor: the one it works on, and the next, so that it need not wait for the driver."""
@@ -91,7 +91,7 @@ class RayRunner:
         *,
         gpus_per_worker: float = 0,
         cpus_per_worker: int = 1,
-        perform: str = "evergrow.engine.works:perform",
+        perform: str = PERFORM,
         differences: str = "evergrow.engine.works:differences",
     ) -> None:
         if workers is not None:
@@ -148,7 +148,9 @@ class RayRunner:
                 if any(actor.greeting is None for actor in self._actors):
                     since = time.monotonic()
                 elif time.monotonic() - since > _PATIENCE:
-                    raise EngineError(f"no worker could be started at {self._connection} in {_PATIENCE:.0f} s: it is full")
+                    raise EngineError(
+                        f"no worker could be started at {self._connection} in {_PATIENCE:.0f} s: it is full"
+                    )
             finished = True
         finally:
             if not finished:  # Ctrl-C, an error, or nobody wants the rest: what still runs is stopped
@@ -199,10 +201,8 @@ class RayRunner:
     def _dismiss(self, actors: list[_Actor]) -> None:
         for actor in actors:
             self._actors.remove(actor)
-            try:
+            with suppress(Exception):  # dead already, or the whole cluster is gone
                 self._ray.kill(actor.handle)
-            except Exception:  # noqa: S110, PERF203 - dead already, or the whole cluster is gone
-                pass
 
     # -- outcomes -----------------------------------------------------------------------------------------
 
@@ -220,10 +220,7 @@ class RayRunner:
             actor.greeting, self._stillborn = None, 0
             return
         task = actor.given.pop(promise).task
-        if "error" in answer:
-            yield Outcome(task, "failed", error=answer["error"])
-        else:
-            yield Outcome(task, "done", answer["told"])
+        yield Outcome(task, **answer)
 
     def _bury(self, actor: _Actor, waiting: deque[_Given], error: Exception) -> Iterator[Outcome]:
         """Take back the tasks of an actor that died; the first of them, which it had begun, only so many times."""
@@ -266,7 +263,8 @@ class _Worker:
     """
 
     def __init__(self, perform: str, cpus: int) -> None:
-        self._perform = _imported(perform)
+        imported(perform)  # what cannot be imported is better said now than by every task
+        self._perform = perform
         self._beside = {"decoders": cpus - 1}
 
     def greet(self) -> bool:
@@ -275,31 +273,17 @@ class _Worker:
 
     def perform(self, work: str, number: int, about: dict[str, Any]) -> dict[str, Any]:
         """Do a task and return what it told, or why it failed; nothing but plain values travels."""
-        try:
-            return {"told": self._perform(Task(work, number, self._beside | about))}
-        except Exception as error:  # whatever a task raises is its outcome, and the actor goes on
-            return {"error": _said(error)}
+        outcome = outcome_of(Task(work, number, self._beside | about), self._perform)
+        return {"state": outcome.state, "told": outcome.told, "error": outcome.error}
 
 
 def _ask(differences: str, expected: dict[str, str]) -> list[str]:
     """Return what this node has otherwise than expected, or why it cannot say."""
     try:
-        lines: list[str] = _imported(differences)(expected)
+        lines: list[str] = imported(differences)(expected)
     except Exception as error:  # whatever it raises, the node is not fit for work
-        return [_said(error)]
+        return [reason_of(error)]
     return lines
-
-
-def _imported(path: str) -> Callable[..., Any]:
-    module, _, name = path.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
-
-
-def _said(error: Exception) -> str:
-    """Return an error in one line; where it is none of ours, with its type, which often says more than its text."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, EvergrowError) else f"{type(error).__name__}: {text}"
 
 
 def _why(error: Exception) -> str:
