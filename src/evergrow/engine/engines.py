@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evergrow.backbones.base import Backbone
 from evergrow.core.errors import InputError, ParameterError, UnknownNameError
 from evergrow.core.wording import setting
 from evergrow.engine.fitting import fit, update
@@ -18,6 +19,7 @@ from evergrow.engine.manifest import Division, Manifest, plan
 from evergrow.engine.running import PERFORM, Runner
 from evergrow.engine.shard import Source
 from evergrow.engine.stages import Running, Tally
+from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
 
 
@@ -59,27 +61,61 @@ class Engine(ABC):
         """Return what runs the tasks, each done by the function that ``"module:function"`` names."""
 
     @contextmanager
-    def open(self, learner: Learner) -> Iterator[tuple[Path, Running]]:
-        """Yield a folder and running workers, which end with the block."""
+    def open(self, device: Any, *, lasting: bool = False) -> Iterator[tuple[Path, Running]]:
+        """Yield a folder and running workers, which end with the block.
+
+        Parameters
+        ----------
+        device : str or torch.device
+            Where workers compute.
+        lasting : bool
+            Whether the folder holds the result, so that a temporary one would not do.
+        """
+        if lasting and self.folder is None:
+            raise ParameterError(f"{setting('folder')} must be given, since the result is written there")
         with tempfile.TemporaryDirectory(prefix="evergrow-") as temporary:
             folder = Path(temporary if self.folder is None else self.folder).absolute()
             runner = self.runner()
             try:
-                yield folder, Running(runner, str(learner.device), self.decoders, self.progress, self.share)
+                yield folder, Running(runner, str(device), self.decoders, self.progress, self.share)
             finally:
                 runner.close()
 
     def fit(self, learner: Learner, data: Any) -> Tally | None:
         """Let a learner forget everything and learn data; see :func:`evergrow.engine.fitting.fit`."""
         manifest = self.manifest(data)
-        with self.open(learner) as (folder, running):
+        with self.open(learner.device) as (folder, running):
             return fit(learner, manifest, folder, running)
 
     def partial_fit(self, learner: Learner, data: Any) -> Tally | None:
         """Let a learner learn data beside what it knows; see :func:`evergrow.engine.fitting.update`."""
         manifest = self.manifest(data)
-        with self.open(learner) as (folder, running):
+        with self.open(learner.device) as (folder, running):
             return update(learner, manifest, folder, running)
+
+    def evaluate(self, learner: Learner, data: Any, **settings: Any) -> tuple[Evaluation, Tally] | None:
+        """Compare a model's answers with labels; see :func:`evergrow.engine.asking.evaluate`."""
+        from evergrow.engine.asking import evaluate
+
+        manifest = self.manifest(data)
+        with self.open(learner.device) as (folder, running):
+            return evaluate(learner, manifest, folder, running, **settings)
+
+    def predict(self, learner: Learner, data: Any, **settings: Any) -> Tally | None:
+        """Write a model's answers as Parquet, into the folder; see :func:`evergrow.engine.tables.predict`."""
+        from evergrow.engine.tables import predict
+
+        manifest = self.manifest(data)
+        with self.open(learner.device, lasting=True) as (folder, running):
+            return predict(learner, manifest, folder, running, **settings)
+
+    def features(self, backbone: Backbone, data: Any, **settings: Any) -> Tally | None:
+        """Write features as Parquet, into the folder; see :func:`evergrow.engine.tables.extract_features`."""
+        from evergrow.engine.tables import extract_features
+
+        manifest = self.manifest(data)
+        with self.open(backbone.device, lasting=True) as (folder, running):
+            return extract_features(backbone.spec, manifest, folder, running, **settings)
 
     def manifest(self, data: Any) -> Manifest:
         """Return the manifest of data: an address, or a source."""

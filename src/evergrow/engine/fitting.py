@@ -69,10 +69,8 @@ def update(learner: Learner, manifest: Manifest, folder: Path, running: Running)
     if learner.spec_ is not None:
         _portable(learner.spec_)
     start = learner.to_archive()
-    job = Job(
-        folder, manifest, "update", {"model": archive_digest(start), **extraction_settings(learner), "fan_in": FAN_IN}
-    )
-    begin_job(job)
+    settings = {"model": archive_digest(start), **extraction_settings(learner), "fan_in": FAN_IN}
+    job = begin_job(Job(folder, manifest, "update", settings))
     for path, archive in ((job.start, start), (job.template, learner.spawn().to_archive())):
         if whole_archive(path) is None:
             write_archive(path, archive)

@@ -6,6 +6,7 @@ it is written, so that neither memory nor disk grows with the data.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,7 @@ class Reduction:
             merges = self._ready()
             tasks = [self._merge(number, node) for number, node in enumerate(merges)]
             tasks += shard_tasks(self._job, "statistics", leaves, self._running)
-            run_tasks(
-                self._job, self._running.runner, tasks, lambda outcome, merges=merges: self._see(outcome, merges, pace)
-            )  # type: ignore[misc]
+            run_tasks(self._job, self._running.runner, tasks, partial(self._see, merges, pace))
         if self._is_empty(root):
             raise EngineError(
                 f"data must have at least one shard that can be read, got none of {len(self._job.manifest.shards)}: "
@@ -115,7 +114,7 @@ class Reduction:
         }
         return Task("merge", number, about)
 
-    def _see(self, outcome: Outcome, merges: list[Node], pace: Pace) -> None:
+    def _see(self, merges: list[Node], pace: Pace, outcome: Outcome) -> None:
         task = outcome.task
         if task.work == "merge":
             node = merges[task.number]

@@ -32,7 +32,7 @@ class Status:
         Shards whose first samples are computed, and shards that have some; None where the layer is there, or none is
         grown.
     left_out : int
-        Samples that could not be read, in shards that are done.
+        Samples that could not be read, where the job is finished.
     """
 
     work: str
@@ -91,8 +91,9 @@ def _first(job: Job) -> tuple[int, int] | None:
 
 def _written(job: Job) -> set[int]:
     """Return the shards that have a file of results."""
-    names = {path.name.partition(".")[0] for path in (job.folder / job.work).glob(f"{job.key}-*")}
-    return {shard.number for shard in job.manifest.shards if f"{job.key}-{shard.number:06d}" in names}
+    stage, suffix = ("evaluate", ".evg") if job.work == "evaluate" else ("told", ".json")
+    names = {path.name for path in (job.folder / stage).glob(f"{job.key}-*{suffix}")}
+    return {shard.number for shard in job.manifest.shards if job.result(stage, shard.number, suffix).name in names}
 
 
 def _learned(job: Job) -> set[int]:

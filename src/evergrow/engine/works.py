@@ -6,6 +6,7 @@ a note in the job's folder, which goes when the shard is done after all.
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,9 @@ Work = Callable[[Job, dict[str, Any]], dict[str, Any]]
 WORKS: dict[str, Work] = {}
 """Every kind of work by name."""
 
+_MODULES = ("evergrow.engine.asking", "evergrow.engine.tables")
+"""Where further works are registered; imported by workers that are asked for one."""
+
 
 def register_work(name: str) -> Callable[[Work], Work]:
     """Return a decorator that makes a function known as the work of this name."""
@@ -65,6 +69,8 @@ def perform(task: Task) -> dict[str, Any]:
     ShardError
         If the shard cannot be read; a note of it is left in the job's folder.
     """
+    for module in () if task.work in WORKS else _MODULES:
+        importlib.import_module(module)
     if task.work not in WORKS:
         raise EngineError(f"work must be one of {', '.join(sorted(WORKS))}, got {task.work!r}")
     started = time.perf_counter()
