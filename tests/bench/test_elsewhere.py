@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.bench.conftest import blobs
+from tests.commands import evergrow
 
 from evergrow.bench import expand, load_spec, run_bench
 from evergrow.bench.elsewhere import run_of_values, run_values
 from evergrow.core.errors import EngineError
 from evergrow.engine import LocalEngine, RayEngine
 from evergrow.engine.running import Outcome, Task
-from tests.bench.conftest import blobs
-from tests.commands import evergrow
 
 SPEC = """
 name = "tiny"
@@ -105,13 +105,12 @@ class Failing:
 
 
 def test_a_run_whose_worker_died_is_on_record_as_failed(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalEngine, "runner", lambda self, perform: Failing("failed"))
-    outcome = run_bench(load_spec(spec), output="out", engine=LocalEngine(), only=["method=simplecil"])
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "runner", lambda self, perform: Failing("failed"))
+        outcome = run_bench(load_spec(spec), output="out", engine=LocalEngine(), only=["method=simplecil"])
     assert [step.status for step in outcome.steps] == ["failed", "failed"]
     assert outcome.records[0].error["message"] == "its worker died 3 times"
     assert outcome.exit_code == 1
-    monkeypatch.undo()
-    monkeypatch.chdir(spec.absolute().parent)
     outcome = run_bench(load_spec(spec), output="out", only=["method=simplecil"], retry_failed=True)
     assert [step.status for step in outcome.steps] == ["ok", "ok"]
 

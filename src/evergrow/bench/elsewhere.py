@@ -53,6 +53,8 @@ def run_steps(
     EngineError
         If the workers have other versions, or another folder under this path.
     """
+    if not steps:
+        return  # a cluster need not be there for what is done
     runner = engine.runner(PERFORM)
     try:
         runner.check({"evergrow": __version__, "torch": torch.__version__})
