@@ -27,8 +27,10 @@ KEYS = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "a-secret-key",
 def s3_server() -> Iterator[str]:
     """Start a server with a bucket ``data`` that is empty and a bucket ``closed`` that refuses; return its address."""
     server_module = pytest.importorskip("moto.server")
-    pytest.importorskip("s3fs")
+    s3fs = pytest.importorskip("s3fs")
     import boto3
+
+    s3fs.S3FileSystem.clear_instance_cache()  # drivers keep the address that they were made with
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -49,9 +51,6 @@ def s3_server() -> Iterator[str]:
 @pytest.fixture
 def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Put the server and its credentials into the environment, and return the address of a bucket."""
-    import s3fs
-
     for name, value in {**KEYS, "AWS_ENDPOINT_URL": s3_server}.items():
         monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
     return "s3://data"

@@ -21,9 +21,10 @@ from evergrow.engine.shard import Source
 from evergrow.engine.stages import Running, Tally
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
+from evergrow.learner.parts import seed_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Engine(ABC):
     """What every engine has.
 
@@ -61,13 +62,15 @@ class Engine(ABC):
         """Return what runs the tasks, each done by the function that ``"module:function"`` names."""
 
     @contextmanager
-    def open(self, device: Any, *, lasting: bool = False) -> Iterator[tuple[Path, Running]]:
+    def open(self, device: Any, weights: Any = None, *, lasting: bool = False) -> Iterator[tuple[Path, Running]]:
         """Yield a folder and running workers, which end with the block.
 
         Parameters
         ----------
         device : str or torch.device
             Where workers compute.
+        weights : str or path-like, optional
+            Where they find the backbone's weights, if not where they were.
         lasting : bool
             Whether the folder holds the result, so that a temporary one would not do.
         """
@@ -77,20 +80,21 @@ class Engine(ABC):
             folder = Path(temporary if self.folder is None else self.folder).absolute()
             runner = self.runner()
             try:
-                yield folder, Running(runner, str(device), self.decoders, self.progress, self.share)
+                found = None if weights is None else os.fspath(weights)
+                yield folder, Running(runner, str(device), self.decoders, self.progress, self.share, found)
             finally:
                 runner.close()
 
     def fit(self, learner: Learner, data: Any) -> Tally | None:
         """Let a learner forget everything and learn data; see :func:`evergrow.engine.fitting.fit`."""
-        manifest = self.manifest(data)
+        manifest = self.manifest(data, seed_of(learner))
         with self.open(learner.device) as (folder, running):
             return fit(learner, manifest, folder, running)
 
     def partial_fit(self, learner: Learner, data: Any) -> Tally | None:
         """Let a learner learn data beside what it knows; see :func:`evergrow.engine.fitting.update`."""
         manifest = self.manifest(data)
-        with self.open(learner.device) as (folder, running):
+        with self.open(learner.device, learner.weights) as (folder, running):
             return update(learner, manifest, folder, running)
 
     def evaluate(self, learner: Learner, data: Any, **settings: Any) -> tuple[Evaluation, Tally] | None:
@@ -98,7 +102,7 @@ class Engine(ABC):
         from evergrow.engine.asking import evaluate
 
         manifest = self.manifest(data)
-        with self.open(learner.device) as (folder, running):
+        with self.open(learner.device, learner.weights) as (folder, running):
             return evaluate(learner, manifest, folder, running, **settings)
 
     def predict(self, learner: Learner, data: Any, **settings: Any) -> Tally | None:
@@ -106,7 +110,7 @@ class Engine(ABC):
         from evergrow.engine.tables import predict
 
         manifest = self.manifest(data)
-        with self.open(learner.device, lasting=True) as (folder, running):
+        with self.open(learner.device, learner.weights, lasting=True) as (folder, running):
             return predict(learner, manifest, folder, running, **settings)
 
     def features(self, backbone: Backbone, data: Any, **settings: Any) -> Tally | None:
@@ -117,12 +121,20 @@ class Engine(ABC):
         with self.open(backbone.device, lasting=True) as (folder, running):
             return extract_features(backbone.spec, manifest, folder, running, **settings)
 
-    def manifest(self, data: Any) -> Manifest:
-        """Return the manifest of data: an address, or a source."""
-        return plan(_source(data), self.division)
+    def manifest(self, data: Any, seed: int = 0) -> Manifest:
+        """Return the manifest of data: an address, or a source.
+
+        Parameters
+        ----------
+        data : str, path-like or Source
+            The data.
+        seed : int
+            Of the draw of the samples that a layer is grown on.
+        """
+        return plan(_source(data), self.division, seed)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalEngine(Engine):
     """The processes of this machine.
 
@@ -145,7 +157,7 @@ class LocalEngine(Engine):
         return LocalRunner(self.workers, perform)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RayEngine(Engine):
     """A Ray cluster.
 

@@ -1,7 +1,8 @@
 """The manifest of a data set: its shards and the sample that a first fit grows its layer on, the same for everybody.
 
-It depends on the data and on four numbers, and on nothing else: not on the number of workers, the machine or the time.
-Its hash names the results of every shard, so that what was computed for other data is never taken for these.
+It depends on the data, on their division and on a seed, and on nothing else: not on the number of workers, the machine
+or the time. Its hash names the results of every shard, so that what was computed for other data is never taken for
+these.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from evergrow.core.documents import open_document, parse_json
 from evergrow.core.errors import EngineError, InputError
 from evergrow.core.fields import Fields
 from evergrow.core.files import atomic_path
-from evergrow.core.seeding import SEEDS, derive_seed
+from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.engine.shard import Shard, Source
@@ -46,14 +47,11 @@ class Division:
         Most samples and bytes of a shard.
     first_rows : int
         Most samples that the layer of a first fit is grown on, and that a model is calibrated on.
-    seed : int
-        Of the draw of those samples.
     """
 
     rows: int = 4096
     size: int = 256 << 20
     first_rows: int = BLOCK
-    seed: int = 0
 
     def __post_init__(self) -> None:
         check_number("rows", self.rows, low=1, integer=True)
@@ -143,7 +141,7 @@ class Manifest:
         write_json(path, values)
 
 
-def plan(source: Source, division: Division | None = None) -> Manifest:
+def plan(source: Source, division: Division | None = None, seed: int = 0) -> Manifest:
     """Return the manifest of a data set.
 
     Parameters
@@ -152,6 +150,8 @@ def plan(source: Source, division: Division | None = None) -> Manifest:
         The data.
     division : Division, optional
         How to divide it.
+    seed : int
+        Of the draw of the first samples.
 
     Raises
     ------
@@ -170,17 +170,17 @@ def plan(source: Source, division: Division | None = None) -> Manifest:
         source.identity(),
         division,
         shards,
-        _drawn(shards, division),
+        _drawn(shards, division.first_rows, seed),
         tuple(source.widths),
     )
 
 
-def _drawn(shards: Sequence[Shard], division: Division) -> tuple[int, ...] | None:
+def _drawn(shards: Sequence[Shard], most: int, seed: int) -> tuple[int, ...] | None:
     """Return the first samples, drawn evenly from all shards; None where they are all."""
-    n, most = sum(shard.rows for shard in shards), division.first_rows
+    n = sum(shard.rows for shard in shards)
     if n <= most:
         return None
-    draw = np.random.default_rng(derive_seed(division.seed, "engine", "first rows"))
+    draw = np.random.default_rng(derive_seed(seed, "engine", "first rows"))
     return tuple(np.sort(draw.choice(n, size=most, replace=False, shuffle=False)).tolist())
 
 
@@ -232,7 +232,6 @@ def _division(fields: Fields) -> Division:
         fields.integer("rows", low=1),
         fields.integer("size", low=1),
         fields.integer("first_rows", low=2),
-        fields.integer("seed", **SEEDS),
     )
 
 
@@ -248,7 +247,7 @@ def check_same_data(found: Manifest, wanted: Manifest, path: str | os.PathLike[s
             f"{name} {value}" for name, value in vars(found.division).items() if vars(wanted.division)[name] != value
         ]
         raise EngineError(
-            f"{os.fspath(path)} must divide these data as asked for, got {', '.join(differing) or 'other shards'}: "
+            f"{os.fspath(path)} must divide these data as asked for, got {', '.join(differing) or 'another seed'}: "
             "ask for the same or choose another folder"
         )
 

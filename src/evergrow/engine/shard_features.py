@@ -21,6 +21,9 @@ from evergrow.learner.learner import Learner
 
 FEATURES = register_kind("engine-features")
 
+Failures = tuple[tuple[str, str], ...]
+"""Names of samples that could not be read, and why."""
+
 
 @dataclass(frozen=True, eq=False)
 class ShardFeatures:
@@ -43,7 +46,7 @@ class ShardFeatures:
     X: NDArray[np.float32]
     names: tuple[str, ...]
     labels: NDArray[np.str_] | None
-    left_out: tuple[tuple[str, str], ...] = ()
+    left_out: Failures = ()
     lost: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -79,7 +82,13 @@ class ShardFeatures:
 
 
 def shard_features(
-    job: Job, shard: Shard, rows: NDArray[np.int64] | None = None, *, device: str = "auto", decoders: Any = 0
+    job: Job,
+    shard: Shard,
+    rows: NDArray[np.int64] | None = None,
+    *,
+    device: str = "auto",
+    decoders: Any = 0,
+    weights: str | None = None,
 ) -> ShardFeatures:
     """Return the features of a shard, or of some rows of it.
 
@@ -95,6 +104,8 @@ def shard_features(
         Where to compute.
     decoders : int or "auto"
         Processes that decode images.
+    weights : str, optional
+        Where the backbone's weights are, if not where they were.
 
     Raises
     ------
@@ -105,7 +116,10 @@ def shard_features(
         data = _source(str(job.folder), job.key).read(shard)
         if len(data) != shard.rows:
             raise InputError(f"it must have {shard.rows} samples as in the manifest, got {len(data)}")
-        return _encoded(job, data, np.arange(shard.rows) if rows is None else rows, device, decoders)
+        chosen = _Chosen(data, np.arange(shard.rows) if rows is None else rows)
+        if data.features is not None:
+            return chosen.vectors(data.features)
+        return _encoded(job, chosen, backbone_of(str(job.folder), job.key, device, weights), decoders)
     except (InputError, FileFormatError, DatasetNotFoundError) as error:
         raise ShardError(f"shard {shard.number}{_place(shard)} cannot be read: {error}") from error
 
@@ -116,47 +130,51 @@ def _place(shard: Shard) -> str:
     return f" ({named})" if isinstance(named, str) else ""
 
 
-def _encoded(job: Job, data: ShardData, rows: NDArray[np.int64], device: str, decoders: Any) -> ShardFeatures:
-    labels = None if data.labels is None else np.asarray(data.labels, dtype=np.str_)[rows]
-    names = tuple(data.names[int(row)] for row in rows)
-    if data.features is not None:
-        X = np.asarray(data.features[rows], dtype=np.float32)
+class _Chosen:
+    """Some rows of the data of a shard."""
+
+    def __init__(self, data: ShardData, rows: NDArray[np.int64]) -> None:
+        self.items = None if data.items is None else data.items.take(rows)
+        self.rows = rows
+        self.names = tuple(data.names[int(row)] for row in rows)
+        self.labels = None if data.labels is None else np.asarray(data.labels, dtype=np.str_)[rows]
+
+    def vectors(self, features: NDArray[Any]) -> ShardFeatures:
+        """Return rows that are features already."""
+        X = np.asarray(features[self.rows], dtype=np.float32)
         if not np.isfinite(X).all():
-            bad = names[int(np.isfinite(X).all(axis=1).argmin())]
+            bad = self.names[int(np.isfinite(X).all(axis=1).argmin())]
             raise InputError(f"features must be finite, got NaN or infinity, first in {bad}")
-        return ShardFeatures(X, names, labels)
-    if data.items is None:
-        raise InputError("it must hold images, texts or features, got none of them")
+        return ShardFeatures(X, self.names, self.labels)
+
+    def kept(self, X: NDArray[np.float32], rows: NDArray[np.int64], failures: Failures) -> ShardFeatures:
+        """Return the features of those rows that could be read."""
+        names = tuple(self.names[int(row)] for row in rows)
+        if self.labels is None:
+            return ShardFeatures(X, names, None, failures)
+        labels = self.labels[rows]
+        lost = tuple(np.setdiff1d(self.labels, labels).tolist())
+        return ShardFeatures(X, names, labels, failures, lost)
+
+
+def _encoded(job: Job, chosen: _Chosen, backbone: Backbone, decoders: Any) -> ShardFeatures:
     from evergrow.backbones.extraction import extract
 
-    backbone = backbone_of(str(job.folder), job.key, device)
-    nothing = np.empty((0, backbone.n_features), dtype=np.float32)
-    if not len(rows):
-        return ShardFeatures(nothing, (), labels)
-    on_error, batch_size = job.settings.get("on_error", "raise"), job.settings.get("batch_size")
+    if chosen.items is None:
+        raise InputError("it must hold images, texts or features, got none of them")
+    nothing, no_rows = np.empty((0, backbone.n_features), dtype=np.float32), np.empty(0, dtype=np.int64)
+    if not len(chosen.rows):
+        return chosen.kept(nothing, no_rows, ())
+    settings = {"on_error": job.settings.get("on_error", "raise"), "batch_size": job.settings.get("batch_size")}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)  # the job tells in the end what was left out
-            items = data.items.take(rows)
-            done = extract(backbone, items, cache=False, on_error=on_error, batch_size=batch_size, workers=decoders)
+            done = extract(backbone, chosen.items, cache=False, workers=decoders, **settings)
     except ImageError as error:
         if not job.skips:
             raise
-        left_out = tuple((name, str(error)) for name in names)  # where some are left out, this is said of all
-        return ShardFeatures(nothing, (), _none_of(labels), left_out, _classes(labels))
-    kept = None if labels is None else labels[done.rows]
-    lost = () if labels is None or kept is None else tuple(np.setdiff1d(labels, kept).tolist())
-    return ShardFeatures(
-        np.ascontiguousarray(done.joined), tuple(names[int(row)] for row in done.rows), kept, done.failures, lost
-    )
-
-
-def _none_of(labels: NDArray[np.str_] | None) -> NDArray[np.str_] | None:
-    return None if labels is None else labels[:0]
-
-
-def _classes(labels: NDArray[np.str_] | None) -> tuple[str, ...]:
-    return () if labels is None else tuple(np.unique(labels).tolist())
+        return chosen.kept(nothing, no_rows, tuple((name, str(error)) for name in chosen.names))  # none can be read
+    return chosen.kept(np.ascontiguousarray(done.joined), done.rows, done.failures)
 
 
 # -- what a process opens once --------------------------------------------------------------------------------
@@ -170,24 +188,24 @@ def _source(folder: str, key: str) -> Source:
 
 
 @lru_cache(maxsize=2)
-def backbone_of(folder: str, key: str, device: str) -> Backbone:
+def backbone_of(folder: str, key: str, device: str, weights: str | None = None) -> Backbone:
     """Return the backbone of a job: that of the model that it began with, or the one that it describes."""
     job = known_job(folder, key)
     if job.start.is_file():
-        found = loaded_model(str(job.start), key, device).backbone_()
+        found = loaded_model(str(job.start), key, device, weights).backbone_()
         if found is not None:
             return found  # type: ignore[no-any-return]
     if job.backbone is None:
         raise InputError("samples must be feature vectors, since the job has no backbone, got images or texts")
     from evergrow.backbones.create import backbone_from_spec
 
-    return backbone_from_spec(BackboneSpec.from_dict(job.backbone), device=device)
+    return backbone_from_spec(BackboneSpec.from_dict(job.backbone), weights=weights, device=device)
 
 
 @lru_cache(maxsize=4)
-def loaded_model(path: str, key: str, device: str) -> Learner:
+def loaded_model(path: str, key: str, device: str, weights: str | None = None) -> Learner:
     """Return a model of a job; it is not to be changed."""
-    return Learner.load(path, device=None if device == "auto" else device, cache=False)
+    return Learner.load(path, weights=weights, device=None if device == "auto" else device, cache=False)
 
 
 def forget_opened() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from evergrow.core.documents import parse_json
 from evergrow.core.errors import EngineError
 from evergrow.core.files import PARTIAL
 from evergrow.core.progress import Meter, meter
@@ -149,6 +150,8 @@ class Running:
         Whether to show a bar.
     share : tuple of int or None
         ``(i, n)``: only the shards whose number is i modulo n, for a batch system that starts n such commands.
+    weights : str or None
+        Where workers find the backbone's weights, if not where they were.
     """
 
     runner: Runner
@@ -156,11 +159,13 @@ class Running:
     decoders: Any = None
     progress: bool = False
     share: tuple[int, int] | None = None
+    weights: str | None = None
 
     @property
     def values(self) -> dict[str, Any]:
         """What a task is told."""
-        return {"device": self.device} | ({} if self.decoders is None else {"decoders": self.decoders})
+        beside = {"decoders": self.decoders, "weights": self.weights}
+        return {"device": self.device, **{name: value for name, value in beside.items() if value is not None}}
 
     def mine(self, numbers: Iterable[int]) -> list[int]:
         """Return those shards that are done here."""
@@ -201,7 +206,11 @@ def run_tasks(job: Job, runner: Runner, tasks: Sequence[Task], seen: Callable[[O
 
 def is_unreadable(job: Job, task: Task) -> bool:
     """Return whether a work left a note that its shard cannot be read; other failures have other causes."""
-    return job.failure(task.work, task.number).is_file() and "shard" in task.about
+    note = job.failure(task.work, task.number)
+    if "shard" not in task.about or not note.is_file():
+        return False
+    values = parse_json(note.read_bytes(), str(note))
+    return isinstance(values, dict) and values.get("unreadable") is True
 
 
 def _note(job: Job, outcome: Outcome) -> None:
@@ -274,6 +283,7 @@ def check_workers(job: Job, running: Running) -> None:
             "folder": str(job.folder),
             "key": job.key,
             "device": running.device,
+            **({} if running.weights is None else {"weights": running.weights}),
         }
     )
 

@@ -76,12 +76,12 @@ def perform(task: Task) -> dict[str, Any]:
     started = time.perf_counter()
     job = known_job(str(task.about["folder"]), str(task.about["key"]))
     note = job.failure(task.work, task.number)
+    note.unlink(missing_ok=True)  # of an earlier try, which says nothing about this one
     try:
         told = WORKS[task.work](job, {**task.about, "number": task.number})
     except ShardError as error:
         write_json(note, {"shard": task.number, "work": task.work, "error": str(error), "unreadable": True})
         raise
-    note.unlink(missing_ok=True)
     return {**told, "seconds": time.perf_counter() - started}
 
 
@@ -91,8 +91,8 @@ def differences(expected: dict[str, str]) -> list[str]:
     Parameters
     ----------
     expected : dict of str to str
-        ``"evergrow"`` and ``"torch"``: versions. ``"folder"`` and ``"key"``: the job, whose folder must be in reach and
-        whose backbone must have the same weights here.
+        ``"evergrow"`` and ``"torch"``: versions. ``"folder"``: that of the job, which must be in reach. ``"key"``: the
+        job, whose backbone must have the same weights here.
 
     Examples
     --------
@@ -111,10 +111,12 @@ def differences(expected: dict[str, str]) -> list[str]:
     folder = expected["folder"]
     if not os.access(folder, os.R_OK | os.W_OK):
         return [f"folder must be one that every worker can write to, got {folder}, which this one cannot"]
+    if "key" not in expected:
+        return []
     try:
         job = known_job(folder, expected["key"])
         if job.manifest.kind != "features":  # it is kept, for the tasks to come
-            backbone_of(folder, job.key, expected.get("device", "auto"))
+            backbone_of(folder, job.key, expected.get("device", "auto"), expected.get("weights"))
     except EvergrowError as error:
         return [str(error)]
     return []
@@ -225,8 +227,8 @@ def _shard(job: Job, about: dict[str, Any]) -> Shard:
 
 def features_of(job: Job, about: dict[str, Any], rows: NDArray[np.int64] | None = None) -> ShardFeatures:
     """Return the features of the shard that a task is about, or of some rows of it."""
-    device, decoders = about.get("device", "auto"), about.get("decoders", 0)
-    return shard_features(job, _shard(job, about), rows, device=device, decoders=decoders)
+    how = {name: about[name] for name in ("device", "decoders", "weights") if name in about}
+    return shard_features(job, _shard(job, about), rows, **how)
 
 
 def prepared(path: Path) -> Path:

@@ -73,6 +73,11 @@ def check_divisible(learner: Learner, *, fresh: bool) -> None:
         head.require(ability)
 
 
+def seed_of(learner: Learner) -> int:
+    """Return the seed of a learner's layer."""
+    return learner._seed()
+
+
 def deciding_settings(learner: Learner) -> dict[str, Any]:
     """Return the settings that decide what a learner makes of features, as plain values."""
     recipe = learner._recipe()

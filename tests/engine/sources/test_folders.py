@@ -189,3 +189,45 @@ def test_the_bundled_layouts_of_folders_are_all_that_is_tried(images: Path) -> N
     with pytest.raises(EvergrowError, match="format must be one of"):
         open_source(images, format="folders")
     assert np.unique([shard.rows for shard in open_source(images / "classes").shards(1, LARGE)]).tolist() == [1]
+
+
+def test_lists_on_disk_find_their_images(images: Path, tmp_path: Path, traffic: Traffic) -> None:
+    root = shutil.copytree(images, tmp_path / "set")
+    files = sorted(root.rglob("*.jpg"))
+    (root / "splits").mkdir()
+    (root / "splits/all.txt").write_text("".join(f"{file.relative_to(root)} {file.parent.name}\n" for file in files))
+    source = open_source(root / "splits/all.txt")
+    data = [source_from(source.describe()).read(shard) for shard in source.shards(5, LARGE)]
+    assert [body for part in data for body in bodies(part)] == [file.read_bytes() for file in files]
+    assert data[0].labels.tolist() == ["ant"] * 4 + ["bee"]
+    upload(root / "splits", "memory://lists")
+    with pytest.raises(InputError, match=r"all\.txt must be a table such as \.csv in a storage"):
+        list(open_source("memory://lists/all.txt").shards(5, LARGE))
+
+
+def test_lines_without_labels_are_texts(tmp_path: Path) -> None:
+    (tmp_path / "mail.txt").write_text("buy now\n\nsee you\n")
+    source = open_source(tmp_path / "mail.txt", options={"labelled": False})
+    (shard,) = source.shards(5, LARGE)
+    data = source.read(shard)
+    assert source.kind == "text"
+    assert data.labels is None
+    assert [data.items.raw(row) for row in range(2)] == ["buy now", "see you"]
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_metadata_beside_images_are_read_as_the_hub_means_them(tmp_path: Path, traffic: Traffic, far: bool) -> None:
+    for row in range(3):
+        (tmp_path / f"{row}.jpg").write_bytes(jpeg(row))
+    (tmp_path / "metadata.csv").write_text("file_name,label\n0.jpg,a\n1.jpg,b\n2.jpg,a\n")
+    upload(tmp_path, "memory://hub")
+    source = open_source("memory://hub" if far else tmp_path)
+    (shard,) = source.shards(9, LARGE)
+    assert source.read(shard).labels.tolist() == ["a", "b", "a"]
+    assert bodies(source.read(shard)) == [jpeg(row) for row in range(3)]
+
+
+def test_hidden_files_are_no_data(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", X=np.eye(2), y=np.arange(2))
+    np.savez(tmp_path / ".b.npz", X=np.eye(3), y=np.arange(3))
+    assert list(open_source(tmp_path).files) == ["a.npz"]

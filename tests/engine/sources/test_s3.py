@@ -91,13 +91,10 @@ def test_a_wrong_bucket_and_lacking_rights_are_one_line(s3: str) -> None:
 def test_keys_given_to_the_source_stay_with_it(
     s3_server: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import s3fs
-
     make_npz(tmp_path, tmp_path)
     upload(tmp_path, f"{s3}/keys")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name)
-    s3fs.S3FileSystem.clear_instance_cache()
     storage = {"key": "someone", "secret": "a-secret-key", "endpoint_url": s3_server}
     source = open_source(f"{s3}/keys/features.npz", options={"storage": storage})
     (shard,) = source.shards(50, LARGE)

@@ -21,7 +21,7 @@ from evergrow.core.optional import require
 from evergrow.datasets.labelled import listed
 from evergrow.engine.places import Place, RangedFile
 from evergrow.engine.shard import Shard, ShardData
-from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, block_spans
+from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, block_spans, where_of
 from evergrow.engine.sources.columns import TableColumns, choose_columns, table_data
 
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
@@ -175,15 +175,15 @@ class ArrowSource(FileSource):
                 f"{self.place.title(folder)} must be saved without indices: run flatten_indices() before save_to_disk()"
             )
         entries = state.get("_data_files")
-        names = (
-            [entry.get("filename") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-        )
-        for name in names:
-            if not isinstance(name, str) or posixpath.join(folder, name) not in every or "/" in name:
+        names: list[str] = []
+        for entry in entries if isinstance(entries, list) else []:
+            name = entry.get("filename") if isinstance(entry, dict) else None
+            if not isinstance(name, str) or "/" in name or posixpath.join(folder, name) not in every:
                 raise FileFormatError(f"{self.place.title(state_name)} must name files beside it, got {name!r}")
+            names.append(posixpath.join(folder, name))
         if not names:
             raise FileFormatError(f"{self.place.title(state_name)} must name data files, got none")
-        return [posixpath.join(folder, name) for name in names]
+        return names
 
     def _json(self, name: str, every: dict[str, int]) -> dict[str, Any]:
         if every[name] > _LONGEST:
@@ -244,12 +244,13 @@ class ArrowSource(FileSource):
     def read(self, shard: Shard) -> ShardData:
         """Return the rows of a shard: its record batches after the schema, as one stream."""
         arrow = require("pyarrow", extra="parquet", purpose="reading Arrow files")
-        where = shard.where
-        name, row, skip = str(where["file"]), int(where["row"]), int(where["skip"])
-        head, schema, columns = self._head(name, int(where["head"]))
+        where = where_of(shard)
+        name, row, skip = where.text("file"), where.integer("row"), where.integer("skip")
+        start, stop = where.integer("start"), where.integer("stop")
+        head, schema, columns = self._head(name, where.integer("head", high=_LONGEST))
         title = self.place.title(name)
-        body = self.place.read(name, int(where["start"]), int(where["stop"]))
-        if len(body) != int(where["stop"]) - int(where["start"]):
+        body = self.place.read(name, start, stop)
+        if len(body) != stop - start:
             raise FileFormatError(f"{title} must be as long as when the shards were made, but it ends early")
         kept = [schema.get_field_index(column) for column in (columns.sample, columns.label, columns.name) if column]
         with _whole(title):

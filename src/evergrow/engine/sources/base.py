@@ -10,29 +10,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, ParameterError
+from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
+from evergrow.core.fields import Fields
 from evergrow.core.registry import Registry
 from evergrow.core.settings import from_mapping
 from evergrow.core.validation import check_choice, check_number
 from evergrow.core.wording import setting
+from evergrow.datasets.folders import is_hidden
 from evergrow.datasets.labelled import listed
 from evergrow.engine.places import Place, open_place, public_storage
 from evergrow.engine.shard import Shard, ShardData
 
 SampleKind = Literal["image", "text", "features"]
+KINDS = ("image", "text", "features")
 
 PARTS = ("train", "test", "all")
 LARGEST_IMAGE = 256 * 2**20
 """Bytes that one image file may have."""
 
 _MOST_FILES = 1_000_000
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_RANGE = re.compile(r"\{(\d{1,20})\.\.(\d{1,20})\}")
 _CHOICE = re.compile(r"\{([^{}\[\]]*,[^{}\[\]]*)\}")
 _SPLIT = re.compile(r"(?<![a-z])(train|training|test|testing|val|valid|validation)(?![a-z])")
 _TEST_WORDS = ("test", "testing", "val", "valid", "validation")
@@ -144,7 +147,11 @@ class FileSource(ABC):
         if self.pattern:
             return matching_files(self.place, self.pattern)
         every = self.place.listing(deep=True)
-        wanted = {name: size for name, size in every.items() if name.lower().endswith(self.suffixes)}
+        wanted = {
+            name: size
+            for name, size in every.items()
+            if name.lower().endswith(self.suffixes) and not any(map(is_hidden, name.split("/")))
+        }
         if not wanted:
             raise DatasetNotFoundError(
                 f"{self.place.title()} must hold files that end in {' or '.join(self.suffixes)}, got none"
@@ -221,13 +228,16 @@ def source_from(description: Mapping[str, Any]) -> FileSource:
     >>> len(shards), read.names, read.labels.tolist()
     (3, ('a.npz[2]', 'a.npz[3]'), ['2', '3'])
     """
-    values = [description.get(name, "") for name in ("format", "address", "pattern", "kind")]
-    options = description.get("options", {})
-    if not all(isinstance(value, str) for value in values) or not isinstance(options, Mapping) or not values[1]:
-        raise FileFormatError("description of a source must have a format, an address, a pattern and options")
-    name, address, pattern, kind = cast(list[str], values)
-    settings = SourceOptions.from_dict(options)
-    return SOURCES[name](open_place(address, settings.storage), pattern, settings, kind)
+    given = Fields(description, {}, {}, "description of a source")
+    settings = SourceOptions.from_dict(given.mapping("options", default={}))
+    name, kind = given.text("format", choices=SOURCES.names()), given.text("kind", choices=("", *KINDS), default="")
+    place = open_place(given.text("address"), settings.storage)
+    return SOURCES[name](place, given.text("pattern", default=""), settings, kind)
+
+
+def where_of(shard: Shard) -> Fields:
+    """Return checked access to where a shard lies, as its manifest says it."""
+    return Fields(shard.where, {}, {}, f"shard {shard.number}")
 
 
 # -- which files ----------------------------------------------------------------------------------------------
@@ -256,19 +266,19 @@ def expanded(pattern: str) -> list[str]:
     """
     pieces: list[list[str]] = []
     rest, count = pattern, 1
+    choices: Iterator[str]
     while match := min((m for m in (_RANGE.search(rest), _CHOICE.search(rest)) if m), key=_start, default=None):
         if match.re is _RANGE:
-            first, last = match[1], match[2]
-            numbers = range(int(first), int(last) + 1)
-            count *= max(len(numbers), 1)
-            width = len(first) if first.startswith("0") else 0
-            choices = [f"{number:0{width}d}" for number in itertools.islice(numbers, _MOST_FILES + 1)]
+            first, last = int(match[1]), int(match[2])
+            width = len(match[1]) if match[1].startswith("0") else 0
+            count *= max(last - first + 1, 1)
+            choices = (f"{number:0{width}d}" for number in range(first, last + 1))
         else:
-            choices = match[1].split(",")
-            count *= len(choices)
+            count *= match[1].count(",") + 1
+            choices = iter(match[1].split(","))
         if count > _MOST_FILES:
             raise ParameterError(f"pattern must stand for at most {_MOST_FILES:,} files, got {pattern!r}")
-        pieces += [[rest[: match.start()]], choices]
+        pieces += [[rest[: match.start()]], list(choices)]
         rest = rest[match.end() :]
     return ["".join(parts) for parts in itertools.product(*pieces, [rest])]
 
@@ -394,9 +404,11 @@ def block_spans(blocks: Sequence[tuple[int, int]], rows: int, size: int) -> Iter
             start = start if count else number
             count, weight = count + n, weight + bytes_
             continue
-        parts = min(max(-(-n // rows), -(-bytes_ // size)), n)
-        step = -(-n // max(parts, 1))
-        for skip in range(0, n, max(step, 1)):
+        if not n:
+            continue
+        most = max(min(rows, size * n // max(bytes_, 1)), 1)
+        step = -(-n // -(-n // most))  # as many parts as that takes, of one length
+        for skip in range(0, n, step):
             take = min(step, n - skip)
             yield BlockSpan(number, number + 1, skip, take, bytes_ * take // n)
     if count:
@@ -419,8 +431,8 @@ def class_names(labels: Sequence[Any], names: Mapping[int, str], title: str) -> 
             if value not in names:
                 raise InputError(f"{title}: labels must be among the {len(names)} that it names, got {value}")
             value = names[value]
-        text = str(value).strip() if isinstance(value, (str, int)) else ""
-        if not text:
+        text = str(value) if isinstance(value, (str, int)) else ""
+        if not text.strip():
             raise InputError(f"{title}: every sample must have a label, got {value!r} in row {row}")
         found.append(text)
     return np.array(found, dtype=np.str_)

@@ -154,7 +154,10 @@ def table_data(table: Any, columns: TableColumns, title: str, names: tuple[str, 
     """
     labels = None
     if columns.label:
-        labels = class_names(table.column(columns.label).to_pylist(), columns.classes, title)
+        values = [
+            value.strip() if isinstance(value, str) else value for value in table.column(columns.label).to_pylist()
+        ]
+        labels = class_names(values, columns.classes, title)
     if columns.name:
         given = table.column(columns.name).to_pylist()
         names = tuple(own if isinstance(own, str) and own else plain for own, plain in zip(given, names, strict=True))

@@ -16,7 +16,15 @@ from evergrow.datasets.labelled import listed
 from evergrow.engine.places import Place
 from evergrow.engine.shard import Shard, ShardData
 from evergrow.engine.sources.arrays import ArrayIndex, StoredArray, index_arrays, read_rows
-from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, as_features, class_names
+from evergrow.engine.sources.base import (
+    SOURCES,
+    FileSource,
+    SampleKind,
+    SourceOptions,
+    as_features,
+    class_names,
+    where_of,
+)
 
 _KEYS = {
     "train": (("X_train", "y_train"), ("X", "y"), ("features", "labels")),
@@ -98,8 +106,8 @@ class ArraySource(FileSource):
 
     def read(self, shard: Shard) -> ShardData:
         """Return the rows of a shard."""
-        where = shard.where
-        name, key, start, stop = str(where["file"]), str(where["array"]), int(where["start"]), int(where["stop"])
+        where = where_of(shard)
+        name, key, start, stop = where.text("file"), where.text("array"), where.integer("start"), where.integer("stop")
         index = self._index(name)
         title = self.place.title(name)
         if key not in index.arrays or stop > index.arrays[key].shape[0] or stop - start != shard.rows:
@@ -107,7 +115,7 @@ class ArraySource(FileSource):
         array = index.arrays[key]
         values = read_rows(self.place, name, key, array, start, stop)
         names = tuple(f"{name}[{row}]" for row in range(start, stop))
-        labels = self._labels(name, str(where["labels"]), start, stop)
+        labels = self._labels(name, where.text("labels"), start, stop)
         if _is_pixels(array):
             return ShardData(names, items=ImageArrays(np.ascontiguousarray(values)), labels=labels)
         features = as_features(values, title, start)

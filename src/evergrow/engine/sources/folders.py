@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import posixpath
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from evergrow.core.items import ImageFiles, Items, Texts
 from evergrow.datasets.fetched import HeldImages
 from evergrow.datasets.folders import Walk
 from evergrow.datasets.labelled import Label, LabelledItems, listed
+from evergrow.datasets.lists import LIST_SUFFIXES, read_lists
 from evergrow.datasets.options import DataOptions
-from evergrow.datasets.readers import LAYOUTS
+from evergrow.datasets.readers import LAYOUTS, fitting_layout, list_layouts
 from evergrow.datasets.tables import (
     IMAGE_COLUMNS,
     TABLE_SUFFIXES,
@@ -32,10 +34,7 @@ from evergrow.datasets.tables import (
 from evergrow.datasets.trees import DiskTree, EntryKind, FileTree, folder_entries
 from evergrow.engine.places import DiskPlace, Place
 from evergrow.engine.shard import Shard, ShardData
-from evergrow.engine.sources.base import LARGEST_IMAGE, SOURCES, FileSource, SampleKind, SourceOptions, spans
-
-_LAYOUTS = ("train-test", "tables", "single-table", "class-folders")
-"""Ways in which a folder of images or tables may be laid out, in the order in which they are tried."""
+from evergrow.engine.sources.base import LARGEST_IMAGE, SOURCES, FileSource, SampleKind, SourceOptions, spans, where_of
 
 
 @dataclass(frozen=True)
@@ -136,11 +135,10 @@ class FolderSource(FileSource):
 
     def _read_tree(self, tree: FileTree) -> LabelledItems:
         options = _data_options(self.options)
-        for name in _LAYOUTS:
-            layout = LAYOUTS[name].in_archive
-            if layout is not None and layout[0](tree):
-                return layout[1](tree, options)
-        raise InputError(f"{tree.title} must hold one folder per class, got something else")
+        if isinstance(self.place, DiskPlace):
+            return fitting_layout(self.place.root).read(self.place.root, options)
+        layouts = [layout for name in list_layouts() if (layout := LAYOUTS[name].in_archive) is not None]
+        return next(read for fits, read in layouts if fits(tree))(tree, options)  # one folder per class fits any
 
     @cached_property
     def _rows(self) -> _Rows:
@@ -167,7 +165,9 @@ class FolderSource(FileSource):
         """Return the names of files relative to the place."""
         if not isinstance(items, ImageFiles):
             raise InputError(f"{self.place.title()} must hold images in files, got {type(items).__name__}")
-        root = items.root.relative_to(self.place.root) if isinstance(self.place, DiskPlace) else items.root
+        root = items.root
+        if isinstance(self.place, DiskPlace):  # the images of a list may lie beside its folder
+            root = Path(os.path.relpath(root, self.place.root))
         base = "" if root == Path() else root.as_posix()
         return [posixpath.join(base, name) for name in items.names]
 
@@ -200,24 +200,25 @@ class FolderSource(FileSource):
 
     def read(self, shard: Shard) -> ShardData:
         """Return the samples of a shard; files on disk are only named, and opened by whoever decodes them."""
-        where = shard.where
-        if "files" not in where:
+        if "files" not in shard.where:
             return self._read_texts(shard)
-        names = tuple(str(name) for name in where["files"])
-        labels = where.get("labels")
-        if len(names) != shard.rows or (labels is not None and len(labels) != shard.rows):
+        where = where_of(shard)
+        names, sizes = tuple(where.texts("files")), where.integers("sizes")
+        labels = where.texts("labels") if "labels" in shard.where else None
+        if not shard.rows == len(names) == len(sizes) == len(names if labels is None else labels):
             raise FileFormatError(f"shard {shard.number} must name {shard.rows} files and labels, got other numbers")
-        return ShardData(names, items=self._images(names, where["sizes"]), labels=_as_array(labels))
+        return ShardData(names, items=self._images(names, sizes), labels=_as_array(labels))
 
     def _images(self, names: tuple[str, ...], sizes: list[int]) -> Items:
         if isinstance(self.place, DiskPlace):
             return ImageFiles(self.place.root, names)
-        bodies = self.place.read_all([(name, 0, int(size)) for name, size in zip(names, sizes, strict=True)])
+        bodies = self.place.read_all([(name, 0, size) for name, size in zip(names, sizes, strict=True)])
         return HeldImages(names, tuple(body if isinstance(body, bytes) else str(body) for body in bodies))
 
     def _read_texts(self, shard: Shard) -> ShardData:
         """Return texts; a table is read whole, once in a process, and for many texts Parquet serves better."""
-        start, stop, every = int(shard.where["start"]), int(shard.where["stop"]), self._rows
+        where, every = where_of(shard), self._rows
+        start, stop = where.integer("start"), where.integer("stop")
         if every.texts is None or stop > len(every.texts) or stop - start != shard.rows:
             raise FileFormatError(f"{self.place.title(self.pattern)} must hold {stop} texts, as when shards were made")
         labels = None if every.labels is None else list(every.labels[start:stop])
@@ -227,16 +228,35 @@ class FolderSource(FileSource):
 
 @SOURCES.register("table")
 class TableSource(FolderSource):
-    """Images that a CSV, TSV or JSON-lines file names, relative to its folder, or the texts that it holds."""
+    """Images that a CSV, TSV or JSON-lines file names, relative to its folder, or the texts that it holds.
+
+    On disk also a list of paths and labels, ``.txt`` or ``.yaml``, whose images are looked for around it; where no
+    labels are wanted, a ``.txt`` is texts, one in a line.
+    """
 
     format = "table"
-    suffixes = TABLE_SUFFIXES
+    suffixes = (*TABLE_SUFFIXES, *LIST_SUFFIXES)
 
     def _read_tree(self, tree: FileTree) -> LabelledItems:
         if len(self.files) != 1:
             raise InputError(f"{self.place.title(self.pattern)} must be one table, got {len(self.files)}")
-        table, options = TableFile(tree, next(iter(self.files))), _data_options(self.options)
+        name, options = next(iter(self.files)), _data_options(self.options)
+        if not self.options.labelled and name.lower().endswith(".txt"):
+            return _lines(tree, name)
+        if name.lower().endswith(LIST_SUFFIXES):
+            if not isinstance(self.place, DiskPlace):
+                raise InputError(f"{self.place.title(name)} must be a table such as .csv in a storage, got a list")
+            return read_lists(self.place.root / name, None, options)
+        table = TableFile(tree, name)
         return read_table_files(table, None, options) if self.options.labelled else _without_labels(table, options)
+
+
+def _lines(tree: FileTree, name: str) -> LabelledItems:
+    """Return the lines of a file as texts; empty ones are left out."""
+    texts = [line.strip() for line in tree.text(name).split("\n") if line.strip()]
+    if not texts:
+        raise FileFormatError(f"{tree.place(name)} must hold at least one text, got none")
+    return LabelledItems("table", Texts(tuple(texts)), [""] * len(texts))
 
 
 def _without_labels(table: TableFile, options: DataOptions) -> LabelledItems:
@@ -267,5 +287,5 @@ def _name_of(label: Label, labelled: LabelledItems) -> str:
     return labelled.names.get(label, str(label)) if isinstance(label, int) else label
 
 
-def _as_array(labels: list[Any] | None) -> NDArray[np.str_] | None:
-    return None if labels is None else np.array([str(label) for label in labels], dtype=np.str_)
+def _as_array(labels: list[str] | None) -> NDArray[np.str_] | None:
+    return None if labels is None else np.array(labels, dtype=np.str_)

@@ -10,7 +10,7 @@ from evergrow.core.errors import EvergrowError, FileFormatError
 from evergrow.core.optional import require
 from evergrow.engine.places import Place
 from evergrow.engine.shard import Shard, ShardData
-from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, block_spans
+from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, block_spans, where_of
 from evergrow.engine.sources.columns import TableColumns, choose_columns, table_data
 
 _RATIO, _ROOM = 100, 64 * 2**20
@@ -63,7 +63,7 @@ class ParquetSource(FileSource):
             first = first or (name, columns, width)
             self._check_alike(first, name, columns, width)
             for span in block_spans(blocks, rows, size):
-                where = {"file": name, "groups": [span.first, span.last], "skip": span.skip}
+                where = {"file": name, "first": span.first, "last": span.last, "skip": span.skip}
                 yield Shard(0, span.rows, span.size, where)
 
     def _read_groups(self, name: str) -> list[tuple[int, int]]:
@@ -117,10 +117,10 @@ class ParquetSource(FileSource):
 
     def read(self, shard: Shard) -> ShardData:
         """Return the rows of a shard."""
-        name, skip = str(shard.where["file"]), int(shard.where["skip"])
-        first, last = (int(number) for number in shard.where["groups"])
+        where = where_of(shard)
+        name, skip, first, last = (where.text("file"), *(where.integer(key) for key in ("skip", "first", "last")))
         file, columns = self._opened(name)
-        if not 0 <= first < last <= file.metadata.num_row_groups:
+        if not first < last <= file.metadata.num_row_groups:
             raise FileFormatError(f"{self.place.title(name)} must hold {last} row groups, as when shards were made")
         table = self._table(name, first, last, skip, shard.rows)
         before = sum(file.metadata.row_group(number).num_rows for number in range(first)) + skip

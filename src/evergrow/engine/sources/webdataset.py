@@ -27,7 +27,7 @@ from evergrow.datasets.folders import is_hidden
 from evergrow.datasets.labelled import listed, shown
 from evergrow.engine.places import DiskPlace
 from evergrow.engine.shard import Shard, ShardData
-from evergrow.engine.sources.base import LARGEST_IMAGE, SOURCES, FileSource, SampleKind, class_names, spans
+from evergrow.engine.sources.base import LARGEST_IMAGE, SOURCES, FileSource, SampleKind, class_names, spans, where_of
 
 LABEL_SUFFIXES = ("cls", "json", "txt")
 """Endings of files that hold labels, in the order in which they are looked for."""
@@ -273,8 +273,9 @@ class WebDatasetSource(FileSource):
 
     def read(self, shard: Shard) -> ShardData:
         """Return the samples of a range of bytes, read at once."""
-        name, label = str(shard.where["file"]), str(shard.where["label"])
-        start, stop = int(shard.where["start"]), int(shard.where["stop"])
+        where = where_of(shard)
+        name, label = where.text("file"), where.text("label")
+        start, stop = where.integer("start"), where.integer("stop")
         title = self.place.title(name)
         body = self.place.read(name, start, stop)
         if len(body) != stop - start:
