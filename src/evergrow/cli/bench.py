@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evergrow.cli.console import Answer, Styled, note_line
+from evergrow.cli.engine import PANEL, EngineName
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.options import Json, OptionGroup
 from evergrow.cli.registry import command, command_group
@@ -23,22 +23,13 @@ if TYPE_CHECKING:
 
 command_group("bench", "Run grids of experiments and compare their records.")
 
-PANEL = "On several processes or machines"
-
-
-class BenchEngine(str, Enum):
-    """Where runs are carried out side by side."""
-
-    LOCAL = "local"
-    RAY = "ray"
-
 
 @dataclass(frozen=True)
 class SideBySide(OptionGroup):
     """Where runs are carried out: here and one after the other, or several at a time on an engine."""
 
     engine: Annotated[
-        BenchEngine | None,
+        EngineName | None,
         typer.Option(
             help="Several runs at a time, on processes of this machine or a Ray cluster; the records are the same.",
             show_default=False,
@@ -51,7 +42,7 @@ class SideBySide(OptionGroup):
     address: Annotated[
         str,
         typer.Option(
-            help="Of the Ray cluster: HOST:PORT, auto for the one of this machine, local to start one.",
+            help="Of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (that of this machine) or local (starts one).",
             rich_help_panel=PANEL,
         ),
     ] = "auto"
@@ -66,10 +57,13 @@ class SideBySide(OptionGroup):
 
         if self.engine is None:
             return None
-        if self.engine is BenchEngine.LOCAL:
+        if self.engine is EngineName.LOCAL:
             return LocalEngine(workers=self.workers or 1)
         return RayEngine(address=self.address, workers=self.workers, gpus_per_worker=self.gpus_per_worker)
 
+
+ONE_BY_ONE = SideBySide()
+"""Here, one after the other."""
 
 Folder = Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the records.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would run.")]
@@ -82,7 +76,7 @@ def run_command(
     only: Annotated[list[str] | None, typer.Option(help="Filter such as method=ranpac,klda or dataset='cub*'.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed runs again.")] = False,
     dry_run: DryRun = False,
-    placing: SideBySide = SideBySide(),  # noqa: B008 - frozen
+    placing: SideBySide = ONE_BY_ONE,
     as_json: Json = False,
 ) -> Answer:
     """Run everything in SPEC that has no finished record yet.
