@@ -15,7 +15,7 @@ from evergrow.core.errors import BusyError, EngineError, InputError, ParameterEr
 from evergrow.core.files import locked
 from evergrow.engine import Division, LocalEngine, engine_of, works
 from evergrow.engine.job import ShardError
-from evergrow.engine.running import Task
+from evergrow.engine.running import Task, outcome_of
 from evergrow.engine.status import status
 
 
@@ -298,6 +298,6 @@ def test_shares_of_the_work_add_up(data: Path, eight: np.ndarray, tmp_path: Path
 
 
 def test_a_work_that_nobody_knows_is_a_failure(data: Path, tmp_path: Path) -> None:
-    outcome = works.outcome_of(Task("dance", 0, {"folder": str(tmp_path), "key": ""}))
+    outcome = outcome_of(Task("dance", 0, {"folder": str(tmp_path), "key": ""}))
     assert outcome.state == "failed"
     assert "work must be one of" in outcome.error

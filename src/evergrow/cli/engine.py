@@ -49,12 +49,25 @@ class Placing(OptionGroup):
         ),
     ] = None
     address: Annotated[
-        str, typer.Option(help="Of the Ray cluster; auto finds the one on this machine.", rich_help_panel=PANEL)
+        str,
+        typer.Option(
+            help="Of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (that of this machine) or local (starts one).",
+            rich_help_panel=PANEL,
+        ),
     ] = "auto"
     gpus_per_worker: Annotated[
         float,
         typer.Option("--gpus-per-worker", min=0.0, help="GPUs, or a share of one, of each.", rich_help_panel=PANEL),
     ] = 0.0
+    cpus_per_worker: Annotated[
+        int,
+        typer.Option(
+            "--cpus-per-worker",
+            min=1,
+            help="Cores of each on a cluster: those beside the first decode images.",
+            rich_help_panel=PANEL,
+        ),
+    ] = 1
     out_dir: Annotated[
         Path | None,
         typer.Option(
@@ -105,8 +118,13 @@ class Placing(OptionGroup):
             "share": _share(self.shard),
         }
         if self.engine is EngineName.RAY:
-            address = self.address or None
-            return RayEngine(address=address, workers=workers, gpus_per_worker=self.gpus_per_worker, **common)
+            return RayEngine(
+                address=self.address,
+                workers=workers,
+                gpus_per_worker=self.gpus_per_worker,
+                cpus_per_worker=self.cpus_per_worker,
+                **common,
+            )
         return LocalEngine(workers=1 if workers is None else workers, **common)
 
     def refuse(self, **given: Any) -> None:

@@ -16,7 +16,7 @@ from evergrow.core.errors import InputError, ParameterError, UnknownNameError
 from evergrow.core.wording import setting
 from evergrow.engine.fitting import fit, update
 from evergrow.engine.manifest import Division, Manifest, plan
-from evergrow.engine.running import Runner
+from evergrow.engine.running import PERFORM, Runner
 from evergrow.engine.shard import Source
 from evergrow.engine.stages import Running, Tally
 from evergrow.learner.evaluation import Evaluation
@@ -58,8 +58,8 @@ class Engine(ABC):
                 raise ParameterError(f"{setting('folder')} must be given where a share of the shards is done")
 
     @abstractmethod
-    def runner(self) -> Runner:
-        """Return what runs the tasks."""
+    def runner(self, perform: str = PERFORM) -> Runner:
+        """Return what runs the tasks, each done by the function that ``"module:function"`` names."""
 
     @contextmanager
     def open(self, device: Any, weights: Any = None, *, lasting: bool = False) -> Iterator[tuple[Path, Running]]:
@@ -150,11 +150,11 @@ class LocalEngine(Engine):
 
     workers: int = 1
 
-    def runner(self) -> Runner:
+    def runner(self, perform: str = PERFORM) -> Runner:
         """Return the processes."""
         from evergrow.engine.local import LocalRunner
 
-        return LocalRunner(self.workers)
+        return LocalRunner(self.workers, perform)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +164,13 @@ class RayEngine(Engine):
     Parameters
     ----------
     address : str or None
-        Where it listens; ``"auto"`` finds one that runs on this machine, None starts one.
+        Where it listens; ``"auto"`` finds one that runs on this machine, ``"local"`` starts one.
     workers : int or None
         Workers at a time; as many as the cluster has room for by default.
     gpus_per_worker : float
         GPUs, or shares of one, of each worker.
+    cpus_per_worker : int
+        Cores of each worker: one computes, the others decode images beside it.
 
     See Also
     --------
@@ -178,12 +180,19 @@ class RayEngine(Engine):
     address: str | None = "auto"
     workers: int | None = None
     gpus_per_worker: float = 0.0
+    cpus_per_worker: int = 1
 
-    def runner(self) -> Runner:
+    def runner(self, perform: str = PERFORM) -> Runner:
         """Return the cluster's workers."""
         from evergrow.engine.ray_runner import RayRunner
 
-        return RayRunner(address=self.address, workers=self.workers, gpus_per_worker=self.gpus_per_worker)
+        return RayRunner(
+            self.address,
+            self.workers,
+            gpus_per_worker=self.gpus_per_worker,
+            cpus_per_worker=self.cpus_per_worker,
+            perform=perform,
+        )
 
 
 ENGINES: dict[str, type[Engine]] = {"local": LocalEngine, "ray": RayEngine}

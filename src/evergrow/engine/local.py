@@ -20,8 +20,8 @@ from typing import Any, TextIO, cast
 
 from evergrow.core.errors import EngineError
 from evergrow.core.validation import check_number
-from evergrow.engine.running import Outcome, Task
-from evergrow.engine.works import differences, outcome_of
+from evergrow.engine.running import PERFORM, Outcome, Task, outcome_of
+from evergrow.engine.works import differences
 
 TRIES = 3
 """How many workers a task may take down before it counts as failed."""
@@ -36,8 +36,8 @@ class LocalRunner:
     ----------
     workers : int
         Processes; with 1 the tasks run in this one.
-    command : sequence of str
-        What starts a worker.
+    perform : str
+        ``"module:function"`` of what does a task.
 
     Examples
     --------
@@ -47,11 +47,10 @@ class LocalRunner:
     [('failed', "work must be one of ..., got 'nonsense'")]
     """
 
-    def __init__(
-        self, workers: int = 1, *, command: Sequence[str] = (sys.executable, "-m", "evergrow.engine.worker")
-    ) -> None:
+    def __init__(self, workers: int = 1, perform: str = PERFORM) -> None:
         check_number("workers", workers, low=1, integer=True)
-        self.workers, self._command = workers, command
+        self.workers = workers
+        self._perform = perform
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self._guard = threading.Lock()
@@ -74,7 +73,7 @@ class LocalRunner:
         """Run tasks and yield their outcomes as they come; closing the iterator ends what still runs."""
         if self.workers == 1:
             for task in tasks:
-                yield outcome_of(task)
+                yield outcome_of(task, self._perform)
             return
         waiting, outcomes = deque(tasks), queue.Queue[Outcome]()
         stop = threading.Event()
@@ -122,10 +121,12 @@ class LocalRunner:
         with self._guard:  # as in _kill: nobody starts after it
             if stop.is_set():
                 return None
-            threads = max(1, (os.cpu_count() or 1) // self.workers)
-            worker = self._idle.pop() if self._idle else _Worker(self._command, threads)
+            worker = self._idle.pop() if self._idle else self._started()
             self._busy.add(worker)
             return worker
+
+    def _started(self) -> _Worker:
+        return _Worker(max(1, (os.cpu_count() or 1) // self.workers), self._perform)
 
     def _kill(self) -> None:
         with self._guard:
@@ -143,12 +144,12 @@ class LocalRunner:
 class _Worker:
     """A process that does one task at a time."""
 
-    def __init__(self, command: Sequence[str], threads: int) -> None:
+    def __init__(self, threads: int, perform: str) -> None:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         environment = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(_THREADS, str(threads))}
         # A session of its own: Ctrl-C is for the process that started it, which then ends its workers.
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "evergrow.engine.worker", perform],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

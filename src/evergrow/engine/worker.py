@@ -12,8 +12,7 @@ import sys
 import threading
 from typing import TextIO
 
-from evergrow.engine.running import Task
-from evergrow.engine.works import outcome_of
+from evergrow.engine.running import PERFORM, Task, outcome_of
 
 
 def main() -> None:
@@ -21,11 +20,12 @@ def main() -> None:
     # What libraries print must not get between the outcomes: from here on it goes to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    perform = sys.argv[1] if len(sys.argv) > 1 else PERFORM
     tasks = queue.Queue[str]()
     threading.Thread(target=_listen, args=(sys.stdin, tasks), daemon=True).start()
     while True:
         values = json.loads(tasks.get())
-        outcome = outcome_of(Task(values["work"], values["number"], values["about"]))
+        outcome = outcome_of(Task(values["work"], values["number"], values["about"]), perform)
         answers.write(json.dumps({"state": outcome.state, "told": outcome.told, "error": outcome.error}) + "\n")
         answers.flush()
 

@@ -23,7 +23,7 @@ from evergrow.core.files import real_path
 from evergrow.core.version import __version__
 from evergrow.engine.job import Job, ShardError, known_job
 from evergrow.engine.manifest import write_json
-from evergrow.engine.running import Outcome, Task
+from evergrow.engine.running import Task
 from evergrow.engine.shard import Shard
 from evergrow.engine.shard_features import (
     ShardFeatures,
@@ -83,15 +83,6 @@ def perform(task: Task) -> dict[str, Any]:
         write_json(note, {"shard": task.number, "work": task.work, "error": str(error), "unreadable": True})
         raise
     return {**told, "seconds": time.perf_counter() - started}
-
-
-def outcome_of(task: Task) -> Outcome:
-    """Do a task and return how it ended; whatever it raises becomes the reason of a failure."""
-    try:
-        return Outcome(task, "done", perform(task))
-    except Exception as error:  # a worker must go on to its next task, and whoever gave this one decides
-        known = isinstance(error, EvergrowError)
-        return Outcome(task, "failed", error=str(error) if known else f"{type(error).__name__}: {error}")
 
 
 def differences(expected: dict[str, str]) -> list[str]:
