@@ -148,8 +148,8 @@ def test_a_corrupt_result_is_computed_again(data, eight, tmp_path, monkeypatch) 
     failing(monkeypatch, "statistics", 5, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         learned(data, folder=tmp_path / "job")
-    for number, cut in ((1, 100), (2, None)):
-        (path,) = (tmp_path / "job" / "statistics").glob(f"*-{number:06d}.evg")
+    for stage, number, cut in (("statistics", 1, 100), ("statistics", 2, None), ("first", 6, None)):
+        (path,) = (tmp_path / "job" / stage).glob(f"*-{number:06d}.evg")
         body = bytearray(path.read_bytes())
         body[-1] ^= 1
         path.write_bytes(body[:cut])
