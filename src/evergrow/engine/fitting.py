@@ -88,7 +88,7 @@ def _portable(spec: BackboneSpec) -> dict[str, Any]:
 
 
 def _learned(learner: Learner, job: Job, running: Running, encoder: Encoder | None) -> Tally | None:
-    if job.finished() is not None:
+    if job.finished() is not None and job.model.is_file():
         adopt(learner, total_of(job.model, running.device))
         return finished_tally(job)
     try:
