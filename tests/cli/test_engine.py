@@ -22,7 +22,7 @@ def data(tmp_path: Path) -> Path:
 def test_fit_and_update_by_shards(shell: Shell, data: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.evg"
     values = shell.json("fit", data, "-m", model, "--units", 20, *ENGINE)
-    assert values["engine"] == {"rows": 80, "shards": 4, "failed": {}, "left_out": []}
+    assert values["engine"] == {"rows": 80, "shards": 4, "failed": {}, "left_out": [], "unreadable": {}}
     assert values["n_samples"] == 80
     more = write_features(tmp_path / "more.npz", NAMES[3:], n=10)
     values = shell.json("update", model, more, *ENGINE)

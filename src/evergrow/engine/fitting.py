@@ -115,7 +115,7 @@ def _whole(learner: Learner, job: Job, running: Running, encoder: Encoder | None
         raise EngineError(
             "first samples of every shard must be there by now, but some are gone: was the folder changed?"
         )
-    tally = Tally()
+    tally = Tally(unreadable=dict(job.manifest.unreadable))
     reduction = Reduction(job, tally, running)
     with meter("learning", len(job.manifest.shards), enabled=running.progress) as tick:
         path = reduction.run(tick)
