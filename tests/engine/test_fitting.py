@@ -109,6 +109,19 @@ def test_an_update_by_shards_is_the_plain_update(data: Path, tmp_path: Path) -> 
     assert mine.history_[1].classes == ("class 6", "class 7")
 
 
+def test_an_update_that_is_done_is_not_done_again(data: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(division=SMALL, folder=tmp_path / "job")
+    more = write_points(tmp_path / "more.npz", seed=1, n=80, classes=8)
+    start = learner().fit(data)
+    first = start.copy().partial_fit(more, engine=engine)
+    assert start.copy().partial_fit(more, engine=engine).history_ == first.history_
+    assert leftovers(tmp_path / "job") == []
+    (tmp_path / "job" / "model.evg").unlink()
+    assert (scores(start.copy().partial_fit(more, engine=engine)) == scores(first)).all()
+    with pytest.raises(EngineError, match="differs in model"):
+        first.partial_fit(more, engine=engine)
+
+
 def test_a_first_partial_fit_is_a_fit(data: Path) -> None:
     mine = learner().partial_fit(data, engine="local")
     assert [change.what for change in mine.history_] == ["fit"]
