@@ -148,6 +148,15 @@ def test_nodes_are_compared_before_any_work(runner_of) -> None:
         runner.check({"nobody": ""})
 
 
+def test_a_node_that_joins_later_is_compared_too(runner_of, tmp_path: Path) -> None:
+    runner = runner_of()
+    runner.check({"weights": "abc"})
+    runner._expected = {"weights": "xyz"}  # what a node of another kind would see
+    with pytest.raises(EngineError, match=r"^node \S+ \(\S+\): weights must be xyz, got abc"):
+        list(runner.run(tasks(tmp_path, 1)))
+    assert not begun(tmp_path)
+
+
 def test_images_are_decoded_in_processes_of_an_actor(runner_of, tmp_path: Path) -> None:
     (outcome,) = runner_of(1, cpus_per_worker=2).run(tasks(tmp_path, 1, "decode"))
     assert outcome.told == {"shades": list(range(40)), "decoders": 1}
