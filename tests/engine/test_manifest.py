@@ -63,7 +63,7 @@ def test_the_key_is_of_the_data_not_of_their_place(data: Path, tmp_path: Path) -
 def test_other_data_and_other_shards_are_refused(data: Path, tmp_path: Path) -> None:
     manifest = plan(open_source(data), Division(rows=70))
     other = plan(open_source(write_points(tmp_path / "more.npz", n=310)), Division(rows=70))
-    with pytest.raises(EngineError, match="must be the manifest of these data .*310 samples.* got that of others"):
+    with pytest.raises(EngineError, match=r"must be the manifest of these data .*310 samples.* got that of others"):
         check_same_data(manifest, other, "manifest.json")
     with pytest.raises(EngineError, match="as asked for, got rows 70"):
         check_same_data(manifest, plan(open_source(data), Division(rows=80)), "manifest.json")
