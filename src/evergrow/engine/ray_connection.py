@@ -103,7 +103,7 @@ class RayConnection:
         except (SystemExit, Exception) as error:  # Ray ends the process for some reasons that are none of ours
             raise EngineError(f"Ray cannot be started or joined: {_one_line(str(error))}") from error
         # The death of a worker is a paragraph on standard error, which no setting of Ray turns off.
-        internals = importlib.import_module("ray._private.worker")
+        internals: Any = importlib.import_module("ray._private.worker")
         if hasattr(internals, "_worker_logs_enabled"):
             internals._worker_logs_enabled = False
 
