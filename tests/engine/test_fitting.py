@@ -83,7 +83,11 @@ def test_nothing_is_left_but_the_result(data: Path, tmp_path: Path) -> None:
     assert leftovers(tmp_path / "job") == []
     again = Learner.load(tmp_path / "job" / "model.evg")
     assert (scores(again) == scores(mine)).all()
-    assert (scores(learned(data, folder=tmp_path / "job")) == scores(mine)).all()  # nothing is done twice
+    engine, twice = LocalEngine(division=SMALL, folder=tmp_path / "job"), learner()
+    assert engine.fit(twice, data).to_values() == {"rows": 300, "shards": 8, "failed": {}, "left_out": []}
+    assert twice.history_ == mine.history_  # it is the model of before, and nothing was done twice
+    (tmp_path / "job" / "model.evg").unlink()
+    assert (scores(learned(data, folder=tmp_path / "job")) == scores(mine)).all()
 
 
 def test_an_update_by_shards_is_the_plain_update(data: Path, tmp_path: Path) -> None:
@@ -148,8 +152,8 @@ def test_a_corrupt_result_is_computed_again(data, eight, tmp_path, monkeypatch) 
     failing(monkeypatch, "statistics", 5, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         learned(data, folder=tmp_path / "job")
-    for number, cut in ((1, 100), (2, None)):
-        (path,) = (tmp_path / "job" / "statistics").glob(f"*-{number:06d}.evg")
+    for stage, number, cut in (("statistics", 1, 100), ("statistics", 2, None), ("first", 6, None)):
+        (path,) = (tmp_path / "job" / stage).glob(f"*-{number:06d}.evg")
         body = bytearray(path.read_bytes())
         body[-1] ^= 1
         path.write_bytes(body[:cut])

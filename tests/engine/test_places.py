@@ -11,7 +11,8 @@ import fsspec
 import pytest
 
 from evergrow.core.errors import DatasetNotFoundError, EngineError, MissingExtraError, ParameterError
-from evergrow.engine.places import Place, RangedFile, open_place, public_storage
+from evergrow.engine.places import Place, open_place, public_storage
+from evergrow.engine.ranged_file import RangedFile
 from evergrow.engine.sources import open_source, source_from
 
 
@@ -155,3 +156,16 @@ def test_a_storage_without_one_step_uploads_is_written_under_another_name_first(
         place.write("a.bin", b"fail")
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.bin"]
     assert (tmp_path / "out/a.bin").read_bytes() == b"whole"
+
+
+def test_a_listing_that_is_refused_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def refuse(self: MemoryFileSystem, path: str, **more: object) -> None:
+        raise PermissionError("Access\nDenied")
+
+    monkeypatch.setattr(MemoryFileSystem, "ls", refuse)
+    with pytest.raises(
+        EngineError, match=r"memory://mine must be open to this machine, .*: Access Denied; credentials"
+    ):
+        open_source("memory://mine")

@@ -64,6 +64,24 @@ def test_an_update_by_parts_is_an_update(data) -> None:
     assert told[0] == told[1]
 
 
+def test_an_empty_learner_of_another_site_learns_by_parts(data) -> None:
+    X, y = data
+    site = made().fit(X[:100], y[:100]).spawn()
+    plain = made().fit(X[:100], y[:100]).spawn().partial_fit(X[100:], y[100:])
+    total = summed(learned_part(site.spawn(), block) for block in blocks(X[100:], y[100:], 70))
+    complete_update(site, total, Block(X[100:], y[100:]))
+    np.testing.assert_allclose(site.head_.decision_function(X), plain.head_.decision_function(X), rtol=0, atol=1e-9)
+    assert site.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
+
+
+def test_parts_can_be_merged_as_any_learners_can(data) -> None:
+    X, y = data
+    plain = made().fit(X, y)
+    parts = [learned_part(plain.spawn(), block) for block in blocks(X, y, 100)]
+    merged = parts[0].merge(parts[1]).merge(parts[2])
+    np.testing.assert_allclose(merged.head_.decision_function(X), plain.head_.decision_function(X), rtol=0, atol=1e-9)
+
+
 def test_a_part_is_the_same_file_whenever_it_is_made(data, tmp_path: Path) -> None:
     X, y = data
     template = made().fit(X, y).spawn()

@@ -20,7 +20,7 @@ from evergrow.engine.reduction import Reduction, total_of
 from evergrow.engine.shard_features import forget_opened, read_features
 from evergrow.engine.stages import Running, Tally, check_workers, finish, finished_tally, run_shards
 from evergrow.engine.tree import FAN_IN
-from evergrow.engine.works import whole_archive
+from evergrow.engine.works import whole_archive, whole_features
 from evergrow.learner.encoder import Encoder
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import Block
@@ -88,7 +88,7 @@ def _portable(spec: BackboneSpec) -> dict[str, Any]:
 
 
 def _learned(learner: Learner, job: Job, running: Running, encoder: Encoder | None) -> Tally | None:
-    if job.finished() is not None:
+    if job.finished() is not None and job.model.is_file():
         adopt(learner, total_of(job.model, running.device))
         return finished_tally(job)
     try:
@@ -133,9 +133,9 @@ def _whole(learner: Learner, job: Job, running: Running, encoder: Encoder | None
 
 
 def _first_stage(job: Job, running: Running) -> Tally:
-    """Compute the features of the first samples, shard by shard; whether files are whole is seen when they are read."""
+    """Compute the features of the first samples, shard by shard, where they are not there yet."""
     wanted = [shard.number for shard in job.manifest.shards if len(job.manifest.first_of(shard))]
-    missing = [number for number in wanted if not job.result("first", number).is_file()]
+    missing = [number for number in wanted if whole_features(job.result("first", number)) is None]
     return run_shards(job, "first", missing, running, "first samples")
 
 

@@ -74,11 +74,8 @@ class Job:
 
     def result(self, stage: str, name: int | str, suffix: str = ".evg") -> Path:
         """Return where a result of a stage lies: that of a shard by its number, others by name."""
-        return (
-            self.folder / stage / f"{self.key}-{name:06d}{suffix}"
-            if isinstance(name, int)
-            else (self.folder / stage / f"{self.key}-{name}{suffix}")
-        )
+        called = f"{name:06d}" if isinstance(name, int) else name
+        return self.folder / stage / f"{self.key}-{called}{suffix}"
 
     @property
     def template(self) -> Path:

@@ -101,7 +101,7 @@ class Tally:
 def finished_tally(job: Job) -> Tally:
     """Return what a finished job has done, out of its folder."""
     values = job.finished() or {}
-    tally = Tally({0: int(values.get("rows", 0))})
+    tally = Tally({int(shard): int(rows) for shard, rows in dict(values.get("shard_rows", {})).items()})
     tally.failed = {int(shard): str(why) for shard, why in dict(values.get("failed", {})).items()}
     pairs = [[str(name), str(why)] for name, why in values.get("left_out", [])]
     tally.left_out = {0: pairs} if pairs else {}
@@ -290,7 +290,8 @@ def check_workers(job: Job, running: Running) -> None:
 
 def finish(job: Job, tally: Tally, stages: Iterable[str] = ()) -> None:
     """Write that a job is done; remove stages that only led there, and what killed workers left half-written."""
-    write_json(job.finish, {"key": job.key, **tally.to_values()})
+    rows = {str(shard): rows for shard, rows in sorted(tally.rows.items())}
+    write_json(job.finish, {"key": job.key, **tally.to_values(), "shard_rows": rows})
     for stage in stages:
         shutil.rmtree(job.folder / stage, ignore_errors=True)
     job.template.unlink(missing_ok=True)

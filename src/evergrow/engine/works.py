@@ -129,7 +129,7 @@ def differences(expected: dict[str, str]) -> list[str]:
 def first_work(job: Job, about: dict[str, Any]) -> dict[str, Any]:
     """Write the features of those samples of a shard that the layer is grown on."""
     target = job.result("first", about["number"])
-    found = _whole_features(target)
+    found = whole_features(target)
     if found is None:
         found = features_of(job, about, job.manifest.first_of(_shard(job, about)))
         found.required_labels()
@@ -156,7 +156,7 @@ def statistics_work(job: Job, about: dict[str, Any]) -> dict[str, Any]:
 def _all_features(job: Job, about: dict[str, Any]) -> ShardFeatures:
     """Return the features of a shard; those of its first samples were computed before and are only read."""
     shard = _shard(job, about)
-    first = _whole_features(job.result("first", shard.number))
+    first = whole_features(job.result("first", shard.number))
     if first is None:
         return features_of(job, about)
     rest = np.setdiff1d(np.arange(shard.rows), job.manifest.first_of(shard))
@@ -214,7 +214,8 @@ def whole_archive(path: Path) -> Archive | None:
         return None
 
 
-def _whole_features(path: Path) -> ShardFeatures | None:
+def whole_features(path: Path) -> ShardFeatures | None:
+    """Return the features of a file; None where it is not there or not whole."""
     try:
         return read_features(path)
     except (FileNotFoundError, FileFormatError):

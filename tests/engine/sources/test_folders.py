@@ -231,3 +231,10 @@ def test_hidden_files_are_no_data(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", X=np.eye(2), y=np.arange(2))
     np.savez(tmp_path / ".b.npz", X=np.eye(3), y=np.arange(3))
     assert list(open_source(tmp_path).files) == ["a.npz"]
+
+
+def test_labels_that_no_terminal_shows_have_an_identity_too(tmp_path: Path) -> None:
+    (tmp_path / "mail.jsonl").write_text('{"text": "a", "label": "x\\ud800"}\n{"text": "b\\udfff", "label": "y"}\n')
+    source = open_source(tmp_path / "mail.jsonl")
+    assert len(source.identity()) == 32
+    assert json.loads(json.dumps([shard.where for shard in source.shards(5, LARGE)]))

@@ -17,7 +17,8 @@ from evergrow.core.errors import EvergrowError, FileFormatError, InputError, Par
 from evergrow.core.items import Texts
 from evergrow.engine.shard import Shard, ShardData
 from evergrow.engine.sources import SOURCES, FileSource, open_source, source_from
-from evergrow.engine.sources.base import block_spans, expanded, part_of_files, spans
+from evergrow.engine.sources.patterns import expanded, part_of_files
+from evergrow.engine.sources.spans import block_spans, spans
 
 LARGE = 1 << 30
 

@@ -213,3 +213,14 @@ def test_a_tar_that_changed_since_the_shards_were_made_is_refused(tars: Path) ->
     for shard in shards[1:]:
         with pytest.raises(FileFormatError, match=r"train-000\.tar must"):
             source.read(shard)
+
+
+def test_names_are_shown_without_control_characters_and_files_without_an_ending_left_out(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [("\x1b[2J.wav", b"x")])
+    with pytest.raises(FileFormatError) as caught:
+        list(open_source(path).shards(9, LARGE))
+    assert str(caught.value).isprintable()
+    path = write_tar(tmp_path / "b.tar", [("README", b"x"), ("1.jpg", jpeg(1)), ("LICENSE", b"x"), ("1.cls", b"7")])
+    source = open_source(path)
+    (shard,) = source.shards(9, LARGE)
+    assert source.read(shard).labels.tolist() == ["7"]

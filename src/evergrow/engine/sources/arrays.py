@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.documents import parse_json
 from evergrow.core.errors import EvergrowError, FileFormatError
+from evergrow.core.escaping import one_line
 from evergrow.datasets.array_files import DAMAGE, STAMP, array_entries, entry_header, read_entry
 from evergrow.engine.places import Place
 
@@ -105,7 +106,9 @@ def index_arrays(place: Place, name: str, size: int) -> ArrayIndex:
     except EvergrowError:
         raise
     except (*DAMAGE, RecursionError) as error:
-        raise FileFormatError(f"{place.title(name)} must be a whole {form} file of plain arrays: {error}") from error
+        raise FileFormatError(
+            f"{place.title(name)} must be a whole {form} file of plain arrays: {one_line(str(error))}"
+        ) from error
 
 
 def read_rows(place: Place, name: str, key: str, array: StoredArray, start: int, stop: int) -> NDArray[Any]:
@@ -184,7 +187,9 @@ class _Unpacked:
         except EvergrowError:
             raise
         except DAMAGE as error:
-            raise FileFormatError(f"{place.title(name)} must be a whole NPZ file of plain arrays: {error}") from error
+            raise FileFormatError(
+                f"{place.title(name)} must be a whole NPZ file of plain arrays: {one_line(str(error))}"
+            ) from error
 
 
 _UNPACKED = _Unpacked()

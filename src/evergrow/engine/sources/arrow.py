@@ -17,12 +17,15 @@ from typing import Any
 
 from evergrow.core.documents import parse_json
 from evergrow.core.errors import DatasetNotFoundError, EvergrowError, FileFormatError
+from evergrow.core.escaping import one_line
 from evergrow.core.optional import require
 from evergrow.datasets.labelled import listed
-from evergrow.engine.places import Place, RangedFile
+from evergrow.engine.places import Place
+from evergrow.engine.ranged_file import RangedFile
 from evergrow.engine.shard import Shard, ShardData
-from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, block_spans, where_of
+from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, where_of
 from evergrow.engine.sources.columns import TableColumns, choose_columns, table_data
+from evergrow.engine.sources.spans import block_spans
 
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _LONGEST = 64 * 2**20
@@ -275,5 +278,5 @@ class _whole:  # noqa: N801  reads as a phrase: with _whole(title)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception) and not isinstance(error, (EvergrowError, MemoryError)):
-            reason = "a message is cut off" if isinstance(error, struct.error) else str(error)
+            reason = "a message is cut off" if isinstance(error, struct.error) else one_line(str(error))
             raise FileFormatError(f"{self.title} must be a whole Arrow stream: {reason}") from error

@@ -1,11 +1,8 @@
-"""What all sources have in common: files at a place, how they are found and described, and how rows become shards."""
+"""What all sources have in common: files at a place, how they are described, and what tells them from others."""
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
-import itertools
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,9 +20,9 @@ from evergrow.core.settings import from_mapping
 from evergrow.core.validation import check_choice, check_number
 from evergrow.core.wording import setting
 from evergrow.datasets.folders import is_hidden
-from evergrow.datasets.labelled import listed
 from evergrow.engine.places import Place, open_place, public_storage
 from evergrow.engine.shard import Shard, ShardData
+from evergrow.engine.sources.patterns import matching_files, part_of_files
 
 SampleKind = Literal["image", "text", "features"]
 KINDS = ("image", "text", "features")
@@ -33,12 +30,6 @@ KINDS = ("image", "text", "features")
 PARTS = ("train", "test", "all")
 LARGEST_IMAGE = 256 * 2**20
 """Bytes that one image file may have."""
-
-_MOST_FILES = 1_000_000
-_RANGE = re.compile(r"\{(\d{1,20})\.\.(\d{1,20})\}")
-_CHOICE = re.compile(r"\{([^{}\[\]]*,[^{}\[\]]*)\}")
-_SPLIT = re.compile(r"(?<![a-z])(train|training|test|testing|val|valid|validation)(?![a-z])")
-_TEST_WORDS = ("test", "testing", "val", "valid", "validation")
 
 
 @dataclass(frozen=True)
@@ -173,7 +164,7 @@ class FileSource(ABC):
         """Return a hash of names, sizes and how they are read: the same on every machine and at every address."""
         digest = hashlib.blake2b(digest_size=16)
         for text in (self.format, repr(sorted(self.options.reading().items())), *self._marks()):
-            digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
         return digest.hexdigest()
 
     def _marks(self) -> Iterable[str]:
@@ -238,181 +229,6 @@ def source_from(description: Mapping[str, Any]) -> FileSource:
 def where_of(shard: Shard) -> Fields:
     """Return checked access to where a shard lies, as its manifest says it."""
     return Fields(shard.where, {}, {}, f"shard {shard.number}")
-
-
-# -- which files ----------------------------------------------------------------------------------------------
-
-
-def has_magic(text: str) -> bool:
-    """Return whether a name is a pattern.
-
-    Examples
-    --------
-    >>> from evergrow.engine.sources.base import has_magic
-    >>> has_magic("train-{000..012}.tar"), has_magic("train-*.tar"), has_magic("train.tar")
-    (True, True, False)
-    """
-    return any(mark in text for mark in "*?[") or bool(_RANGE.search(text) or _CHOICE.search(text))
-
-
-def expanded(pattern: str) -> list[str]:
-    """Return what the braces of a pattern stand for.
-
-    Examples
-    --------
-    >>> from evergrow.engine.sources.base import expanded
-    >>> expanded("{train,test}-{08..10}.tar")[:4]
-    ['train-08.tar', 'train-09.tar', 'train-10.tar', 'test-08.tar']
-    """
-    pieces: list[list[str]] = []
-    rest, count = pattern, 1
-    choices: Iterator[str]
-    while match := min((m for m in (_RANGE.search(rest), _CHOICE.search(rest)) if m), key=_start, default=None):
-        if match.re is _RANGE:
-            first, last = int(match[1]), int(match[2])
-            width = len(match[1]) if match[1].startswith("0") else 0
-            count *= max(last - first + 1, 1)
-            choices = (f"{number:0{width}d}" for number in range(first, last + 1))
-        else:
-            count *= match[1].count(",") + 1
-            choices = iter(match[1].split(","))
-        if count > _MOST_FILES:
-            raise ParameterError(f"pattern must stand for at most {_MOST_FILES:,} files, got {pattern!r}")
-        pieces += [[rest[: match.start()]], list(choices)]
-        rest = rest[match.end() :]
-    return ["".join(parts) for parts in itertools.product(*pieces, [rest])]
-
-
-def _start(match: re.Match[str]) -> int:
-    return match.start()
-
-
-def matching_files(place: Place, pattern: str) -> dict[str, int]:
-    """Return names and sizes of the files of a pattern, sorted by name.
-
-    Raises
-    ------
-    DatasetNotFoundError
-        If nothing matches, or a file that braces name is not there.
-    """
-    patterns = expanded(pattern)
-    if len(patterns) == 1 and not any(mark in pattern for mark in "*?["):
-        return {pattern: place.size(pattern)}
-    every = place.listing(deep="/" in pattern)
-    found: dict[str, int] = {}
-    missing: list[str] = []
-    for wanted in patterns:
-        matches = [wanted] if wanted in every else _matches(wanted, every)
-        found.update({name: every[name] for name in matches})
-        if not matches:
-            missing.append(wanted)
-    if missing:
-        raise DatasetNotFoundError(f"{place.title()} must hold every file of {pattern}, but lacks {listed(missing)}")
-    return dict(sorted(found.items()))
-
-
-def _matches(pattern: str, names: Iterable[str]) -> list[str]:
-    """Return the names that a pattern matches, folder by folder."""
-    steps = pattern.split("/")
-    return [
-        name
-        for name in names
-        if name.count("/") == len(steps) - 1
-        and all(fnmatch.fnmatchcase(part, step) for part, step in zip(name.split("/"), steps, strict=True))
-    ]
-
-
-def part_of_files(files: dict[str, int], part: str) -> dict[str, int]:
-    """Return the files of the training or the test set where their names say so, else all of them.
-
-    Examples
-    --------
-    >>> from evergrow.engine.sources.base import part_of_files
-    >>> part_of_files({"test-0.parquet": 5, "train-0.parquet": 9}, "train")
-    {'train-0.parquet': 9}
-    >>> part_of_files({"a.npz": 5, "b.npz": 9}, "train")
-    {'a.npz': 5, 'b.npz': 9}
-    """
-    words = {name: match[1] for name in files if (match := _SPLIT.search(name.lower()))}
-    train = {name: size for name, size in files.items() if words.get(name, "").startswith("train")}
-    tests = [word for word in _TEST_WORDS if word in words.values()]
-    if part == "all" or not train or not tests:
-        return files
-    return train if part == "train" else {name: size for name, size in files.items() if words.get(name) == tests[0]}
-
-
-# -- rows to shards -------------------------------------------------------------------------------------------
-
-
-def spans(sizes: Iterable[int], rows: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield runs of rows of at most so many rows and bytes: first row, the one after the last, and bytes.
-
-    Examples
-    --------
-    >>> from evergrow.engine.sources.base import spans
-    >>> list(spans([3, 3, 9, 1], rows=3, size=7))
-    [(0, 2, 6), (2, 3, 9), (3, 4, 1)]
-    """
-    first = total = stop = 0
-    for row, weight in enumerate(sizes):
-        if row > first and (row - first == rows or total + weight > size):
-            yield first, row, total
-            first, total = row, 0
-        total += weight
-        stop = row + 1
-    if stop > first:
-        yield first, stop, total
-
-
-@dataclass(frozen=True)
-class BlockSpan:
-    """A run of rows in blocks that are read as a whole, such as the row groups of Parquet.
-
-    Parameters
-    ----------
-    first, last : int
-        First block, and the one after the last.
-    skip : int
-        Rows of the first block that come before.
-    rows, size : int
-        Rows, and bytes as far as they are known.
-    """
-
-    first: int
-    last: int
-    skip: int
-    rows: int
-    size: int
-
-
-def block_spans(blocks: Sequence[tuple[int, int]], rows: int, size: int) -> Iterator[BlockSpan]:
-    """Yield runs of rows from blocks of (rows, bytes): whole blocks where they fit, equal parts of one that does not.
-
-    Examples
-    --------
-    >>> from evergrow.engine.sources.base import block_spans
-    >>> [(s.first, s.last, s.skip, s.rows) for s in block_spans([(4, 40), (4, 40), (9, 90)], rows=8, size=1000)]
-    [(0, 2, 0, 8), (2, 3, 0, 5), (2, 3, 5, 4)]
-    """
-    start = count = weight = 0
-    for number, (n, bytes_) in enumerate(blocks):
-        whole = n <= rows and bytes_ <= size
-        if count and not (whole and count + n <= rows and weight + bytes_ <= size):
-            yield BlockSpan(start, number, 0, count, weight)
-            count = weight = 0
-        if whole:
-            start = start if count else number
-            count, weight = count + n, weight + bytes_
-            continue
-        if not n:
-            continue
-        most = max(min(rows, size * n // max(bytes_, 1)), 1)
-        step = -(-n // -(-n // most))  # as many parts as that takes, of one length
-        for skip in range(0, n, step):
-            take = min(step, n - skip)
-            yield BlockSpan(number, number + 1, skip, take, bytes_ * take // n)
-    if count:
-        yield BlockSpan(start, len(blocks), 0, count, weight)
 
 
 def class_names(labels: Sequence[Any], names: Mapping[int, str], title: str) -> NDArray[np.str_]:

@@ -34,7 +34,8 @@ from evergrow.datasets.tables import (
 from evergrow.datasets.trees import DiskTree, EntryKind, FileTree, folder_entries
 from evergrow.engine.places import DiskPlace, Place
 from evergrow.engine.shard import Shard, ShardData
-from evergrow.engine.sources.base import LARGEST_IMAGE, SOURCES, FileSource, SampleKind, SourceOptions, spans, where_of
+from evergrow.engine.sources.base import LARGEST_IMAGE, SOURCES, FileSource, SampleKind, SourceOptions, where_of
+from evergrow.engine.sources.spans import spans
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 from evergrow.core.validation import check_choice
 from evergrow.engine.places import DiskPlace, Place, check_address, is_remote, open_place
-from evergrow.engine.sources.base import SOURCES, FileSource, SourceOptions, has_magic
+from evergrow.engine.sources.base import SOURCES, FileSource, SourceOptions
+from evergrow.engine.sources.patterns import has_magic
 
 
 def open_source(

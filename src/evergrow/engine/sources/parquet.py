@@ -7,11 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 from evergrow.core.errors import EvergrowError, FileFormatError
+from evergrow.core.escaping import one_line
 from evergrow.core.optional import require
 from evergrow.engine.places import Place
 from evergrow.engine.shard import Shard, ShardData
-from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, block_spans, where_of
+from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, where_of
 from evergrow.engine.sources.columns import TableColumns, choose_columns, table_data
+from evergrow.engine.sources.spans import block_spans
 
 _RATIO, _ROOM = 100, 64 * 2**20
 """Rows may unpack to so many times what they take in the file, and so many bytes."""
@@ -49,7 +51,7 @@ class ParquetSource(FileSource):
         except (EvergrowError, MemoryError):
             raise
         except Exception as error:  # arrow has errors of its own, and damaged bytes bring any of them
-            raise FileFormatError(f"{title} must be a whole Parquet file: {error}") from error
+            raise FileFormatError(f"{title} must be a whole Parquet file: {one_line(str(error))}") from error
 
     def _look_for_kind(self) -> SampleKind:
         return self._opened(next(iter(self.files)))[1].kind
@@ -153,7 +155,7 @@ class ParquetSource(FileSource):
         except (EvergrowError, MemoryError):
             raise
         except Exception as error:
-            raise FileFormatError(f"{title} must be a whole Parquet file: {error}") from error
+            raise FileFormatError(f"{title} must be a whole Parquet file: {one_line(str(error))}") from error
         if count != rows:
             raise FileFormatError(f"{title} must hold the rows that it states, got {count} instead of {rows}")
         return arrow.Table.from_batches(kept)

@@ -20,14 +20,16 @@ from numpy.typing import NDArray
 
 from evergrow.core.documents import parse_json
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError
+from evergrow.core.escaping import one_line, printable
 from evergrow.core.image_formats import is_image
 from evergrow.datasets.archives import name_inside
 from evergrow.datasets.fetched import HeldImages
 from evergrow.datasets.folders import is_hidden
-from evergrow.datasets.labelled import listed, shown
+from evergrow.datasets.labelled import listed
 from evergrow.engine.places import DiskPlace
 from evergrow.engine.shard import Shard, ShardData
-from evergrow.engine.sources.base import LARGEST_IMAGE, SOURCES, FileSource, SampleKind, class_names, spans, where_of
+from evergrow.engine.sources.base import LARGEST_IMAGE, SOURCES, FileSource, SampleKind, class_names, where_of
+from evergrow.engine.sources.spans import spans
 
 LABEL_SUFFIXES = ("cls", "json", "txt")
 """Endings of files that hold labels, in the order in which they are looked for."""
@@ -93,8 +95,8 @@ class TarSample:
         plain = [suffix for suffix in images if "." not in suffix] or images
         if not plain:
             raise FileFormatError(
-                f"{title}: sample {shown(self.key)} must have an image, got {listed(self.files)}; files of one sample "
-                "must lie side by side"
+                f"{title}: sample {printable(self.key)} must have an image, got {listed(self.files)}; files of one "
+                "sample must lie side by side"
             )
         return self.files[plain[0]]
 
@@ -138,11 +140,11 @@ def tar_members(file: IO[bytes], title: str, size: int, *, whole: bool) -> Itera
     except EvergrowError:
         raise
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, IndexError) as error:
-        raise FileFormatError(f"{title} must be a whole tar: {error}") from error
+        raise FileFormatError(f"{title} must be a whole tar: {one_line(str(error))}") from error
 
 
 def _check_member(title: str, info: tarfile.TarInfo, count: int, size: int) -> None:
-    name = shown(info.name)
+    name = printable(info.name)
     if not info.isreg() and not info.isdir():
         kind = "a link" if info.issym() or info.islnk() else "a special file"
         raise FileFormatError(f"{title} must hold plain files only, got {kind}: {name}")
@@ -184,13 +186,17 @@ def grouped(members: Iterable[TarMember], title: str) -> Iterator[TarSample]:
     for member in members:
         folder, name = posixpath.split(member.name)
         stem, _, suffix = name.partition(".")
+        if not suffix:  # of no kind that could be told, as WebDataset has it
+            continue
         key = posixpath.join(folder, stem)
         if key != sample.key and sample.files:
             yield sample
         if key != sample.key or not sample.files:
             sample = TarSample(key)
         if suffix.lower() in sample.files:
-            raise FileFormatError(f"{title}: sample {shown(key)} must have one file of an ending, got two .{suffix}")
+            raise FileFormatError(
+                f"{title}: sample {printable(key)} must have one file of an ending, got two .{printable(suffix)}"
+            )
         sample.files[suffix.lower()] = member
     if sample.files:
         yield sample
@@ -264,11 +270,11 @@ class WebDatasetSource(FileSource):
     def _check_label(self, sample: TarSample, label: str, title: str) -> None:
         if label and label not in sample.files:
             raise InputError(
-                f"{title}: sample {shown(sample.key)} must have a label in .{label}, got {listed(sample.files)}"
+                f"{title}: sample {printable(sample.key)} must have a label in .{label}, got {listed(sample.files)}"
             )
         if not label and self.options.labelled and self._label_suffix(sample):
             raise InputError(
-                f"{title}: samples must all have labels or none, but those before {shown(sample.key)} lack it"
+                f"{title}: samples must all have labels or none, but those before {printable(sample.key)} lack it"
             )
 
     def read(self, shard: Shard) -> ShardData:
@@ -298,16 +304,16 @@ class WebDatasetSource(FileSource):
     def _label(self, body: bytes, sample: TarSample, suffix: str, title: str) -> Any:
         member = sample.files[suffix]
         if member.size > LARGEST_LABEL:
-            raise FileFormatError(f"{title}: {shown(member.name)} must be a label, got {member.size} bytes")
+            raise FileFormatError(f"{title}: {printable(member.name)} must be a label, got {member.size} bytes")
         content = body[member.data : member.data + member.size]
         if os.path.splitext(f"x.{suffix}")[1] == ".json":
-            values = parse_json(content, f"{title}: {shown(member.name)}")
+            values = parse_json(content, f"{title}: {printable(member.name)}")
             key = self.options.label_column or "label"
             if not isinstance(values, dict) or key not in values:
                 got = listed(values, most=8) if isinstance(values, dict) else type(values).__name__
-                raise InputError(f"{title}: {shown(member.name)} must have a field {key!r}, got {got}")
+                raise InputError(f"{title}: {printable(member.name)} must have a field {key!r}, got {got}")
             return values[key]
         try:
             return content.decode("utf-8").strip()
         except UnicodeDecodeError as error:
-            raise FileFormatError(f"{title}: {shown(member.name)} must be text in UTF-8") from error
+            raise FileFormatError(f"{title}: {printable(member.name)} must be text in UTF-8") from error
