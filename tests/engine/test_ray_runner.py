@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.engine.conftest import SMALL
+from tests.engine.conftest import ROOT, SMALL
 from tests.engine.toy_works import expected_bytes, tasks
 
 from evergrow.core.errors import EngineError
@@ -148,6 +151,15 @@ def test_nodes_are_compared_before_any_work(runner_of) -> None:
         runner.check({"nobody": ""})
 
 
+def test_a_node_that_joins_later_is_compared_too(runner_of, tmp_path: Path) -> None:
+    runner = runner_of()
+    runner.check({"weights": "abc"})
+    runner._expected = {"weights": "xyz"}  # what a node of another kind would see
+    with pytest.raises(EngineError, match=r"^node \S+ \(\S+\): weights must be xyz, got abc"):
+        list(runner.run(tasks(tmp_path, 1)))
+    assert not begun(tmp_path)
+
+
 def test_images_are_decoded_in_processes_of_an_actor(runner_of, tmp_path: Path) -> None:
     (outcome,) = runner_of(1, cpus_per_worker=2).run(tasks(tmp_path, 1, "decode"))
     assert outcome.told == {"shades": list(range(40)), "decoders": 1}
@@ -198,3 +210,48 @@ def test_a_ray_of_the_user_stays(cluster: Any, tmp_path: Path) -> None:
             RayRunner("10.0.0.1:1")
     finally:
         ray.shutdown()
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from evergrow.engine.ray_runner import RayRunner
+from tests.engine.toy_works import tasks
+runner = RayRunner("local", 2, perform="tests.engine.toy_works:perform")
+try:
+    for outcome in runner.run(tasks(Path(sys.argv[1]), 200, seconds=0.5)):
+        pass
+finally:
+    runner.close()
+"""
+
+
+def test_interrupting_a_driver_ends_its_ray_and_leaves_no_worker(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    command = [sys.executable, "-c", DRIVER, str(tmp_path)]
+    driver = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: len(begun(tmp_path)) >= 2 or driver.poll() is not None, seconds=300)
+        family = descendants(driver.pid)
+        assert {pid for _, pid in begun(tmp_path)} <= family
+        driver.send_signal(signal.SIGINT)
+        _, said = driver.communicate(timeout=120)
+    finally:
+        driver.kill()
+    assert said.strip().endswith("KeyboardInterrupt")
+    assert said.count("Traceback") == 1, "nothing but the interrupt itself, and none of Ray's log"
+    wait_until(lambda: not any(map(alive, family)))
+
+
+def descendants(ancestor: int) -> set[int]:
+    """Return the processes that a process started, directly or not."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    family, grown = {ancestor}, 0
+    while len(family) > grown:
+        grown = len(family)
+        family |= {pid for pid, parent in parents.items() if parent in family}
+    return family - {ancestor}

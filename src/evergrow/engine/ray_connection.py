@@ -103,7 +103,7 @@ class RayConnection:
         except (SystemExit, Exception) as error:  # Ray ends the process for some reasons that are none of ours
             raise EngineError(f"Ray cannot be started or joined: {_one_line(str(error))}") from error
         # The death of a worker is a paragraph on standard error, which no setting of Ray turns off.
-        internals = importlib.import_module("ray._private.worker")
+        internals: Any = importlib.import_module("ray._private.worker")
         if hasattr(internals, "_worker_logs_enabled"):
             internals._worker_logs_enabled = False
 
@@ -180,14 +180,18 @@ def _one_line(text: str) -> str:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep Ray from writing to standard error and from reporting its use, and put the environment back."""
+    """Keep Ray from writing to standard error and from reporting its use, and put everything back."""
     before = {name: os.environ.get(name) for name in _QUIET}
     os.environ.update({name: value for name, value in _QUIET.items() if before[name] is None})
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        logger.setLevel(level)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -24,7 +24,7 @@ _ATTEMPTS = 4
 """How often a task may begin on an actor that then dies; a task that brings down every actor must not go on forever."""
 _STILLBORN = 5
 """Actors in a row that may die before their first answer."""
-_PATIENCE = 120.0
+_PATIENCE = 300.0
 """Seconds without a single actor that is ready, after which there is no point in waiting."""
 
 
@@ -102,6 +102,7 @@ class RayRunner:
         self._perform, self._differences = perform, differences
         self._connection = RayConnection(address, cpus=(workers or 1) * cpus_per_worker)
         self._ray = self._connection.ray
+        self._expected: dict[str, str] = {}
         self._actors: list[_Actor] = []
         self._stillborn = 0
         try:
@@ -113,6 +114,8 @@ class RayRunner:
     def check(self, expected: dict[str, str]) -> None:
         """Raise :class:`evergrow.core.errors.EngineError` unless every node has these versions and hashes.
 
+        Actors are asked once more when they start: a node may join later.
+
         Parameters
         ----------
         expected : dict
@@ -120,18 +123,21 @@ class RayRunner:
         """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        ask = self._ray.remote(_ask)
+        self._expected = expected
+        # In a process that ends with its answer: it may have loaded a backbone, which nobody asks it for again. Where
+        # workers compute on a GPU, the least share of one makes it visible.
+        ask = self._ray.remote(num_cpus=0, num_gpus=0.01 if self._needs["GPU"] else 0, max_calls=1, max_retries=2)(_ask)
         answers = []
         for node in self._connection.nodes():
             if _fit(node, self._needs):
                 place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                options = ask.options(num_cpus=0, scheduling_strategy=place, max_retries=2)
-                answers.append((node, options.remote(self._differences, expected)))
+                answer = ask.options(scheduling_strategy=place).remote(self._differences, expected)
+                answers.append((node, answer))
         found = [(node, line) for node, answer in answers for line in self._answered(answer)]
         if found:
             node, line = found[0]
             more = f" (and {len(found) - 1} more differences)" if len(found) > 1 else ""
-            raise EngineError(f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']}): {line}{more}")
+            raise EngineError(f"node {_named(node)}: {line}{more}")
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """Run tasks and yield outcomes as they come, in any order; see :class:`evergrow.engine.running.Runner`."""
@@ -148,9 +154,7 @@ class RayRunner:
                 if any(actor.greeting is None for actor in self._actors):
                     since = time.monotonic()
                 elif time.monotonic() - since > _PATIENCE:
-                    raise EngineError(
-                        f"no worker could be started at {self._connection} in {_PATIENCE:.0f} s: it is full"
-                    )
+                    raise EngineError(f"{self._connection} had no room for a worker for {_PATIENCE:.0f} s")
             finished = True
         finally:
             if not finished:  # Ctrl-C, an error, or nobody wants the rest: what still runs is stopped
@@ -193,7 +197,7 @@ class RayRunner:
             scheduling_strategy="SPREAD",
         )(_Worker)
         handle = actor.remote(self._perform, int(self._needs["CPU"]))
-        return _Actor(handle, handle.greet.remote())
+        return _Actor(handle, handle.greet.remote(self._differences, self._expected))
 
     def _busy(self) -> list[_Actor]:
         return [actor for actor in self._actors if actor.given]
@@ -217,6 +221,8 @@ class RayRunner:
             yield from self._bury(actor, waiting, error)
             return
         if promise == actor.greeting:
+            if answer["differing"]:
+                raise EngineError(f"node {self._node_of(answer['node'])}: {answer['differing'][0]}")
             actor.greeting, self._stillborn = None, 0
             return
         task = actor.given.pop(promise).task
@@ -239,6 +245,10 @@ class RayRunner:
             else:
                 yield Outcome(begun.task, "failed", error=f"its worker died {_ATTEMPTS} times, at last: {_why(error)}")
         waiting.extendleft(reversed(given))
+
+    def _node_of(self, number: str) -> str:
+        """Return how messages call the node with this number."""
+        return next((_named(node) for node in self._connection.nodes() if node["NodeID"] == number), number)
 
     def _answered(self, answer: Any) -> list[str]:
         """Return what a node has otherwise than expected; that it does not answer is one thing."""
@@ -267,9 +277,12 @@ class _Worker:
         self._perform = perform
         self._beside = {"decoders": cpus - 1}
 
-    def greet(self) -> bool:
-        """Say that the actor is ready."""
-        return True
+    def greet(self, differences: str, expected: dict[str, str]) -> dict[str, Any]:
+        """Say where the actor is and what it has otherwise than expected; then it is ready."""
+        import ray
+
+        differing = _ask(differences, expected) if expected else []
+        return {"node": ray.get_runtime_context().get_node_id(), "differing": differing}
 
     def perform(self, work: str, number: int, about: dict[str, Any]) -> dict[str, Any]:
         """Do a task and return what it told, or why it failed; nothing but plain values travels."""
@@ -291,6 +304,10 @@ def _why(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "Error" in line.partition(":")[0] and " " not in line.partition(":")[0]]
     return (telling[-1] if telling else lines[0] if lines else type(error).__name__)[:300]
+
+
+def _named(node: dict[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
 def _fit(node: dict[str, Any], needs: dict[str, float]) -> int:
