@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, percent, plural, table
+from evergrow.cli.engine import HERE, Spreading, share_answer, source_of
 from evergrow.cli.frames import Every, Frames, video_question
 from evergrow.cli.models import Running, check_target, load_model, skipped_code
 from evergrow.cli.options import (
@@ -29,6 +31,7 @@ from evergrow.cli.options import (
 )
 from evergrow.cli.question import Question, check_items, read_question
 from evergrow.cli.registry import command
+from evergrow.core.errors import ParameterError
 from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
@@ -73,6 +76,7 @@ def predict_command(
     cache: Cache = True,
     device: Device = "auto",
     weights: Weights = None,
+    spread: Spreading = HERE,
     as_json: Json = False,
 ) -> Answer:
     """Say what images or texts show.
@@ -91,12 +95,20 @@ def predict_command(
 
       evergrow predict birds.evg feeder.mp4 --every 5
 
+      evergrow predict birds.evg s3://bucket/photos/ --engine local --workers 4 --out-dir answers/
+
+    With --engine the answers are Parquet files in OUT_DIR/predict, one per shard.
+
     Exit codes: 0 answered, 1 answered but some could not be read (--on-error skip), 2 bad input, 130 interrupted.
     """
     if out is not None:
         check_target("--out", out)
     check_items(list(items or ()))
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
+    if spread.engine is not None:
+        spread.refuse(out=out, text=text)
+        alarm = false_alarm if reject_unknown else None
+        return _by_shards(model, learner, list(items or ()), reading, spread, top, alarm, quiet=as_json)
     question = video_question(learner, list(items or ()), every, frames)
     if question is None:
         question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
@@ -109,6 +121,35 @@ def predict_command(
         values["out"] = str(out)
         return Answer(values, [f"{plural(len(answers.rows), 'answer')} in {out}"], code=code, done=f"{out} was written")
     return Answer({**values, "predictions": [row.to_dict() for row in answers.rows]}, lines, code=code)
+
+
+def _by_shards(
+    model: Path,
+    learner: Learner,
+    items: list[str],
+    reading: Reading,
+    spread: Spreading,
+    top: int,
+    false_alarm: float | None,
+    *,
+    quiet: bool,
+) -> Answer:
+    """Ask on an engine: answers as Parquet, or how far a share of the work has come."""
+    if len(items) != 1 or items[0] == "-":
+        raise ParameterError(f"ITEMS must be one folder, file or address with --engine, got {len(items)}")
+    if spread.out_dir is None:
+        raise ParameterError("--out-dir must be given with --engine: the answers are written there")
+    started = time.perf_counter()
+    engine = spread.engine_in(spread.out_dir, quiet=quiet)
+    source = source_of(items[0], reading, part="all", labelled=False)
+    tally = engine.predict(learner, source, top=top, false_alarm=false_alarm)
+    if tally is None:
+        return share_answer(spread.out_dir, started)
+    found = tally.to_values()
+    out = spread.out_dir / "predict"
+    values = {"model": str(model), "answered": found["rows"], "left_out": dict(found["left_out"]), "out": str(out)}
+    line = f"{plural(found['rows'], 'answer')} in {out}"
+    return Answer({**values, "engine": found}, [line], tally.summary(), done=f"{out} was written")
 
 
 @dataclass(frozen=True)
