@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from evergrow.core.escaping import markdown_text
 from evergrow.core.version import __version__
-from evergrow.learner.summaries import Measured, tested_last
+from evergrow.learner.summaries import Measured, last_tested
 
 if TYPE_CHECKING:
     from evergrow.backbones.base import BackboneSpec
@@ -112,7 +112,7 @@ def card_metadata(learner: Learner, repo: str, facts: CardFacts) -> dict[str, An
 
 def measured_accuracy(learner: Learner) -> Measured | None:
     """Return the last measured accuracy: of an evaluation since the model was loaded, or of a tested change."""
-    return getattr(learner, "_measured", None) or tested_last(learner.info())
+    return getattr(learner, "_measured", None) or last_tested(learner.info())
 
 
 def _opening(info: dict[str, Any]) -> str:
