@@ -1,7 +1,7 @@
 // An evergrow model that was exported to ONNX, asked in a browser: images in, labels and probabilities out.
 //
-// Images are resized as Pillow does it, filter by filter and rounding by rounding, so that the graph sees the bytes that
-// it would see in Python; a canvas resizes differently in every browser. The labels and the settings of the resizing
+// Images are resized as Pillow does it, filter by filter and rounding by rounding, so that the graph sees what it would
+// see in Python; a canvas resizes differently in every browser. The labels and the settings of the resizing
 // are in the graph's metadata, which onnxruntime-web does not hand out: they are read from the file here.
 
 import * as ort from "./ort.wasm.min.mjs";

@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(folder: Path) -> Iterator[Any]:
     class Quiet(http.server.SimpleHTTPRequestHandler):
-        extensions_map = {**http.server.SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript"}
+        extensions_map: ClassVar = {**http.server.SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript"}
 
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
@@ -86,6 +86,19 @@ RESIZED = """async ([images, how]) => {
 }"""
 
 
+def rows_first(image: Image.Image, how: Preprocessing) -> Image.Image:
+    """Return an image resized along its rows and then along its columns.
+
+    Pillow always did so up to version 12; later ones take the other order where that is faster, which can round
+    differently by one.
+    """
+    height, width = how._resized_size(image.height, image.width)
+    filtered = Image.Resampling[how.interpolation.upper()]
+    resized = image.resize((width, image.height), filtered).resize((width, height), filtered)
+    assert how._resized_size(height, width) == (height, width)  # it is only cropped from here on
+    return resized
+
+
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos", "box", "hamming"])
 def test_images_are_resized_to_the_byte(page: Any, folder: Path, interpolation: str) -> None:
     """Made smaller, larger, along one side, and padded: in each mode as in Python."""
@@ -98,8 +111,11 @@ def test_images_are_resized_to_the_byte(page: Any, folder: Path, interpolation: 
         how = Preprocessing((32, 32), resize, mode, interpolation, (0.5, 0.4, 0.3), (1.0, 1.0, 1.0))
         found = page.evaluate(RESIZED, [[f"random{n}.png" for n in range(len(images))], how.to_dict()])
         for image, pixels in zip(images, found, strict=True):
-            expected = np.asarray(how._cropped(image)).transpose(2, 0, 1)
-            assert np.array_equal(np.array(pixels).reshape(expected.shape), expected), (mode, resize, image.size)
+            expected = np.asarray(how._cropped(rows_first(image, how))).transpose(2, 0, 1)
+            made = np.array(pixels).reshape(expected.shape)
+            assert np.array_equal(made, expected), (mode, resize, image.size)
+            at_once = np.asarray(how._cropped(image), dtype=np.int64).transpose(2, 0, 1)
+            assert np.abs(made - at_once).mean() < 0.5, (mode, resize, image.size)
 
 
 ASKED = """async (images) => {
