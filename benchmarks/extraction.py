@@ -38,16 +38,35 @@ def throughput(quick: bool) -> Iterator[Row]:
     bar = None if quick else 0.95  # a toy network is over before its images are decoded
     yield _throughput(name, 48, torch.device("cpu"), "float32", bar)
     if torch.cuda.is_available():
-        # No bar: about a second goes into starting workers, and half precision outruns the decoders of most machines.
-        n = 512 if quick else 16384
-        for precision in ("float32", "float16"):
-            yield _throughput(name, n, torch.device("cuda"), precision, None)
+        # No bar in float32, which leaves the decoders of most machines time to spare.
+        yield _throughput(name, 512 if quick else 16384, torch.device("cuda"), "float32", None)
+        n, bar = (512, None) if quick else (50_000, 0.8)
+        for preset, shape in (("timm", (224, 224)), ("quick", (224, 224)), ("timm", (500, 375)), ("quick", (500, 375))):
+            yield _jpeg_throughput(name, n, preset, shape, bar)
 
 
 def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: float | None) -> Row:
-    batch = 128 if device.type == "cuda" else 32
     backbone: Any = create_backbone(name, weights="random", device=device)
-    items = ImageArrays(_images(n))
+    return _against_bare(f"extraction, {name}", backbone, ImageArrays(_images(n)), precision, bar)
+
+
+def _jpeg_throughput(name: str, n: int, preset: str, shape: tuple[int, int], bar: float | None) -> Row:
+    """Return the row of JPEG files of a size, in half precision: a thousand of them, over and over."""
+    from PIL import Image
+
+    backbone: Any = create_backbone(name, weights="random", preset=preset, device="cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        names = tuple(f"{row:05d}.jpg" for row in range(min(n, 1000)))
+        for row, pixels in enumerate(_images(len(names))):
+            Image.fromarray(pixels).resize(shape).save(Path(folder, names[row]), quality=90)
+        items = ImageFiles(Path(folder), tuple(names[row % len(names)] for row in range(n)))
+        title = f"extraction of JPEG files of {shape[0]} x {shape[1]}, preset {preset}, {name}"
+        return _against_bare(title, backbone, items, "float16", bar)
+
+
+def _against_bare(title: str, backbone: Any, items: Items, precision: Any, bar: float | None) -> Row:
+    device, n = backbone.device, len(items)
+    batch = 128 if device.type == "cuda" else 32
     # A few suffice, over and over: gigabytes held by this process alone would make starting workers slow.
     ready = torch.stack([backbone.transform(decode_image(items.raw(row))) for row in range(batch)])
     ready = ready.contiguous(memory_format=torch.channels_last)
@@ -72,7 +91,7 @@ def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: fl
         f"({torch.get_num_threads()} threads, load {load:.1f})"
     )
     values = {"pairs_s": pairs, "n": n, "load": load, "device": device.type, "precision": precision}
-    work = f"extraction, {name} on {device.type}, {precision}"
+    work = f"{title} on {device.type}, {precision}"
     return Row(work, figure, f">= {bar}" if bar else "", plain / full >= bar if bar else None, values)
 
 

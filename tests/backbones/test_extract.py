@@ -21,7 +21,7 @@ from evergrow.backbones import create_backbone
 from evergrow.backbones import images as decoding
 from evergrow.backbones.cache import FeatureCache
 from evergrow.backbones.extraction import extract
-from evergrow.backbones.loader import BatchPlan, Failure, choose_workers, load_image
+from evergrow.backbones.loader import BatchPlan, Failure, ImageLoader, choose_workers, load_image
 from evergrow.backbones.precision import distance
 from evergrow.backbones.settings import ExtractConfig
 from evergrow.core.errors import (
@@ -149,7 +149,7 @@ def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
     gpu = torch.device("cuda")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)), raising=False)
     monkeypatch.setattr("evergrow.backbones.loader.shutil.disk_usage", lambda path: type("Usage", (), {"free": 64e6})())
-    assert choose_workers(1000, gpu, 10**3) == 12
+    assert choose_workers(1000, gpu, 10**3) == 10
     assert choose_workers(1000, gpu, 5 * 10**6) == 2  # half of 64 MB, three batches each
     assert choose_workers(1000, gpu, 38 * 10**6) == 0
     assert choose_workers(2, gpu, 10**3) == 0
@@ -243,7 +243,7 @@ def test_an_image_that_the_system_refused_is_tried_again(
 
 def test_the_reason_of_a_failure_names_no_folder_of_this_machine(images: ImageFiles) -> None:
     (images.root / "even/000.png").write_text("no image")
-    failure = load_image(images, Toy().transform, 0)
+    failure = load_image(images, ImageLoader(Toy().transform), 0)
     assert isinstance(failure, Failure)
     assert str(images.root) not in failure.reason
     assert not failure.passing
@@ -301,6 +301,19 @@ def test_images_of_different_shapes_are_refused(images: ImageFiles) -> None:
 
 
 # -- precision ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_images_sent_as_bytes_give_the_features_of_the_transform(images: ImageFiles, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device on this machine")
+    backbone = create_backbone("test_vit", weights="random", device=device)
+    pixels = [backbone.transform(decoding.decode_image(images.raw(row))) for row in range(len(images))]
+    batch = torch.stack(pixels).contiguous(memory_format=torch.channels_last)
+    expected = backbone.encode(batch).cpu().numpy()
+    settings: dict[str, Any] = {"cache": False, "precision": "float32", "batch_size": len(images)}
+    for workers in (0, 2):
+        np.testing.assert_array_equal(extract(backbone, images, workers=workers, **settings).features, expected)
 
 
 def test_distance_is_relative_to_each_row() -> None:

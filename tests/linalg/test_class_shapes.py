@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
-from evergrow.core.errors import UnlearnError
+from evergrow.core.errors import NumericalError, UnlearnError
 from evergrow.linalg import ClassShapes, ShapeScores
 from evergrow.linalg import class_shapes as module
 
@@ -108,3 +108,11 @@ def test_copies_add_nothing(P):
     scores = ShapeScores.of(learn(P, codes, 2), torch.bincount(codes))
     linear = torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert torch.equal(scores.add(P, linear), linear)
+
+
+def test_sums_that_no_samples_have_are_refused(rows):
+    P, codes = rows
+    shapes, counts = learn(P, codes), torch.bincount(codes)
+    shapes.sums[0, -1] += 100.0  # the mean then lies where the squares leave no room for it
+    with pytest.raises(NumericalError, match="must be those of some samples"):
+        ShapeScores.of(shapes, counts, strength=1.0).quadratic(0)

@@ -194,13 +194,13 @@ class Backbone(ABC):
         """Return items as :meth:`encode` takes them."""
         if self.transform is None:
             return [items.raw(row) for row in range(len(items))]
-        from evergrow.backbones.images import decode_image
+        from evergrow.backbones.loader import ImageLoader
 
-        pixels = []
+        load, pixels = ImageLoader(self.transform), []
         for row in range(len(items)):
             source = items.raw(row)
             try:
-                pixels.append(self.transform(decode_image(source, name=items.name(row))))
+                pixels.append(load(source, items.name(row)))
             except (ImageError, OSError) as error:
                 where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
                 raise ImageError(f"{error}{where}{hint('on_error', '; {} leaves such images out', 'skip')}") from error

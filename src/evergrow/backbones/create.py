@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from evergrow.backbones.base import Backbone, BackboneSpec
+from evergrow.backbones.bounds import check_buildable
 from evergrow.backbones.preprocess import Preprocessing
 from evergrow.backbones.recipes import FINAL, check_recipe
 from evergrow.backbones.sources import WEIGHT_SOURCES
 from evergrow.backbones.text import check_text_preset, is_text_name, text_backbone
-from evergrow.backbones.vision import module_backbone, timm_backbone
+from evergrow.backbones.vision import module_backbone, timm_backbone, timm_entry
 from evergrow.backbones.weights import SUFFIXES
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import ParameterError, WeightsError
@@ -45,7 +46,7 @@ def create_backbone(
         ``"bundled"`` takes them from an installed package, ``"hub"`` from the model hub or its cache, ``"random"``
         draws them. A path is a ``.safetensors``, ``.pth``, ``.pt`` or ``.bin`` file (a folder for texts). None takes
         the bundled ones where they are installed, otherwise the hub's.
-    preset : {"timm", "pilot", "pilot-cifar"}, another registered name, or Preprocessing
+    preset : {"timm", "quick", "pilot", "pilot-cifar"}, another registered name, or Preprocessing
         What is done to images: the model's own, or what published continual-learning numbers used (pixels in [0, 1]
         without normalisation).
     device : str or torch.device
@@ -148,6 +149,8 @@ def backbone_from_spec(
                 f"weights of {spec.name} must be where they were when it was saved, but {source} does not exist: "
                 f"give {setting('weights', '/path/to/file')}"
             )
+        if spec.kind == "image":
+            check_buildable(timm_entry(spec.name)[0], options)
         backbone = create_backbone(spec.name, source, preset, device=device, seed=seed, **options)
     if backbone.spec.weights_hash != spec.weights_hash:
         raise WeightsError(

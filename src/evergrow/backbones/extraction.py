@@ -6,6 +6,7 @@ import logging
 import os
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -22,13 +23,15 @@ from evergrow.backbones.collector import Collector, item_meter, warn_unused
 from evergrow.backbones.loader import (
     BatchPlan,
     Failure,
+    ImageLoader,
     LoadedBatch,
     choose_workers,
     image_batches,
     load_image,
     text_batches,
 )
-from evergrow.backbones.precision import Precision, PrecisionEncoder
+from evergrow.backbones.precision import Encoding, Precision, PrecisionEncoder
+from evergrow.backbones.preprocess import Preprocessing
 from evergrow.backbones.settings import ExtractConfig, configured
 from evergrow.backbones.shard_writer import ShardWriter
 from evergrow.core.errors import (
@@ -46,6 +49,7 @@ from evergrow.core.wording import hint, setting
 
 _LOG = logging.getLogger(__name__)
 _NAMED = 5  # images that a warning names
+_UNDER_WAY = 2  # batches that a GPU has been given beyond the one that is fetched
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,7 +290,7 @@ def _readable_now(work: _Work, failures: Sequence[Failure]) -> bool:
     refused = [failure.row for failure in failures if failure.passing]
     transform = work.backbone.transform if refused else None  # asking for it may load the backbone
     return transform is not None and any(
-        not isinstance(load_image(work.items, transform, row), Failure) for row in refused
+        not isinstance(load_image(work.items, ImageLoader(transform), row), Failure) for row in refused
     )
 
 
@@ -378,7 +382,8 @@ def _batches(work: _Work, plan: BatchPlan) -> Iterator[Iterator[LoadedBatch]]:
         workers = choose_workers(len(plan), device, work.batch_size * _image_bytes(work))
     else:
         workers = min(wanted, len(plan))
-    with image_batches(work.items, transform, plan, workers=workers, pin=device.type == "cuda") as batches:
+    load = ImageLoader(transform, as_bytes=True)
+    with image_batches(work.items, load, plan, workers=workers, pin=device.type == "cuda") as batches:
         yield batches
 
 
@@ -387,29 +392,29 @@ def _image_bytes(work: _Work) -> int:
     size = work.backbone.spec.preprocessing.get("size")
     if not isinstance(size, (list, tuple)) or len(size) != 2 or not all(isinstance(part, int) for part in size):
         size = (512, 512)
-    return 3 * 4 * int(size[0]) * int(size[1])
+    width = 1 if isinstance(work.backbone.transform, Preprocessing) else 4
+    return 3 * width * int(size[0]) * int(size[1])
 
 
 def _encoded(
     encoder: PrecisionEncoder, batches: Iterator[LoadedBatch]
 ) -> Iterator[tuple[LoadedBatch, NDArray[np.float32] | None]]:
-    """Yield every batch with its features, one batch late: a GPU has the next one before it is asked for the last."""
-    waiting: tuple[LoadedBatch, torch.Tensor | None] | None = None
+    """Yield every batch with its features, some batches late: a GPU always has the next before the last is fetched."""
+    waiting: deque[tuple[LoadedBatch, Encoding | None]] = deque()
     for loaded in batches:
-        now = (loaded, None if loaded.batch is None else encoder.run(loaded.batch))
-        if waiting is not None:
-            yield _finished(encoder, *waiting)
-        waiting = now
-    if waiting is not None:
-        yield _finished(encoder, *waiting)
+        waiting.append((loaded, None if loaded.batch is None else encoder.run(loaded.batch)))
+        if len(waiting) > _UNDER_WAY:
+            yield _finished(encoder, *waiting.popleft())
+    while waiting:
+        yield _finished(encoder, *waiting.popleft())
 
 
 def _finished(
-    encoder: PrecisionEncoder, loaded: LoadedBatch, features: torch.Tensor | None
+    encoder: PrecisionEncoder, loaded: LoadedBatch, encoding: Encoding | None
 ) -> tuple[LoadedBatch, NDArray[np.float32] | None]:
-    if features is None or loaded.batch is None:
+    if encoding is None or loaded.batch is None:
         return loaded, None
-    return loaded, encoder.fetch(features, loaded.batch)
+    return loaded, encoder.fetch(encoding, loaded.batch)
 
 
 def _shaped(work: _Work, features: NDArray[np.float32], n: int) -> NDArray[np.float32]:

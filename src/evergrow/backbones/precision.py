@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evergrow.backbones.base import Backbone
+from evergrow.backbones.preprocess import Preprocessing
 from evergrow.core.errors import NumericalError, ParameterError
 from evergrow.core.feature_blocks import block_slices
 
@@ -19,6 +20,21 @@ Precision = Literal["float32", "float16"]
 AGREEMENT = 1e-3
 """Largest distance of half-precision features from float32 ones, relative to the norm of each row (of each of its
 blocks), that "auto" accepts."""
+
+
+class Encoding(NamedTuple):
+    """Features on their way: a GPU may still be busy with them.
+
+    Parameters
+    ----------
+    features : Tensor
+        Where they will be in the memory of this process.
+    ready : torch.cuda.Event or None
+        When they are there; None where they are there already.
+    """
+
+    features: Tensor
+    ready: torch.cuda.Event | None
 
 
 class PrecisionEncoder:
@@ -51,26 +67,25 @@ class PrecisionEncoder:
             settled = "float16" if policy == "float16" else "float32"
         self.precision: Precision | None = settled
 
-    def run(self, batch: Tensor | list[str]) -> Tensor:
-        """Return the features of a batch where the backbone computes them; a GPU may still be busy with them."""
-        if isinstance(batch, Tensor):
-            batch = batch.to(self._backbone.device, non_blocking=True)
-        if self.precision is None:
-            exact, half = self._encode(batch, "float32"), self._encode(batch, "float16")
-            # Block by block: one of small numbers must agree as well as the others.
-            blocks = block_slices(self._backbone.spec.blocks.widths)
-            gap = max(distance(half[:, columns], exact[:, columns]) for columns in blocks)
-            self.precision = "float16" if gap <= AGREEMENT else "float32"
-            return half if self.precision == "float16" else exact
-        return self._encode(batch, self.precision)
+    def run(self, batch: Tensor | list[str]) -> Encoding:
+        """Begin with a batch: images as the backbone's transform gives them or, by its preprocessing, as bytes."""
+        features = self._settled(self._there(batch)).float()
+        if features.device.type != "cuda":
+            return Encoding(features, None)
+        # Asking for them later would wait for all that the GPU was given meanwhile.
+        host = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)
+        host.copy_(features, non_blocking=True)
+        ready = torch.cuda.Event()
+        ready.record(torch.cuda.current_stream(features.device))
+        return Encoding(host, ready)
 
-    def fetch(self, features: Tensor, batch: Tensor | list[str]) -> NDArray[np.float32]:
+    def fetch(self, encoding: Encoding, batch: Tensor | list[str]) -> NDArray[np.float32]:
         """Return finished features as an array; a batch that overflowed in half precision is run again in float32."""
-        array = features.float().cpu().numpy()
+        if encoding.ready is not None:
+            encoding.ready.synchronize()
+        array = np.array(encoding.features) if encoding.ready is not None else encoding.features.numpy()
         if not np.isfinite(array).all() and self.precision == "float16":
-            if isinstance(batch, Tensor):
-                batch = batch.to(self._backbone.device)
-            array = self._encode(batch, "float32").float().cpu().numpy()
+            array = self._encode(self._there(batch), "float32").float().cpu().numpy()
         finite = np.isfinite(array).all(axis=1)
         if not finite.all():
             raise NumericalError(
@@ -78,6 +93,26 @@ class PrecisionEncoder:
                 f"in {int((~finite).sum())} of a batch of {len(array)}"
             )
         return np.asarray(array, dtype=np.float32)
+
+    def _there(self, batch: Tensor | list[str]) -> Tensor | list[str]:
+        """Return a batch on the backbone's device, bytes made into what its preprocessing gives."""
+        if not isinstance(batch, Tensor):
+            return batch
+        batch, transform = batch.to(self._backbone.device, non_blocking=True), self._backbone.transform
+        if batch.dtype == torch.uint8 and isinstance(transform, Preprocessing):
+            return transform.normalised(batch)
+        return batch
+
+    def _settled(self, batch: Tensor | list[str]) -> Tensor:
+        """Return the features of a batch, where the backbone computes them; the first one settles the precision."""
+        if self.precision is not None:
+            return self._encode(batch, self.precision)
+        exact, half = self._encode(batch, "float32"), self._encode(batch, "float16")
+        # Block by block: one of small numbers must agree as well as the others.
+        blocks = block_slices(self._backbone.spec.blocks.widths)
+        gap = max(distance(half[:, columns], exact[:, columns]) for columns in blocks)
+        self.precision = "float16" if gap <= AGREEMENT else "float32"
+        return half if self.precision == "float16" else exact
 
     def _encode(self, batch: Tensor | list[str], precision: Precision) -> Tensor:
         device = self._backbone.device.type

@@ -90,6 +90,10 @@ class WeightsError(EvergrowError, RuntimeError):
     """Weights that cannot be had or do not fit; the message says what to install or where to put a file."""
 
 
+class EngineError(EvergrowError, RuntimeError):
+    """Work on several processes or machines cannot begin or go on: no answer, other versions, too many failures."""
+
+
 class NewerSchemaError(FileFormatError):
     """A file was written by a newer evergrow than this one."""
 

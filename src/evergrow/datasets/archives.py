@@ -32,7 +32,7 @@ from evergrow.datasets.options import DataOptions
 from evergrow.datasets.readers import LAYOUTS, list_layouts, register_file_format
 from evergrow.datasets.stored import ImageStore, StoredImages
 from evergrow.datasets.tables import TABLE_SUFFIXES
-from evergrow.datasets.trees import EntryKind, FileTree
+from evergrow.datasets.trees import EntryKind, FileTree, folder_entries
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
@@ -158,7 +158,9 @@ class ZipArchive(ArchiveFile):
                 elif info.flag_bits & 1:
                     self.skipped["encrypted files"] += 1
                 else:
-                    yield Member(_inside(self.path, info.filename), info.file_size, f"{info.CRC:08x}", info.filename)
+                    yield Member(
+                        name_inside(self.path, info.filename), info.file_size, f"{info.CRC:08x}", info.filename
+                    )
 
     def _opened(self) -> zipfile.ZipFile:
         return zipfile.ZipFile(self.path)
@@ -192,7 +194,7 @@ class TarArchive(ArchiveFile):
                     continue
                 if info.size < 0 or info.offset_data + info.size > end:
                     raise EOFError(f"{shown(info.name)} goes beyond the end of it")
-                yield Member(_inside(self.path, info.name), info.size, str(int(info.mtime)), info.offset_data)
+                yield Member(name_inside(self.path, info.name), info.size, str(int(info.mtime)), info.offset_data)
             self._check_end(archive.offset)
 
     def _check_end(self, offset: int) -> None:
@@ -261,7 +263,7 @@ def _size(path: Path) -> int:
         raise DatasetNotFoundError(f"file must be readable, got {path}: {error}") from error
 
 
-def _inside(path: Path, name: str) -> str:
+def name_inside(path: Path | str, name: str) -> str:
     """Return the name of a file in an archive in one spelling; names that lead out of it are refused."""
     plain = name.replace("\\", "/")
     parts = plain.split("/")
@@ -316,18 +318,7 @@ class ArchiveTree(FileTree):
     @classmethod
     def of(cls, archive: ArchiveFile) -> ArchiveTree:
         """Return the tree of a whole archive."""
-        children: dict[str, dict[str, EntryKind]] = {"": {}}
-        for member in archive.members:
-            parent, kind, name = posixpath.dirname(member.name), "file", posixpath.basename(member.name)
-            while True:
-                known = children.setdefault(parent, {})
-                if known.setdefault(name, kind) != kind:  # type: ignore[arg-type]
-                    raise FileFormatError(
-                        f"{archive.path} must hold a file or a folder of a name, got both of {shown(member.name)}"
-                    )
-                if not parent:
-                    break
-                parent, kind, name = posixpath.dirname(parent), "folder", posixpath.basename(parent)
+        children = folder_entries((member.name for member in archive.members), str(archive.path))
         return cls(archive, "", children)
 
     @property

@@ -27,14 +27,14 @@ from evergrow.core.version import __version__
 SUFFIXES = (".npz", ".safetensors")
 REQUIRED = ("X_train", "y_train", "X_test", "y_test")
 
-_STAMP = "evergrow"
+STAMP = "evergrow"
 """Name of the array or metadata entry that states kind, version and writer; files of 0.1 and of others have none."""
 
 _RATIO, _ROOM = 100, 64 * 2**20
 """Compressed arrays may unpack to so many times the file, and so many bytes; real ones do not come near."""
 
 
-_DAMAGE = (
+DAMAGE = (
     *(ValueError, TypeError, OSError, EOFError, KeyError, IndexError, RuntimeError, OverflowError),
     *(zipfile.BadZipFile, zlib.error, struct.error),
 )
@@ -75,6 +75,28 @@ class ArrayFile:
     widths: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class ArrayHeader:
+    """What the header of an array in an NPZ file says.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of the array.
+    dtype : numpy.dtype
+        Type of its values.
+    columns_first : bool
+        Whether columns lie one after another instead of rows.
+    length : int
+        Bytes of the header itself.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    columns_first: bool
+    length: int
+
+
 def read_arrays(path: Path) -> ArrayFile:
     """Read an array file, features or images.
 
@@ -90,7 +112,7 @@ def read_arrays(path: Path) -> ArrayFile:
     missing = [key for key in REQUIRED if key not in arrays]
     if missing:
         raise FileFormatError(f"{path} must hold {', '.join(REQUIRED)}, but it lacks {', '.join(missing)}")
-    stamp = parse_json(texts[_STAMP], f"{path}: {_STAMP}") if _STAMP in texts else {"version": 1}
+    stamp = parse_json(texts[STAMP], f"{path}: {STAMP}") if STAMP in texts else {"version": 1}
     if not isinstance(stamp, dict) or stamp.get("kind", KIND.name) != KIND.name:
         raise FileFormatError(f"{path} must be a {KIND.name!r}, got a file that says to be another")
     contents = {key: value for key, value in stamp.items() if key not in ("kind", "version", "writer")}
@@ -109,7 +131,7 @@ def stated_widths(stamp: str, X: NDArray[Any]) -> tuple[int, ...]:
     FileFormatError
         If they are no such widths.
     """
-    values = parse_json(stamp, _STAMP)
+    values = parse_json(stamp, STAMP)
     widths = values.get("widths", []) if isinstance(values, dict) else []
     try:
         return check_widths("widths", widths, X.shape[-1] if X.ndim else 0)
@@ -132,10 +154,10 @@ def write_arrays(path: Path, file: ArrayFile) -> None:
     if path.suffix == ".npz":
         names = np.array(file.class_names, dtype=np.str_)
         with atomic_path(path) as temporary, open(temporary, "wb") as target:
-            entries = {"classes": names, "backbone": np.array(about), _STAMP: np.array(stamp), **file.arrays}
+            entries = {"classes": names, "backbone": np.array(about), STAMP: np.array(stamp), **file.arrays}
             np.savez(target, **cast("Mapping[str, Any]", entries))
         return
-    metadata = {"classes": json.dumps(list(file.class_names)), "backbone": about, _STAMP: stamp}
+    metadata = {"classes": json.dumps(list(file.class_names)), "backbone": about, STAMP: stamp}
     with atomic_path(path) as temporary:
         save_file({name: np.ascontiguousarray(array) for name, array in file.arrays.items()}, temporary, metadata)
 
@@ -147,30 +169,42 @@ def _read_npz(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return the four arrays that are there, and the texts beside them."""
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = _entries(path, archive, (*REQUIRED, "classes", "backbone", _STAMP))
-            arrays = {name: _read_entry(archive, entry) for name, entry in entries.items()}
-    except _DAMAGE as error:
+            entries = array_entries(archive, (*REQUIRED, "classes", "backbone", STAMP), path.stat().st_size)
+            arrays = {name: read_entry(archive, entry) for name, entry in entries.items()}
+    except DAMAGE as error:
         raise FileFormatError(f"{path} must be a whole NPZ file of plain arrays: {error}") from error
-    texts = {name: str(arrays.pop(name)) for name in ("backbone", _STAMP) if name in arrays}
+    texts = {name: str(arrays.pop(name)) for name in ("backbone", STAMP) if name in arrays}
     if "classes" in arrays:
         texts["classes"] = json.dumps([str(item) for item in arrays.pop("classes").reshape(-1)])
     return arrays, texts
 
 
-def _entries(path: Path, archive: zipfile.ZipFile, names: Iterable[str]) -> dict[str, zipfile.ZipInfo]:
-    """Return the entries of an archive by the name of their array, refusing those that unpack to far too much."""
+def array_entries(archive: zipfile.ZipFile, names: Iterable[str], size: int) -> dict[str, zipfile.ZipInfo]:
+    """Return the entries of an archive of so many bytes by the name of their array.
+
+    Raises
+    ------
+    ValueError
+        If they unpack to far more than the archive holds, or are packed in a way that numpy does not use.
+    """
     listed = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
     entries = {name: listed[name] for name in names if name in listed}
     if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in entries.values()):
         raise ValueError("its arrays must be stored or deflated, as numpy does it")
-    limit = _RATIO * path.stat().st_size + _ROOM
+    limit = _RATIO * size + _ROOM
     if sum(info.file_size for info in entries.values()) > limit:
         raise ValueError(f"its arrays must unpack to at most {limit} bytes, which is {_RATIO} times the file")
     return entries
 
 
-def _read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    """Read an array whose header claims what the archive has for it, so that no claim is ever allocated."""
+def entry_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader:
+    """Return the header of an array, which claims what the archive has for it, so that no claim is ever allocated.
+
+    Raises
+    ------
+    ValueError
+        If it is no array of plain values, or claims another number of bytes.
+    """
     with archive.open(info) as file:
         stream = cast(BinaryIO, file)
         version = np.lib.format.read_magic(stream)
@@ -178,11 +212,17 @@ def _read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]
             raise ValueError(f"{info.filename} must be an array of format 1.0 or 2.0, got {version}")
         first = version == (1, 0)
         header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
-        shape, _, dtype = header(stream)
+        shape, columns_first, dtype = header(stream)
         if dtype.hasobject or dtype.itemsize == 0:
             raise ValueError(f"{info.filename} must hold plain values, got {dtype}")
         if math.prod(shape) * dtype.itemsize != info.file_size - file.tell():
             raise ValueError(f"{info.filename} must hold {shape} values of {dtype}, got another number of bytes")
+        return ArrayHeader(shape, dtype, columns_first, file.tell())
+
+
+def read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    """Return an array of an archive, whose header is checked before anything is allocated."""
+    entry_header(archive, info)
     with archive.open(info) as file:
         return np.asarray(np.lib.format.read_array(cast(BinaryIO, file), allow_pickle=False))
 

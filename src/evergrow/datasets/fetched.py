@@ -1,4 +1,4 @@
-"""Images that a library hands out one by one, and the bytes of one image file."""
+"""Images that a library hands out one by one, and image files as bytes in memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from evergrow.core.errors import ImageError
 from evergrow.core.items import Items, Kind
 
 
@@ -109,3 +110,53 @@ class HeldImage(Items):
     def stamp(self) -> str:
         """Return a hash of the bytes."""
         return hashlib.blake2b(b"held image" + self.body, digest_size=16, salt=str(self.count).encode()).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class HeldImages(Items):
+    """Image files as bytes in memory.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Their names, for messages and answers.
+    bodies : tuple of bytes or str
+        The files; a string where one could not be read, which says why.
+
+    Examples
+    --------
+    >>> from evergrow.datasets.fetched import HeldImages
+    >>> HeldImages(("cat/1.jpg", "cat/2.jpg"), (b"...", b"....")).take([1]).raw(0)
+    b'....'
+    """
+
+    names: tuple[str, ...]
+    bodies: tuple[bytes | str, ...]
+    kind: ClassVar[Kind] = "image"
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, row: int) -> str:
+        """Return the name of one file."""
+        return self.names[row]
+
+    def raw(self, row: int) -> bytes:
+        """Return the bytes of one file, or raise :class:`ImageError` where it could not be read."""
+        body = self.bodies[row]
+        if isinstance(body, str):
+            raise ImageError(f"image must be a readable file, got {self.names[row]}: {body}")
+        return body
+
+    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> HeldImages:
+        """Return the files of these rows; no bytes are copied."""
+        numbers = [int(row) for row in rows]
+        return HeldImages(tuple(self.names[row] for row in numbers), tuple(self.bodies[row] for row in numbers))
+
+    def stamp(self) -> str:
+        """Return a hash of the bytes."""
+        digest = hashlib.blake2b(b"held images", digest_size=16)
+        for body in self.bodies:
+            content = body if isinstance(body, bytes) else b""
+            digest.update(len(content).to_bytes(8, "little") + content)
+        return digest.hexdigest()

@@ -20,7 +20,7 @@ from evergrow.datasets.options import DataOptions
 from evergrow.datasets.readers import register_layout, register_scheme
 from evergrow.datasets.tables import IMAGE_COLUMNS
 
-_LABELS = ("label", "fine_label", "labels", "class", "target")
+LABEL_COLUMNS = ("label", "fine_label", "labels", "class", "target")
 _TEST_SPLITS = ("test", "validation", "valid", "val", "eval")
 
 
@@ -160,7 +160,7 @@ def _labelled_items(content: Any, title: str, options: DataOptions) -> LabelledI
 def _label_column(dataset: Any, options: DataOptions) -> tuple[str, dict[int, str]]:
     features = dataset.features
     coded = [name for name, feature in features.items() if hasattr(feature, "names") and hasattr(feature, "int2str")]
-    candidates = [options.label_column, *(name for name in _LABELS if name in features), *coded[:1]]
+    candidates = [options.label_column, *(name for name in LABEL_COLUMNS if name in features), *coded[:1]]
     for name in candidates:
         if name in features:
             return name, dict(enumerate(features[name].names)) if name in coded else {}

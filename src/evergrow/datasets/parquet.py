@@ -164,7 +164,7 @@ def unlabelled_column(path: Path, kind: str, options: DataOptions) -> Items:
     """Return all texts or images of a Parquet file; no label is needed."""
     file = _opened(path)
     header = list(file.schema_arrow.names)
-    holding = _holds_images(file.schema_arrow)
+    holding = image_columns(file.schema_arrow)
     usual = [name for name in (*IMAGE_COLUMNS, "file_name", *holding) if name in header]
     wanted = options.text_column if kind == "text" else options.image_column or next(iter(usual), "")
     if header.count(wanted) != 1:
@@ -187,16 +187,16 @@ def _read(path: Path, options: DataOptions) -> _Table:
     header = list(schema.names)
     if len(set(header)) != len(header):
         raise FileFormatError(f"{path} must have every column once, got {listed(header, most=8)}")
-    columns = choose_columns(TableFile.on_disk(path), header, options, _holds_images(schema))
+    columns = choose_columns(TableFile.on_disk(path), header, options, image_columns(schema))
     kind = schema.field(columns.sample).type
     inline = columns.images and _image_path(kind, columns.sample) is not None
     texts = [columns.label, *([columns.split] if columns.split else []), *([] if inline else [columns.sample])]
     rows = _rows(path, file, texts, columns)
     store = ParquetImages(path, columns.sample) if inline else None
-    return _Table(path, columns, rows, store, _class_names(schema, columns.label))
+    return _Table(path, columns, rows, store, label_names(schema, columns.label))
 
 
-def _holds_images(schema: Any) -> list[str]:
+def image_columns(schema: Any) -> list[str]:
     """Return the columns that hold images themselves."""
     return [field.name for field in schema if _image_path(field.type, field.name) is not None]
 
@@ -254,7 +254,7 @@ def _texts(path: Path, array: Any, name: str) -> list[str]:
     return ["" if value is None else str(value) for value in array.to_pylist()]
 
 
-def _class_names(schema: Any, label: str) -> dict[int, str]:
+def label_names(schema: Any, label: str) -> dict[int, str]:
     """Return the names of integer labels where the Hugging Face library left them in the file."""
     import pyarrow.types as types
 

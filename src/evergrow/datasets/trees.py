@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +66,34 @@ class FileTree(ABC):
     def text(self, name: str) -> str:
         """Return the text of a file in UTF-8, with or without a byte order mark."""
         return decoded_text(self.read(name), self.place(name))
+
+
+def folder_entries(names: Iterable[str], title: str) -> dict[str, dict[str, EntryKind]]:
+    """Return what every folder holds, from the names of all files; the empty name is the root.
+
+    Raises
+    ------
+    FileFormatError
+        If a name is that of a file and of a folder.
+
+    Examples
+    --------
+    >>> from evergrow.datasets.trees import folder_entries
+    >>> folder_entries(["cat/1.jpg", "list.csv"], "data")
+    {'': {'cat': 'folder', 'list.csv': 'file'}, 'cat': {'1.jpg': 'file'}}
+    """
+    folders: dict[str, dict[str, EntryKind]] = {"": {}}
+    for full in names:
+        parent, name = posixpath.split(full)
+        kind: EntryKind = "file"
+        while True:
+            if folders.setdefault(parent, {}).setdefault(name, kind) != kind:
+                raise FileFormatError(f"{title} must hold a file or a folder of a name, got both of {full!r}")
+            if not parent:
+                break
+            parent, name = posixpath.split(parent)
+            kind = "folder"
+    return folders
 
 
 def decoded_text(body: bytes, title: str) -> str:

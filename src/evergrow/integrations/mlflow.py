@@ -43,8 +43,8 @@ def save_model(learner: Learner, path: str | os.PathLike[str], **settings: Any) 
     path : path-like
         Folder to make.
     **settings
-        For ``mlflow.pyfunc.save_model``. Unless given, ``pip_requirements`` are this evergrow and what the kind of model
-        needs.
+        For ``mlflow.pyfunc.save_model``. Unless given, ``pip_requirements`` are this evergrow and what a model of the
+        kind needs.
     """
     with _described(learner) as described:
         _pyfunc().save_model(path=os.fspath(path), **{**described, **settings})

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from evergrow.core.errors import UnlearnError
+from evergrow.core.errors import NumericalError, UnlearnError
 from evergrow.linalg.discriminant import at_least_some
 from evergrow.linalg.state import sum_columns
 
@@ -210,7 +210,7 @@ class ShapeScores:
         common = _pooled_covariance(shapes, counts)
         if common is None:
             return scores
-        lower = torch.linalg.cholesky(common)
+        lower = _lower(common)
         scores._common = (common, lower, 2.0 * float(lower.diagonal().log().sum()))
         scores.strength = _choose_strength(shapes, counts, lower) if strength is None else strength
         return scores
@@ -289,7 +289,7 @@ class ShapeScores:
         free = (self.counts[missing].to(common) - 1.0).clamp_min(0.0)
         own = self.shapes.scatters(missing, self.counts) + self.strength * common
         own = own / (free + self.strength)[:, None, None]
-        lowers = torch.linalg.cholesky(own)
+        lowers = _lower(own)
         volumes = 2.0 * lowers.diagonal(dim1=1, dim2=2).log().sum(dim=1)
         credibility = 0.5 * self._credibility(self.counts[missing])
         precision = torch.cholesky_inverse(lower)
@@ -297,6 +297,14 @@ class ShapeScores:
         constants = credibility * (volume - volumes)
         for index, (code, constant) in enumerate(zip(missing, constants.tolist(), strict=True)):
             self._own[code] = (matrices[index], constant)
+
+
+def _lower(covariances: Tensor) -> Tensor:
+    """Return lower triangular factors; sums that no samples have, as a damaged file may, are refused."""
+    factors, failed = torch.linalg.cholesky_ex(covariances)
+    if bool(failed.any()):
+        raise NumericalError("sums of products of a class must be those of some samples, got a negative variance")
+    return factors
 
 
 def _pooled_covariance(shapes: ClassShapes, counts: Tensor) -> Tensor | None:

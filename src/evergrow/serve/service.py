@@ -215,7 +215,8 @@ def prepare_image(backbone: Backbone, image: SentImage, pixels: int) -> Prepared
     """Return an image after decoding and preprocessing; its size is checked before its pixels are read."""
     if backbone.transform is None:
         raise InputError("texts must be given, since the backbone takes texts, got images")
-    return backbone.transform(decode_image(image.data, name=image.name, max_pixels=pixels))
+    draft = getattr(backbone.transform, "draft_size", None)
+    return backbone.transform(decode_image(image.data, name=image.name, max_pixels=pixels, draft_size=draft))
 
 
 def _exported(model: ServedModel, version: Version, head_only: bool) -> Path:

@@ -1,0 +1,167 @@
+"""Results of shards as Parquet files, each written in one step: features, and answers about samples.
+
+The same input gives the same bytes (with the same version of pyarrow), so that a shard that is done twice leaves what
+was there. A folder of such files is one data set for pandas, DuckDB, Spark or
+:func:`evergrow.engine.sources.open_source`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergrow.core.errors import InputError
+from evergrow.core.optional import require
+from evergrow.engine.places import Place
+from evergrow.learner.answers import Answers
+
+_GROUP = 64 * 2**20
+"""Bytes of features in a row group, so that a part of a file can be read without the rest."""
+
+
+def write_features(
+    place: Place,
+    file: str,
+    *,
+    names: Sequence[str],
+    features: NDArray[Any],
+    labels: NDArray[np.str_] | None = None,
+) -> int:
+    """Write feature vectors with their names and labels, in one step, and return the bytes of the file.
+
+    Parameters
+    ----------
+    place : Place
+        Folder to write to, on disk or in a bucket.
+    file : str
+        Name of the file there.
+    names : sequence of str
+        Name of every sample.
+    features : ndarray of shape (n, d)
+        Their vectors, written as float32.
+    labels : ndarray of str of shape (n,), optional
+        Their classes.
+
+    Raises
+    ------
+    InputError
+        If the numbers of names, labels and rows differ.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from evergrow.engine.parquet_out import write_features
+    >>> from evergrow.engine.places import open_place
+    >>> from evergrow.engine.sources import open_source
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     X = np.eye(3, dtype=np.float32)
+    ...     _ = write_features(open_place(folder), "0.parquet", names=["a", "b", "c"], features=X)
+    ...     source = open_source(folder)
+    ...     [(source.kind, source.read(shard).names) for shard in source.shards(rows=2, size=1 << 20)]
+    [('features', ('a', 'b')), ('features', ('c',))]
+    """
+    arrow = require("pyarrow", extra="parquet", purpose="writing Parquet")
+    if features.ndim != 2 or features.shape[1] == 0:
+        raise InputError(f"features must be of shape (n, d), got {features.shape}")
+    _check_lengths(len(features), names=names, labels=labels)
+    values = np.ascontiguousarray(features, dtype=np.float32)
+    vectors = arrow.FixedSizeListArray.from_arrays(arrow.array(values.reshape(-1)), values.shape[1])
+    columns = {"name": _texts(arrow, names)} | _label_column(arrow, "label", labels) | {"feature": vectors}
+    rows = max(_GROUP // (4 * values.shape[1]), 1)
+    # Features hardly compress; stored plainly a range of them costs no more than its bytes.
+    packing = {"name": "zstd", "label": "zstd", "feature.list.element": "none"}
+    return _write(place, file, arrow.table(columns), rows, packing)
+
+
+def write_answers(
+    place: Place,
+    file: str,
+    *,
+    names: Sequence[str],
+    answers: Answers,
+    labels: NDArray[np.str_] | None = None,
+    top: int = 1,
+) -> int:
+    """Write answers about samples, in one step, and return the bytes of the file.
+
+    Columns: ``name``, ``label`` (the answer; null where it is unknown), ``probability`` or ``score``, where novelty was
+    asked for ``unknown``, ``novelty`` and ``threshold``, ``top`` (the likeliest classes with their numbers, where more
+    than one was asked for), and ``true_label`` where it is known.
+
+    Parameters
+    ----------
+    place : Place
+        Folder to write to, on disk or in a bucket.
+    file : str
+        Name of the file there.
+    names : sequence of str
+        Name of every sample that was asked about; ``answers.rows`` says which of them were answered.
+    answers : Answers
+        What a learner said.
+    labels : ndarray of str, optional
+        The classes that samples have, by the same rows as names.
+    top : int
+        How many classes to write of each.
+    """
+    arrow = require("pyarrow", extra="parquet", purpose="writing Parquet")
+    rows = answers.rows.tolist()
+    if rows and not 0 <= min(rows) <= max(rows) < len(names):
+        raise InputError(f"names must be those of all samples asked about, got {len(names)} for row {max(rows)}")
+    _check_lengths(len(names), names=names, labels=labels)
+    ranked = answers.ranked(max(top, 1))
+    values = np.take_along_axis(answers.values, ranked, axis=1)
+    unknown = np.zeros(len(rows), dtype=bool) if answers.unknown is None else answers.unknown
+    best = arrow.array([str(answers.classes[column]) for column in ranked[:, 0]], arrow.string())
+    columns = {
+        "name": _texts(arrow, [names[row] for row in rows]),
+        "label": arrow.array(best.to_pylist(), arrow.string(), mask=unknown),
+        answers.measure: arrow.array(values[:, 0], arrow.float64(), mask=unknown),
+    }
+    for column, numbers in (
+        ("unknown", answers.unknown),
+        ("novelty", answers.novelty),
+        ("threshold", answers.threshold),
+    ):
+        columns |= {} if numbers is None else {column: arrow.array(numbers)}
+    if top > 1:
+        columns["top"] = _ranking(arrow, answers, ranked, values)
+    columns |= _label_column(arrow, "true_label", None if labels is None else labels[answers.rows])
+    return _write(place, file, arrow.table(columns), 1 << 16, "zstd")
+
+
+def _ranking(arrow: Any, answers: Answers, ranked: NDArray[np.int64], values: NDArray[np.float64]) -> Any:
+    """Return the likeliest classes of every row as a list of label and number."""
+    labels = arrow.array([str(answers.classes[column]) for column in ranked.reshape(-1)], arrow.string())
+    pairs = arrow.StructArray.from_arrays(
+        [labels, arrow.array(values.reshape(-1), arrow.float64())], ["label", answers.measure]
+    )
+    return arrow.ListArray.from_arrays(np.arange(len(ranked) + 1, dtype=np.int32) * ranked.shape[1], pairs)
+
+
+def _label_column(arrow: Any, name: str, labels: NDArray[np.str_] | None) -> dict[str, Any]:
+    return {} if labels is None else {name: _texts(arrow, labels.tolist())}
+
+
+def _texts(arrow: Any, texts: Sequence[str]) -> Any:
+    """Return a column of texts; bytes of file names that are no UTF-8 become escapes, which Parquet can hold."""
+    return arrow.array([text.encode("utf-8", "backslashreplace").decode() for text in texts], arrow.string())
+
+
+def _check_lengths(n: int, **columns: Any) -> None:
+    for name, column in columns.items():
+        if column is not None and len(column) != n:
+            raise InputError(f"{name} must be one per sample ({n}), got {len(column)}")
+
+
+def _write(place: Place, file: str, table: Any, rows: int, packing: Any) -> int:
+    parquet = require("pyarrow.parquet", extra="parquet", purpose="writing Parquet")
+    stream = require("pyarrow", extra="parquet", purpose="writing Parquet").BufferOutputStream()
+    dictionaries = [name for name in ("label", "true_label") if name in table.column_names]
+    parquet.write_table(table, stream, row_group_size=rows, compression=packing, use_dictionary=dictionaries)
+    body = stream.getvalue().to_pybytes()
+    place.write(file, body)
+    return len(body)

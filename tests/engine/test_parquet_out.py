@@ -1,0 +1,102 @@
+"""Parquet files of results: what is read is what was written, the same bytes each time, whole or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from evergrow.core.errors import EngineError, InputError
+from evergrow.engine.parquet_out import write_answers, write_features
+from evergrow.engine.places import open_place
+from evergrow.engine.sources import open_source
+from evergrow.learner.answers import Answers
+
+
+def answers(*, novelty: bool) -> Answers:
+    values = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
+    more = {}
+    if novelty:
+        more = {
+            "novelty": np.array([0.5, 3.0]),
+            "unknown": np.array([False, True]),
+            "threshold": np.array([1.0, 1.0]),
+        }
+    return Answers(np.array(["ant", "bee", "cat"]), values, "probability", np.array([0, 2]), **more)
+
+
+def test_features_come_back_bit_for_bit(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
+    names, labels = [f"{row}.jpg" for row in range(9)], np.array([f"class {row % 2}" for row in range(9)])
+    size = write_features(open_place(tmp_path), "deep/0.parquet", names=names, features=X, labels=labels)
+    assert size == (tmp_path / "deep/0.parquet").stat().st_size
+    source = open_source(tmp_path, format="parquet")
+    data = [source.read(shard) for shard in source.shards(4, 1 << 30)]
+    assert np.concatenate([part.features for part in data]).tobytes() == X.tobytes()
+    assert [name for part in data for name in part.names] == names
+    assert [label for part in data for label in part.labels.tolist()] == labels.tolist()
+    assert pq.read_schema(tmp_path / "deep/0.parquet").field("feature").type.list_size == 5
+
+
+@pytest.mark.parametrize("address", ["disk", "memory://written"])
+def test_the_same_input_gives_the_same_bytes_and_no_other_files(tmp_path: Path, address: str) -> None:
+    place = open_place(tmp_path if address == "disk" else address)
+    X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
+    for name in ("a.parquet", "b.parquet", "a.parquet"):
+        write_features(place, name, names=["x"] * 9, features=X)
+    listing = place.listing(deep=True)
+    assert list(listing) == ["a.parquet", "b.parquet"]
+    assert len({place.read(name, 0, size) for name, size in listing.items()}) == 1
+
+
+def test_answers(tmp_path: Path) -> None:
+    place, names = open_place(tmp_path), ["a", "unreadable", "c"]
+    truth = np.array(["ant", "ant", "bee"])
+    write_answers(place, "0.parquet", names=names, answers=answers(novelty=True), labels=truth, top=2)
+    assert pq.read_table(tmp_path / "0.parquet").to_pylist() == [
+        {
+            "name": "a", "label": "ant", "probability": 0.7, "unknown": False, "novelty": 0.5, "threshold": 1.0,
+            "top": [{"label": "ant", "probability": 0.7}, {"label": "bee", "probability": 0.2}], "true_label": "ant",
+        },
+        {
+            "name": "c", "label": None, "probability": None, "unknown": True, "novelty": 3.0, "threshold": 1.0,
+            "top": [{"label": "cat", "probability": 0.6}, {"label": "bee", "probability": 0.3}], "true_label": "bee",
+        },
+    ]  # fmt: skip
+    write_answers(place, "1.parquet", names=names, answers=answers(novelty=False))
+    assert pq.read_schema(tmp_path / "1.parquet").names == ["name", "label", "probability"]
+
+
+def test_names_that_are_no_utf8_are_written_as_escapes(tmp_path: Path) -> None:
+    write_features(open_place(tmp_path), "a.parquet", names=["caf\udce9.jpg"], features=np.ones((1, 2)))
+    assert pq.read_table(tmp_path / "a.parquet")["name"].to_pylist() == ["caf\\udce9.jpg"]
+
+
+def test_numbers_that_differ_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    place = open_place(tmp_path)
+    with pytest.raises(InputError, match=r"names must be one per sample \(3\), got 2"):
+        write_features(place, "a.parquet", names=["a", "b"], features=np.eye(3))
+    with pytest.raises(InputError, match="labels must be one per sample"):
+        write_features(place, "a.parquet", names=["a"], features=np.ones((1, 2)), labels=np.array(["x", "y"]))
+    with pytest.raises(InputError, match="features must be of shape"):
+        write_features(place, "a.parquet", names=["a"], features=np.ones(3))
+    with pytest.raises(InputError, match="names must be those of all samples"):
+        write_answers(place, "a.parquet", names=["a"], answers=answers(novelty=False))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = open_place(tmp_path)
+    write_features(place, "a.parquet", names=["a"], features=np.ones((1, 2)))
+    before = (tmp_path / "a.parquet").read_bytes()
+
+    def full(self: Path, body: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(EngineError, match=r"a\.parquet .*No space left on device"):
+        write_features(place, "a.parquet", names=["b"], features=np.zeros((1, 2)))
+    assert [file.name for file in tmp_path.iterdir()] == ["a.parquet"]
+    assert (tmp_path / "a.parquet").read_bytes() == before
