@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlflow.models import set_model
-from mlflow.pyfunc import PythonModel
+from mlflow.pyfunc.model import PythonModel
 
 from evergrow.integrations.mlflow import ARTIFACT, answered
 
