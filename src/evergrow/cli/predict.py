@@ -31,7 +31,7 @@ from evergrow.cli.options import (
 )
 from evergrow.cli.question import Question, check_items, read_question
 from evergrow.cli.registry import command
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class Format(str, Enum):
     TABLE = "table"
     CSV = "csv"
     JSONL = "jsonl"
+    LABEL_STUDIO = "label-studio"
+    FIFTYONE = "fiftyone"
 
 
 @command("predict", panel="Ask")
@@ -69,6 +71,10 @@ def predict_command(
     false_alarm: FalseAlarm = 0.05,
     format: Annotated[Format, typer.Option("--format", "-f", help="How to write the answers.")] = Format.TABLE,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write them to, in one step.")] = None,
+    root: Annotated[
+        Path,
+        typer.Option("--root", help="For --format label-studio: the folder that Label Studio serves images from."),
+    ] = Path("."),
     reading: Reading = AS_FOUND,
     on_error: OnErrorOption = OnError.RAISE,
     every: Every = 1.0,
@@ -95,6 +101,8 @@ def predict_command(
 
       evergrow predict birds.evg feeder.mp4 --every 5
 
+      evergrow predict birds.evg photos/ --format label-studio --out tasks.json
+
       evergrow predict birds.evg s3://bucket/photos/ --engine local --workers 4 --out-dir answers/
 
     With --engine the answers are Parquet files in OUT_DIR/predict, one per shard.
@@ -112,10 +120,14 @@ def predict_command(
     question = video_question(learner, list(items or ()), every, frames)
     if question is None:
         question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
-    answers = answer_table(learner, question, top=top, false_alarm=false_alarm if reject_unknown else None)
+    found = learner.ask(question.items, false_alarm=false_alarm if reject_unknown else None)
+    answers = answer_table(found, question.names, top=top)
     code = skipped_code(len(answers.left_out))
     values: dict[str, Any] = {"model": str(model), "answered": len(answers.rows), "left_out": dict(answers.left_out)}
-    lines = answers.lines(format)
+    if format in (Format.LABEL_STUDIO, Format.FIFTYONE):
+        lines = review_lines(format, learner, question, found, title=f"{model.name} {learner.revision_}", root=root)
+    else:
+        lines = answers.lines(format)
     if out is not None:
         _write(out, lines)
         values["out"] = str(out)
@@ -270,23 +282,37 @@ class AnswerTable:
         return percent(value) if self.measure == "probability" else f"{value:.4g}"
 
 
-def answer_table(
-    learner: Learner, question: Question, *, top: int = 1, false_alarm: float | None = None
-) -> AnswerTable:
-    """Return the answers of a model; every item goes through the backbone once at most.
+def review_lines(
+    format: Format, learner: Learner, question: Question, found: Answers, *, title: str, root: Path
+) -> list[str]:
+    """Return answers as the lines of a file that an annotation tool loads."""
+    from evergrow.integrations.review import fiftyone_labels, label_studio_tasks
+
+    kind = learner.kind_
+    if kind == "features" or (kind == "text" and format is Format.FIFTYONE):
+        raise InputError(f"--format must be table, csv or jsonl for a model of {kind}, got {format.value}")
+    samples = question.names
+    if kind == "text":  # whole, as they came: names are on one line
+        samples = [question.items.raw_items().raw(row) for row in range(len(question.names))]
+    if format is Format.FIFTYONE:
+        content: Any = fiftyone_labels(found, samples)
+    else:
+        content = label_studio_tasks(found, samples, kind, version=title, root=root)
+    return json.dumps(content, indent=1, ensure_ascii=False).split("\n")
+
+
+def answer_table(found: Answers, names: list[str], *, top: int = 1) -> AnswerTable:
+    """Return answers as rows for people.
 
     Parameters
     ----------
-    learner : Learner
-        The model.
-    question : Question
-        The items.
+    found : Answers
+        Of a model.
+    names : list of str
+        A name of every item that it was asked about.
     top : int
         How many classes to give of each.
-    false_alarm : float or None
-        Share of known things that may be called unknown; None rejects nothing.
     """
-    found = learner.ask(question.items, false_alarm=false_alarm)
     ranked = _ranked(found, top)
     rows = []
     for place, row in enumerate(found.rows.tolist()):
@@ -294,7 +320,7 @@ def answer_table(
         if found.novelty is not None and found.unknown is not None and found.threshold is not None:
             values = float(found.novelty[place]), float(found.threshold[place])
             novelty = Novelty(bool(found.unknown[place]), *values)
-        rows.append(AnswerRow(question.names[row], ranked[place], novelty, found.measure))
+        rows.append(AnswerRow(names[row], ranked[place], novelty, found.measure))
     return AnswerTable(rows, found.measure, found.novelty is not None, min(top, len(found.classes)), found.failures)
 
 

@@ -235,6 +235,7 @@ class Learner(Asking, Editing, Keeping):
             label_kind=kind,
             announced=announced,
             widths=encoder.widths if encoder.spec is None else (),
+            columns=first.columns if encoder.spec is None else (),
         )
         return self
 
@@ -352,6 +353,7 @@ class Learner(Asking, Editing, Keeping):
             label_kind=now.label_kind,
             announced=now.announced,
             widths=now.widths,
+            columns=now.columns,
         )
         return child
 
@@ -385,8 +387,22 @@ class Learner(Asking, Editing, Keeping):
         return {name: getattr(self, _KEPT_AS.get(name, name)) for name in self._param_names()}
 
     def set_params(self, **params: Any) -> Self:
-        """Set constructor arguments by name, for the next :meth:`fit`; unknown ones are refused."""
+        """Set constructor arguments by name, for the next :meth:`fit`; unknown ones are refused.
+
+        A single option goes by ``options__NAME``, as in a grid that scikit-learn searches.
+
+        Examples
+        --------
+        >>> from evergrow import Learner
+        >>> Learner(options={"n_units": 50}).set_params(options__alpha=0.1).options
+        {'n_units': 50, 'alpha': 0.1}
+        """
+        single = {name: value for name, value in params.items() if name.startswith("options__")}
+        params = {name: value for name, value in params.items() if name not in single}
         check_keys(params, self._param_names(), "parameter of Learner")
+        if single:
+            options = params.get("options", self.options) or {}
+            params["options"] = {**options, **{name.removeprefix("options__"): single[name] for name in single}}
         for name, value in params.items():
             setattr(self, _KEPT_AS.get(name, name), value)
         return self
