@@ -1,11 +1,11 @@
-# Two commands matter: `make demo` and `make test`. Both set everything up in .venv by themselves.
+# Two commands matter: `make demo` and `make test`. All targets set everything up in .venv by themselves.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-all check format bench clean
+.PHONY: help setup demo serve test test-all check format bench docs site clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -50,6 +50,19 @@ format: $(STAMP)  ## rewrite the sources in the house format
 bench: $(STAMP)  ## speed and memory as ratios against a baseline in the same run
 	$(BIN)/python -m benchmarks.run
 
+docs: $(STAMP)  ## the documentation as a site in build/site; no warning passes
+	@$(MAKE) --no-print-directory site
+
+# Apart from the setup, so that the tests build the site with the packages that they run with. The figures of the gallery take
+# longer than the pages, and are drawn only when records or their drawing change.
+REPORT := build/report/index.html
+$(REPORT): $(shell find experiments/records -name '*.json') $(wildcard src/evergrow/report/*.*)
+	$(BIN)/evergrow report experiments/records -o $(@D)
+
+site: $(REPORT)
+	$(BIN)/properdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

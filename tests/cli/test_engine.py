@@ -22,7 +22,7 @@ def data(tmp_path: Path) -> Path:
 def test_fit_and_update_by_shards(shell: Shell, data: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.evg"
     values = shell.json("fit", data, "-m", model, "--units", 20, *ENGINE)
-    assert values["engine"] == {"rows": 80, "shards": 4, "failed": {}, "left_out": []}
+    assert values["engine"] == {"rows": 80, "shards": 4, "failed": {}, "left_out": [], "unreadable": {}}
     assert values["n_samples"] == 80
     more = write_features(tmp_path / "more.npz", NAMES[3:], n=10)
     values = shell.json("update", model, more, *ENGINE)
@@ -80,7 +80,7 @@ def test_what_does_not_go_with_an_engine_is_one_line(shell: Shell, data: Path, t
     assert "--holdout must be left out with --engine" in shell.error(*fit, "--holdout", 0.2)
     assert "--adapt must be left out with --engine" in shell.error(*fit, "--adapt", "ssf")
     assert "--shard must be I/N" in shell.error(*fit, "--shard", "4/3")
-    assert "data must be an existing file" in shell.error("fit", tmp_path / "no", "-m", tmp_path / "m.evg", *ENGINE)
+    assert "DATA must be an existing file" in shell.error("fit", tmp_path / "no", "-m", tmp_path / "m.evg", *ENGINE)
     assert "folder must be that of a job" in shell.error("engine", "status", tmp_path)
     shell.run("fit", data, "-m", tmp_path / "model.evg", "--units", 20)
     assert "--out-dir must be given" in shell.error("predict", tmp_path / "model.evg", data, *ENGINE)

@@ -29,6 +29,10 @@ def test_lines_for_people(shell, first):
     assert "m.evg knows 3 classes from 60 samples (revision 1)" in output
 
 
+def test_no_units_is_the_features_alone(shell, first):
+    assert shell.json("fit", first, "-m", "m.evg", "--units", 0)["n_units"] == 0
+
+
 def test_holdout_is_tested_and_not_learned(shell, first):
     values = shell.json("fit", first, "-m", "m.evg", "--units", 50, "--holdout", 0.25)
     assert values["samples"] == 45

@@ -88,7 +88,7 @@ def test_generated_images_give_one_model(tmp_path: Path) -> None:
     tables = {
         name: features_of(engine, backbone, tmp_path / "images", tmp_path / name) for name, engine in engines.items()
     }
-    assert len(tables["one"]["name"]) == 5000
+    assert len(tables["one"]["name"]) == 10 * EACH
     assert tables["one"] == tables["two"] == tables["backwards"]  # names, labels and features, bit for bit
     scores = {}
     X = np.array(tables["one"]["feature"][::50], dtype=np.float32)

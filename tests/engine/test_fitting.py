@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from tests.engine.clouds import SMALL, learned, learner, leftovers, points, scores, write_parts, write_points
 
 from evergrow import Learner
-from evergrow.core.errors import BusyError, EngineError, InputError, ParameterError, UnknownNameError
+from evergrow.core.errors import BusyError, EngineError, FileFormatError, InputError, ParameterError, UnknownNameError
 from evergrow.core.files import locked
 from evergrow.engine import Division, LocalEngine, engine_of, works
 from evergrow.engine.job import ShardError
@@ -84,7 +86,13 @@ def test_nothing_is_left_but_the_result(data: Path, tmp_path: Path) -> None:
     again = Learner.load(tmp_path / "job" / "model.evg")
     assert (scores(again) == scores(mine)).all()
     engine, twice = LocalEngine(division=SMALL, folder=tmp_path / "job"), learner()
-    assert engine.fit(twice, data).to_values() == {"rows": 300, "shards": 8, "failed": {}, "left_out": []}
+    assert engine.fit(twice, data).to_values() == {
+        "rows": 300,
+        "shards": 8,
+        "failed": {},
+        "left_out": [],
+        "unreadable": {},
+    }
     assert twice.history_ == mine.history_  # it is the model of before, and nothing was done twice
     (tmp_path / "job" / "model.evg").unlink()
     assert (scores(learned(data, folder=tmp_path / "job")) == scores(mine)).all()
@@ -99,6 +107,19 @@ def test_an_update_by_shards_is_the_plain_update(data: Path, tmp_path: Path) -> 
     assert mine.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
     assert [change.what for change in mine.history_] == ["fit", "update"]
     assert mine.history_[1].classes == ("class 6", "class 7")
+
+
+def test_an_update_that_is_done_is_not_done_again(data: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(division=SMALL, folder=tmp_path / "job")
+    more = write_points(tmp_path / "more.npz", seed=1, n=80, classes=8)
+    start = learner().fit(data)
+    first = start.copy().partial_fit(more, engine=engine)
+    assert start.copy().partial_fit(more, engine=engine).history_ == first.history_
+    assert leftovers(tmp_path / "job") == []
+    (tmp_path / "job" / "model.evg").unlink()
+    assert (scores(start.copy().partial_fit(more, engine=engine)) == scores(first)).all()
+    with pytest.raises(EngineError, match="differs in model"):
+        first.partial_fit(more, engine=engine)
 
 
 def test_a_first_partial_fit_is_a_fit(data: Path) -> None:
@@ -189,6 +210,36 @@ def test_a_corrupt_shard_stops_the_job_unless_it_is_to_be_skipped(parts, tmp_pat
     plain = learner().fit(X, np.array([f"class {code}" for code in y]))
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
     assert status(tmp_path / "job").failed.keys() == {2}
+
+
+def test_a_file_that_is_cut_off_is_named_and_left_out(parts: Path, tmp_path: Path) -> None:
+    (parts / "part-0.npz").write_bytes((parts / "part-0.npz").read_bytes()[:-300])
+    with pytest.raises(FileFormatError, match=r"part-0\.npz must be a whole NPZ file"):
+        learned(parts)
+    mine = learner(extract={"on_error": "skip"})
+    tally = LocalEngine(division=Division(rows=50), folder=tmp_path / "job").fit(mine, parts)
+    assert sum(mine.n_samples_.values()) == 250
+    assert list(tally.unreadable) == ["part-0.npz"]
+    assert "1 files could not be read and were left out" in tally.summary()[0]
+    assert status(tmp_path / "job").unreadable == ("part-0.npz",)
+
+
+def test_tars_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    for number in range(3):
+        with tarfile.open(folder / f"{number}.tar", "w") as tar:
+            for row in range(4):
+                for suffix, body in (("jpg", bytes(300)), ("cls", f"{row % 2}".encode())):
+                    info = tarfile.TarInfo(f"{number}{row}.{suffix}")
+                    info.size = len(body)
+                    tar.addfile(info, io.BytesIO(body))
+    (folder / "1.tar").write_bytes((folder / "1.tar").read_bytes()[:3000])
+    with pytest.raises(FileFormatError, match=r"1\.tar"):
+        LocalEngine().manifest(folder)
+    manifest = LocalEngine().manifest(folder, skip=True)
+    assert list(manifest.unreadable) == ["1.tar"]
+    assert {shard.where["file"] for shard in manifest.shards} == {"0.tar", "2.tar"}
 
 
 def test_a_shard_that_was_skipped_is_tried_again(data, fifteen, tmp_path, monkeypatch) -> None:

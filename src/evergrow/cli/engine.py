@@ -21,7 +21,6 @@ from evergrow.core.errors import ParameterError
 if TYPE_CHECKING:
     from evergrow.engine.engines import Engine
     from evergrow.engine.sources import FileSource
-    from evergrow.engine.stages import Tally
     from evergrow.engine.status import Status
 
 PANEL = "On several processes or machines"
@@ -199,11 +198,6 @@ def drop_folder(folder: Path, passing: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def tally_code(tally: Tally) -> ExitCode | None:
-    """Return the exit code where shards or samples were left out."""
-    return ExitCode.LOOK if tally.failed or tally.n_left_out else None
-
-
 def share_answer(folder: Path, started: float) -> Answer:
     """Return what a share of the work has come to."""
     from evergrow.engine.status import status
@@ -256,5 +250,7 @@ def status_lines(found: Status) -> list[str]:
     if found.first is not None:
         entries.append(("first samples", f"computed of {found.first[0]:,} of {found.first[1]:,} shards"))
     entries.append(("samples", f"{found.samples:,}" + (f", {found.left_out:,} left out" if found.left_out else "")))
+    if found.unreadable:
+        entries.append(("left out", f"{len(found.unreadable):,} files that cannot be read: {found.unreadable[0]}, ..."))
     lines = facts(entries)
     return lines + [f"failed: {why}" for _, why in sorted(found.failed.items())[:10]]

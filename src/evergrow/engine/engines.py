@@ -15,6 +15,7 @@ from evergrow.backbones.base import Backbone
 from evergrow.core.errors import InputError, ParameterError, UnknownNameError
 from evergrow.core.wording import setting
 from evergrow.engine.fitting import fit, update
+from evergrow.engine.job import extraction_settings
 from evergrow.engine.manifest import Division, Manifest, plan
 from evergrow.engine.running import PERFORM, Runner
 from evergrow.engine.shard import Source
@@ -87,13 +88,13 @@ class Engine(ABC):
 
     def fit(self, learner: Learner, data: Any) -> Tally | None:
         """Let a learner forget everything and learn data; see :func:`evergrow.engine.fitting.fit`."""
-        manifest = self.manifest(data, seed_of(learner))
+        manifest = self.manifest(data, seed_of(learner), skip=_skips(learner))
         with self.open(learner.device) as (folder, running):
             return fit(learner, manifest, folder, running)
 
     def partial_fit(self, learner: Learner, data: Any) -> Tally | None:
         """Let a learner learn data beside what it knows; see :func:`evergrow.engine.fitting.update`."""
-        manifest = self.manifest(data)
+        manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights) as (folder, running):
             return update(learner, manifest, folder, running)
 
@@ -101,7 +102,7 @@ class Engine(ABC):
         """Compare a model's answers with labels; see :func:`evergrow.engine.asking.evaluate`."""
         from evergrow.engine.asking import evaluate
 
-        manifest = self.manifest(data)
+        manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights) as (folder, running):
             return evaluate(learner, manifest, folder, running, **settings)
 
@@ -109,7 +110,7 @@ class Engine(ABC):
         """Write a model's answers as Parquet, into the folder; see :func:`evergrow.engine.tables.predict`."""
         from evergrow.engine.tables import predict
 
-        manifest = self.manifest(data)
+        manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights, lasting=True) as (folder, running):
             return predict(learner, manifest, folder, running, **settings)
 
@@ -117,11 +118,11 @@ class Engine(ABC):
         """Write features as Parquet, into the folder; see :func:`evergrow.engine.tables.extract_features`."""
         from evergrow.engine.tables import extract_features
 
-        manifest = self.manifest(data)
+        manifest = self.manifest(data, skip=settings.get("on_error") == "skip")
         with self.open(backbone.device, lasting=True) as (folder, running):
             return extract_features(backbone.spec, manifest, folder, running, **settings)
 
-    def manifest(self, data: Any, seed: int = 0) -> Manifest:
+    def manifest(self, data: Any, seed: int = 0, *, skip: bool = False) -> Manifest:
         """Return the manifest of data: an address, or a source.
 
         Parameters
@@ -130,8 +131,10 @@ class Engine(ABC):
             The data.
         seed : int
             Of the draw of the samples that a layer is grown on.
+        skip : bool
+            Whether files that cannot be read are left out.
         """
-        return plan(_source(data), self.division, seed)
+        return plan(_source(data), self.division, seed, skip=skip)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +217,10 @@ def engine_of(engine: Any) -> Engine:
         return ENGINES[engine]()
     shown = repr(engine) if isinstance(engine, str) else type(engine).__name__
     raise UnknownNameError(f"{setting('engine')} must be {' or '.join(map(repr, ENGINES))} or an Engine, got {shown}")
+
+
+def _skips(learner: Learner) -> bool:
+    return bool(extraction_settings(learner)["on_error"] == "skip")
 
 
 def _source(data: Any) -> Source:

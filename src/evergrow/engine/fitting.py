@@ -72,7 +72,7 @@ def update(learner: Learner, manifest: Manifest, folder: Path, running: Running)
     settings = {"model": archive_digest(start), **extraction_settings(learner), "fan_in": FAN_IN}
     job = begin_job(Job(folder, manifest, "update", settings))
     for path, archive in ((job.start, start), (job.template, learner.spawn().to_archive())):
-        if whole_archive(path) is None:
+        if not _is_done(job) and whole_archive(path) is None:
             write_archive(path, archive)
     return _learned(learner, job, running, None)
 
@@ -87,8 +87,12 @@ def _portable(spec: BackboneSpec) -> dict[str, Any]:
     return spec.to_dict()
 
 
+def _is_done(job: Job) -> bool:
+    return job.finished() is not None and job.model.is_file()
+
+
 def _learned(learner: Learner, job: Job, running: Running, encoder: Encoder | None) -> Tally | None:
-    if job.finished() is not None and job.model.is_file():
+    if _is_done(job):
         adopt(learner, total_of(job.model, running.device))
         return finished_tally(job)
     try:
@@ -115,7 +119,7 @@ def _whole(learner: Learner, job: Job, running: Running, encoder: Encoder | None
         raise EngineError(
             "first samples of every shard must be there by now, but some are gone: was the folder changed?"
         )
-    tally = Tally()
+    tally = Tally(unreadable=dict(job.manifest.unreadable))
     reduction = Reduction(job, tally, running)
     with meter("learning", len(job.manifest.shards), enabled=running.progress) as tick:
         path = reduction.run(tick)
@@ -164,7 +168,7 @@ def _sample(job: Job, skipped: Iterable[int]) -> Block:
             found.append((shard.number, read_features(path)))
     found = [(number, part) for number, part in found if len(part)]
     if not found:
-        raise InputError("data must have at least one sample that can be read, got none")
+        raise InputError(f"{setting('data')} must have at least one sample that can be read, got none")
     first, width = found[0][0], found[0][1].X.shape[1]
     for number, part in found:
         if part.X.shape[1] != width:

@@ -22,13 +22,15 @@ from numpy.typing import NDArray
 
 from evergrow.core.archive import register_kind
 from evergrow.core.documents import open_document, parse_json
-from evergrow.core.errors import EngineError, InputError
+from evergrow.core.errors import EngineError, FileFormatError, InputError
 from evergrow.core.fields import Fields
 from evergrow.core.files import atomic_path
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
+from evergrow.core.wording import setting
 from evergrow.engine.shard import Shard, Source
+from evergrow.engine.sources.base import FileSource
 from evergrow.learner.learning import BLOCK
 
 MANIFEST = register_kind("engine-manifest")
@@ -79,6 +81,8 @@ class Manifest:
         The samples that a layer is grown on, ascending, counted through all shards; None for all.
     widths : tuple of int
         Columns of each block, where samples are features of several.
+    unreadable : dict of str to str
+        Files of which not even the contents could be listed, with the reason, where such are left out.
 
     Examples
     --------
@@ -97,6 +101,7 @@ class Manifest:
     shards: tuple[Shard, ...]
     first: tuple[int, ...] | None = None
     widths: tuple[int, ...] = ()
+    unreadable: dict[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -133,6 +138,7 @@ class Manifest:
             "shards": [{"rows": shard.rows, "size": shard.size, "where": shard.where} for shard in self.shards],
             "first": None if self.first is None else list(self.first),
             "widths": list(self.widths),
+            "unreadable": self.unreadable,
         }
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -141,7 +147,7 @@ class Manifest:
         write_json(path, values)
 
 
-def plan(source: Source, division: Division | None = None, seed: int = 0) -> Manifest:
+def plan(source: Source, division: Division | None = None, seed: int = 0, *, skip: bool = False) -> Manifest:
     """Return the manifest of a data set.
 
     Parameters
@@ -152,26 +158,38 @@ def plan(source: Source, division: Division | None = None, seed: int = 0) -> Man
         How to divide it.
     seed : int
         Of the draw of the first samples.
+    skip : bool
+        Whether files of which not even the contents can be listed are left out, and named in the manifest.
 
     Raises
     ------
     InputError
         If it has no samples.
+    FileFormatError
+        If a file is damaged, and such are not to be left out.
     """
-    division = division or Division()
-    shards = tuple(source.shards(division.rows, division.size))
+    division, identity = division or Division(), source.identity()
+    unreadable: dict[str, str] = {}
+    try:
+        shards = tuple(source.shards(division.rows, division.size))
+    except FileFormatError:
+        if not skip or not isinstance(source, FileSource) or len(source.files) == 1:
+            raise
+        source, unreadable = source.readable()
+        shards = tuple(source.shards(division.rows, division.size))
     if not sum(shard.rows for shard in shards):
-        raise InputError("data must hold at least one sample, got none")
+        raise InputError(f"{setting('data')} must hold at least one sample, got none")
     if [shard.number for shard in shards] != list(range(len(shards))):
         raise EngineError("a source must number its shards from 0 on, got other numbers")
     return Manifest(
         source.describe(),
         source.kind,
-        source.identity(),
+        identity,
         division,
         shards,
         _drawn(shards, division.first_rows, seed),
         tuple(source.widths),
+        unreadable,
     )
 
 
@@ -209,6 +227,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
         shards,
         _first(fields, sum(shard.rows for shard in shards)),
         tuple(fields.integers("widths", low=1, default=[])),
+        _unreadable(fields.fields("unreadable")),
     )
     fields.require(manifest.key == fields.text("hash"), "its hash is not that of its contents")
     return manifest
@@ -227,6 +246,10 @@ def _first(fields: Fields, n: int) -> tuple[int, ...] | None:
     return tuple(rows)
 
 
+def _unreadable(fields: Fields) -> dict[str, str]:
+    return {name: fields.text(name) for name in fields.names()}
+
+
 def _division(fields: Fields) -> Division:
     return Division(
         fields.integer("rows", low=1),
@@ -243,11 +266,12 @@ def check_same_data(found: Manifest, wanted: Manifest, path: str | os.PathLike[s
             f"({_told(found)}): choose another folder"
         )
     if found.key != wanted.key:
+        otherwise = "another seed, or other files that cannot be read"
         differing = [
             f"{name} {value}" for name, value in vars(found.division).items() if vars(wanted.division)[name] != value
         ]
         raise EngineError(
-            f"{os.fspath(path)} must divide these data as asked for, got {', '.join(differing) or 'another seed'}: "
+            f"{os.fspath(path)} must divide these data as asked for, got {', '.join(differing) or otherwise}: "
             "ask for the same or choose another folder"
         )
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.core.archive import read_archive, register_kind, write_archive
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, ImageError, InputError
+from evergrow.core.wording import setting
 from evergrow.engine.job import Job, ShardError, known_job
 from evergrow.engine.shard import Shard, ShardData, Source
 from evergrow.learner.learner import Learner
@@ -55,7 +56,7 @@ class ShardFeatures:
     def required_labels(self) -> NDArray[np.str_]:
         """Return the classes, or raise :class:`InputError` where there are none."""
         if self.labels is None:
-            raise InputError("data must have labels, got none")
+            raise InputError(f"{setting('data')} must have labels, got none")
         return self.labels
 
     def told(self) -> dict[str, Any]:

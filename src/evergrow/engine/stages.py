@@ -41,12 +41,15 @@ class Tally:
         Classes all of whose samples in a shard could not be read.
     failed : dict of int to str
         Shards that could not be done, and why.
+    unreadable : dict of str to str
+        Files that have no shards, since not even their contents could be listed, and why.
     """
 
     rows: dict[int, int] = field(default_factory=dict)
     left_out: dict[int, list[list[str]]] = field(default_factory=dict)
     lost: dict[int, list[str]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
     def add(self, shard: int, told: dict[str, Any]) -> None:
         """Count a shard as done, with what its work told."""
@@ -77,6 +80,10 @@ class Tally:
     def summary(self) -> list[str]:
         """Return what was left out, in lines for people; none where nothing was."""
         lines = []
+        if self.unreadable:
+            named = "; ".join(list(self.unreadable.values())[:NAMED])
+            more = f"; and {len(self.unreadable) - NAMED} more" if len(self.unreadable) > NAMED else ""
+            lines.append(f"{len(self.unreadable)} files could not be read and were left out: {named}{more}")
         if self.failed:
             named = "; ".join(self.failed[shard] for shard in sorted(self.failed)[:NAMED])
             more = f"; and {len(self.failed) - NAMED} more" if len(self.failed) > NAMED else ""
@@ -95,6 +102,7 @@ class Tally:
             "shards": len(self.rows),
             "failed": {str(shard): why for shard, why in sorted(self.failed.items())},
             "left_out": [pair for shard in sorted(self.left_out) for pair in self.left_out[shard]],
+            "unreadable": self.unreadable,
         }
 
 
@@ -105,6 +113,7 @@ def finished_tally(job: Job) -> Tally:
     tally.failed = {int(shard): str(why) for shard, why in dict(values.get("failed", {})).items()}
     pairs = [[str(name), str(why)] for name, why in values.get("left_out", [])]
     tally.left_out = {0: pairs} if pairs else {}
+    tally.unreadable = dict(job.manifest.unreadable)
     return tally
 
 
@@ -262,7 +271,7 @@ def run_shards(job: Job, work: str, shards: Sequence[int], running: Running, tit
     title : str
         What the bar is called.
     """
-    tally, wanted = Tally(), running.mine(shards)
+    tally, wanted = Tally(unreadable=dict(job.manifest.unreadable)), running.mine(shards)
     with meter(title, len(wanted), enabled=running.progress and bool(wanted)) as tick:
         pace = Pace(tick, len(wanted), tally)
 

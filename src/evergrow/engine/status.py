@@ -33,6 +33,8 @@ class Status:
         grown.
     left_out : int
         Samples that could not be read, where the job is finished.
+    unreadable : tuple of str
+        Files that have no shards, since not even their contents could be listed.
     """
 
     work: str
@@ -43,6 +45,7 @@ class Status:
     failed: dict[int, str]
     first: tuple[int, int] | None = None
     left_out: int = 0
+    unreadable: tuple[str, ...] = ()
 
     @property
     def left(self) -> int:
@@ -52,7 +55,7 @@ class Status:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         failed = {str(shard): why for shard, why in self.failed.items()}
-        return {**vars(self), "failed": failed, "left": self.left}
+        return {**vars(self), "failed": failed, "left": self.left, "unreadable": list(self.unreadable)}
 
 
 def status(folder: str | os.PathLike[str]) -> Status:
@@ -72,14 +75,14 @@ def status(folder: str | os.PathLike[str]) -> Status:
     """
     job = read_job(folder)
     shards, samples = len(job.manifest.shards), job.manifest.rows
-    finished = job.finished()
+    finished, gone = job.finished(), tuple(job.manifest.unreadable)
     if finished is not None:
         failed = {int(shard): str(why) for shard, why in dict(finished.get("failed", {})).items()}
         left_out = len(finished.get("left_out", []))
-        return Status(job.work, True, shards, samples, shards - len(failed), failed, left_out=left_out)
+        return Status(job.work, True, shards, samples, shards - len(failed), failed, None, left_out, gone)
     done = _learned(job) if job.work in ("fit", "update") else _written(job)
     failed = {shard: str(note.get("error", "")) for shard, note in job.failures().items() if shard not in done}
-    return Status(job.work, False, shards, samples, len(done), failed, _first(job))
+    return Status(job.work, False, shards, samples, len(done), failed, _first(job), unreadable=gone)
 
 
 def _first(job: Job) -> tuple[int, int] | None:

@@ -98,7 +98,7 @@ def differences(expected: dict[str, str]) -> list[str]:
     --------
     >>> from evergrow.engine.works import differences
     >>> differences({"evergrow": "0.0.1"})
-    ["evergrow must be 0.0.1 ..., got ..."]
+    ['evergrow must be 0.0.1 ..., got ...']
     """
     here = {"evergrow": __version__, "torch": torch.__version__}
     found = [

@@ -1,0 +1,258 @@
+"""The documentation as a site: pages in their places, links that lead somewhere, numbers of records, no request."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from tests.serve.page_tools import chromium
+from website.landing_figure import FIGURE, RECORDS, draw
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SITE = ROOT / "build" / "site"
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+ROOMS = ("", ".heads", ".methods", ".training", ".datasets", ".streams", ".backbones", ".serve", ".report", ".checks")
+FENCE = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def text_of(page: str) -> str:
+    return FENCE.sub("", (DOCS / page).read_text(encoding="utf-8"))
+
+
+def anchors(page: str) -> set[str]:
+    """Return the anchors of a page's headings as a git host and the site make them."""
+    heads = re.findall(r"^#+ (.+)$", text_of(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\s-]", "", head.replace("`", "").lower()).strip().replace(" ", "-") for head in heads}
+
+
+def nav() -> list[str]:
+    # The file has no tags of its own, so that the safe loader reads it.
+    config = yaml.safe_load((ROOT / "properdocs.yml").read_text(encoding="utf-8"))
+    found: list[str] = []
+
+    def walk(entry: object) -> None:
+        if isinstance(entry, str):
+            found.append(entry)
+        for inner in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+            walk(inner)
+
+    walk(config["nav"])
+    return found
+
+
+def test_every_page_has_one_place_on_the_site():
+    assert sorted(nav()) == PAGES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_a_page_lead_somewhere_on_a_git_host(page):
+    for link in LINK.findall(text_of(page)):
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), path)) if path else page
+        assert (DOCS / target).exists(), f"{page}: {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{page}: {link}"
+
+
+def test_the_figure_of_the_first_page_is_that_of_the_records():
+    assert FIGURE.read_text(encoding="utf-8") == draw()
+
+
+def test_the_table_of_the_first_page_is_that_of_the_records():
+    found: dict[tuple[str, str], list[float]] = {}
+    for path in RECORDS.glob("*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        found.setdefault((record["dataset"]["label"], record["label"]), []).append(100 * record["results"]["a_last"])
+    columns = (
+        *("Recommended, 3000 units", "Recommended, 10000 units", "RanPAC", "AnaCP", "LoRanPAC"),
+        *("Joint linear probe", "SimpleCIL"),
+    )
+    rows = re.findall(r"^\| (CUB-200|CLINC150|CIFAR-100)[^|]*\|(.*)\|$", text_of("index.md"), flags=re.MULTILINE)
+    assert len(rows) == 3
+    for (name, cells), label in zip(rows, ("CUB-200", "CLINC150", "CIFAR-100, small ViT")):
+        assert label.startswith(name)
+        means = [sum(found[label, column]) / len(found[label, column]) for column in columns]
+        best = max(means)
+        shown = [f"**{mean:.1f}**" if mean == best else f"{mean:.1f}" for mean in means]
+        assert [cell.strip() for cell in cells.split("|")] == shown
+
+
+def test_the_reference_has_a_page_for_every_room_that_is_public():
+    text = "\n".join((DOCS / page).read_text(encoding="utf-8") for page in PAGES if page.startswith("reference/"))
+    shown = set(re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE))
+    assert {f"evergrow{room}" for room in ROOMS} <= shown | {"evergrow"}
+    assert {"evergrow.Learner", "evergrow.SCLClassifier"} <= shown
+
+
+def test_formulas_become_mathml():
+    hooks = site_hooks()
+    content = '<p><span class="arithmatex">\\(a &lt; b\\)</span></p><div class="arithmatex">\\[\\frac{1}{2}\\]</div>'
+    made = hooks.on_page_content(content, None, None, None)
+    assert made.count("<math") == 2
+    assert "<mfrac>" in made
+    assert "&#x0003C;" in made
+    assert "arithmatex" not in made
+
+
+def test_links_out_of_the_pages_lead_to_copies_and_figures_take_their_places():
+    hooks = site_hooks()
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="migrate/some.md"))
+    links = "[spec](../../experiments/mechanism.toml) [page](../data.md)"
+    text = f"{links} <!-- figure: a--b.1 | what it shows --> <!-- report -->"
+    made = hooks.on_page_markdown(text, page, None, None)
+    assert "[spec](../repository/experiments/mechanism.toml)" in made
+    assert "[page](../data.md)" in made
+    assert "![what it shows](../gallery/a--b.1.svg)" in made
+    assert "](../gallery/report.html)" in made
+
+
+def test_a_figure_that_no_record_gives_stops_the_build(tmp_path):
+    hooks = site_hooks()
+    config = SimpleNamespace(config_file_path=str(tmp_path / "properdocs.yml"))
+    page = SimpleNamespace(
+        src_uri="gallery.md", content_string="<!-- figure: nothing -->", is_documentation_page=lambda: True
+    )
+    with pytest.raises(hooks.PluginError, match="nothing\\.svg must be in the report"):
+        hooks.on_files(hooks.Files([page]), config)
+
+
+def test_roles_in_docstrings_become_links():
+    griffe = pytest.importorskip("griffe", reason="needs evergrow[docs]")
+    from website.docstrings import Roles
+
+    with griffe.temporary_visited_module(
+        '''
+        def first():
+            """See :func:`second` and :class:`~evergrow.Learner`, not ``:func:``."""
+        def second():
+            """Nothing."""
+        ''',
+        module_name="page",
+    ) as module:
+        Roles().on_object(obj=module["first"])
+        value = module["first"].docstring.value
+    assert '<autoref identifier="page.second" optional>`second`</autoref>' in value
+    assert '<autoref identifier="evergrow.Learner" optional>`Learner`</autoref>' in value
+    assert "``:func:``" in value
+
+
+def site_hooks():
+    pytest.importorskip("properdocs", reason="needs evergrow[docs]")
+    pytest.importorskip("latex2mathml", reason="needs evergrow[docs]")
+    from website import hooks
+
+    return hooks
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    """The site, built as `make docs` builds it after its setup, by the packages that run this test."""
+    site_hooks()
+    if shutil.which("make") is None:
+        pytest.skip("no make on this machine")
+    shutil.rmtree(SITE, ignore_errors=True)
+    command = ["make", "site", f"BIN={Path(sys.executable).parent}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert not built.stderr
+    return SITE
+
+
+class Fetched(HTMLParser):
+    """What a browser fetches for a page, and the anchors in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.urls: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        if tag in ("script", "img", "iframe", "source", "video", "audio", "embed"):
+            self.urls.append(values.get("src") or "")
+        if tag == "link" and values.get("rel") not in ("canonical", "prev", "next"):
+            self.urls.append(values.get("href") or "")
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_fetches_nothing(site):
+    for page in PAGES:
+        parser = Fetched()
+        parser.feed((site / page).with_suffix(".html").read_text(encoding="utf-8"))
+        assert len(parser.urls) > 3
+        for url in parser.urls:
+            assert not url.startswith(("http:", "https:", "//")), f"{page}: {url}"
+    styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
+    assert not re.findall(r"url\([\"']?(?:https?:)?//", styles)
+
+
+@pytest.mark.slow
+def test_the_reference_has_every_public_name(site):
+    inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]  # four lines of head, then names, compressed
+    shown = {line.split(" ")[0] for line in zlib.decompress(inventory).decode("utf-8").splitlines()}
+    for room in ROOMS:
+        public = set(importlib.import_module(f"evergrow{room}").__all__) - {"__version__"}
+        missing = {name for name in public if f"evergrow{room}.{name}" not in shown}
+        assert not missing, f"evergrow{room}: {missing}"
+
+
+@pytest.mark.slow
+def test_a_link_that_leads_nowhere_stops_the_build(site, tmp_path):
+    config = yaml.safe_load((ROOT / "properdocs.yml").read_text(encoding="utf-8"))
+    shutil.copytree(DOCS, tmp_path / "docs")
+    (tmp_path / "build").symlink_to(ROOT / "build")
+    for name in ("website", "src", "examples", "experiments"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    page = tmp_path / "docs" / "limits.md"
+    page.write_text(page.read_text(encoding="utf-8") + "\n[nowhere](data.md#nowhere)\n", encoding="utf-8")
+    (tmp_path / "properdocs.yml").write_text(yaml.safe_dump(config | {"site_dir": "site"}), encoding="utf-8")
+    command = [sys.executable, "-m", "properdocs", "build", "--strict"]
+    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert built.returncode != 0
+    assert "nowhere" in built.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_fit_a_phone_and_ask_nobody(site, scheme):
+    """Opened from the folder, without a server: no request leaves it, nothing is wider than the screen, no error."""
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+        trouble: list[str] = []
+        page.on("request", lambda sent: sent.url.startswith(("file:", "data:", "blob:")) or trouble.append(sent.url))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        for name in PAGES:
+            page.goto((site / name).with_suffix(".html").as_uri())
+            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert wide <= 0, name
+            shown = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (sum(map(int, re.findall(r"\d+", shown)[:3])) > 384) == (scheme == "light"), (name, shown)
+        assert not trouble
+
+
+@pytest.mark.slow
+def test_the_search_works_from_a_file(site):
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto((site / "index.html").as_uri())
+        page.locator("input[name=query]").click()
+        page.keyboard.type("unlearn")
+        first = page.locator(".md-search-result__item").first
+        first.wait_for(timeout=20_000)
+        assert page.locator(".md-search-result__item").count() > 3

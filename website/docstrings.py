@@ -1,0 +1,35 @@
+"""Roles of Sphinx in docstrings, which Markdown does not know, become links to the reference."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+ROLE = re.compile(r":(?:func|class|meth|mod|attr|data|exc|obj|doc):`(~?)([\w.]+)`")
+
+
+class Roles(griffe.Extension):
+    """Turns ``:func:`a.b``` into a link where the reference has the name, and into code where it has not."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        """Rewrite one docstring."""
+        if obj.docstring is not None:
+            obj.docstring.value = ROLE.sub(lambda match: _link(match[1], match[2], obj), obj.docstring.value)
+
+
+def _link(short: str, name: str, obj: griffe.Object) -> str:
+    shown = name.rpartition(".")[2] if short else name.removeprefix(".")
+    target = name if name.startswith("evergrow.") else _neighbour(name, obj)
+    return f'<autoref identifier="{target}" optional>`{shown}`</autoref>'
+
+
+def _neighbour(name: str, obj: griffe.Object) -> str:
+    """Return the full name of a member of the same class or module."""
+    scope: griffe.Object | None = obj
+    while scope is not None:
+        if name in scope.members:
+            return f"{scope.path}.{name}"
+        scope = scope.parent
+    return name
