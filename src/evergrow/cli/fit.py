@@ -75,9 +75,7 @@ def fit_command(
     ] = None,
     settings: Annotated[str, typer.Option(help="recommended, or paper for the published ones.")] = "recommended",
     features: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "auto",
-    units: Annotated[
-        int | None, typer.Option(min=0, help="Width of the random layer: wider is slower, 0 for none.")
-    ] = None,
+    units: Annotated[int | None, typer.Option(min=0, help="Width of the random layer; 0 for none.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of layer, --adapt and --holdout.")] = 0,
     holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
     test: TestData = None,

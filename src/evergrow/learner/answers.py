@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,3 +52,21 @@ class Answers:
             others = order[order != self.chosen[:, None]].reshape(len(order), order.shape[1] - 1)
             order = np.column_stack([self.chosen, others])
         return order[:, :top]
+
+    def part(self, rows: slice) -> Answers:
+        """Return the answers of some rows, numbered anew; of failures nothing is said."""
+
+        def cut(values: Any) -> Any:
+            return None if values is None else values[rows]
+
+        values = self.values[rows]
+        return replace(
+            self,
+            values=values,
+            rows=np.arange(len(values)),
+            failures=(),
+            novelty=cut(self.novelty),
+            unknown=cut(self.unknown),
+            threshold=cut(self.threshold),
+            chosen=cut(self.chosen),
+        )
