@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import evergrow
-from benchmarks import answers, blocks, construction, extraction, heads, serving, startup, training, updates
+from benchmarks import answers, blocks, construction, engine, extraction, heads, serving, startup, training, updates
 from benchmarks.timing import Row
 
 BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
@@ -40,6 +40,9 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "startup": startup.predict_against_torch,
     "serving": serving.against_the_loop,
     "refusal": startup.refusals_against_torch,
+    "engine": engine.overhead,
+    "engine-reduction": engine.reduction,
+    "engine-growth": engine.growth,
 }
 
 

@@ -184,6 +184,24 @@ def test_options_named_in_the_manual_exist():
         assert named <= known, (name, named - known)
 
 
+def test_commands_on_the_page_about_clusters_are_understood(tmp_path):
+    """What the page types is parsed as a terminal would; it takes a cluster to run it."""
+    app, seen = get_command(build_app()), set()
+    for language, body in blocks("cluster.md"):
+        if language == "python":
+            exec(compile(body, "cluster.md", "exec"), {})
+        for line in body.splitlines() if language == "sh" else ():
+            program, *arguments = shlex.split(line, comments=True) or [""]
+            if program != "evergrow":
+                continue
+            found = app
+            while arguments and arguments[0] in getattr(found, "commands", {}):
+                found = found.commands[arguments.pop(0)]
+            found.make_context("evergrow", arguments)
+            seen.add(found.name)
+    assert seen == {"fit", "update", "merge", "spawn", "status", "run"}
+
+
 def test_the_page_on_the_learner_runs_as_printed():
     pytest.importorskip("timm")
     namespace = {}

@@ -63,7 +63,8 @@ def ask_learner(learner: Any, items: Any) -> dict[str, Any]:
 
 def answers(learner: Any, items: Any) -> dict[str, Any]:
     """Return what a learner says about items; a learner that is not calibrated gives no opinion on the unknown."""
-    found = {"predict": learner.predict(items), "decision_function": learner.decision_function(items)}
+    scores = getattr(learner, "class_scores", learner.decision_function)  # version 0.1 had a column per class there
+    found = {"predict": learner.predict(items), "decision_function": scores(items)}
     if hasattr(learner.head_, "predict_proba"):
         found |= {name: getattr(learner, name)(items) for name in OPTIONAL}
         if learner.info()["novelty"] is not None:

@@ -277,3 +277,14 @@ def test_directions_of_many_features_are_the_principal_ones(monkeypatch):
     exact = ShapeModel.first(rows, 6).basis
     monkeypatch.setattr("evergrow.heads.shapes._WIDE", 100)
     assert torch.allclose(ShapeModel.first(rows, 6).basis, exact, atol=1e-6)
+
+
+def test_directions_of_few_rows_are_those_of_the_whole_decomposition():
+    rows = torch.randn(9, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows = torch.cat([rows, rows[:3]])  # of rank 8 once they are centred, whatever their number
+    found = ShapeModel.first(rows, 128).basis
+    centred = rows - rows.mean(dim=0)
+    values, vectors = torch.linalg.eigh(centred.T @ centred)
+    assert found.shape == (40, int((values > 1e-10 * values.max()).sum()))
+    expected = vectors.flip(1)[:, : found.shape[1]]
+    assert torch.allclose((found.T @ expected).abs(), torch.eye(found.shape[1], dtype=torch.float64), atol=1e-9)

@@ -280,7 +280,7 @@ class Bench:
         if not len(classes):
             return True
         scores = np.asarray(thing.decision_function(items))
-        wide = subject.kind != "head" or len(classes) != 2
+        wide = subject.kind not in ("head", "learner") or len(classes) != 2
         if scores.shape != ((len(items), len(classes)) if wide else (len(items),)):
             raise FaultError("scores of the wrong shape")
         finite("scores", scores)

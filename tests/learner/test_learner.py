@@ -127,11 +127,12 @@ def test_fit_starts_from_scratch_but_numbers_go_on(fitted: Learner, blobs: Data)
     assert fitted.revision_ == 2
 
 
-def test_two_classes_have_two_columns(blobs: Data) -> None:
+def test_two_classes_have_two_columns_of_scores_and_one_decision(blobs: Data) -> None:
     learner = small().fit(part(blobs, 0, 1))
-    scores = learner.decision_function(blobs[0])
+    scores = learner.class_scores(blobs[0])
     assert scores.shape == (len(blobs[0]), 2)
     assert (learner.classes_[scores.argmax(axis=1)] == learner.predict(blobs[0])).all()
+    assert np.array_equal(learner.decision_function(blobs[0]), scores[:, 1] - scores[:, 0])  # as scikit-learn has it
 
 
 def test_classes_that_differ_in_case_only_are_warned_of(blobs: Data) -> None:

@@ -94,6 +94,33 @@ def test_rollback_gives_the_file_byte_for_byte(api: Any, folder: Path) -> None:
     assert api.post("rollback", {"n": 1}).status_code == 422
 
 
+def test_redo_takes_rollbacks_back_until_something_else_is_learned(api: Any, folder: Path) -> None:
+    begin(api)
+    api.post("teach", {"rows": rows(2, 2), "label": "c"})
+    latest = (folder / "m.evg").read_bytes()
+    assert api.get().json()["redoable"] == 0
+    assert api.post("redo", {}).status_code == 422
+    api.post("rollback", {})
+    assert api.get().json()["redoable"] == 1
+    done = [api.post("redo", {}, headers={"Idempotency-Key": "again"}).json() for _ in range(2)]
+    assert [(told["revision"], told["new_classes"], told["replayed"]) for told in done] == [
+        (2, ["c"], False),
+        (2, [], True),
+    ]
+    assert (folder / "m.evg").read_bytes() == latest
+    assert api.post("redo", {"n": 1}, headers={"If-Match": '"1"'}).status_code == 412
+    api.post("rollback", {})
+    api.post("teach", {"rows": rows(3, 2), "label": "d"})
+    assert api.get().json()["redoable"] == 0
+    assert api.post("redo", {}).status_code == 422
+
+
+def test_a_model_that_has_not_begun_has_nothing_to_redo(api: Any) -> None:
+    api.create()
+    assert api.get().json()["redoable"] == 0
+    assert api.post("redo", {}).status_code == 409
+
+
 def test_a_stale_writer_is_refused(api: Any) -> None:
     begin(api)
     lesson = {"rows": rows(2, 2), "label": "c"}

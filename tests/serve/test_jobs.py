@@ -13,6 +13,7 @@ from tests.serve.running import until
 from tests.serve.samples import files, png, zipped
 
 from evergrow.learner.modelfile import open_model
+from evergrow.serve.job_records import NAME, JobRecords
 
 ZIP = {"Content-Type": "application/zip"}
 ENTRIES = {f"birds/class {hue}/{i}.png": png(hue, i) for hue in range(3) for i in range(4)} | {
@@ -58,11 +59,76 @@ def test_progress_as_events(api: Any) -> None:
     assert done[-1] == 12
 
 
-def test_one_bad_image_fails_the_job_and_leaves_the_model(api: Any) -> None:
-    record = ended(api, start(api, {**ENTRIES, "birds/class 1/broken.png": b"no image"}))
-    assert record["state"] == "failed"
-    assert "broken.png" in record["error"]
+def test_images_that_cannot_be_read_are_named_and_left_out(api: Any) -> None:
+    damaged = bytearray(
+        zipped({**ENTRIES, "birds/class 1/broken.png": b"no image", "birds/class 2/torn.png": b"t" * 99})
+    )
+    damaged[damaged.index(b"t" * 99)] ^= 1  # its checksum in the zip is another now
+    api.create("pics", "images", backbone="colours")
+    record = ended(api, api.post("jobs", model="pics", content=bytes(damaged), headers=ZIP))
+    assert (record["state"], record["done"], record["total"], record["skipped"]) == ("done", 14, 14, 2)
+    assert [entry["name"] for entry in record["failures"]] == ["birds/class 1/broken.png", "birds/class 2/torn.png"]
+    assert "image" in record["failures"][0]["reason"]
+    assert api.counts("pics") == {f"class {hue}": 4 for hue in range(3)}
+
+
+def test_of_many_that_cannot_be_read_the_first_are_named(api: Any) -> None:
+    record = ended(api, start(api, ENTRIES | {f"birds/class 1/{i} bad.png": b"no" for i in range(130)}))
+    assert (record["state"], record["skipped"], len(record["failures"])) == ("done", 130, 100)
+    assert sum(api.counts("pics").values()) == 12
+
+
+def test_a_zip_without_any_image_that_can_be_read_changes_nothing(api: Any) -> None:
+    record = ended(api, start(api, {"a/1.png": b"x", "b/1.png": b"y"}))
+    assert (record["state"], record["skipped"]) == ("failed", 2)
+    assert "can be read" in record["error"]
     assert api.counts("pics") == {}
+
+
+def test_jobs_are_known_after_a_restart(serve: Any, folder: Path) -> None:
+    api = serve()
+    place = start(api, ENTRIES).headers["location"]
+    until(lambda: api.client.get(place).json()["state"] == "done")
+    again = serve()
+    assert {**again.client.get(place).json(), "change": None} == {**api.client.get(place).json(), "change": None}
+
+
+def test_a_job_that_was_cut_short_says_whether_it_changed_anything(serve: Any, folder: Path) -> None:
+    api = serve()
+    done = ended(api, start(api, ENTRIES))
+    records = JobRecords(folder)
+    torn = [{**done, "id": "looking", "state": "running"}, {**done, "id": "never", "state": "writing"}]
+    records.write([*torn, {**done, "state": "writing"}])  # as a kill would have left them
+    again = serve()
+    told = {job["id"]: job for job in again.client.get("/api/v1/jobs").json()["jobs"]}
+    assert told[done["id"]]["state"] == "done"
+    for name in ("looking", "never"):
+        assert (told[name]["state"], told[name]["change"]) == ("interrupted", None)
+        assert "nothing was changed" in told[name]["error"]
+    assert again.client.delete("/api/v1/jobs/never").status_code == 409
+
+
+def test_a_service_that_ends_says_so_of_its_jobs(serve: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = serve()
+
+    async def forever(*_: Any) -> Any:
+        import asyncio
+
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(api.client.app.service, "prepared", forever)
+    place = start(api, ENTRIES).headers["location"]
+    api.client.__exit__(None, None, None)
+    assert serve().client.get(place).json()["state"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b'{"version": 99, "jobs": []}', b'{"version": 1, "jobs": [{"id": 3}]}']
+)
+def test_a_damaged_record_of_jobs_is_no_reason_not_to_serve(serve: Any, folder: Path, content: bytes) -> None:
+    folder.mkdir()
+    (folder / NAME).write_bytes(content)
+    assert serve().client.get("/api/v1/jobs").json() == {"jobs": []}
 
 
 def test_a_repeated_job_counts_once(api: Any) -> None:

@@ -104,10 +104,9 @@ def test_an_end_that_is_asked_for_finishes_the_change_in_flight(tmp_path: Path) 
             client.post("/api/v1/models/m/teach", json={"rows": rows(kind, 3), "label": str(kind)})
         answers: list[httpx.Response] = []
         lesson = {"rows": rows(2, 1000), "label": "2"}
+        # The client that is connected: to make another takes longer on a busy machine than the pause below.
         caller = threading.Thread(
-            target=lambda: answers.append(
-                httpx.post(f"{running.address}/api/v1/models/m/teach", json=lesson, timeout=60)
-            )
+            target=lambda: answers.append(client.post("/api/v1/models/m/teach", json=lesson, timeout=60))
         )
         caller.start()
         time.sleep(0.3)

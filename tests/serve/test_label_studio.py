@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from tests.serve.samples import png
 
+from evergrow.learner.attached import attached_part
 from evergrow.learner.modelfile import open_model
+from evergrow.serve.annotations import PART, Ledger
+from evergrow.serve.drafts import Draft
 from evergrow.serve.label_studio import Fetcher, names_of
 from evergrow.serve.problems import Problem
 
@@ -206,3 +209,23 @@ def test_requests_that_a_real_label_studio_sent(api: Any) -> None:
             counts.append((action, sum(api.counts("words").values())))
     expected = [("ANNOTATION_CREATED", 5), ("ANNOTATION_UPDATED", 5), ("ANNOTATIONS_DELETED", 4)]
     assert counts == [entry for entry in expected for _ in range(2)]  # two webhooks of the project sent each
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_class_that_is_forgotten_leaves_no_vector_of_its_annotations(api: Any, folder: Path, begun: bool) -> None:
+    api.create("words", "texts", backbone="letters")
+    for label, text in (("ab", "abab"), ("xy", "xyxy")) if begun else ():
+        api.post("teach", {"texts": [text, text + text[0]], "label": label}, model="words")
+    hook(api, event("ANNOTATION_CREATED", 7, "klm", "klmk"))
+    api.post("rename", {"old": "klm", "new": "k"}, model="words")
+    assert list(ledger(folder, begun).entries) == ["1:7"]
+    api.post("forget", {"names": ["k"]}, model="words")
+    assert ledger(folder, begun).entries == {}
+    hook(api, event("ANNOTATION_UPDATED", 7, "ab", "klmk"))  # said again, it is learned again
+    assert api.counts("words")["ab"] == (3 if begun else 1)
+
+
+def ledger(folder: Path, begun: bool) -> Ledger:
+    if begun:
+        return Ledger.from_archive(attached_part(open_model(folder / "words.evg"), PART))
+    return Ledger.from_archive(Draft.read(folder / "words.draft").parts.get(PART))

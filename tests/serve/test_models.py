@@ -202,3 +202,90 @@ def test_errors_of_the_learner_name_fields_of_requests(api: Any, monkeypatch: py
     api.post("teach", {"rows": rows(0, 4), "label": "a"})
     answer = api.post("teach", {"rows": rows(1, 4), "label": "b"})
     assert (answer.status_code, answer.json()["detail"]) == (422, "label is a field; spawn is none")
+
+
+# -- deleting -------------------------------------------------------------------------------------------------
+
+
+def taught(api: Any, name: str = "m") -> None:
+    api.create(name)
+    for kind, label in enumerate("ab"):
+        api.post("teach", {"rows": rows(kind, 3), "label": label}, model=name)
+
+
+def test_a_deleted_model_is_gone_with_its_history(api: Any, folder: Path) -> None:
+    taught(api)
+    taught(api, "other")
+    gone = api.client.delete("/api/v1/models/m", headers={"If-Match": '"1"'})
+    assert (gone.status_code, gone.content) == (204, b"")
+    assert sorted(path.name for path in folder.iterdir()) == ["other.evg", "other.evg.history"]
+    assert api.get().status_code == 404
+    assert api.post("predict", {"rows": rows(0, 1)}).status_code == 404
+    assert api.client.delete("/api/v1/models/m").status_code == 404
+    taught(api)  # the name is free, and nothing of before is in the new one
+    assert api.get().json()["revision"] == 1
+    assert [entry["what"] for entry in api.get().json()["history"]] == ["fit"]
+
+
+def test_a_model_that_was_changed_meanwhile_is_not_deleted(api: Any) -> None:
+    taught(api)
+    assert api.client.delete("/api/v1/models/m", headers={"If-Match": '"7"'}).status_code == 412
+    assert api.get().status_code == 200
+
+
+def test_drafts_and_damaged_models_can_be_deleted(api: Any, folder: Path) -> None:
+    api.create("begun")
+    (folder / "torn.evg").write_bytes(b"no model")
+    for name in ("begun", "torn"):
+        assert api.client.delete(f"/api/v1/models/{name}").status_code == 204
+    assert api.client.get("/api/v1/models").json()["models"] == []
+    assert list(folder.iterdir()) == []
+
+
+def test_a_link_loses_its_name_and_not_its_file(api: Any, folder: Path) -> None:
+    taught(api)
+    os.symlink("m.evg", folder / "latest.evg")
+    assert api.client.delete("/api/v1/models/latest").status_code == 204
+    assert api.get("latest").status_code == 404
+    assert api.get().json()["n_samples"] == 6
+
+
+def test_a_model_that_another_process_changes_is_not_deleted_under_it(serve: Any, folder: Path) -> None:
+    from evergrow.core.files import locked
+
+    api = serve(limits={"lock_seconds": 0.2})
+    taught(api)
+    with locked(folder / "m.evg.history"):
+        assert api.client.delete("/api/v1/models/m").status_code == 503
+    assert api.get().json()["n_samples"] == 6
+
+
+def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(
+    serve: Any, folder: Path, monkeypatch: Any
+) -> None:
+    api = serve()
+    taught(api)
+    monkeypatch.setattr("evergrow.serve.removal._clear", lambda away: None)  # killed just after the one step
+    api.client.delete("/api/v1/models/m")
+    assert (folder / "m.evg.history").is_dir()
+    assert api.get().status_code == 404
+    monkeypatch.undo()
+    serve()
+    assert list(folder.iterdir()) == []
+
+
+def test_only_who_may_teach_may_delete(serve: Any, folder: Path) -> None:
+    from evergrow.serve.tokens import Tokens
+
+    api = serve()
+    taught(api)
+    secret = "r" * 40
+    token_file = folder.parent / "tokens"
+    token_file.write_text(f"read {secret}\n")
+    token_file.chmod(0o600)
+    reader = serve(tokens=Tokens.read(token_file))
+    asked = reader.client.delete("/api/v1/models/m", headers={"Authorization": f"Bearer {secret}"})
+    assert asked.status_code == 403
+    replica = serve(read_only=True)
+    assert replica.client.delete("/api/v1/models/m").status_code == 403
+    assert api.get().status_code == 200

@@ -225,8 +225,11 @@ def test_a_large_zip_is_learned_by_the_service(visit: Visit, service: str, birds
         for species in (MALLARD, ORIOLE):
             for path in images(birds, "train", species)[:3]:
                 file.write(path, f"{species}/{path.name}")
+        file.writestr(f"{ORIOLE}/torn.jpg", b"no image")
     drop(page, ".board", archive)
     page.locator("#passing", has_text="Learned 6 images").wait_for()
+    page.get_by_text("1 image could not be read").click()
+    page.get_by_text(f"{ORIOLE}/torn.jpg").wait_for()
     visit.expect_samples(MALLARD, 3)
     assert counts(service, "large") == {MALLARD: 3, ORIOLE: 3}
     assert visit.card(MALLARD).locator(".thumb").count() == 0
@@ -382,6 +385,51 @@ def test_undo_to_any_revision_sets_samples_aside(visit: Visit, service: str) -> 
     visit.expect_samples("c", 4)
     visit.expect_samples("d", 4)
     assert counts(service, "times") == {"a": 6, "b": 6, "c": 4, "d": 4}
+    assert visit.complaints == []
+
+
+def test_redo_brings_back_what_undo_set_aside(visit: Visit, service: str) -> None:
+    make_taught(service, "forward")
+    page = visit.page
+    visit.open("#/m/forward")
+    assert not page.locator("#redo").is_visible()
+    visit.add_class("c")
+    visit.card("c").locator("textarea").fill(typed(2, 4))
+    visit.card("c").get_by_role("button", name="Teach").click()
+    visit.expect_samples("c", 4)
+    page.click("#undo")
+    page.locator(".tray", has_text="4 samples of c").wait_for()
+    page.click("#redo")
+    visit.expect_samples("c", 4)
+    page.locator(".tray").wait_for(state="hidden")
+    page.locator("#redo").wait_for(state="hidden")
+    assert counts(service, "forward") == {"a": 6, "b": 6, "c": 4}
+    assert visit.complaints == []
+
+
+def test_a_model_is_deleted_after_its_name_was_typed(visit: Visit, service: str) -> None:
+    make_taught(service, "short lived")
+    page = visit.page
+    visit.open("#/m/short lived")
+    visit.add_class("c")
+    visit.card("c").locator("textarea").fill(typed(2, 4))
+    visit.card("c").get_by_role("button", name="Teach").click()
+    visit.expect_samples("c", 4)
+    visit.tab("Use it")
+    page.get_by_role("button", name="Delete this model").click()
+    act = page.get_by_role("button", name="Delete for good")
+    for written in ("", "short", "Short lived"):
+        page.get_by_label("Type the name of the model").fill(written)
+        assert act.is_disabled()
+    page.get_by_label("Type the name of the model").fill("short lived")
+    act.click()
+    page.get_by_role("heading", name="Models", exact=True).wait_for()
+    assert "short lived" not in [entry["name"] for entry in ask(service, "/models")["models"]]
+    make_taught(service, "short lived")  # nothing of the old one is in this browser
+    visit.open("#/m/short lived")
+    visit.card("a").wait_for()
+    assert page.locator(".tray").is_visible() is False
+    assert visit.card("c").count() == 0
     assert visit.complaints == []
 
 

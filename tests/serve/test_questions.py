@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.learner.toys import Letters
+from tests.learner.toys import Colours, Letters, write_folder
 from tests.serve.samples import files, png, rows
 
-from evergrow.learner.modelfile import open_model
+from evergrow.backbones import create_backbone, decode_image
+from evergrow.learner.answers import Answers
+from evergrow.learner.learner import Learner
+from evergrow.learner.modelfile import commit, open_model
 from evergrow.serve.batching import Batcher
 from evergrow.serve.problems import Problem
 
@@ -117,6 +120,39 @@ def test_models_of_one_backbone_share_it(api: Any) -> None:
     assert len(set(pool._shared.values())) == 1
 
 
+def test_features_of_several_depths_are_joined_as_the_learner_joins_them(
+    serve: Any, folder: Path, tmp_path: Path
+) -> None:
+    network = create_backbone("test_resnet", "random", device="cpu").with_recipe("rich")
+    pictures = write_folder(tmp_path / "birds", {"red": 0, "blue": 5}, n=4)
+    learner = Learner(network, options={"n_units": 20}, cache=False, extract={"progress": False}).fit(pictures)
+    assert len(learner.spec_.blocks.widths) > 1
+    folder.mkdir()
+    commit(folder / "pics.evg", learner)
+    api = serve(backbones={"network": network})
+    paths = sorted(pictures.rglob("*.png"))
+    sent = [("images", (path.name, path.read_bytes(), "image/png")) for path in paths]
+    told = api.post("predict", model="pics", files=sent, data={"k": "2"}).json()
+    expected = learner.ask([str(path) for path in paths], false_alarm=0.05)
+    assert [answer["novelty"] for answer in told["answers"]] == pytest.approx(expected.novelty.tolist(), rel=1e-3)
+    for answer, values in zip(told["answers"], expected.values, strict=True):
+        named = {entry["class"]: entry["value"] for entry in answer["top"]}
+        assert [named[name] for name in expected.classes.tolist()] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+def test_costs_of_the_model_decide_its_answers(api: Any, folder: Path) -> None:
+    learner = Learner(None, options={"n_units": 20}, device="cpu")
+    learner.fit((np.asarray(rows(0, 5) + rows(1, 5)), list("aaaaabbbbb"))).set_answering(thresholds={"b": 1e-9})
+    commit(folder / "m.evg", learner)
+    X = rows(0, 3, seed=3)
+    assert learner.predict(np.asarray(X)).tolist() == ["b"] * 3
+    told = api.post("predict", {"rows": X}).json()["answers"]
+    assert [(answer["label"], answer["top"][0]["class"]) for answer in told] == [("b", "b")] * 3
+    asked = {"inputs": [{"name": "features", "datatype": "FP64", "shape": [3, 6], "data": X}]}
+    outputs = api.client.post("/v2/models/m/infer", json=asked).json()["outputs"]
+    assert next(entry["data"] for entry in outputs if entry["name"] == "label") == ["b"] * 3
+
+
 # -- batches --------------------------------------------------------------------------------------------------
 
 
@@ -152,6 +188,59 @@ def test_questions_that_wait_go_together_and_lessons_alone() -> None:
     assert lesson.result(20).argmax(axis=1).tolist() == [4, 5]
     assert sorted(backbone.batches) == [1, 1, 1, 2, 4]
     assert batcher.depth == 0
+    batcher.close()
+
+
+class Model:
+    """Answers with the features, and takes note of how often it was asked."""
+
+    def __init__(self, name: str) -> None:
+        self.classes, self.asked = np.asarray([f"{name}{i}" for i in range(26)]), []
+
+    def ask(self, features: Any) -> Answers:
+        self.asked.append(len(features))
+        return Answers(self.classes, features, "score", np.arange(len(features)), novelty=features[:, 0])
+
+
+def test_questions_to_one_model_are_answered_at_once() -> None:
+    backbone = Recorder()
+    batcher = Batcher(backbone, batch=8, queue=100)
+    first = submit(batcher, ["z"])
+    assert backbone.begun.wait(20)
+    one, two = Model("one"), Model("two")
+    waiting = []
+    for model, texts in ((one, ["a"]), (two, ["b", "ab"]), (one, ["c", "ac"])):
+        batcher.announce(len(texts))
+        waiting.append(batcher.ask(texts, model))
+    backbone.go_on.set()
+    first.result(20)
+    told = [entry.result(20) for entry in waiting]
+    assert (one.asked, two.asked) == ([3], [2])
+    assert [answers.classes[0] for answers in told] == ["one0", "two0", "one0"]
+    assert told[2].values[:, :3].tolist() == [[0, 0, 1], [1, 0, 1]]
+    assert told[2].novelty.tolist() == [0, 1]
+    assert told[1].rows.tolist() == [0, 1]
+    batcher.close()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_images_of_a_batch_are_spread_over_cores_in_their_order(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    monkeypatch.setattr("evergrow.serve.batching.cores", lambda: 3)
+    backbone, threads = create_backbone(Colours(), device="cpu"), set()
+    encode = backbone.encode
+
+    def seen(batch: Any) -> torch.Tensor:
+        threads.add((threading.current_thread().name, torch.get_num_threads()))
+        return encode(batch)
+
+    monkeypatch.setattr(backbone, "encode", seen)
+    samples = [backbone.transform(decode_image(png(hue, hue))) for hue in range(8)]
+    batcher = Batcher(backbone, batch=32, queue=100)
+    batcher.announce(8)
+    found = batcher.submit(samples, alone=alone).result(20)
+    np.testing.assert_allclose(found, encode(torch.stack(samples)).numpy(), rtol=1e-5)
+    assert threads
+    assert all("_" in name and n == 1 for name, n in threads)  # of the crew, each computing by itself
     batcher.close()
 
 

@@ -75,7 +75,7 @@ class PrecisionEncoder:
         # Asking for them later would wait for all that the GPU was given meanwhile.
         host = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)
         host.copy_(features, non_blocking=True)
-        ready = torch.cuda.Event()
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(features.device))
         return Encoding(host, ready)
 

@@ -142,20 +142,26 @@ def expand(spec: Spec, datasets: DataSource | None = None) -> list[Run]:
             for index, seed in enumerate(spec.seeds):
                 earlier = spec.seeds[:index] if protocol.disjoint else ()
                 runs += [
-                    Run(
-                        method,
-                        _resolve(method, spec.device, seed),
-                        data,
-                        dataset,
-                        protocol,
-                        seed,
-                        earlier,
-                        spec.device,
-                        spec.confusion,
-                    )
+                    resolved_run(method, data, dataset, protocol, seed, earlier, spec.device, confusion=spec.confusion)
                     for method in spec.methods
                 ]
     return runs
+
+
+def resolved_run(
+    method: MethodEntry,
+    data: DataEntry,
+    dataset: dict[str, Any],
+    protocol: Protocol,
+    seed: int,
+    earlier_seeds: tuple[int, ...],
+    device: str,
+    *,
+    confusion: bool,
+) -> Run:
+    """Return a run with every option of its method: defaults, then device and seed, then what the spec gives."""
+    options = _resolve(method, device, seed)
+    return Run(method, options, data, dataset, protocol, seed, earlier_seeds, device, confusion)
 
 
 def _check_fit(protocol: Protocol, dataset: dict[str, Any], seeds: tuple[int, ...]) -> None:

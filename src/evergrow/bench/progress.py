@@ -30,7 +30,7 @@ class LineReporter:
         self._console = console
         self._noun = noun
         self._total = self._done = 0
-        self._start = 0.0
+        self._start: float | None = None
 
     def plan(self, steps: Sequence[Step[Any, Any]]) -> None:
         """Say how much there is to do."""
@@ -54,9 +54,10 @@ class LineReporter:
     def end(self, step: Step[Any, Any]) -> None:
         """Say how the run ended."""
         self._done += 1
-        seconds = time.perf_counter() - self._start
         count = f"[{self._done}/{self._total}]"
-        self._line(f"{count} {step.status} | {step.run.title} | {step.summary} | {seconds:.1f} s")
+        # Of runs side by side only their workers know when each began.
+        took = "" if self._start is None else f" | {time.perf_counter() - self._start:.1f} s"
+        self._line(f"{count} {step.status} | {step.run.title} | {step.summary}{took}")
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

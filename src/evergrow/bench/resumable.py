@@ -11,8 +11,9 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 from typing import Protocol as TypingProtocol
 
 import torch
@@ -131,6 +132,10 @@ class Outcome(Generic[RunT, RecordT]):
         return int(any(step.status == "failed" for step in self.steps))
 
 
+Elsewhere: TypeAlias = Callable[[Sequence[Step[RunT, RecordT]]], Iterator[Step[RunT, RecordT]]]
+"""Carries out steps in some other place and yields each when it has ended, in any order."""
+
+
 class Grid(ABC, Generic[RunT, RecordT]):
     """Runs that leave a record each.
 
@@ -190,7 +195,11 @@ def plan_grid(
 
 
 def run_grid(
-    grid: Grid[RunT, RecordT], *, retry_failed: bool = False, reporter: Reporter | None = None
+    grid: Grid[RunT, RecordT],
+    *,
+    retry_failed: bool = False,
+    reporter: Reporter | None = None,
+    elsewhere: Elsewhere[RunT, RecordT] | None = None,
 ) -> Outcome[RunT, RecordT]:
     """Carry out every run that has no finished record yet.
 
@@ -204,6 +213,9 @@ def run_grid(
         As for :func:`plan_grid`.
     reporter : Reporter, optional
         Told about everything.
+    elsewhere : callable, optional
+        Carries out the steps it is given and yields each when its record is written; by default they run here, one
+        after the other.
 
     Raises
     ------
@@ -218,10 +230,10 @@ def run_grid(
         try:
             if reporter:
                 reporter.plan(outcome.steps)
-            for step in outcome.steps:
-                if step.action != "run":
-                    continue
-                _carry_out(grid, step, datasets, reporter)
+            todo = [step for step in outcome.steps if step.action == "run"]
+            for step in elsewhere(todo) if elsewhere else _one_by_one(grid, todo, datasets, reporter):
+                if reporter:
+                    reporter.end(step)
                 if step.status == "cancelled":
                     outcome.cancelled = True
                     break
@@ -230,21 +242,25 @@ def run_grid(
     return outcome
 
 
-def _carry_out(
-    grid: Grid[RunT, RecordT], step: Step[RunT, RecordT], datasets: DataSource, reporter: Reporter | None
-) -> None:
-    step.record = None
-    if reporter:
-        reporter.begin(step)
-    tick = (lambda done, total, accuracy: reporter.tick(step, done, total, accuracy)) if reporter else None
-    step.record = grid.execute(step.run, datasets, tick)
-    write_record(grid.folder / step.run.file_name, step.record)
-    # The learner is gone by now; the next run's peak memory must be its own.
+def _one_by_one(
+    grid: Grid[RunT, RecordT], steps: Sequence[Step[RunT, RecordT]], datasets: DataSource, reporter: Reporter | None
+) -> Iterator[Step[RunT, RecordT]]:
+    for step in steps:
+        step.record = None
+        if reporter:
+            reporter.begin(step)
+        tick = partial(reporter.tick, step) if reporter else None
+        step.record = grid.execute(step.run, datasets, tick)
+        write_record(grid.folder / step.run.file_name, step.record)
+        release_memory()
+        yield step
+
+
+def release_memory() -> None:
+    """Let go of what a run held: its learner is gone by now, and the next run's peak memory must be its own."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    if reporter:
-        reporter.end(step)
 
 
 def _planned(grid: Grid[RunT, RecordT], run: RunT, retry_failed: bool) -> Step[RunT, RecordT]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from evergrow.bench.data import DataSource
-from evergrow.bench.execute import execute
+from evergrow.bench.elsewhere import execute_run, run_steps
 from evergrow.bench.grid import Run, expand, select
 from evergrow.bench.resumable import Grid, Outcome, Reporter, Step, Tick, plan_grid, run_grid
 from evergrow.bench.spec import Spec
-from evergrow.methods import method_needs
+from evergrow.engine import Engine
 from evergrow.records import RunRecord, read_record
 
 RunStep: TypeAlias = Step[Run, RunRecord]
@@ -47,8 +48,7 @@ class BenchGrid(Grid[Run, RunRecord]):
 
     def execute(self, run: Run, datasets: DataSource, tick: Tick | None) -> RunRecord:
         """Learn and test task by task."""
-        fetch = datasets.images if method_needs(run.method.name) == "images" else datasets.get
-        return execute(run, lambda: fetch(run.data), tick, gflops=datasets.gflops(run.data))
+        return execute_run(run, datasets, tick)
 
 
 def plan_bench(
@@ -84,6 +84,7 @@ def run_bench(
     only: Iterable[str] = (),
     retry_failed: bool = False,
     reporter: Reporter | None = None,
+    engine: Engine | None = None,
 ) -> RunOutcome:
     """Run every run of a spec that has no finished record yet; see :func:`evergrow.bench.resumable.run_grid`.
 
@@ -93,10 +94,15 @@ def run_bench(
         As for :func:`plan_bench`.
     reporter : Reporter, optional
         Told about everything.
+    engine : Engine, optional
+        Several processes or machines that carry out runs side by side, such as
+        ``evergrow.engine.LocalEngine(workers=2)``. Results are the same; times are those of runs that share a machine.
 
     Raises
     ------
     BusyError
         If another process works on the same folder.
     """
-    return run_grid(BenchGrid(spec, output, only), retry_failed=retry_failed, reporter=reporter)
+    grid = BenchGrid(spec, output, only)
+    elsewhere = None if engine is None else partial(run_steps, engine, grid.folder, threads=grid.threads)
+    return run_grid(grid, retry_failed=retry_failed, reporter=reporter, elsewhere=elsewhere)

@@ -21,6 +21,7 @@ MODULES = (
     "demo",
     "data",
     "features",
+    "engine",
     "methods",
     "bench",
     "report",

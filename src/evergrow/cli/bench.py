@@ -4,22 +4,66 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evergrow.cli.console import Answer, Styled, note_line
+from evergrow.cli.engine import PANEL, EngineName
 from evergrow.cli.exits import ExitCode
-from evergrow.cli.options import Json
+from evergrow.cli.options import Json, OptionGroup
 from evergrow.cli.registry import command, command_group
 from evergrow.core.errors import InputError
 
 if TYPE_CHECKING:
+    from evergrow.engine import Engine
     from evergrow.tables import Comparison, Record
 
 command_group("bench", "Run grids of experiments and compare their records.")
+
+
+@dataclass(frozen=True)
+class SideBySide(OptionGroup):
+    """Where runs are carried out: here and one after the other, or several at a time on an engine."""
+
+    engine: Annotated[
+        EngineName | None,
+        typer.Option(
+            help="Several runs at a time, on processes of this machine or a Ray cluster; the records are the same.",
+            show_default=False,
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time.", show_default=False, rich_help_panel=PANEL)
+    ] = None
+    address: Annotated[
+        str,
+        typer.Option(
+            help="Of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (that of this machine) or local (starts one).",
+            rich_help_panel=PANEL,
+        ),
+    ] = "auto"
+    gpus_per_worker: Annotated[
+        float,
+        typer.Option("--gpus-per-worker", min=0.0, help="GPUs, or a share of one, of each.", rich_help_panel=PANEL),
+    ] = 0.0
+
+    def opened(self) -> Engine | None:
+        """Return the engine that was asked for."""
+        from evergrow.engine import LocalEngine, RayEngine
+
+        if self.engine is None:
+            return None
+        if self.engine is EngineName.LOCAL:
+            return LocalEngine(workers=self.workers or 1)
+        return RayEngine(address=self.address, workers=self.workers, gpus_per_worker=self.gpus_per_worker)
+
+
+ONE_BY_ONE = SideBySide()
+"""Here, one after the other."""
 
 Folder = Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the records.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would run.")]
@@ -32,6 +76,7 @@ def run_command(
     only: Annotated[list[str] | None, typer.Option(help="Filter such as method=ranpac,klda or dataset='cub*'.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed runs again.")] = False,
     dry_run: DryRun = False,
+    placing: SideBySide = ONE_BY_ONE,
     as_json: Json = False,
 ) -> Answer:
     """Run everything in SPEC that has no finished record yet.
@@ -50,7 +95,14 @@ def run_command(
         planned = plan_bench(loaded, output=output, only=only or (), retry_failed=retry_failed)
         return Answer({"runs": [_run_values(step) for step in planned.steps]}, _planned_lines(planned, "runs"))
     with reporting(Console(stderr=True)) as reporter:
-        outcome = run_bench(loaded, output=output, only=only or (), retry_failed=retry_failed, reporter=reporter)
+        outcome = run_bench(
+            loaded,
+            output=output,
+            only=only or (),
+            retry_failed=retry_failed,
+            reporter=reporter,
+            engine=placing.opened(),
+        )
     values = {"runs": [_run_values(step) for step in outcome.steps]}
     return Answer(values, _run_lines(outcome), code=ExitCode(outcome.exit_code), done=_records_note(outcome))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evergrow.cli.console import Answer, plural
+from evergrow.cli.engine import HERE, Spreading, drop_folder, job_folder, share_answer, source_of
 from evergrow.cli.frames import Every, Frames, Label, labelled_frames
 from evergrow.cli.models import (
     Running,
@@ -38,6 +41,9 @@ from evergrow.cli.options import (
 )
 from evergrow.cli.registry import command
 
+if TYPE_CHECKING:
+    from evergrow.engine.sources import FileSource
+
 
 @command("update", panel="Learn")
 def update_command(
@@ -54,6 +60,7 @@ def update_command(
     device: Device = "auto",
     weights: Weights = None,
     wait: Wait = False,
+    spread: Spreading = HERE,
     as_json: Json = False,
 ) -> Answer:
     """Teach a model more: new classes, more of old ones, or both. No earlier data is needed or touched.
@@ -74,6 +81,8 @@ def update_command(
 
       evergrow update birds.evg camera:0 --label heron --frames 20
 
+      evergrow update birds.evg s3://bucket/more-birds/ --engine ray
+
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip) or the same data were learned before,
     2 bad input and nothing changed, 3 another process is changing the model, 130 interrupted and nothing changed.
     """
@@ -83,6 +92,9 @@ def update_command(
     from evergrow.learner.reference import measured_change
 
     running = Running(on_error, cache, device, weights, as_json)
+    if spread.engine is not None:
+        spread.refuse(test=test, label=label)
+        return _update_by_shards(model, running, source_of(data, reading), spread, settle=settle, wait=wait)
     with changing_model(model, running, wait=wait) as learner:
         started = time.perf_counter()
         shots = labelled_frames(data, label, every, frames)
@@ -106,6 +118,31 @@ def update_command(
         model, learner, change, seconds=seconds, settled=settled, test=tested, test_remark=trial.remark
     )
     return Answer(values, lines, cautions, code, done=written_note(model, learner))
+
+
+def _update_by_shards(
+    path: Path, running: Running, source: FileSource, spread: Spreading, *, settle: bool, wait: bool
+) -> Answer:
+    """Update on an engine and write the model, or say how far a share of the work has come."""
+    from evergrow.learner.modelfile import commit
+
+    started = time.perf_counter()
+    folder, passing = job_folder(spread, path)
+    # A share of the work leaves the model alone, and others may do theirs at the same time.
+    opened = nullcontext(load_model(path, running)) if spread.shard else changing_model(path, running, wait=wait)
+    with opened as learner:
+        tally = spread.engine_in(folder, quiet=running.quiet).partial_fit(learner, source)
+        if tally is None:
+            return share_answer(folder, started)
+        settled, notes = settle_model(learner, settle)
+        commit(path, learner)
+    drop_folder(folder, passing)
+    change, seconds = learner.history_[-1], time.perf_counter() - started
+    news = classes_note(change.classes, "new")
+    said = f"learned {plural(change.samples, 'sample')}{news} in {seconds:.1f} s"
+    values = change_values(path, learner, change, seconds=seconds, settled=settled, engine=tally.to_values())
+    lines = [said, *notes, model_line(path, learner)]
+    return Answer(values, lines, tally.summary(), done=written_note(path, learner))
 
 
 @command("forget", panel="Edit")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evergrow.cli.console import Answer, facts, listed, percent, plural, table
+from evergrow.cli.engine import HERE, Spreading, drop_folder, job_folder, share_answer, source_of
 from evergrow.cli.models import Running, check_target, load_model, skipped_code
 from evergrow.cli.options import (
     AS_FOUND,
@@ -28,6 +30,7 @@ from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.learner.evaluation import Evaluation
+    from evergrow.learner.learner import Learner
 
 _WORST = 10
 
@@ -49,6 +52,7 @@ def evaluate_command(
     cache: Cache = True,
     device: Device = "auto",
     weights: Weights = None,
+    spread: Spreading = HERE,
     as_json: Json = False,
 ) -> Answer:
     """Compare a model's answers with labels: accuracy, every class, and which classes are confused.
@@ -64,6 +68,8 @@ def evaluate_command(
 
       evergrow evaluate birds.evg birds/test --min-accuracy 0.9 --json
 
+      evergrow evaluate birds.evg s3://bucket/test/ --engine local --workers 4
+
     Exit codes: 0 done, 1 done but below --min-accuracy or images were left out (--on-error skip), 2 bad input, 130
     interrupted.
     """
@@ -74,6 +80,9 @@ def evaluate_command(
     if report is not None:
         check_target("--report", report)
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
+    if spread.engine is not None:
+        spread.refuse(report=report, unknown=unknown)
+        return _by_shards(model, learner, data, reading, spread, false_alarm, min_accuracy, quiet=as_json)
     strange = None if unknown is None else read_unknown(unknown, learner.kind_, options=reading.options())
     samples = read_labelled(data, "test", learner.kind_, reading.options())
     kept = report is not None
@@ -87,6 +96,30 @@ def evaluate_command(
     done = "" if report is None else f"{report} was written"
     cautions = _cautions(result, min_accuracy)
     return Answer(values, lines, cautions, skipped_code(len(result.left_out)), done=done)
+
+
+def _by_shards(
+    model: Path,
+    learner: Learner,
+    data: str,
+    reading: Reading,
+    spread: Spreading,
+    false_alarm: float,
+    min_accuracy: float | None,
+    *,
+    quiet: bool,
+) -> Answer:
+    """Evaluate on an engine, or say how far a share of the work has come."""
+    started = time.perf_counter()
+    folder, passing = job_folder(spread, model)
+    engine = spread.engine_in(folder, quiet=quiet)
+    found = engine.evaluate(learner, source_of(data, reading, part="test"), false_alarm=false_alarm)
+    if found is None:
+        return share_answer(folder, started)
+    result, tally = found
+    drop_folder(folder, passing)
+    values = {"model": str(model), "data": data, **result.to_dict(), "report": None, "engine": tally.to_values()}
+    return Answer(values, evaluation_lines(result), [*_cautions(result, min_accuracy), *tally.summary()])
 
 
 def _cautions(result: Evaluation, min_accuracy: float | None) -> list[str]:

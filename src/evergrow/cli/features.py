@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer
+from evergrow.cli.engine import IN_PLACE, Placing, share_answer, source_of
 from evergrow.cli.models import check_target, skipped_code
 from evergrow.cli.options import (
     AS_FOUND,
@@ -22,13 +25,18 @@ from evergrow.cli.options import (
 )
 from evergrow.cli.registry import command
 
+if TYPE_CHECKING:
+    from evergrow.backbones.base import Backbone
+
 PRESETS = registered_names("evergrow.backbones.preprocess:PRESETS")
 
 
 @command("features")
 def features_command(
     data: Annotated[str, typer.Argument(help="Folder, table, array file or name of a data set; see the docs on data.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .npz or .safetensors.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="File to write: .npz or .safetensors; with --engine a folder.")
+    ],
     backbone: Annotated[str, typer.Option("--backbone", "-b", help="Name, or 'auto' for the best at hand.")] = "auto",
     weights: Annotated[
         str | None, typer.Option(help=f"A file, or {WEIGHT_SOURCES}; the best at hand by default.")
@@ -37,7 +45,9 @@ def features_command(
     recipe: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "final",
     device: Annotated[str, typer.Option(help="'auto', 'cpu', 'cuda', ...")] = "auto",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Items per batch.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode images.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that decode images; workers of --engine.")
+    ] = None,
     on_error: OnErrorOption = OnError.RAISE,
     skip: Annotated[bool, typer.Option("--skip-unreadable", hidden=True)] = False,  # what --on-error skip was once
     test_size: Annotated[
@@ -46,6 +56,7 @@ def features_command(
     reading: Reading = AS_FOUND,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor fill the feature cache.")] = False,
+    placing: Placing = IN_PLACE,
     as_json: Json = False,
 ) -> Answer:
     """Run a backbone over a data set and write the features.
@@ -58,7 +69,10 @@ def features_command(
 
       evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.safetensors
 
-    Data without a test part give a file without one, which fit learns whole; --test-size draws one.
+      evergrow features s3://bucket/photos/ --out features/ --engine local --workers 4
+
+    Data without a test part give a file without one, which fit learns whole; --test-size draws one. With --engine the
+    features are Parquet files in OUT/features, one per shard, and OUT is what --out-dir is elsewhere.
 
     The file works wherever a data set is named: in specs of [bold]evergrow bench[/bold] and for
     [bold]evergrow fit[/bold]. A second run on the same data looks at no image.
@@ -66,12 +80,16 @@ def features_command(
     Exit codes: 0 written, 1 written but items were left out (--on-error skip), 2 bad input or the file exists, and
     nothing written, 130 interrupted.
     """
-    import time
-
     from evergrow.core.errors import InputError, ParameterError
     from evergrow.datasets import FeatureSet, load_data, save_features
     from evergrow.datasets.array_files import SUFFIXES
 
+    wanted = checked_recipe("--recipe", recipe)
+    if placing.engine is not None:
+        placing.refuse(test_size=test_size, out_dir=placing.out_dir)
+        chosen = _Backbone(backbone, weights, preset, wanted, device)
+        kept = "skip" if skip else on_error.value
+        return _by_shards(data, out, chosen, reading, placing, workers, on_error=kept, batch=batch_size, quiet=as_json)
     if out.suffix not in SUFFIXES:
         raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
     check_target("--out", out, force=force)
@@ -83,7 +101,6 @@ def features_command(
     from evergrow.backbones.settings import ExtractConfig
     from evergrow.training.features import featurize
 
-    wanted = checked_recipe("--recipe", recipe)
     name = best_backbone(loaded.kind).name if backbone == "auto" else backbone
     model = create_backbone(name, weights, preset, device=device, recipe=wanted)
     config = ExtractConfig(
@@ -104,6 +121,55 @@ def features_command(
         f"{result.X_train.shape[1]}{_blocks(result.widths)} from {name}, {result.n_classes} classes, in {seconds:.1f} s"
     )
     return Answer(values, [line], code=skipped_code(left_out), done=f"{out} was written")
+
+
+@dataclass(frozen=True)
+class _Backbone:
+    """A backbone as it was asked for."""
+
+    name: str
+    weights: str | None
+    preset: str
+    recipe: Any
+    device: str
+
+    def created(self, kind: Any) -> Backbone:
+        """Return it, or the best at hand for a kind of samples."""
+        from evergrow.backbones import best_backbone, create_backbone
+
+        name = best_backbone(kind).name if self.name == "auto" else self.name
+        return create_backbone(name, self.weights, self.preset, device=self.device, recipe=self.recipe)
+
+
+def _by_shards(
+    data: str,
+    out: Path,
+    backbone: _Backbone,
+    reading: Reading,
+    placing: Placing,
+    workers: int | None,
+    *,
+    on_error: str,
+    batch: int | None,
+    quiet: bool,
+) -> Answer:
+    """Extract on an engine: features as Parquet, or how far a share of the work has come."""
+    from evergrow.core.errors import InputError
+
+    started = time.perf_counter()
+    source = source_of(data, reading, part="all")
+    if source.kind == "features":
+        raise InputError(f"DATA must be images or texts, got features already: {data}")
+    model = backbone.created(source.kind)
+    engine = placing.opened(out, workers=workers or None, quiet=quiet)
+    tally = engine.features(model, source, on_error=on_error, batch_size=batch)
+    if tally is None:
+        return share_answer(out, started)
+    found, seconds = tally.to_values(), time.perf_counter() - started
+    values = {"folder": str(out / "features"), "backbone": model.spec.name, "seconds": seconds, "engine": found}
+    line = f"{out / 'features'}: {found['rows']:,} features of width {model.n_features} from {model.spec.name}"
+    said = f"{line} in {seconds:.1f} s"
+    return Answer(values, [said], tally.summary(), done=f"{out} was written")
 
 
 def _blocks(widths: tuple[int, ...]) -> str:

@@ -13,6 +13,7 @@ import typer
 
 from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer, listed, percent, plural, warn_line
+from evergrow.cli.engine import HERE, Spreading, drop_folder, job_folder, share_answer, source_of
 from evergrow.cli.frames import Every, Frames, Label, labelled_frames
 from evergrow.cli.models import (
     REPLACING,
@@ -46,6 +47,7 @@ from evergrow.cli.registry import command
 from evergrow.core.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
+    from evergrow.engine.sources import FileSource
     from evergrow.learner.intake import Samples
     from evergrow.learner.learner import Learner
     from evergrow.training.settings import FsaConfig
@@ -73,7 +75,7 @@ def fit_command(
     ] = None,
     settings: Annotated[str, typer.Option(help="recommended, or paper for the published ones.")] = "recommended",
     features: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "auto",
-    units: Annotated[int | None, typer.Option(min=0, help="Width of the random layer: wider is slower, 0 for none.")] = None,
+    units: Annotated[int | None, typer.Option(min=0, help="Width of the random layer; 0 for none.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of layer, --adapt and --holdout.")] = 0,
     holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
     test: TestData = None,
@@ -85,6 +87,7 @@ def fit_command(
     cache: Cache = True,
     device: Device = "auto",
     weights: Weights = None,
+    spread: Spreading = HERE,
     force: Annotated[bool, typer.Option("--force", help="Replace a model, keeping what it was for rollback.")] = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -104,6 +107,11 @@ def fit_command(
 
       evergrow fit birds/ -m birds.evg --adapt ssf --epochs 10 --checkpoint birds.checkpoint
 
+      evergrow fit s3://bucket/birds/ -m birds.evg --engine local --workers 4
+
+    With --engine the data are learned shard by shard, to the same model; what is done lies in --out-dir (by default
+    MODEL.engine, which goes in the end), and the same command goes on from there.
+
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), 2 bad input or the model exists, and
     nothing written, 3 another process is changing the model, 130 interrupted and nothing written but the checkpoint.
     """
@@ -117,8 +125,11 @@ def fit_command(
     _check_checkpoint(checkpoint, model, config)
     running = Running(on_error, cache, device, weights, as_json)
     started = time.perf_counter()
+    if spread.engine is not None:
+        spread.refuse(holdout=holdout, adapt=adapt, label=label, test=test)
     # Before anything heavy is imported: most mistakes show here.
-    samples, held = (None, None) if shots is not None else _read(data, holdout, seed, reading)
+    away = shots is not None or spread.engine is not None
+    samples, held = (None, None) if away else _read(data, holdout, seed, reading)
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
     from evergrow.learner.reference import measured_change
@@ -136,6 +147,8 @@ def fit_command(
         cache=running.keeping,
         extract=running.extract,
     )
+    if spread.engine is not None:
+        return _fit_by_shards(model, learner, source_of(data, reading), spread, started, quiet=as_json)
     with _resumable(checkpoint):
         with measured_change(learner, test, reading.options()) as trial:
             learner.fit(shots if samples is None else samples, checkpoint=checkpoint)
@@ -145,6 +158,24 @@ def fit_command(
     tested = None if trial.tested is None else trial.tested.to_dict()
     lines = [*answer.lines[:-1], *trial_lines(learner, trial), answer.lines[-1]]
     return replace(answer, values={**answer.values, "test": tested}, lines=lines, cautions=[*answer.cautions, *left])
+
+
+def _fit_by_shards(
+    path: Path, learner: Learner, source: FileSource, spread: Spreading, started: float, *, quiet: bool
+) -> Answer:
+    """Fit on an engine and write the model, or say how far a share of the work has come."""
+    from evergrow.learner.modelfile import commit
+
+    folder, passing = job_folder(spread, path)
+    engine = spread.engine_in(folder, quiet=quiet)
+    tally = engine.fit(learner, source)
+    if tally is None:
+        return share_answer(folder, started)
+    commit(path, learner)
+    drop_folder(folder, passing)
+    answer = _answer(path, learner, None, None, time.perf_counter() - started, verbose=False)
+    values = {**answer.values, "engine": tally.to_values()}
+    return replace(answer, values=values, cautions=[*answer.cautions, *tally.summary()])
 
 
 def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, percent, plural, table
+from evergrow.cli.engine import HERE, Spreading, share_answer, source_of
 from evergrow.cli.frames import Every, Frames, video_question
 from evergrow.cli.models import Running, check_target, load_model, skipped_code
 from evergrow.cli.options import (
@@ -29,6 +31,7 @@ from evergrow.cli.options import (
 )
 from evergrow.cli.question import Question, check_items, read_question
 from evergrow.cli.registry import command
+from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ class Format(str, Enum):
     TABLE = "table"
     CSV = "csv"
     JSONL = "jsonl"
+    LABEL_STUDIO = "label-studio"
+    FIFTYONE = "fiftyone"
 
 
 @command("predict", panel="Ask")
@@ -66,6 +71,10 @@ def predict_command(
     false_alarm: FalseAlarm = 0.05,
     format: Annotated[Format, typer.Option("--format", "-f", help="How to write the answers.")] = Format.TABLE,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write them to, in one step.")] = None,
+    root: Annotated[
+        Path,
+        typer.Option("--root", help="For --format label-studio: the folder that Label Studio serves images from."),
+    ] = Path("."),
     reading: Reading = AS_FOUND,
     on_error: OnErrorOption = OnError.RAISE,
     every: Every = 1.0,
@@ -73,6 +82,7 @@ def predict_command(
     cache: Cache = True,
     device: Device = "auto",
     weights: Weights = None,
+    spread: Spreading = HERE,
     as_json: Json = False,
 ) -> Answer:
     """Say what images or texts show.
@@ -91,24 +101,67 @@ def predict_command(
 
       evergrow predict birds.evg feeder.mp4 --every 5
 
+      evergrow predict birds.evg photos/ --format label-studio --out tasks.json
+
+      evergrow predict birds.evg s3://bucket/photos/ --engine local --workers 4 --out-dir answers/
+
+    With --engine the answers are Parquet files in OUT_DIR/predict, one per shard.
+
     Exit codes: 0 answered, 1 answered but some could not be read (--on-error skip), 2 bad input, 130 interrupted.
     """
     if out is not None:
         check_target("--out", out)
     check_items(list(items or ()))
     learner = load_model(model, Running(on_error, cache, device, weights, as_json))
+    if spread.engine is not None:
+        spread.refuse(out=out, text=text)
+        alarm = false_alarm if reject_unknown else None
+        return _by_shards(model, learner, list(items or ()), reading, spread, top, alarm, quiet=as_json)
     question = video_question(learner, list(items or ()), every, frames)
     if question is None:
         question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
-    answers = answer_table(learner, question, top=top, false_alarm=false_alarm if reject_unknown else None)
+    found = learner.ask(question.items, false_alarm=false_alarm if reject_unknown else None)
+    answers = answer_table(found, question.names, top=top)
     code = skipped_code(len(answers.left_out))
     values: dict[str, Any] = {"model": str(model), "answered": len(answers.rows), "left_out": dict(answers.left_out)}
-    lines = answers.lines(format)
+    if format in (Format.LABEL_STUDIO, Format.FIFTYONE):
+        lines = review_lines(format, learner, question, found, title=f"{model.name} {learner.revision_}", root=root)
+    else:
+        lines = answers.lines(format)
     if out is not None:
         _write(out, lines)
         values["out"] = str(out)
         return Answer(values, [f"{plural(len(answers.rows), 'answer')} in {out}"], code=code, done=f"{out} was written")
     return Answer({**values, "predictions": [row.to_dict() for row in answers.rows]}, lines, code=code)
+
+
+def _by_shards(
+    model: Path,
+    learner: Learner,
+    items: list[str],
+    reading: Reading,
+    spread: Spreading,
+    top: int,
+    false_alarm: float | None,
+    *,
+    quiet: bool,
+) -> Answer:
+    """Ask on an engine: answers as Parquet, or how far a share of the work has come."""
+    if len(items) != 1 or items[0] == "-":
+        raise ParameterError(f"ITEMS must be one folder, file or address with --engine, got {len(items)}")
+    if spread.out_dir is None:
+        raise ParameterError("--out-dir must be given with --engine: the answers are written there")
+    started = time.perf_counter()
+    engine = spread.engine_in(spread.out_dir, quiet=quiet)
+    source = source_of(items[0], reading, part="all", labelled=False)
+    tally = engine.predict(learner, source, top=top, false_alarm=false_alarm)
+    if tally is None:
+        return share_answer(spread.out_dir, started)
+    found = tally.to_values()
+    out = spread.out_dir / "predict"
+    values = {"model": str(model), "answered": found["rows"], "left_out": dict(found["left_out"]), "out": str(out)}
+    line = f"{plural(found['rows'], 'answer')} in {out}"
+    return Answer({**values, "engine": found}, [line], tally.summary(), done=f"{out} was written")
 
 
 @dataclass(frozen=True)
@@ -229,23 +282,37 @@ class AnswerTable:
         return percent(value) if self.measure == "probability" else f"{value:.4g}"
 
 
-def answer_table(
-    learner: Learner, question: Question, *, top: int = 1, false_alarm: float | None = None
-) -> AnswerTable:
-    """Return the answers of a model; every item goes through the backbone once at most.
+def review_lines(
+    format: Format, learner: Learner, question: Question, found: Answers, *, title: str, root: Path
+) -> list[str]:
+    """Return answers as the lines of a file that an annotation tool loads."""
+    from evergrow.integrations.review import fiftyone_labels, label_studio_tasks
+
+    kind = learner.kind_
+    if kind == "features" or (kind == "text" and format is Format.FIFTYONE):
+        raise InputError(f"--format must be table, csv or jsonl for a model of {kind}, got {format.value}")
+    samples = question.names
+    if kind == "text":  # whole, as they came: names are on one line
+        samples = [question.items.raw_items().raw(row) for row in range(len(question.names))]
+    if format is Format.FIFTYONE:
+        content: Any = fiftyone_labels(found, samples)
+    else:
+        content = label_studio_tasks(found, samples, kind, version=title, root=root)
+    return json.dumps(content, indent=1, ensure_ascii=False).split("\n")
+
+
+def answer_table(found: Answers, names: list[str], *, top: int = 1) -> AnswerTable:
+    """Return answers as rows for people.
 
     Parameters
     ----------
-    learner : Learner
-        The model.
-    question : Question
-        The items.
+    found : Answers
+        Of a model.
+    names : list of str
+        A name of every item that it was asked about.
     top : int
         How many classes to give of each.
-    false_alarm : float or None
-        Share of known things that may be called unknown; None rejects nothing.
     """
-    found = learner.ask(question.items, false_alarm=false_alarm)
     ranked = _ranked(found, top)
     rows = []
     for place, row in enumerate(found.rows.tolist()):
@@ -253,7 +320,7 @@ def answer_table(
         if found.novelty is not None and found.unknown is not None and found.threshold is not None:
             values = float(found.novelty[place]), float(found.threshold[place])
             novelty = Novelty(bool(found.unknown[place]), *values)
-        rows.append(AnswerRow(question.names[row], ranked[place], novelty, found.measure))
+        rows.append(AnswerRow(names[row], ranked[place], novelty, found.measure))
     return AnswerTable(rows, found.measure, found.novelty is not None, min(top, len(found.classes)), found.failures)
 
 

@@ -272,10 +272,7 @@ def write_archive(path: str | os.PathLike[str], archive: Archive, *, like: str |
     OSError
         If it cannot be written, for example because the disk is full; what was there before stays.
     """
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _flat_tensors(archive)}
-    text = json.dumps(_described(archive), sort_keys=True, allow_nan=False)
-    needs = _needs(archive)
-    digest = _digest(needs + text, tensors)
+    needs, text, tensors, digest = _prepared(archive)
     head = {"schema": SCHEMA_VERSION, "needs": needs, "digest": digest, "archive": text}
     # One key only: safetensors writes several in no fixed order, and the same model must give the same file.
     metadata = {_KEY: json.dumps(head, sort_keys=True)}
@@ -285,6 +282,19 @@ def write_archive(path: str | os.PathLike[str], archive: Archive, *, like: str |
         except safetensors.SafetensorError as error:  # what it makes of a full disk
             raise OSError(f"{path} could not be written: {error}") from error
     return digest
+
+
+def archive_digest(archive: Archive) -> str:
+    """Return the checksum that the file of an archive would have."""
+    return _prepared(archive)[3]
+
+
+def _prepared(archive: Archive) -> tuple[str, str, dict[str, torch.Tensor], str]:
+    """Return what is written of an archive: what it needs, its description, its tensors and the checksum of all."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _flat_tensors(archive)}
+    text = json.dumps(_described(archive), sort_keys=True, allow_nan=False)
+    needs = _needs(archive)
+    return needs, text, tensors, _digest(needs + text, tensors)
 
 
 def read_archive(path: str | os.PathLike[str], kind: str | None = None) -> Archive:

@@ -47,35 +47,75 @@ def read_saved(folder: Path, options: DataOptions) -> LabelledItems:
 def read_hub(name: str, options: DataOptions) -> LabelledItems:
     """Read ``OWNER/NAME`` or ``OWNER/NAME#CONFIG`` from the hub or its cache, or a local folder of parquet files.
 
+    Parameters
+    ----------
+    name : str
+        What follows ``hf:``. The hub's own addresses do as well: ``//datasets/OWNER/NAME``, with ``@REVISION`` and the
+        path of a file or folder in it where they are wanted.
+    options : DataOptions
+        How to read it.
+
     Raises
     ------
     DatasetNotFoundError
         If it cannot be had; the message says how to bring it from another machine.
     """
-    path, _, config = name.partition("#")
-    local = Path(path)
+    place = _place(name)
+    local = Path(place.path)
     if local.is_dir() and is_saved(local):
         return read_saved(local, options)
     datasets = require("datasets", extra="datasets", purpose=f"reading hf:{name}")
     try:
-        content = _load(datasets, path, config or None, options)
+        content = _load(datasets, place, options)
     except EvergrowError:
         raise
     # The hub, the network and the builders each bring errors of their own; all mean that the data cannot be had.
     except Exception as error:
         raise DatasetNotFoundError(
-            f"Hugging Face data set {path!r} must be reachable, in the cache or on disk, but: {error}. Where there is "
-            f"a network, run datasets.load_dataset({path!r}).save_to_disk('FOLDER'), bring FOLDER here and load it by "
-            "its path"
+            f"Hugging Face data set {place.path!r} must be reachable, in the cache or on disk, but: {error}. Where "
+            f"there is a network, run datasets.load_dataset({place.path!r}).save_to_disk('FOLDER'), bring FOLDER here "
+            "and load it by its path"
         ) from error
     return _labelled_items(content, local.name, options)
 
 
-def _load(datasets: Any, path: str, config: str | None, options: DataOptions) -> Any:
-    if options.download or Path(path).is_dir():
-        return datasets.load_dataset(path, config)
+@dataclass(frozen=True)
+class _Place:
+    """A data set of the hub: its name or folder, a configuration of it, a revision, and files or a folder in it."""
+
+    path: str
+    config: str | None = None
+    revision: str | None = None
+    inside: str | None = None
+
+    def arguments(self) -> dict[str, str]:
+        """Return what ``datasets.load_dataset`` is told beyond the name and the configuration."""
+        values = {"revision": self.revision}
+        if self.inside is not None:
+            values["data_files" if Path(self.inside).suffix else "data_dir"] = self.inside
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def _place(name: str) -> _Place:
+    if not name.startswith("//"):
+        path, _, config = name.partition("#")
+        return _Place(path, config or None)
+    kind, _, rest = name[2:].partition("/")
+    rest, _, config = rest.partition("#")
+    owner, _, rest = rest.partition("/")
+    repository, _, inside = rest.partition("/")
+    title, _, revision = repository.partition("@")
+    parts = [owner, title, *inside.rstrip("/").split("/")]
+    if kind != "datasets" or not owner or not title or ".." in parts:
+        raise DatasetNotFoundError(f"data sets of the hub must be hf://datasets/OWNER/NAME, got {'hf:' + name!r}")
+    return _Place(f"{owner}/{title}", config or None, revision or None, inside.rstrip("/") or None)
+
+
+def _load(datasets: Any, place: _Place, options: DataOptions) -> Any:
+    if options.download or Path(place.path).is_dir():
+        return datasets.load_dataset(place.path, place.config, **place.arguments())
     with _offline(datasets):
-        return datasets.load_dataset(path, config)
+        return datasets.load_dataset(place.path, place.config, **place.arguments())
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def load_data(
         - a pattern such as ``photos/*/*.jpg``, or several, as a list or as in ``$PATH``: the folder of an image is its
           class;
         - the name of a benchmark (see :func:`list_benchmarks`) or of a file or folder in :func:`search_path`;
-        - ``torchvision:NAME``, or ``hf:OWNER/NAME`` (and ``#CONFIG``).
+        - ``torchvision:NAME``, or ``hf:OWNER/NAME`` (and ``#CONFIG``), also as ``hf://datasets/OWNER/NAME``.
     options : DataOptions, optional
         How to read it.
     **settings

@@ -1,1 +1,24 @@
 """Learning on many processes or machines: a manifest of shards, one file of results per shard, files added exactly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergrow.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from evergrow.engine.engines import Engine, LocalEngine, RayEngine, engine_of
+    from evergrow.engine.manifest import Division
+
+__all__ = ["Division", "Engine", "LocalEngine", "RayEngine", "engine_of"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Division": "evergrow.engine.manifest",
+        "Engine": "evergrow.engine.engines",
+        "LocalEngine": "evergrow.engine.engines",
+        "RayEngine": "evergrow.engine.engines",
+        "engine_of": "evergrow.engine.engines",
+    },
+)

@@ -219,7 +219,7 @@ class RemotePlace(Place):
                 ) from error
             except (ValueError, TypeError) as error:
                 raise ParameterError(
-                    f"address must be one that fsspec knows, got {self.address}: {self._plain(error)}"
+                    f"an address must be one that fsspec knows, got {self.address}: {self._plain(error)}"
                 ) from error
             self._opened, self._owner = (system, str(root).rstrip("/")), os.getpid()
         return self._opened
@@ -403,8 +403,8 @@ def check_address(address: str) -> None:
     """Raise :class:`ParameterError` for an address with a secret in it; the message does not repeat it."""
     if is_remote(address) and _has_password(address):
         raise ParameterError(
-            "address must hold no password, because it is written to manifests, got one that does; put it into the "
+            "an address must hold no password, because it is written to manifests, got one that does; put it into the "
             "environment"
         )
     if address.lower().startswith(("http://", "https://")) and "?" in address:
-        raise ParameterError("address must hold no query, which may be a signature, got one that does")
+        raise ParameterError("an address must hold no query, which may be a signature, got one that does")

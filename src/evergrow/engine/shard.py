@@ -72,6 +72,10 @@ class Source(Protocol):
     def kind(self) -> str:
         """``"image"``, ``"text"`` or ``"features"``."""
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each block, where samples are features of several; none elsewhere."""
+
     def describe(self) -> dict[str, Any]:
         """Return plain JSON values from which :func:`evergrow.engine.sources.open_source` makes the source again."""
 

@@ -112,7 +112,11 @@ class ShapeModel:
 
 def _principal(centred: Tensor, directions: int) -> tuple[Tensor, Tensor]:
     """Return energies, rising, and directions (d, k) of centred rows: all, or the first where there are many."""
-    width = centred.shape[1]
+    rows, width = centred.shape
+    if 2 * rows <= width:  # all directions lie in the span of the rows: a small decomposition within it is enough
+        span, triangle = torch.linalg.qr(centred.T)
+        energies, turned = symmetric_eigh(triangle @ triangle.T)
+        return energies, span @ turned
     wanted = directions + _MORE
     if width <= _WIDE or wanted >= min(centred.shape):
         return symmetric_eigh(centred.T @ centred)

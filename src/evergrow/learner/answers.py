@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from evergrow.learner.labels import as_labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,20 @@ class Answers:
         Which belong to no class that was learned, where that was asked for.
     threshold : ndarray of shape (n,) or None
         The novelty above which each is unknown, where that was asked for.
+    label_kind : {"name", "integer", "boolean"}
+        What the labels are that were learned.
+    index : pandas.Index or None
+        Index of the frame that the items came in, where they did.
+
+    Examples
+    --------
+    >>> import numpy as np, pandas
+    >>> from evergrow import Learner
+    >>> y = np.arange(40) % 2
+    >>> frame = pandas.DataFrame({"a": 3.0 * y, "b": np.linspace(0, 1, 40)}, index=[f"s{n}" for n in range(40)])
+    >>> answers = Learner(None, options={"n_units": 20}).fit(frame, y).ask(frame)
+    >>> answers.to_frame()["class"].loc[["s0", "s1"]].tolist()
+    [0, 1]
     """
 
     classes: NDArray[np.str_]
@@ -43,6 +60,13 @@ class Answers:
     unknown: NDArray[np.bool_] | None = None
     threshold: NDArray[np.float64] | None = None
     chosen: NDArray[np.int64] | None = None
+    label_kind: str = "name"
+    index: Any = None
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """The classes as labels of the kind that was learned, one per column of ``values``."""
+        return as_labels(self.classes.tolist(), self.label_kind)
 
     def ranked(self, top: int) -> NDArray[np.int64]:
         """Return the columns of the likeliest classes of each row, the answer first."""
@@ -51,3 +75,43 @@ class Answers:
             others = order[order != self.chosen[:, None]].reshape(len(order), order.shape[1] - 1)
             order = np.column_stack([self.chosen, others])
         return order[:, :top]
+
+    def part(self, rows: slice) -> Answers:
+        """Return the answers of some rows, numbered anew; of failures nothing is said."""
+
+        def cut(values: Any) -> Any:
+            return None if values is None else values[rows]
+
+        values = self.values[rows]
+        return replace(
+            self,
+            values=values,
+            rows=np.arange(len(values)),
+            failures=(),
+            novelty=cut(self.novelty),
+            unknown=cut(self.unknown),
+            threshold=cut(self.threshold),
+            chosen=cut(self.chosen),
+            index=cut(self.index),
+        )
+
+    def to_frame(self, library: str = "pandas", *, top: int = 1) -> Any:
+        """Return the answers as a data frame, one row for each item that could be read.
+
+        Parameters
+        ----------
+        library : {"pandas", "polars"}
+            Whose frame it is.
+        top : int
+            How many classes to give of each item.
+
+        Returns
+        -------
+        DataFrame
+            Columns ``class`` and ``probability`` (or ``score``), with ``top`` also ``class_2``, ``probability_2`` and
+            so on, and where novelty was asked for ``novelty``, ``threshold`` and ``unknown``. In pandas its index is
+            that of the frame that was asked about, or the numbers of the items; in polars a column ``row`` has these.
+        """
+        from evergrow.learner.frames import answers_frame
+
+        return answers_frame(self, library, top)

@@ -18,6 +18,7 @@ from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.chunks import is_stream, labelled_chunks, read_chunks
 from evergrow.learner.encoder import Encoder, Features
 from evergrow.learner.evaluation import Compared, Evaluation, evaluate_predictions, kept_answers, open_world
+from evergrow.learner.frames import check_columns, is_pandas
 from evergrow.learner.intake import Samples, read_items, read_unknown
 from evergrow.learner.labels import as_labels, column_order
 from evergrow.learner.learner_base import LearnerBase, check_width
@@ -45,7 +46,23 @@ class Asking(LearnerBase):
         return as_labels(names.tolist(), self._state().label_kind)
 
     def decision_function(self, items: Any) -> NDArray[np.float64]:
-        """Return the score of every class, always one column per entry of ``classes_``; larger means more likely.
+        """Return the score of every class, one column per entry of ``classes_``; larger means more likely.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+
+        Returns
+        -------
+        ndarray of shape (n, C), or (n,) for two classes
+            Of two classes the score of the second less that of the first, as scikit-learn's tools take it.
+        """
+        scores = self.class_scores(items)
+        return np.asarray(scores[:, 1] - scores[:, 0]) if scores.shape[1] == 2 else scores
+
+    def class_scores(self, items: Any) -> NDArray[np.float64]:
+        """Return the score of every class, one column per entry of ``classes_`` whatever their number.
 
         Parameters
         ----------
@@ -123,6 +140,7 @@ class Asking(LearnerBase):
             failures = tuple(failure for part in chunks for failure in part.failures)
             return Features(np.concatenate([part.X for part in chunks]), rows, failures)
         samples = read_items(items, self._encoder.kind)
+        check_columns(samples.columns, now.columns)
         if samples.features is not None:  # a backbone answers for its own
             check_width(samples.features, now.head.n_features_in_)
         return self._encoder.encode_now(samples, self.extract, self.cache)
@@ -148,7 +166,16 @@ class Asking(LearnerBase):
         names, measure = np.asarray(head.classes_, dtype=np.str_), "probability" if able else "score"
         answering = self._state().answering
         chosen = None if answering.is_plain else answering.choose(values, names.tolist())
-        answers = Answers(names, values, measure, features.rows, features.failures, chosen=chosen)
+        answers = Answers(
+            names,
+            values,
+            measure,
+            features.rows,
+            features.failures,
+            chosen=chosen,
+            label_kind=self._state().label_kind,
+            index=getattr(items, "index", None) if is_pandas(items) else None,
+        )
         if threshold is None:
             return answers
         novelty = head.novelty_score(features.X)

@@ -25,6 +25,7 @@ from evergrow.datasets.load import is_on_disk, read_path
 from evergrow.datasets.stored import StoredImages
 from evergrow.datasets.tables import TABLE_SUFFIXES, read_texts
 from evergrow.datasets.trees import DiskTree
+from evergrow.learner.frames import frame_values, is_frame, single_column
 from evergrow.learner.labels import kind_of
 from evergrow.learner.memory_images import MixedImages, channels_last, is_pil_image, is_pixels
 
@@ -56,6 +57,8 @@ class Samples:
         What the labels were before they became names; None for names out of a file.
     weights : ndarray of shape (n,) or None
         What each counts for; None where each counts as one.
+    columns : tuple of str
+        Names of the columns of the features, where they came in a data frame that has names.
     """
 
     kind: str
@@ -67,6 +70,7 @@ class Samples:
     widths: tuple[int, ...] = ()
     label_kind: str | None = None
     weights: NDArray[np.float64] | None = None
+    columns: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.features) if self.features is not None else len(self.raw_items())
@@ -101,6 +105,7 @@ class Samples:
             self.widths,
             self.label_kind,
             None if self.weights is None else self.weights[rows],
+            self.columns,
         )
 
 
@@ -115,6 +120,7 @@ def as_names(labels: Any, n: int) -> NDArray[np.str_]:
     """
     if isinstance(labels, (str, bytes)) or not hasattr(labels, "__len__"):
         raise LabelError(f"labels must be a sequence of class names, got {type(labels).__name__}")
+    labels = single_column(labels) if is_frame(labels) else labels
     values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     if not isinstance(values, list) or len(values) != n:
         raise LabelError(f"labels must be one per sample ({n}), got {len(labels)}")
@@ -171,7 +177,8 @@ def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataO
     if isinstance(data, tuple) and len(data) == 2:
         samples = read_items(data[0], kind)
         names = as_names(data[1], len(samples))
-        given = data[1].tolist() if hasattr(data[1], "tolist") else data[1]
+        labels = single_column(data[1]) if is_frame(data[1]) else data[1]
+        given = labels.tolist() if hasattr(labels, "tolist") else labels
         return replace(samples, labels=names, label_kind=kind_of(given))
     raise InputError(
         f"{setting('data')} must be a path, a RawSet, a FeatureSet or a pair (items, labels), "
@@ -245,7 +252,8 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     items : object
         A path or paths of images, a folder of images, an image or images (PIL images, uint8 arrays), a text or
         texts, the path of a file of texts (see :func:`evergrow.datasets.tables.read_texts`), or feature vectors
-        (also the path of an ``.npy`` or ``.npz`` file with an array ``X``).
+        (also the path of an ``.npy`` or ``.npz`` file with an array ``X``). A data frame of numbers is feature vectors;
+        one column of texts or paths is those.
     kind : {"image", "text", "features"}, optional
         What the model takes. It tells texts from paths, and bytes that are features from pixels.
 
@@ -267,6 +275,11 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     if hasattr(items, "detach"):
         items = items.detach().cpu().numpy()
         items = channels_last(items) if items.ndim in (3, 4) and kind != "features" else items
+    if is_frame(items):
+        values, columns = frame_values(items, kind)
+        if isinstance(values, list):
+            return _of_sequence(values, kind)
+        return Samples("features", features=_features(values), columns=columns)
     if hasattr(items, "__array__"):
         return _of_array(np.asarray(items), kind)
     if not isinstance(items, Sequence) or isinstance(items, (bytes, bytearray)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from typing_extensions import Self
@@ -15,6 +15,7 @@ from evergrow.learner.summaries import html_of, text_of
 
 if TYPE_CHECKING:
     from evergrow.backbones.base import BackboneSpec
+    from evergrow.learner.learner import Learner
 
 
 class Keeping(LearnerBase):
@@ -119,6 +120,121 @@ class Keeping(LearnerBase):
         learner._encoder = learner._open_encoder().settled(snapshot.spec, snapshot.adaptation, snapshot.widths)
         learner._snapshot = snapshot
         return learner
+
+    # -- the Hugging Face Hub -------------------------------------------------------------------------------
+
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        licence: str | None = None,
+        dataset: str | None = None,
+        summary: str | None = None,
+        private: bool | None = None,
+        token: str | None = None,
+        branch: str | None = None,
+        create_pr: bool | None = None,
+        message: str = "Publish an evergrow model",
+    ) -> str:
+        """Publish the model on the Hugging Face Hub: its file and a card, in one commit.
+
+        The card lists classes and counts, the backbone with its licence where that is known, the accuracy where it was
+        measured (:meth:`evaluate`, :meth:`score`) and how to load it. Names of users and places on a disk, which the
+        record of changes may have, are left out of the published file.
+
+        Parameters
+        ----------
+        repo : str
+            ``"OWNER/NAME"``; made where it is not there yet.
+        licence : str, optional
+            Licence of the model, as the Hub writes them, for example ``"apache-2.0"``.
+        dataset : str, optional
+            What it learned from and was measured on, for the card.
+        summary : str, optional
+            A paragraph for the card, as Markdown.
+        private : bool, optional
+            Whether only you may see a repository that is made.
+        token : str, optional
+            For the Hub; by default that of ``hf auth login``.
+        branch : str, optional
+            The branch to write to, by default ``"main"``.
+        create_pr : bool, optional
+            Whether to propose the change instead of making it.
+        message : str
+            Of the commit.
+
+        Returns
+        -------
+        str
+            Address of the commit.
+
+        Raises
+        ------
+        HubError
+            If the Hub cannot be reached, or refuses.
+        """
+        from evergrow.learner.hub import push
+        from evergrow.learner.model_card import CardFacts
+
+        facts = CardFacts(licence, dataset, summary)
+        settings = {"private": private, "token": token, "branch": branch, "create_pr": create_pr}
+        return push(cast("Learner", self), repo, facts, commit_message=message, **settings)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        **settings: Any,
+    ) -> Self:
+        """Load a model from the Hugging Face Hub, or from a folder that holds what was published.
+
+        Only ``model.evg`` is read, and checked as every model file is: nothing in it is executed.
+
+        Parameters
+        ----------
+        repo : str or path-like
+            ``"OWNER/NAME"``, or a folder.
+        revision : str, optional
+            A branch, tag or commit; give a commit to load the same model for ever.
+        token : str or bool, optional
+            For private repositories; by default that of ``hf auth login``.
+        cache_dir : path-like, optional
+            Where downloads are kept; by default the Hub's cache.
+        force_download : bool
+            Whether to download what is in the cache.
+        local_files_only : bool
+            Whether to look in the cache only.
+        **settings
+            As for :meth:`load`: ``backbone``, ``weights``, ``device``, ``cache``, ``extract``.
+
+        Raises
+        ------
+        ModelNotFoundError
+            If there is no such repository or folder, or no model in it.
+        HubError
+            If the Hub cannot be reached.
+        FileFormatError
+            If the file is no learner, is damaged or was altered.
+        """
+        from evergrow.learner.hub import fetched_model
+
+        path = fetched_model(
+            repo,
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+        )
+        return cls.load(path, **settings)
+
+    # -- at a glance ----------------------------------------------------------------------------------------
 
     def info(self, *, numerics: bool = False) -> dict[str, Any]:
         """Return what the learner is, in plain values; loads no backbone.

@@ -19,6 +19,7 @@ from evergrow.learner.asking import Asking
 from evergrow.learner.chunks import check_whole, is_stream, labelled_chunks
 from evergrow.learner.class_warnings import warn_alike, warn_few
 from evergrow.learner.editing import Editing
+from evergrow.learner.elsewhere import learn_elsewhere
 from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
 from evergrow.learner.intake import Samples
 from evergrow.learner.keeping import Keeping
@@ -146,6 +147,7 @@ class Learner(Asking, Editing, Keeping):
         *,
         sample_weight: Any = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        engine: Any = None,
     ) -> Self:
         """Forget everything and learn.
 
@@ -165,6 +167,10 @@ class Learner(Asking, Editing, Keeping):
         checkpoint : path-like, optional
             File that is written after every epoch of ``adapt``. If the training is interrupted, the same call goes on
             after the last epoch in it, to the same numbers. It is left there when all is done, and then of no more use.
+        engine : {"local", "ray"} or Engine, optional
+            Several processes or machines that learn shard by shard, exactly, such as
+            ``evergrow.engine.LocalEngine(workers=2)``. ``data`` is then an address that every worker reads for itself;
+            the layer is made from 20,000 samples of it, drawn by the seed, or all where there are no more.
 
         Returns
         -------
@@ -184,6 +190,9 @@ class Learner(Asking, Editing, Keeping):
         FewSamplesWarning
             Where classes have fewer than ten samples, and fewer than a fifth of what the others have.
         """
+        if engine is not None:
+            learn_elsewhere(self, engine, "fit", data, y=y, sample_weight=sample_weight, checkpoint=checkpoint)
+            return self
         return self._fit(data, y, sample_weight, checkpoint, None)
 
     def _fit(self, data: Any, y: Any, sample_weight: Any, checkpoint: Any, announced: tuple[str, ...] | None) -> Self:
@@ -226,10 +235,13 @@ class Learner(Asking, Editing, Keeping):
             label_kind=kind,
             announced=announced,
             widths=encoder.widths if encoder.spec is None else (),
+            columns=first.columns if encoder.spec is None else (),
         )
         return self
 
-    def partial_fit(self, data: Any, y: Any = None, *, classes: Any = None, sample_weight: Any = None) -> Self:
+    def partial_fit(
+        self, data: Any, y: Any = None, *, classes: Any = None, sample_weight: Any = None, engine: Any = None
+    ) -> Self:
         """Learn more: new classes, old ones or both. The first call is the same as :meth:`fit`.
 
         Parameters
@@ -242,6 +254,8 @@ class Learner(Asking, Editing, Keeping):
             All classes that will ever come. Others are refused, now and in later calls, until more are announced; the
             model file remembers them. Not needed: without it any class may come at any time.
         sample_weight : array-like of shape (n,), optional
+            As for :meth:`fit`.
+        engine : {"local", "ray"} or Engine, optional
             As for :meth:`fit`.
 
         Returns
@@ -259,6 +273,10 @@ class Learner(Asking, Editing, Keeping):
             As for :meth:`fit`, where a class becomes one of those; later batches do not repeat it.
         """
         now = self._snapshot_or_none()
+        if engine is not None:
+            what = "fit" if now is None else "partial_fit"
+            learn_elsewhere(self, engine, what, data, y=y, classes=classes, sample_weight=sample_weight)
+            return self
         announced = announced_names(classes, now)
         if now is None:
             return self._fit(data, y, sample_weight, None, announced)
@@ -335,6 +353,7 @@ class Learner(Asking, Editing, Keeping):
             label_kind=now.label_kind,
             announced=now.announced,
             widths=now.widths,
+            columns=now.columns,
         )
         return child
 
@@ -368,8 +387,22 @@ class Learner(Asking, Editing, Keeping):
         return {name: getattr(self, _KEPT_AS.get(name, name)) for name in self._param_names()}
 
     def set_params(self, **params: Any) -> Self:
-        """Set constructor arguments by name, for the next :meth:`fit`; unknown ones are refused."""
+        """Set constructor arguments by name, for the next :meth:`fit`; unknown ones are refused.
+
+        A single option goes by ``options__NAME``, as in a grid that scikit-learn searches.
+
+        Examples
+        --------
+        >>> from evergrow import Learner
+        >>> Learner(options={"n_units": 50}).set_params(options__alpha=0.1).options
+        {'n_units': 50, 'alpha': 0.1}
+        """
+        single = {name: value for name, value in params.items() if name.startswith("options__")}
+        params = {name: value for name, value in params.items() if name not in single}
         check_keys(params, self._param_names(), "parameter of Learner")
+        if single:
+            options = params.get("options", self.options) or {}
+            params["options"] = {**options, **{name.removeprefix("options__"): single[name] for name in single}}
         for name, value in params.items():
             setattr(self, _KEPT_AS.get(name, name), value)
         return self

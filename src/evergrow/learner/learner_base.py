@@ -18,6 +18,7 @@ from evergrow.heads.estimator import Estimator
 from evergrow.learner.answering import Answering
 from evergrow.learner.changes import Change
 from evergrow.learner.encoder import Encoder, Features
+from evergrow.learner.frames import check_columns
 from evergrow.learner.intake import Samples
 from evergrow.learner.labels import as_labels
 from evergrow.learner.learning import Block, gathered
@@ -96,6 +97,19 @@ class LearnerBase(Estimator):
         return self._state().kind
 
     @property
+    def n_features_in_(self) -> int:
+        """Width of the feature vectors: those that were learned, or those of the backbone."""
+        return int(self._state().head.n_features_in_)
+
+    @property
+    def feature_names_in_(self) -> NDArray[Any]:
+        """Names of the columns that were learned; only there where they came in a data frame."""
+        names = self._state().columns
+        if not names:
+            raise AttributeError("feature_names_in_ is only there where a data frame with named columns was learned")
+        return np.array(names, dtype=object)
+
+    @property
     def spec_(self) -> BackboneSpec | None:
         """What computes the features; None where samples are features."""
         return self._state().spec
@@ -149,8 +163,10 @@ class LearnerBase(Estimator):
     # -- samples to features --------------------------------------------------------------------------------
 
     def _encoded(self, samples: Samples, encoder: Encoder, *, on_error: str | None = None) -> Features:
-        encoded = encoder.encode(samples, self.extract, cache=self.cache, on_error=on_error)
         now = self._snapshot_or_none()
+        if now is not None and encoder is self._encoder:
+            check_columns(samples.columns, now.columns)
+        encoded = encoder.encode(samples, self.extract, cache=self.cache, on_error=on_error)
         width = encoder.spec.n_features if encoder.spec is not None else None
         if now is not None and encoder is self._encoder:
             width = now.head.n_features_in_

@@ -116,7 +116,7 @@ def first_block(head: IncrementalClassifier, block: Block, seed: int) -> Learned
     else:
         head.partial_fit(block.X, block.labels, sample_weight=block.weights)
     head.settle()
-    calibration = _calibrated(Calibration(), head, block, seed)
+    calibration = calibrated_on(Calibration(), head, block, seed)
     return Learned(
         head,
         counted({}, block.labels),
@@ -137,14 +137,14 @@ def next_block(before: Learned, block: Block, seed: int) -> Learned:
     return Learned(
         head,
         counted(before.counts, block.labels),
-        _calibrated(calibration, head, block, seed),
+        calibrated_on(calibration, head, block, seed),
         before.samples + len(block.labels),
         (*before.data, *fingerprints(block.X, block.labels, before.history, block.weights)),
         before.history,
     )
 
 
-def _calibrated(before: Calibration, head: IncrementalClassifier, block: Block, seed: int) -> Calibration:
+def calibrated_on(before: Calibration, head: IncrementalClassifier, block: Block, seed: int) -> Calibration:
     """Return the calibration with a block that a head has just learned, and let the head answer by it."""
     if not head.can("novelty"):
         return before

@@ -245,7 +245,14 @@ def rollback(
     return change
 
 
-def redo(path: str | os.PathLike[str], n: int = 1, *, wait: bool = False, who: str | None = None) -> Change:
+def redo(
+    path: str | os.PathLike[str],
+    n: int = 1,
+    *,
+    wait: bool = False,
+    who: str | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Change:
     """Take rollbacks back: the file is again, byte for byte, what it was before them.
 
     Parameters
@@ -258,6 +265,8 @@ def redo(path: str | os.PathLike[str], n: int = 1, *, wait: bool = False, who: s
         Whether to wait for another writer instead of raising.
     who : str, optional
         Whose change it is; by default the user (:func:`author`).
+    extra : mapping, optional
+        Further plain fields of the record.
 
     Returns
     -------
@@ -289,15 +298,17 @@ def redo(path: str | os.PathLike[str], n: int = 1, *, wait: bool = False, who: s
                 f"{setting('n')} must be at most {len(steps)}, the number of rollbacks to take back, got {n}"
             )
         for entry, number in steps:
-            change = _redo_step(model, place, entry, int(number or 0), author() if who is None else who)
+            named = author() if who is None else who
+            change = _redo_step(model, place, entry, int(number or 0), named, extra or {})
     return change
 
 
-def _redo_step(model: Path, place: History, entry: Undone, number: int, who: str) -> Change:
+def _redo_step(model: Path, place: History, entry: Undone, number: int, who: str, extra: Mapping[str, Any]) -> Change:
     """Put what one rollback undid in the model's place again."""
     header = place.recorded(number, entry.before)
     said = f"redid {entry.change.note.removeprefix('undid ')}"
     change = Change.now("redo", entry.change.samples, note=said).numbered(header.revision).by(who)
+    change = dataclasses.replace(change, extra={**change.extra, **extra})
     with _writing(model):
         place.restrict()
         place.record(Undone(change, entry.after, entry.before))

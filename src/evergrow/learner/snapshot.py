@@ -120,6 +120,8 @@ class Snapshot:
         Optional contents of a file that a later evergrow wrote, kept as they were read.
     widths : tuple of int
         Columns of each block, where samples are features of several; with a backbone its description says so.
+    columns : tuple of str
+        Names of the columns, where samples are features that came in a data frame.
     """
 
     head: IncrementalClassifier
@@ -137,6 +139,7 @@ class Snapshot:
     reference: Reference | None = None
     extra: Extra = field(default_factory=lambda: Extra())
     widths: tuple[int, ...] = ()
+    columns: tuple[str, ...] = ()
 
     @property
     def revision(self) -> int:
@@ -194,6 +197,8 @@ class Snapshot:
             meta["reference"] = self.reference.to_values()
         if self.widths:
             meta["widths"] = list(self.widths)
+        if self.columns:
+            meta["columns"] = list(self.columns)
         return KIND.archive(meta, parts={**self.extra.parts, **parts})
 
 
@@ -310,6 +315,8 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
     fields.require(
         not widths or (spec is None and sum(widths) == head.n_features_in_), "its blocks do not fit its features"
     )
+    columns = tuple(fields.texts("columns", []))
+    fields.require(len(columns) in (0, head.n_features_in_), "it has another number of columns than names for them")
     calibration = Calibration.from_archive(fields.part("calibration"), fields.inside("calibration"))
     calibration.apply(head)
     fields.require(spec is not None or not fields.has("adaptation"), "a backbone was adapted that it does not describe")
@@ -328,6 +335,7 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         answering=_answering(fields, head, counts) if fields.has("answering") else Answering(),
         reference=Reference.from_fields(fields.fields("reference")) if fields.has("reference") else None,
         widths=widths,
+        columns=columns,
     )
     return dataclasses.replace(snapshot, extra=Extra(fields.unknown(), fields.unknown_parts())), recipe
 

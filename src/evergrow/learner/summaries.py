@@ -64,7 +64,7 @@ def text_of(info: dict[str, Any] | None, method: str, tested: Measured | None) -
         f"{info['n_samples']} sample{'s' * (info['n_samples'] != 1)}",
         f"revision {info['revision']}",
     ]
-    tested = tested or _of_history(info)
+    tested = tested or last_tested(info)
     if tested is not None:
         parts.append(f"accuracy {tested.accuracy:.1%} on {tested.n}{_outdated(info, tested)}")
     return f"Learner({', '.join(parts)})"
@@ -110,7 +110,7 @@ def _said(change: dict[str, Any]) -> str:
     return "; ".join(part for part in (", ".join(names), one_line(change["note"])) if part)
 
 
-def _of_history(info: dict[str, Any]) -> Measured | None:
+def last_tested(info: dict[str, Any]) -> Measured | None:
     """Return the accuracy that the latest tested change ended with."""
     for change in reversed(info["history"]):
         found = change.get("tested") or {}

@@ -301,6 +301,7 @@ class ShapeScores:
 
 def _lower(covariances: Tensor) -> Tensor:
     """Return lower triangular factors; sums that no samples have, as a damaged file may, are refused."""
+    factors: Tensor
     factors, failed = torch.linalg.cholesky_ex(covariances)
     if bool(failed.any()):
         raise NumericalError("sums of products of a class must be those of some samples, got a negative variance")

@@ -147,7 +147,7 @@ class FourierProjection(Projection):
             scales = (math.sqrt(2.0 * gamma),)
         sampler = UnitSampler(Z, scales, "phases", self.random_state, self.kind, orthogonal=self.orthogonal)
         rounds = range(math.ceil(self.requested / _BLOCK))
-        pieces = [sampler.units(index, sampler.normals(index, 1, _BLOCK), 0) for index in rounds]
+        pieces = [sampler.block(index, _BLOCK, 0) for index in rounds]
         self.weights = torch.cat([piece[0] for piece in pieces], dim=1)[:, : self.requested].contiguous()
         self.bias = torch.cat([piece[1] for piece in pieces])[: self.requested]
         return self

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections import OrderedDict
 
 import torch
 from torch import Tensor
@@ -12,6 +14,51 @@ from evergrow.core.seeding import generator
 from evergrow.projections.scales import AUTO_SPREADS, FOURIER_BANDWIDTH, Scales, centred_rms, paper_or_given
 
 BIAS_RULES = ("gaussian", "points", "phases")
+
+
+class KeptDirections:
+    """Directions of units that were drawn, to be had again at once; none are kept until room is made for them.
+
+    They depend on the seed and the width of features alone, so a service that begins many models with one backbone
+    draws them once.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Most that is kept; the oldest goes first.
+    """
+
+    def __init__(self, n_bytes: int = 0) -> None:
+        self._room = n_bytes
+        self._kept: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def make_room(self, n_bytes: int) -> None:
+        """Keep up to so many bytes from now on."""
+        with self._guard:
+            self._room = n_bytes
+            self._shrink()
+
+    def get(self, key: tuple[object, ...]) -> Tensor | None:
+        """Return what was kept under a key; never to be changed in place."""
+        with self._guard:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def put(self, key: tuple[object, ...], drawn: Tensor) -> None:
+        """Keep what was drawn, as far as there is room."""
+        with self._guard:
+            self._kept[key] = drawn
+            self._shrink()
+
+    def _shrink(self) -> None:
+        while self._kept and sum(drawn.nbytes for drawn in self._kept.values()) > self._room:
+            self._kept.popitem(last=False)
+
+
+KEPT = KeptDirections()
+"""What this process keeps."""
 
 
 class UnitSampler:
@@ -73,10 +120,24 @@ class UnitSampler:
 
     def units(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Turn the normals of a round into weights (d, m) and biases (m,) at one step of the schedule."""
-        device, count = self.Z.device, normals.shape[0] * normals.shape[2]
-        scale = self._unit_scales(round_, count, step)
         if self.orthogonal:
             normals = torch.stack([_orthogonal(piece) for piece in normals])
+        return self._scaled(round_, normals, step)
+
+    def block(self, round_: int, block: int, step: int) -> tuple[Tensor, Tensor]:
+        """Return the first block of a round at one step of the schedule: weights (d, block) and biases (block,)."""
+        key = (self.seed, self.purpose, round_, self.Z.shape[1], block, self.orthogonal)
+        directions = KEPT.get(key)
+        if directions is None:
+            normals = self.normals(round_, 1, block)
+            directions = _orthogonal(normals[0])[None] if self.orthogonal else normals
+            KEPT.put(key, directions)
+        return self._scaled(round_, directions, step)
+
+    def _scaled(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Return the units of directions that are settled."""
+        device, count = self.Z.device, normals.shape[0] * normals.shape[2]
+        scale = self._unit_scales(round_, count, step)
         normals = normals.to(device, non_blocking=True).transpose(0, 1).reshape(normals.shape[1], count)
         weights = normals[:-1] * scale
         if self.bias == "gaussian":

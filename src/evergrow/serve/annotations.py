@@ -121,6 +121,11 @@ class Annotate:
 
     annotations: tuple[Annotation, ...]
 
+    @property
+    def size(self) -> int:
+        """Samples that come with them, at most."""
+        return len(self.annotations)
+
     def on_learner(self, learner: Learner) -> None:
         """Unlearn what they said before and learn what they say now; nothing where that is the same."""
         ledger = Ledger.from_archive(attached_part(learner, PART))
@@ -198,6 +203,26 @@ def _with(ledger: Ledger, wanted: Annotation) -> Ledger:
 def _nothing_came() -> Change:
     """Return a change of no samples: ids of annotations that were deleted before they came must be remembered too."""
     return Change.now("update", 0, note="an annotation was deleted before it came")
+
+
+def without_forgotten(archive: Archive | None, history: Sequence[Change]) -> Archive | None:
+    """Return the annotations that a model keeps, without the feature vectors of classes that it has forgotten.
+
+    Parameters
+    ----------
+    archive : Archive or None
+        What :meth:`Ledger.to_archive` gave; None where there are none.
+    history : sequence of Change
+        All changes of the model.
+
+    Returns
+    -------
+    Archive or None
+        None where nothing is to be left out.
+    """
+    ledger = Ledger.from_archive(archive)
+    kept = {key: entry for key, entry in ledger.entries.items() if name_now(entry, history) is not None}
+    return None if len(kept) == len(ledger.entries) else dataclasses.replace(ledger, entries=kept).to_archive()
 
 
 def deletions(keys: Iterable[str]) -> tuple[Annotation, ...]:

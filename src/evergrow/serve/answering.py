@@ -64,6 +64,7 @@ def model_values(name: str, model: ServedModel, version: Version) -> dict[str, A
         "n_features": version.n_features,
         "history": [change_values(change) for change in model.history(version)],
         "revisions": model.revisions(),
+        "redoable": model.redoable(),
     }
     if isinstance(known, Draft):
         about = {"method": known.method, "settings": known.settings, "options": known.options, "thresholds": None}
@@ -94,9 +95,8 @@ def _backbone(described: dict[str, Any]) -> dict[str, Any]:
 def prediction_values(name: str, version: Version, answers: Answers, k: int, false_alarm: float) -> dict[str, Any]:
     """Return answers, the likeliest classes of each sample first."""
     values = answers.values
-    order = np.argsort(-values, axis=1, kind="stable")[:, :k]
     rows = []
-    for row, best in enumerate(order):
+    for row, best in enumerate(answers.ranked(k)):
         top = [{"class": str(answers.classes[column]), "value": float(values[row, column])} for column in best]
         novelty = None if answers.novelty is None else float(answers.novelty[row])
         rows.append(

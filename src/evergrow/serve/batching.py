@@ -1,27 +1,36 @@
 """Questions of many callers through one backbone together; what is learned or unlearned goes through it alone.
 
 Features depend, in their last digits, on what else is in a batch. Questions do not mind. What is taught must give the
-same numbers again when it is to be unlearned, so each such sample is encoded by itself.
+same numbers again when it is to be unlearned, so each such sample is encoded by itself, by one thread.
+
+A head reads all of its weights for one sample as for thirty, so questions to one model that went through the backbone
+together are answered together too.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from evergrow.backbones.vision import ImageBackbone
 from evergrow.core.errors import InputError, NumericalError
+from evergrow.core.feature_blocks import join_blocks
 from evergrow.serve.problems import Problem
+from evergrow.serve.threads import cores, limit_torch
 
 if TYPE_CHECKING:
     from evergrow.backbones.base import Backbone
+    from evergrow.learner.answers import Answers
     from evergrow.serve.metrics import Metrics
 
 Prepared = torch.Tensor | str
@@ -29,18 +38,29 @@ Prepared = torch.Tensor | str
 
 FeatureRows = NDArray[np.float32]
 
+_SHARE, _LONGEST = 0.1, 0.05
+"""A batch waits for requests on their way as long as a tenth of what the last one took, and no longer than this."""
+
+
+class Answering(Protocol):
+    """A model that answers about features."""
+
+    def ask(self, rows: NDArray[Any]) -> Answers:
+        """Return answers, one for each row."""
+
 
 @dataclass
 class _Waiting:
-    """Samples of one request in the queue."""
+    """Samples of one request in the queue, and the model that is asked about them; None where features are wanted."""
 
     samples: Sequence[Prepared]
     alone: bool
-    result: Future[FeatureRows] = field(default_factory=Future)
+    asked: Answering | None = None
+    result: Future[Any] = field(default_factory=Future)
 
 
 class Batcher:
-    """A thread that runs a backbone on what waits for it.
+    """A thread that runs a backbone on what waits for it, and lets models answer about the features.
 
     While one batch is computed the next one gathers by itself, so that a single caller never waits for others. Where
     requests are known to be on their way (being decoded), a batch waits a moment for them.
@@ -48,13 +68,13 @@ class Batcher:
     Parameters
     ----------
     backbone : Backbone
-        What to run.
+        What to run. On a processor images of one batch are spread over the cores.
     batch : int
         Most samples of a batch.
     queue : int
         Most samples that wait.
     wait : float
-        Seconds that a batch waits for requests on their way.
+        Seconds that a batch waits for requests on their way, at least.
     metrics : Metrics, optional
         Where sizes of batches are counted.
     """
@@ -68,8 +88,10 @@ class Batcher:
         self._taught: deque[_Waiting] = deque()
         self._coming = 0
         self._held = 0
+        self._last = 0.0  # seconds that the latest batch took
         self._closed = False
         self._changed = threading.Condition()
+        self._crew = _crew(backbone)
         self._thread = threading.Thread(target=self._run, name=f"backbone {backbone.spec.name}", daemon=True)
         self._thread.start()
 
@@ -106,11 +128,25 @@ class Batcher:
         alone : bool
             Whether each goes through the backbone by itself, so that the same sample always gives the same numbers.
         """
-        waiting = _Waiting(samples, alone)
+        return self._enqueue(_Waiting(samples, alone))
+
+    def ask(self, samples: Sequence[Prepared], asked: Answering) -> Future[Answers]:
+        """Return the answers to come of a model about samples that were announced.
+
+        Parameters
+        ----------
+        samples : sequence of Tensor or str
+            Prepared as the backbone takes them.
+        asked : Answering
+            The model.
+        """
+        return self._enqueue(_Waiting(samples, False, asked))
+
+    def _enqueue(self, waiting: _Waiting) -> Future[Any]:
         with self._changed:
             if self._closed:
                 raise Problem(503, "the service is shutting down", "ShuttingDown", retry_after=5)
-            (self._taught if alone else self._asked).append(waiting)
+            (self._taught if waiting.alone else self._asked).append(waiting)
             self._coming -= 1
             self._changed.notify_all()
         return waiting.result
@@ -121,13 +157,16 @@ class Batcher:
         return self._held
 
     def close(self) -> None:
-        """Finish what waits and end the thread."""
+        """Finish what waits and end all threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(timeout=60)
+        if self._crew is not None:
+            self._crew.shutdown(wait=False)
 
     def _run(self) -> None:
+        limit_torch(cores())
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._asked or self._taught or self._closed)
@@ -138,13 +177,16 @@ class Batcher:
                 self._encode_alone(self._taught.popleft())
             taken = self._gathered()
             if taken:
+                started = time.perf_counter()
                 self._encode_together(taken)
+                self._last = time.perf_counter() - started
 
     def _gathered(self) -> list[_Waiting]:
         """Return requests that go together, after waiting a moment for those on their way."""
         with self._changed:
-            if self._asked and self._coming and sum(len(entry.samples) for entry in self._asked) < self._batch:
-                self._changed.wait_for(lambda: not self._coming or len(self._asked) >= self._batch, self._wait)
+            if self._asked and self._coming and not self._is_full():
+                moment = max(self._wait, min(_SHARE * self._last, _LONGEST))
+                self._changed.wait_for(lambda: not self._coming or self._is_full(), moment)
             taken: list[_Waiting] = []
             size = 0
             while self._asked and (not taken or size + len(self._asked[0].samples) <= self._batch):
@@ -152,30 +194,69 @@ class Batcher:
                 size += len(taken[-1].samples)
             return taken
 
+    def _is_full(self) -> bool:
+        return sum(len(entry.samples) for entry in self._asked) >= self._batch
+
+    # -- computing ----------------------------------------------------------------------------------------------
+
     def _encode_together(self, taken: list[_Waiting]) -> None:
         samples = [sample for entry in taken for sample in entry.samples]
         try:
-            parts = [self._features(samples[i : i + self._batch]) for i in range(0, len(samples), self._batch)]
+            parts = [self._side_by_side(samples[i : i + self._batch]) for i in range(0, len(samples), self._batch)]
             rows = np.concatenate(parts)
         except BaseException as error:
             self._give_up(taken, error)
             return
-        start = 0
+        start, asked = 0, dict[int, list[tuple[_Waiting, FeatureRows]]]()
         for entry in taken:
-            self._done(entry, rows[start : start + len(entry.samples)])
+            part = rows[start : start + len(entry.samples)]
             start += len(entry.samples)
+            if entry.asked is None:
+                self._done(entry, part)
+            else:
+                asked.setdefault(id(entry.asked), []).append((entry, part))
+        for entries in asked.values():
+            self._answer(entries)
+
+    def _answer(self, entries: list[tuple[_Waiting, FeatureRows]]) -> None:
+        """Let one model answer all questions to it at once."""
+        model = entries[0][0].asked
+        assert model is not None
+        try:
+            answers = model.ask(np.concatenate([rows for _, rows in entries]))
+        except BaseException as error:
+            self._give_up([entry for entry, _ in entries], error)
+            return
+        start = 0
+        for entry, rows in entries:
+            self._done(entry, answers.part(slice(start, start + len(rows))))
+            start += len(rows)
 
     def _encode_alone(self, entry: _Waiting) -> None:
         try:
-            rows = np.concatenate([self._features([sample]) for sample in entry.samples])
+            self._count(1, len(entry.samples))
+            run = map if self._crew is None else self._crew.map
+            rows = np.concatenate(list(run(self._features, [[sample] for sample in entry.samples])))
         except BaseException as error:
             self._give_up([entry], error)
             return
         self._done(entry, rows)
 
-    def _features(self, samples: Sequence[Any]) -> FeatureRows:
+    def _side_by_side(self, samples: Sequence[Any]) -> FeatureRows:
+        """Return the features of a batch: in equal parts where there is one for each core, else with all cores."""
+        self._count(len(samples))
+        if self._crew is None or len(samples) < cores():
+            return self._features(samples)
+        bounds = np.linspace(0, len(samples), cores() + 1).astype(int)
+        parts = [samples[start:stop] for start, stop in pairwise(bounds)]
+        return np.concatenate(list(self._crew.map(self._features, parts)))
+
+    def _count(self, size: int, times: int = 1) -> None:
         if self._metrics is not None:
-            self._metrics.batch_size.observe(len(samples))
+            for _ in range(times):
+                self._metrics.batch_size.observe(size)
+
+    def _features(self, samples: Sequence[Any]) -> FeatureRows:
         backbone = self.backbone
         batch: Any = list(samples)
         if backbone.transform is not None:
@@ -187,12 +268,14 @@ class Batcher:
             raise InputError(f"backbone must return {backbone.n_features} features for each sample, got {rows.shape}")
         if not np.isfinite(rows).all():
             raise NumericalError(f"features must be finite, got NaN or infinity from {backbone.spec.name}")
-        return np.asarray(rows, dtype=np.float32)
+        return join_blocks(np.asarray(rows, dtype=np.float32), backbone.spec.blocks.widths)
 
-    def _done(self, entry: _Waiting, rows: FeatureRows) -> None:
+    # -- results ------------------------------------------------------------------------------------------------
+
+    def _done(self, entry: _Waiting, result: Any) -> None:
         self._release(entry)
         if entry.result.set_running_or_notify_cancel():  # the caller may have left
-            entry.result.set_result(rows)
+            entry.result.set_result(result)
 
     def _give_up(self, entries: list[_Waiting], error: BaseException) -> None:
         for entry in entries:
@@ -203,3 +286,13 @@ class Batcher:
     def _release(self, entry: _Waiting) -> None:
         with self._changed:
             self._held -= len(entry.samples)
+
+
+def _crew(backbone: Backbone) -> ThreadPoolExecutor | None:
+    """Return threads that run a backbone side by side; None where it is run by one, with all cores or a GPU.
+
+    Tokenizers of texts, and backbones of others, may not bear several threads.
+    """
+    if not isinstance(backbone, ImageBackbone) or backbone.device.type != "cpu" or cores() < 2:
+        return None
+    return ThreadPoolExecutor(cores(), f"backbone {backbone.spec.name}", initializer=limit_torch, initargs=(1,))

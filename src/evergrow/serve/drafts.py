@@ -17,12 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.backbones.base import BackboneSpec
+from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.core.archive import Archive, read_archive, register_kind, write_archive
 from evergrow.core.errors import LabelError, ParameterError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.registry import nearest
+from evergrow.core.seeding import generator
+from evergrow.learner.attached import attach_part
 from evergrow.learner.changes import Change, fingerprint
+from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import counted
 
 KIND = register_kind("serve/draft")
@@ -134,6 +137,31 @@ class Draft:
         for name in names:
             if name not in known:
                 raise LabelError(f"class must be one that was learned, got {name!r}; nearest: {nearest(name, known)}")
+
+    def begun(self, backbone: Backbone | None, device: str) -> Learner:
+        """Return a learner that has learned what was taught so far."""
+        learner = Learner(
+            backbone,
+            self.method,
+            settings=self.settings,
+            options=dict(self.options) or None,
+            device=device,
+            cache=False,
+        )
+        learner.fit((self.features, self.labels))
+        for name, part in self.parts.items():
+            attach_part(learner, name, part)
+        return learner
+
+    def rehearse(self, device: str) -> None:
+        """Begin with noise and keep nothing of it but the random directions, which are the same for every sample."""
+        if self.spec is None:  # the width is open
+            return
+        noise = generator(0, "rehearsal")
+        rows = torch.rand(4, self.spec.n_features, generator=noise).numpy()
+        dataclasses.replace(self, spec=None, features=rows, labels=np.asarray(list("aabb")), parts={}).begun(
+            None, device
+        )
 
     # -- files --------------------------------------------------------------------------------------------------
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import LabelError
+from evergrow.learner.attached import attach_part, attached_part
 from evergrow.learner.learner import Learner
+from evergrow.serve.annotations import PART, without_forgotten
 from evergrow.serve.drafts import Draft
 
 
 class Edit(Protocol):
     """A change that can be made."""
+
+    @property
+    def size(self) -> int:
+        """Samples that come with it."""
 
     def on_learner(self, learner: Learner) -> None:
         """Change a learner that nobody else holds."""
@@ -37,6 +44,11 @@ class Teach:
 
     X: NDArray[Any]
     labels: NDArray[np.str_]
+
+    @property
+    def size(self) -> int:
+        """Samples that come with it."""
+        return len(self.labels)
 
     def on_learner(self, learner: Learner) -> None:
         """Learn them."""
@@ -62,6 +74,11 @@ class Unlearn:
     X: NDArray[Any]
     labels: NDArray[np.str_]
 
+    @property
+    def size(self) -> int:
+        """Samples that come with it."""
+        return len(self.labels)
+
     def on_learner(self, learner: Learner) -> None:
         """Unlearn them."""
         learner.unlearn((self.X, self.labels))
@@ -82,14 +99,20 @@ class Forget:
     """
 
     names: tuple[str, ...]
+    size: ClassVar[int] = 0
 
     def on_learner(self, learner: Learner) -> None:
-        """Forget them."""
+        """Forget them, and what was kept of their annotations."""
         learner.forget_classes(self.names)
+        kept = without_forgotten(attached_part(learner, PART), learner.history_)
+        if kept is not None:
+            attach_part(learner, PART, kept)
 
     def on_draft(self, draft: Draft) -> Draft:
-        """Drop their samples."""
-        return draft.forgotten(self.names)
+        """Drop their samples, and what was kept of their annotations."""
+        after = draft.forgotten(self.names)
+        kept = without_forgotten(after.parts.get(PART), after.history)
+        return after if kept is None else dataclasses.replace(after, parts={**after.parts, PART: kept})
 
 
 @dataclass(frozen=True)
@@ -104,6 +127,7 @@ class Rename:
 
     old: str
     new: str
+    size: ClassVar[int] = 0
 
     def on_learner(self, learner: Learner) -> None:
         """Rename it."""
@@ -130,6 +154,7 @@ class MergeClasses:
 
     names: tuple[str, ...]
     into: str
+    size: ClassVar[int] = 0
 
     def on_learner(self, learner: Learner) -> None:
         """Merge them."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from evergrow.core.errors import BusyError, ParameterError
 from evergrow.core.files import locked
-from evergrow.learner.attached import attach_part
 from evergrow.learner.changes import Change
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
@@ -24,6 +26,7 @@ from evergrow.learner.modelfile import (
     kept_revisions,
     locked_model,
     open_model,
+    redo,
     rollback,
 )
 from evergrow.learner.revisions import Header, History
@@ -33,8 +36,13 @@ from evergrow.serve.edits import Edit
 from evergrow.serve.once import Once, requests_of
 from evergrow.serve.pool import BackbonePool
 from evergrow.serve.problems import Problem
+from evergrow.serve.removal import remove_model
+from evergrow.serve.threads import FEW_SAMPLES, cores, torch_threads
 from evergrow.serve.versions import Version, signature_of
 from evergrow.serve.warned import warned
+
+JOB = "job"
+"""Further field of a change: the id of the job that made it."""
 
 _PAUSE = 0.05  # seconds between two tries at a file that another process is changing
 
@@ -53,12 +61,19 @@ class Wanted:
         For people, in the history.
     who : str, optional
         Whose change it is; by default the user that the service runs as.
+    job : str
+        Id of the job that makes it; empty for none.
     """
 
     match: str = ""
     once: Once = field(default_factory=Once)
     note: str = ""
     who: str | None = None
+    job: str = ""
+
+    def extra(self, before: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """Return the further fields of the change, with those of requests that were fulfilled before."""
+        return {**self.once.extra(before), **({JOB: self.job} if self.job else {})}
 
     def check(self, version: Version) -> None:
         """Raise the problem 412 unless the model is what the caller saw."""
@@ -180,6 +195,14 @@ class ServedModel:
         """Return the revisions that can be gone back to."""
         return kept_revisions(self.path) if self.path.exists() else []
 
+    def redoable(self) -> int:
+        """Return how many rollbacks can be taken back."""
+        if not self.path.exists():
+            return 0
+        place = History(self.path)
+        chain = place.redoable(Header.read(self.path).digest)
+        return len(list(takewhile(lambda entry: place.find(entry.before) is not None, chain)))
+
     def history(self, version: Version) -> list[Change]:
         """Return all changes, and what was rolled back on the way, the oldest first."""
         return history(self.path) if self.path.exists() else version.changes
@@ -208,6 +231,46 @@ class ServedModel:
     async def roll_back(self, steps: int, to: int | None, wanted: Wanted, threads: Executor) -> Outcome:
         """Undo the latest changes: so many, or until a revision."""
         return await self._in_turn(threads, lambda version: self._rolled_back(version, steps, to, wanted), wanted)
+
+    async def redo(self, n: int, wanted: Wanted, threads: Executor) -> Outcome:
+        """Take the latest rollbacks back."""
+        return await self._in_turn(threads, lambda version: self._redone(version, n, wanted), wanted)
+
+    async def remove(self, wanted: Wanted, link: Path | None, threads: Executor) -> None:
+        """Delete the model with its history, after all changes that came before.
+
+        Parameters
+        ----------
+        wanted : Wanted
+            Under which condition. Without one a model that cannot be read is deleted too.
+        link : Path or None
+            A link to the file that is deleted instead; the file, which has other names, stays.
+        threads : Executor
+            Where the work is done.
+        """
+        async with self._turn:
+            done = partial(copy_context().run, self._remove, wanted, link)
+            await asyncio.get_running_loop().run_in_executor(threads, done)
+
+    def _remove(self, wanted: Wanted, link: Path | None) -> None:
+        end = time.monotonic() + self._patience
+        while True:
+            with self._changing:
+                try:
+                    if wanted.match:
+                        wanted.check(self._refreshed())
+                    if link is not None:
+                        link.unlink(missing_ok=True)
+                    elif self._signature() is None:
+                        raise ModelNotFoundError(f"model must be one that is there, got {self.path.stem!r}")
+                    else:
+                        remove_model(self.path, self.draft_path)
+                        self._version = None
+                    return
+                except BusyError:
+                    if time.monotonic() > end:
+                        raise
+            time.sleep(_PAUSE)
 
     async def _in_turn(self, threads: Executor, work: Callable[[Version], Outcome], wanted: Wanted) -> Outcome:
         if self._waiting >= self._writers:
@@ -247,6 +310,11 @@ class ServedModel:
         return [entry.change for entry in History(self.path).undone()]
 
     def _edited(self, version: Version, edit: Edit, wanted: Wanted) -> Outcome:
+        few = sum(version.counts.values()) + edit.size <= FEW_SAMPLES
+        with torch_threads(1 if few else cores()):
+            return self._edited_now(version, edit, wanted)
+
+    def _edited_now(self, version: Version, edit: Edit, wanted: Wanted) -> Outcome:
         before = version.counts
         if isinstance(version.known, Draft):
             made = self._edited_draft(version, version.known, edit, wanted)
@@ -255,9 +323,7 @@ class ServedModel:
             edit.on_learner(learner)
             if len(learner.history_) == len(version.changes):  # nothing to do
                 return Outcome(version, version.changes[-1], before, [], replayed=True)
-            made = self._committed(
-                learner, Change("update", "", 0, note=wanted.note, extra=wanted.once.extra()), wanted.who
-            )
+            made = self._committed(learner, Change("update", "", 0, note=wanted.note, extra=wanted.extra()), wanted.who)
         return Outcome(made, made.changes[-1], before, [], replayed=made is version)
 
     def _edited_draft(self, version: Version, before: Draft, edit: Edit, wanted: Wanted) -> Version:
@@ -267,31 +333,16 @@ class ServedModel:
             draft = edit.on_draft(before)
             if draft is before:  # nothing to do
                 return version
-            draft = draft.noted(wanted.once.extra(), wanted.note)
+            draft = draft.noted(wanted.extra(), wanted.note)
             if not draft.is_ready:
                 draft.write(self.draft_path)
                 self._version = Version(draft, signature_of(self.draft_path))
                 return self._version
-            learner = self._begun(draft)
+            backbone = None if draft.spec is None else self._pool.of_spec(draft.spec).backbone
+            learner = draft.begun(backbone, self._device)
             requests = [entry for change in draft.history for entry in requests_of(change)]
-            return self._committed(
-                learner, Change("fit", "", 0, note=wanted.note, extra=Once().extra(requests)), wanted.who
-            )
-
-    def _begun(self, draft: Draft) -> Learner:
-        backbone = None if draft.spec is None else self._pool.of_spec(draft.spec).backbone
-        learner = Learner(
-            backbone,
-            draft.method,
-            settings=draft.settings,
-            options=dict(draft.options) or None,
-            device=self._device,
-            cache=False,
-        )
-        learner.fit((draft.features, draft.labels))
-        for name, part in draft.parts.items():
-            attach_part(learner, name, part)
-        return learner
+            extra = dataclasses.replace(wanted, once=Once()).extra(requests)  # those of the draft have this one too
+            return self._committed(learner, Change("fit", "", 0, note=wanted.note, extra=extra), wanted.who)
 
     def _committed(self, learner: Learner, change: Change, who: str | None) -> Version:
         """Write a learner as the next revision and make it the present version."""
@@ -319,6 +370,15 @@ class ServedModel:
             target = kept[-n] if n <= len(kept) else 0  # where there are fewer, rollback says so
             undone = [e for entry in learner.history_ if entry.revision > target for e in requests_of(entry)]
             change = rollback(self.path, n, who=wanted.who, extra=wanted.once.extra(undone))
+        return Outcome(self._refreshed(), change, version.counts, [])
+
+    def _redone(self, version: Version, n: int, wanted: Wanted) -> Outcome:
+        if isinstance(version.known, Draft):
+            raise Problem(409, "the model must have been rolled back, but it knows less than two classes", "NotBegun")
+        with locked_model(self.path, device=None if self._device == "auto" else self._device, cache=False) as learner:
+            if learner._origin != version.known._origin:
+                raise BusyError("the model must be as it was when the change began, but another process changed it")
+            change = redo(self.path, n, who=wanted.who, extra=wanted.once.extra())
         return Outcome(self._refreshed(), change, version.counts, [])
 
 

@@ -1,4 +1,4 @@
-"""Routes that change classes and revisions: forget, rename, merge-classes and rollback."""
+"""Routes that change classes and revisions: forget, rename, merge-classes, rollback and redo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evergrow.serve.bodies import checked, read_body
 from evergrow.serve.described import CHANGE_HEADERS, JSON_BODY, problems
 from evergrow.serve.edits import Edit, Forget, MergeClasses, Rename
 from evergrow.serve.routes_samples import wanted_of
-from evergrow.serve.schemas import ChangeAnswer, Forgetting, Merging, Renaming, Undoing
+from evergrow.serve.schemas import ChangeAnswer, Forgetting, Merging, Redoing, Renaming, Undoing
 from evergrow.serve.service import Service
 
 _ERRORS = (400, 404, 409, 412, 413, 415, 422, 503, 507)
@@ -70,6 +70,22 @@ def changes_router(service: Service) -> APIRouter:
         body = await read_body(request, service.limits)
         asked = checked(Undoing, body.values)
         outcome = await model.roll_back(asked.n, asked.to, wanted_of(request, "rollback", body), service.writers)
+        response.headers["ETag"] = outcome.version.etag
+        return outcome_values(m, outcome)
+
+    @router.post(
+        "/redo",
+        response_model=ChangeAnswer,
+        responses=problems(*_ERRORS),
+        openapi_extra={**JSON_BODY(Redoing), "parameters": CHANGE_HEADERS},
+    )
+    async def redo(m: str, request: Request, response: Response) -> Any:
+        """Take rollbacks back, as long as nothing else was learned since."""
+        service.check_writable()
+        model, _ = await service.open(m)
+        body = await read_body(request, service.limits)
+        asked = checked(Redoing, body.values)
+        outcome = await model.redo(asked.n, wanted_of(request, "redo", body), service.writers)
         response.headers["ETag"] = outcome.version.etag
         return outcome_values(m, outcome)
 

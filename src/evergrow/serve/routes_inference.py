@@ -104,10 +104,8 @@ def inference_router(service: Service) -> APIRouter:
             raise Problem(415, "Content-Encoding must be identity", "MediaType")
         asked = read_request(await request.body(), request.headers.get(HEADER))
         _ = version.learner
-        rows = await service.features(model, version, **_samples(asked, version))
-        false_alarm = _false_alarm(asked)
-        answers = await service.run(version.ask, rows, false_alarm)
-        service.metrics.samples.labels("predict").inc(len(rows))
+        answers = await service.answers(model, version, _false_alarm(asked), **_samples(asked, version))
+        service.metrics.samples.labels("predict").inc(len(answers.values))
         return _answer(m, version, asked, answers)
 
     return router
@@ -196,7 +194,7 @@ def _false_alarm(asked: InferenceRequest) -> float:
 def _answer(m: str, version: Version, asked: InferenceRequest, answers: Answers) -> Response:
     names = [str(name) for name in answers.classes]
     there = {
-        "label": OutputTensor("label", "BYTES", [names[i] for i in answers.values.argmax(axis=1)]),
+        "label": OutputTensor("label", "BYTES", [names[i] for i in answers.ranked(1)[:, 0]]),
         "probabilities": OutputTensor("probabilities", "FP64", answers.values),
         "classes": OutputTensor("classes", "BYTES", names),
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.serve.annotations import Annotate, Annotation, deletions
 from evergrow.serve.answering import outcome_values
 from evergrow.serve.bodies import SentImage, checked, read_body
@@ -66,10 +67,10 @@ def label_studio_router(service: Service) -> APIRouter:
                 "model_version": told,
             }
         names = names_of(values.get("label_config"), version.kind)
-        rows = await _features(model, version, [sample_of(task, version.kind, names) for task in tasks])
-        answers = await service.run(version.ask, rows, 0.05)
-        service.metrics.samples.labels("predict").inc(len(rows))
-        best = answers.values.argmax(axis=1)
+        samples = await _samples(version, [sample_of(task, version.kind, names) for task in tasks])
+        answers = await service.answers(model, version, FALSE_ALARM, **samples)
+        service.metrics.samples.labels("predict").inc(len(answers.values))
+        best = answers.ranked(1)[:, 0]
         results = [
             prediction(
                 str(answers.classes[column]),
@@ -113,13 +114,15 @@ def label_studio_router(service: Service) -> APIRouter:
         checked(LabelList, {"labels": [label]})
         config = project.get("label_config") if isinstance(project, Mapping) else None
         names: Names = names_of(config, version.kind)
-        rows = await _features(model, version, [sample_of(values.get("task"), version.kind, names)], alone=True)
+        samples = await _samples(version, [sample_of(values.get("task"), version.kind, names)])
+        rows = await service.features(model, version, alone=True, **samples)
         return Annotation(key, label, rows[0], moment=moment)
 
-    async def _features(model: ServedModel, version: Version, samples: list[str], *, alone: bool = False) -> Any:
+    async def _samples(version: Version, samples: list[str]) -> dict[str, Any]:
+        """Return samples of tasks as the service takes them; images that lie elsewhere are fetched."""
         if version.kind == "texts":
-            return await service.features(model, version, texts=samples, alone=alone)
-        images = [SentImage(f"tasks[{i}]", await service.run(fetcher.image, where)) for i, where in enumerate(samples)]
-        return await service.features(model, version, images=images, alone=alone)
+            return {"texts": samples}
+        where = enumerate(samples)
+        return {"images": [SentImage(f"tasks[{i}]", await service.run(fetcher.image, place)) for i, place in where]}
 
     return router

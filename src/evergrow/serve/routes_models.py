@@ -12,9 +12,9 @@ from evergrow.core.errors import EvergrowError
 from evergrow.learner.recipe import HeadRecipe
 from evergrow.serve.answering import model_values, summary_values
 from evergrow.serve.bodies import checked, read_body
-from evergrow.serve.described import JSON_BODY, problems
+from evergrow.serve.described import CHANGE_HEADERS, JSON_BODY, problems
 from evergrow.serve.drafts import Draft
-from evergrow.serve.model import matches
+from evergrow.serve.model import Wanted, matches
 from evergrow.serve.names import check_model_name
 from evergrow.serve.pool import offered_values
 from evergrow.serve.problems import Problem, problem_of
@@ -49,6 +49,7 @@ def models_router(service: Service) -> APIRouter:
         service.check_writable()
         wanted = checked(NewModel, (await read_body(request, service.limits)).values)
         model = await service.run(_create, service, wanted)
+        service.begin_warm_up(wanted.name)
         version = await service.run(model.current)
         response.headers.update({"ETag": version.etag, "Location": f"/api/v1/models/{wanted.name}"})
         return await service.run(model_values, wanted.name, model, version)
@@ -84,6 +85,21 @@ def models_router(service: Service) -> APIRouter:
             return Response(status_code=304, headers={"ETag": version.etag})
         response.headers["ETag"] = version.etag
         return await service.run(model_values, m, model, version)
+
+    @router.delete(
+        "/models/{m}",
+        status_code=204,
+        response_class=Response,
+        responses=problems(404, 412, 503, 507),
+        openapi_extra={"parameters": CHANGE_HEADERS[:1]},
+    )
+    async def delete_model(m: str, request: Request) -> Response:
+        """Delete a model with its history, for good: it is gone in one step. A link loses its name, not its file."""
+        service.check_writable()
+        model = await service.run(service.store.model, m)
+        wanted = Wanted(request.headers.get("if-match", ""))
+        await model.remove(wanted, service.store.link(m), service.writers)
+        return Response(status_code=204)
 
     @router.get("/models/{m}/download", response_class=Response, responses={200: _FILE, **problems(404, 409)})
     async def download_model(m: str) -> Any:

@@ -38,10 +38,10 @@ def samples_router(service: Service) -> APIRouter:
         model, version = await service.open(m)
         body = await read_body(request, service.limits)
         asked = checked(Question, body.values, loose=bool(body.images))
-        _ = version.learner  # says at once that a model has not begun
-        rows = await service.features(model, version, images=body.images, texts=asked.texts, rows=asked.rows)
-        answers = await service.run(version.ask, rows, asked.false_alarm)
-        service.metrics.samples.labels("predict").inc(len(rows))
+        answers = await service.answers(
+            model, version, asked.false_alarm, images=body.images, texts=asked.texts, rows=asked.rows
+        )
+        service.metrics.samples.labels("predict").inc(len(answers.values))
         response.headers["ETag"] = version.etag
         return prediction_values(m, version, answers, asked.k, asked.false_alarm)
 

@@ -121,6 +121,12 @@ class Undoing(Fields):
     to: Annotated[int | None, Field(ge=1, le=2**31)] = None
 
 
+class Redoing(Fields):
+    """How many rollbacks to take back, the latest first."""
+
+    n: Annotated[int, Field(ge=1, le=1000)] = 1
+
+
 def request_schemas() -> list[type[Fields]]:
     """Return the schemas of all requests with fields."""
     return [kind for kind in Fields.__subclasses__() if kind.__module__ == __name__]
@@ -201,6 +207,7 @@ class ModelRecord(BaseModel):
     thresholds: Thresholds | None
     history: list[ChangeRecord]
     revisions: list[int] = Field(description="Revisions that rollback can go back to.")
+    redoable: int = Field(description="Rollbacks that redo can take back.")
 
 
 class Likely(BaseModel):
@@ -247,16 +254,25 @@ class ChangeAnswer(BaseModel):
     replayed: bool = Field(description="Whether the same Idempotency-Key was answered before; nothing changed now.")
 
 
+class SkippedImage(BaseModel):
+    """An image that a job left out."""
+
+    name: str
+    reason: str
+
+
 class JobRecord(BaseModel):
     """A job: a zip of images that is being learned."""
 
     id: str
     model: str
-    state: Literal["running", "writing", "done", "failed", "cancelled"]
-    done: int = Field(description="Images that went through the backbone.")
+    state: Literal["running", "writing", "done", "failed", "cancelled", "interrupted"]
+    done: int = Field(description="Images that were looked at.")
     total: int
+    skipped: int = Field(0, description="Images that could not be read and were left out.")
+    failures: list[SkippedImage] = Field([], description="The first 100 of them.")
     error: str | None
-    change: ChangeAnswer | None
+    change: ChangeAnswer | None = Field(description="What it changed; null where nothing was, or after a restart.")
 
 
 class JobList(BaseModel):

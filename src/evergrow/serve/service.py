@@ -19,10 +19,13 @@ from numpy.typing import NDArray
 from evergrow.backbones.base import Backbone
 from evergrow.backbones.images import decode_image
 from evergrow.core.errors import InputError
+from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
+from evergrow.projections.units import KEPT
 from evergrow.serve.batching import Batcher, Prepared
 from evergrow.serve.bodies import SentImage, rows_of
 from evergrow.serve.config import ServeConfig
+from evergrow.serve.drafts import Draft
 from evergrow.serve.edits import Edit
 from evergrow.serve.logs import log
 from evergrow.serve.metrics import Metrics
@@ -30,11 +33,14 @@ from evergrow.serve.model import Outcome, ServedModel, Wanted
 from evergrow.serve.pool import BackbonePool
 from evergrow.serve.problems import Problem
 from evergrow.serve.store import Store
+from evergrow.serve.threads import cores, limit_torch, torch_threads
 from evergrow.serve.versions import Version
 
 Result = TypeVar("Result")
 _WARM = 8
 """Models whose backbones are loaded before anybody asks."""
+_DIRECTIONS = 128 * 2**20
+"""Bytes of random directions that are kept for models to come: those of 3,000 units take 16 MB at 1,280 features."""
 
 
 class Service:
@@ -51,11 +57,11 @@ class Service:
         self.metrics = Metrics()
         self.pool = BackbonePool(config.limits, config.device, config.backbones, self.metrics)
         self.store = Store(config, self.pool)
-        cores = os.cpu_count() or 2
-        self.threads = ThreadPoolExecutor(max(4, cores), "answers")
-        self.loaders = ThreadPoolExecutor(2, "backbones")
-        self.decoders = ThreadPoolExecutor(cores, "images")
-        self.writers = ThreadPoolExecutor(max(4, cores), "changes")
+        several = max(4, cores())
+        self.threads = ThreadPoolExecutor(several, "answers", limit_torch, (cores(),))
+        self.loaders = ThreadPoolExecutor(2, "backbones", limit_torch, (cores(),))
+        self.decoders = ThreadPoolExecutor(cores(), "images", limit_torch, (1,))  # side by side with each other
+        self.writers = ThreadPoolExecutor(several, "changes", limit_torch, (cores(),))
         self.closing = asyncio.Event()
         self._exporting = asyncio.Lock()
 
@@ -111,21 +117,41 @@ class Service:
         alone : bool
             Whether each goes through the backbone by itself, as what is learned must.
         """
-        given = {"images": images or None, "texts": texts, "rows": rows}
-        field = {"images": "images", "texts": "texts", "features": "rows"}[version.kind]
-        sent = [name for name, value in given.items() if value is not None]
-        if len(sent) > 1 or (sent and sent != [field] and not (sent == ["rows"] and version.n_features is not None)):
-            raise InputError(
-                f"{field} must be given alone, since the model takes {version.kind}, got {' and '.join(sent)}"
-            )
-        if rows is not None:
-            array = rows_of([list(row) for row in rows])
-            version.check_rows(array)
+        array = _rows(version, images, texts, rows)
+        if array is not None:
             return array
-        if given[field] is None:
-            raise InputError(f"{field} must hold at least one sample, got none")
-        batcher = await self.batcher(model, version)
-        return await self.encoded(batcher, images, texts, alone=alone)
+        return await self.encoded(await self.batcher(model, version), images, texts, alone=alone)
+
+    async def answers(
+        self,
+        model: ServedModel,
+        version: Version,
+        false_alarm: float,
+        *,
+        images: Sequence[SentImage] = (),
+        texts: Sequence[str] | None = None,
+        rows: Sequence[Sequence[float]] | None = None,
+    ) -> Answers:
+        """Return what a model says about samples, asked together with what others ask it.
+
+        Parameters
+        ----------
+        model, version
+            The model and what it is now.
+        false_alarm : float
+            Share of known things that may be called unknown.
+        images, texts, rows
+            The samples, in one of the three forms.
+        """
+        _ = version.learner  # says at once that a model has not begun
+        array = _rows(version, images, texts, rows)
+        if array is not None:
+            answers = await self.run(version.ask, array)
+        else:
+            batcher = await self.batcher(model, version)
+            prepared = await self._announced(batcher, images, texts)
+            answers = await asyncio.wrap_future(batcher.ask(prepared, version))
+        return version.judged(answers, false_alarm)
 
     async def batcher(self, model: ServedModel, version: Version) -> Batcher:
         """Return what runs a model's backbone; one that has to be loaded first keeps nobody else waiting."""
@@ -144,6 +170,13 @@ class Service:
         self, batcher: Batcher, images: Sequence[SentImage], texts: Sequence[str] | None, *, alone: bool
     ) -> NDArray[Any]:
         """Return the features of images or texts, in the queue of their backbone."""
+        prepared = await self._announced(batcher, images, texts)
+        return await asyncio.wrap_future(batcher.submit(prepared, alone=alone))
+
+    async def _announced(
+        self, batcher: Batcher, images: Sequence[SentImage], texts: Sequence[str] | None
+    ) -> list[Prepared]:
+        """Return samples as the backbone takes them, with a place in its queue: they must be submitted."""
         n = len(images) if texts is None else len(texts)
         if n > self.limits.samples:
             raise Problem(413, f"samples must be at most {self.limits.samples} in a request, got {n}", "TooMany")
@@ -151,11 +184,10 @@ class Service:
             raise InputError(f"texts must have at most {self.limits.text_characters} characters each")
         batcher.announce(n)
         try:
-            prepared = list(texts) if texts is not None else await self.prepared(batcher.backbone, images)
+            return list(texts) if texts is not None else await self.prepared(batcher.backbone, images)
         except BaseException:
             batcher.withdraw(n)
             raise
-        return await asyncio.wrap_future(batcher.submit(prepared, alone=alone))
 
     async def prepared(self, backbone: Backbone, images: Sequence[SentImage]) -> list[Prepared]:
         """Return images as the backbone takes them, decoded side by side."""
@@ -189,19 +221,51 @@ class Service:
             return await self.run(_exported, model, version, head_only)
 
     def warm_up(self) -> None:
-        """Load what the first callers would have to wait for: libraries, and the backbones of models that are there."""
-        rows = np.eye(8)
-        learner = Learner(None, options={"n_units": 8}, device=self.config.device)
-        learner.fit((rows, list("aabbaabb"))).forget_classes("b")
-        for name in self.store.names()[:_WARM]:
-            self._warm_up_model(name)
+        """Do what the first callers would have to wait for: load libraries, and the backbones of models there are."""
+        KEPT.make_room(_DIRECTIONS)
+        with torch_threads(1):
+            learner = Learner(None, options={"n_units": 8}, device=self.config.device)
+            learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
+            names = self.store.names()
+            for name in names[:_WARM]:
+                self.warm_up_model(name)
+            if not names and not self.config.read_only:
+                self._warm_up_first()
 
-    def _warm_up_model(self, name: str) -> None:
+    def _warm_up_first(self) -> None:
+        """Prepare what the first model of an empty folder will most likely be: one of images."""
+        try:
+            batcher = self.pool.chosen("image", "auto")
+            _try_out(batcher)
+            Draft("image", batcher.backbone.spec).rehearse(self.config.device)
+        except Exception as error:  # nothing to see images with is installed: whoever makes a model is told
+            log("not warmed up", problem=type(error).__name__)
+
+    def warm_up_model(self, name: str) -> None:
+        """Do what the first caller of a model would have to wait for: its backbone, and of a new one its random units.
+
+        Parameters
+        ----------
+        name : str
+            The model; whoever asks one that cannot be read is told then.
+        """
         try:
             model, version = self._open(name)
-            model.batcher(version)
-        except Exception as error:  # whoever asks this model is told
+            batcher = model.batcher(version)
+            if batcher is not None and batcher.depth == 0:
+                _try_out(batcher)
+            if isinstance(version.known, Draft):
+                version.known.rehearse(self.config.device)
+        except Exception as error:
             log("not warmed up", model=name, problem=type(error).__name__)
+
+    def begin_warm_up(self, name: str) -> None:
+        """Warm a model up beside everything else."""
+        self.loaders.submit(self._warm_up_quietly, name)
+
+    def _warm_up_quietly(self, name: str) -> None:
+        with torch_threads(1):
+            self.warm_up_model(name)
 
     def check_writable(self) -> None:
         """Raise the problem 403 where nothing may be changed."""
@@ -211,12 +275,41 @@ class Service:
             )
 
 
+def _rows(
+    version: Version,
+    images: Sequence[SentImage],
+    texts: Sequence[str] | None,
+    rows: Sequence[Sequence[float]] | None,
+) -> NDArray[Any] | None:
+    """Return samples that are features; None where a backbone is needed. What the model does not take is refused."""
+    given = {"images": images or None, "texts": texts, "rows": rows}
+    field = {"images": "images", "texts": "texts", "features": "rows"}[version.kind]
+    sent = [name for name, value in given.items() if value is not None]
+    if len(sent) > 1 or (sent and sent != [field] and not (sent == ["rows"] and version.n_features is not None)):
+        raise InputError(f"{field} must be given alone, since the model takes {version.kind}, got {' and '.join(sent)}")
+    if rows is not None:
+        array = rows_of([list(row) for row in rows])
+        version.check_rows(array)
+        return array
+    if given[field] is None:
+        raise InputError(f"{field} must hold at least one sample, got none")
+    return None
+
+
 def prepare_image(backbone: Backbone, image: SentImage, pixels: int) -> Prepared:
     """Return an image after decoding and preprocessing; its size is checked before its pixels are read."""
     if backbone.transform is None:
         raise InputError("texts must be given, since the backbone takes texts, got images")
     draft = getattr(backbone.transform, "draft_size", None)
     return backbone.transform(decode_image(image.data, name=image.name, max_pixels=pixels, draft_size=draft))
+
+
+def _try_out(batcher: Batcher) -> None:
+    """Send one sample through a backbone: its first pass sets up more than it computes."""
+    transform = batcher.backbone.transform
+    sample = "a" if transform is None else transform(decode_image(np.zeros((32, 32, 3), dtype=np.uint8)))
+    batcher.announce(1)
+    batcher.submit([sample], alone=True).result()
 
 
 def _exported(model: ServedModel, version: Version, head_only: bool) -> Path:

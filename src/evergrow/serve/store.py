@@ -17,6 +17,7 @@ from evergrow.serve.model import ServedModel
 from evergrow.serve.names import SUFFIX, check_model_name, is_model_name
 from evergrow.serve.pool import BackbonePool
 from evergrow.serve.problems import Problem
+from evergrow.serve.removal import finish_removals
 
 
 class Store:
@@ -42,6 +43,8 @@ class Store:
             ) from error
         if not self.folder.is_dir():
             raise PathError(f"folder of the models must be a folder, got {config.folder}")
+        if not config.read_only:
+            finish_removals(self.folder)
         self._models: dict[Path, ServedModel] = {}
         self._guard = threading.Lock()
 
@@ -61,6 +64,11 @@ class Store:
         if not is_model_name(name) or not (path.is_file() or path.with_suffix(DRAFT).is_file()):
             raise ModelNotFoundError(f"model must be one that is there, got {name[:80]!r}")
         return self._of_file(Path(os.path.realpath(path)))
+
+    def link(self, name: str) -> Path | None:
+        """Return the link that a name is; None where it is the file itself."""
+        path = self.folder / f"{name}{SUFFIX}"
+        return path if path.is_symlink() else None
 
     def create(self, name: str, draft: Draft) -> ServedModel:
         """Return a new model that knows nothing yet."""

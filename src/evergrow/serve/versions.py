@@ -103,17 +103,30 @@ class Version:
         if self.n_features is not None and rows.shape[1] != self.n_features:
             raise InputError(f"rows must have {self.n_features} columns, got {rows.shape[1]}")
 
-    def ask(self, rows: NDArray[Any], false_alarm: float) -> Answers:
-        """Return answers about feature vectors; whether they are unknown only where that was calibrated."""
+    def ask(self, rows: NDArray[Any]) -> Answers:
+        """Return answers about feature vectors, with their novelty; :meth:`judged` says which are unknown."""
         learner, features = self.learner, Features(rows, np.arange(len(rows)))
         with self._asking:
+            answers = learner.ask(features)
             if not learner.head_.can("novelty"):
-                return learner.ask(features)
-            try:
-                return learner.ask(features, false_alarm=false_alarm)
-            except NotFittedError:  # no class came with two samples at once
-                answers = learner.ask(features)
-                return dataclasses.replace(answers, novelty=learner.novelty_score(features))
+                return answers
+            return dataclasses.replace(answers, novelty=learner.novelty_score(features))
+
+    def judged(self, answers: Answers, false_alarm: float) -> Answers:
+        """Return answers that say what is unknown, where that was calibrated.
+
+        Parameters
+        ----------
+        answers : Answers
+            From :meth:`ask`.
+        false_alarm : float
+            Share of known things that may be called unknown.
+        """
+        threshold = self.threshold(false_alarm)
+        if threshold is None or answers.novelty is None:
+            return answers
+        unknown = ~(answers.novelty <= threshold)  # NaN is not known
+        return dataclasses.replace(answers, unknown=unknown, threshold=np.full(len(unknown), threshold))
 
     def threshold(self, false_alarm: float) -> float | None:
         """Return the novelty above which something is unknown; None where it was never calibrated."""

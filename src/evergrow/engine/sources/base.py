@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, ParameterError
 from evergrow.core.fields import Fields
 from evergrow.core.registry import Registry
 from evergrow.core.settings import from_mapping
@@ -123,6 +124,11 @@ class FileSource(ABC):
         self._known_kind = self._known_kind or self._look_for_kind()
         return self._known_kind
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each block, where samples are features of several; none elsewhere."""
+        return ()
+
     @abstractmethod
     def _look_for_kind(self) -> SampleKind:
         """Return what the samples are."""
@@ -143,6 +149,34 @@ class FileSource(ABC):
                 f"{self.place.title()} must hold files that end in {' or '.join(self.suffixes)}, got none"
             )
         return part_of_files(wanted, self.options.part)
+
+    def readable(self) -> tuple[Self, dict[str, str]]:
+        """Return the source without files of which not even the contents can be listed, and those with the reason."""
+        found: dict[str, int] = {}
+        unreadable: dict[str, str] = {}
+        for name, size in self.files.items():
+            why = self._of({name: size})._damage()
+            if why:
+                unreadable[name] = why
+            else:
+                found[name] = size
+        return self._of(found), unreadable
+
+    def _damage(self) -> str:
+        """Return why the contents of the files cannot be listed; empty where they can."""
+        try:
+            for _ in self._parts(2**62, 2**62):
+                pass
+        except (FileFormatError, InputError) as error:
+            return str(error)
+        return ""
+
+    def _of(self, files: dict[str, int]) -> Self:
+        """Return the source of some of the files alone."""
+        part = copy.copy(self)
+        part._known_kind = ""
+        part.__dict__["files"] = files
+        return part
 
     def describe(self) -> dict[str, Any]:
         """Return plain JSON values from which :func:`source_from` makes the source again; no secret is among them."""

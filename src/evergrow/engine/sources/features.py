@@ -55,6 +55,15 @@ class ArraySource(FileSource):
         name = next(iter(self.files))
         return "image" if _is_pixels(self._index(name).arrays[self._keys(name)[0][0]]) else "features"
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each block of features, as the first file states them; none where rows are one block."""
+        name = next(iter(self.files))
+        index = self._index(name)
+        if self.kind != "features" or STAMP not in index.texts:
+            return ()
+        return stated_widths(index.texts[STAMP], np.empty((0, index.arrays[self._keys(name)[0][0]].shape[1])))
+
     def _keys(self, name: str) -> list[tuple[str, str]]:
         """Return the arrays of samples and of labels that the part is in; a label array may be empty or missing."""
         arrays = self._index(name).arrays

@@ -10,6 +10,7 @@ from typing import Any
 
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 from evergrow.core.validation import check_choice
+from evergrow.core.wording import setting
 from evergrow.engine.places import DiskPlace, Place, check_address, is_remote, open_place
 from evergrow.engine.sources.base import SOURCES, FileSource, SourceOptions
 from evergrow.engine.sources.patterns import has_magic
@@ -54,7 +55,7 @@ def open_source(
     settings = SourceOptions.from_dict(options or {})
     text = os.fspath(address)
     if not text.strip():
-        raise ParameterError(f"address must be a path or an address with a scheme, got {text!r}")
+        raise ParameterError(f"an address must be a path, or have a scheme, got {text!r}")
     check_address(text)
     place, pattern = _located(text, settings)
     return SOURCES[_format_of(place, pattern) if format == "auto" else format](place, pattern, settings)
@@ -71,7 +72,7 @@ def _located(address: str, options: SourceOptions) -> tuple[Place, str]:
         folder, name = os.path.split(path)
         return open_place(folder or "."), _literal(name)
     if not has_magic(path):
-        raise DatasetNotFoundError(f"data must be an existing file or folder, got {address}")
+        raise DatasetNotFoundError(f"{setting('data')} must be an existing file or folder, got {address}")
     folder, pattern = _split_pattern(path)
     return open_place(folder or "."), pattern
 

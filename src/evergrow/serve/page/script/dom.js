@@ -58,6 +58,8 @@ const PATHS = {
   folder: "M3 7V5h6l2 2h10v12H3z",
   text: "M5 6h14 M5 10.5h14 M5 15h9",
   undo: "M9 8H15a5 5 0 0 1 0 10H8 M9 8l3.5-3.5 M9 8l3.5 3.5",
+  redo: "M15 8H9a5 5 0 0 0 0 10h7 M15 8l-3.5-3.5 M15 8l-3.5 3.5",
+  bin: "M5 7h14 M10 7V4h4v3 M7 7l1 13h8l1-13 M10.5 11v5 M13.5 11v5",
   download: "M12 4v11 M7.5 11l4.5 4.5 4.5-4.5 M5 20h14",
   upload: "M12 16V5 M7.5 9L12 4.5 16.5 9 M5 20h14",
   copy: "M9 9h11v11H9z M15 9V4H4v11h5",

@@ -23,11 +23,21 @@ export async function teachZip(model, zip, place) {
     });
     await model.refresh();
     if (last.state === "failed") throw new Problem(last.error ?? "The zip could not be learned.", "refused");
+    if (last.state === "interrupted") throw new Problem(last.error, "refused");
     confirmDone(last.state === "cancelled" ? "Stopped: the model is as it was."
-      : `Learned ${plural(last.done, "image")}.`);
+      : `Learned ${plural(last.done - last.skipped, "image")}.`);
+    if (last.skipped) place.append(skippedNote(last));
   } finally {
     line.remove();
   }
+}
+
+/** Return which images were left out, and why. */
+function skippedNote({ skipped, failures }) {
+  const more = skipped > failures.length ? make("li", {}, `and ${skipped - failures.length} more`) : null;
+  const note = make("details.notice", {}, make("summary", {}, `${plural(skipped, "image")} could not be read`),
+    make("ul", {}, failures.map(({ name, reason }) => make("li", {}, `${name}: ${reason}`)), more));
+  return note;
 }
 
 /** Read the events of a job to the last; with fetch, since an EventSource could send no token. */

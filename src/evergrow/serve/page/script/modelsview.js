@@ -1,6 +1,7 @@
 /* All models: open one, make one, or bring one. */
 
 import { ask } from "./api.js";
+import { deleteModel } from "./deleting.js";
 import { fill, icon, iconButton, make, plural } from "./dom.js";
 import { askFor, field } from "./dialogs.js";
 import { attempt } from "./notice.js";
@@ -15,7 +16,8 @@ const KINDS = {
 export async function showModels(main) {
   const { models, read_only: readOnly } = await ask("/models");
   const problems = make("div.problems");
-  const list = models.length ? make("ul.models", {}, models.map(entry)) : nothingYet();
+  const entries = models.map((model) => entry(model, main, readOnly));
+  const list = entries.length ? make("ul.models", {}, entries) : nothingYet();
   const actions = readOnly ? make("p.soft", {}, "Read only") : make("div.actions", {}, uploadButton(problems),
     iconButton("plus", "New model", createModel, { kind: ".primary" }));
   fill(main, make("section.page", { aria: { labelledby: "models-title" } },
@@ -24,7 +26,7 @@ export async function showModels(main) {
     problems, list));
 }
 
-function entry(model) {
+function entry(model, main, readOnly) {
   const damaged = model.state === "damaged";
   const counts = `${plural(model.n_classes, "class", "classes")} · ${plural(model.n_samples, "sample")}`;
   const inside = [
@@ -34,7 +36,9 @@ function entry(model) {
     !damaged && make("span.soft.revision", {},
       model.state === "starting" ? "Just begun" : `Revision ${model.revision}`),
   ];
-  return make("li", {}, damaged ? make("div.tile", {}, inside)
+  const remove = damaged && !readOnly && iconButton("bin", `Delete ${model.name}`,
+    () => deleteModel(model.name, { done: () => void showModels(main) }), { quiet: true });
+  return make("li", {}, damaged ? make("div.tile", {}, inside, remove)
     : make("a.tile", { href: `#/m/${encodeURIComponent(model.name)}` }, inside));
 }
 

@@ -34,6 +34,8 @@ export class ModelView {
     this.problems = make("div.problems");
     this.undo = iconButton("undo", "Undo", () => this.undoLast());
     this.undo.id = "undo";
+    this.redo = iconButton("redo", "Redo", () => this.redoLast());
+    this.redo.id = "redo";
     this.tabs = Object.entries(this.views).map(([key, { title }]) => make("button", {
       type: "button", role: "tab", id: `tab-${key}`, aria: { controls: `panel-${key}`, selected: false }, tabIndex: -1,
       on: { click: () => this.open(key) },
@@ -46,7 +48,7 @@ export class ModelView {
     }, this.tabs);
     fill(this.main, make("div.model", {},
       make("div.heading", {}, make("div", {}, make("h1", {}, this.model.name), this.counts),
-        make("div.actions", {}, this.undo)),
+        make("div.actions", {}, this.undo, this.redo)),
       this.problems, make("div.split", {}, this.live.element, make("div.work", {}, tablist, this.panels))));
     fill(this.where, make("a", { href: "#/" }, "All models"));
     this.model.addEventListener("change", () => this.update());
@@ -63,6 +65,7 @@ export class ModelView {
       ...(readOnly ? ["read only"] : []),
     ].join(" · ");
     this.undo.disabled = !record.revisions.length || readOnly;
+    this.redo.hidden = !record.redoable || Boolean(readOnly);
     this.main.classList.toggle("read-only", Boolean(readOnly));
     const badge = this.tabs[1].querySelector(".count");
     badge.hidden = !queue.length;
@@ -95,6 +98,14 @@ export class ModelView {
     await attempt(this.problems, async () => {
       const answer = await this.model.rollBack(this.model.record.revisions.at(-1));
       confirmDone(`Back at revision ${answer.revision}.`);
+    }, { reload: () => this.model.refresh() });
+  }
+
+  async redoLast() {
+    await attempt(this.problems, async () => {
+      const answer = await this.model.redo();
+      confirmDone(`At revision ${answer.revision} again.`);
+      this.undo.focus(); // the button may be gone now
     }, { reload: () => this.model.refresh() });
   }
 }

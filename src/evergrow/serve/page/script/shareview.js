@@ -1,6 +1,7 @@
 /* The model elsewhere: as a file, as an ONNX graph, and as lines to copy. */
 
 import { download, modelPath } from "./api.js";
+import { deleteModel } from "./deleting.js";
 import { fill, icon, iconButton, make } from "./dom.js";
 import { attempt, confirmDone } from "./notice.js";
 import { forSnippets, SNIPPETS } from "./snippets.js";
@@ -19,16 +20,21 @@ export class ShareView {
     this.evg = iconButton("download", "Model file (.evg)", saving("download", ".evg"));
     this.onnx = iconButton("download", "ONNX graph", saving(graph, ".onnx"));
     this.about = make("p.soft");
+    this.deleting = make("section", {}, make("h2", {}, "Delete it"),
+      make("p.soft", {}, "For good, with all its revisions."),
+      make("div.row", {}, iconButton("bin", "Delete this model", () => this.deleteIt(), { kind: ".danger-text" })));
     this.element = make("div.stack.share", {}, make("section", {}, make("h2", {}, "Take it with you"), this.about,
       make("div.row", {}, this.evg, this.onnx), this.files),
     make("section", {}, make("h2", {}, "The same without this page"),
-      make("div.field.inline", {}, make("label", { htmlFor: "task" }, "What to do"), this.task), this.codes));
+      make("div.field.inline", {}, make("label", { htmlFor: "task" }, "What to do"), this.task), this.codes),
+    this.deleting);
     model.addEventListener("change", () => this.update());
     this.update();
   }
 
   update() {
     const { isReady, record, kind } = this.model;
+    this.deleting.hidden = Boolean(this.model.readOnly);
     this.evg.disabled = this.onnx.disabled = !isReady;
     const backbone = record.backbone?.name ?? "none, it takes features";
     const graph = kind === "texts" ? " The ONNX graph begins at the features." : "";
@@ -43,6 +49,13 @@ export class ShareView {
         type: "button", aria: { label: `Copy as ${title}` }, on: { click: () => void this.copy(texts[form]) },
       }, icon("copy"), "Copy")),
       make("pre", { tabIndex: 0 }, make("code", {}, texts[form])))));
+  }
+
+  deleteIt() {
+    const { model } = this;
+    deleteModel(model.name, {
+      etag: model.record.etag, reload: () => model.refresh(), done: () => { model.close(); location.hash = "#/"; },
+    });
   }
 
   async copy(text) {

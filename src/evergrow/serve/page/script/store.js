@@ -46,6 +46,12 @@ export function drop(samples) {
   return within("samples", "readwrite", (store) => { for (const one of samples) store.delete(one.id); });
 }
 
+/** Drop everything that is kept of a model. */
+export async function dropModel(name) {
+  await drop(await samplesOf(name));
+  await within("models", "readwrite", (store) => store.delete(name));
+}
+
 function plain(sample) {
   const { address, ...kept } = sample; // the address of an image lives as long as the page
   if (kept.id === undefined) delete kept.id;

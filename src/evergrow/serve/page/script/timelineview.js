@@ -24,7 +24,7 @@ export class TimelineView {
       return;
     }
     fill(this.list, changes.map((change, i) => {
-      const isPast = change.what !== "rollback" && record.revisions.includes(change.revision);
+      const isPast = !["rollback", "redo"].includes(change.what) && record.revisions.includes(change.revision);
       const back = isPast && !readOnly && iconButton("undo", "Go back to here", () => this.goBack(change.revision));
       const about = [when(change.when), `revision ${change.revision}`, ...(change.note ? [change.note] : [])];
       return make(i === 0 ? "li.now" : "li", {},
@@ -58,7 +58,7 @@ export function told({ what, samples, classes, names = {} }) {
     "merge-classes": `Merged ${Object.keys(names).join(", ")} into ${Object.values(names)[0] ?? listed}`,
     merge: `Merged another model: ${n}`,
     rollback: "Went back",
-    redo: "Took the going back back",
+    redo: "Went forward again",
     relabel: `Gave ${n} another class`,
     answering: "Changed what counts as unknown",
   };

@@ -1,0 +1,196 @@
+"""A learner on the Hugging Face Hub: one model file and a card, through the Hub's own mixin for any library.
+
+What is published is the file that :meth:`evergrow.Learner.save` writes, without names of users and places on a disk.
+What is loaded is a stranger's: the model file is the only file that is asked for, and it goes through the same checks
+as any other. The mixin's own loading is not used, since it hands fields of a ``config.json`` on as arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import huggingface_hub
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+from evergrow.core.archive import Archive, write_archive
+from evergrow.core.errors import EvergrowError, ParameterError
+from evergrow.core.escaping import one_line
+from evergrow.core.wording import setting
+from evergrow.learner.model_card import TASKS, CardFacts, card_metadata, card_text, measured_accuracy
+from evergrow.learner.places import ModelNotFoundError, existing_model
+
+if TYPE_CHECKING:
+    from evergrow.learner.learner import Learner
+
+MODEL_FILE = "model.evg"
+"""Name of the model in its repository."""
+
+
+class HubError(EvergrowError, ConnectionError):
+    """The Hub could not be asked, or refused; nothing was changed here."""
+
+
+class HubModel(huggingface_hub.ModelHubMixin, library_name="evergrow", tags=["evergrow"]):
+    """A learner as the Hub's mixin takes it: how it is written to a folder, and its card.
+
+    Parameters
+    ----------
+    learner : Learner
+        What is published.
+    repo : str
+        Where, ``"OWNER/NAME"``.
+    facts : CardFacts
+        What the card says beyond what the model knows.
+    """
+
+    def __init__(self, learner: Learner, repo: str, facts: CardFacts) -> None:
+        self.learner, self.repo, self.facts = learner, repo, facts
+        self._hub_mixin_config = None  # the model file says all there is; a config.json would say it again
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        write_archive(save_directory / MODEL_FILE, published_archive(self.learner))
+
+    def generate_model_card(self, *_: Any, **__: Any) -> huggingface_hub.ModelCard:
+        """Return the card; names of classes never go through a template."""
+        data = huggingface_hub.ModelCardData(**card_metadata(self.learner, self.repo, self.facts), **self._results())
+        text = card_text(self.learner, self.repo, self.facts)
+        return huggingface_hub.ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}", ignore_metadata_errors=False)
+
+    def _results(self) -> dict[str, Any]:
+        """Return the measured accuracy in the form that the Hub's pages show, where it says on what."""
+        found = measured_accuracy(self.learner)
+        if found is None or self.facts.dataset is None:
+            return {}
+        result = huggingface_hub.EvalResult(
+            task_type=TASKS[self.learner.kind_],
+            dataset_type=self.facts.dataset,
+            dataset_name=self.facts.dataset,
+            metric_type="accuracy",
+            metric_value=found.accuracy,
+        )
+        return {"model_name": self.repo.rpartition("/")[2], "eval_results": [result]}
+
+
+def push(learner: Learner, repo: str, facts: CardFacts, **settings: Any) -> str:
+    """Publish a learner; see :meth:`evergrow.Learner.push_to_hub`.
+
+    Returns
+    -------
+    str
+        Address of the commit.
+    """
+    learner.to_archive()  # raises before anything is created on the Hub
+    with _asking(repo):
+        return str(HubModel(learner, repo, facts).push_to_hub(repo, **settings))
+
+
+def fetched_model(repo: str | os.PathLike[str], **settings: Any) -> Path:
+    """Return the model file of a repository, downloaded where it is not here already, or of a folder.
+
+    Parameters
+    ----------
+    repo : str or path-like
+        ``"OWNER/NAME"``, or a folder with a :data:`MODEL_FILE` in it.
+    **settings
+        For ``huggingface_hub.hf_hub_download``: ``revision``, ``token``, ``cache_dir``, ``force_download``,
+        ``local_files_only``.
+
+    Raises
+    ------
+    ModelNotFoundError
+        If there is no such repository or folder, or no model in it.
+    HubError
+        If the Hub cannot be reached.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from evergrow.learner.hub import fetched_model
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fetched_model(folder)  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+        ...
+    evergrow.learner.places.ModelNotFoundError: model must be an existing file, got ...
+    """
+    if os.path.isdir(repo):
+        return existing_model(Path(repo, MODEL_FILE))
+    with _asking(os.fspath(repo)):
+        return Path(huggingface_hub.hf_hub_download(os.fspath(repo), MODEL_FILE, **settings))
+
+
+@contextmanager
+def _asking(repo: str) -> Iterator[None]:
+    """Turn what the Hub's client raises into evergrow's errors; the client's own stays the cause."""
+    try:
+        yield
+    except EvergrowError:
+        raise
+    except HFValidationError as error:
+        raise ParameterError(f"{setting('repo')} must be 'OWNER/NAME' or a folder, got {repo!r}") from error
+    except LocalEntryNotFoundError as error:  # before the next one, which it is a kind of
+        raise HubError(f"{repo} must be reachable or in the Hub's cache, but: {one_line(str(error))}") from error
+    except (RepositoryNotFoundError, EntryNotFoundError) as error:
+        raise ModelNotFoundError(
+            f"{setting('repo')} must be a repository with a {MODEL_FILE} that you may read, got {repo!r}: "
+            f"{one_line(str(error))}"
+        ) from error
+    # The network, TLS and the client each bring errors of their own; all mean that the Hub did not answer as it should.
+    except Exception as error:
+        raise HubError(f"the Hub must answer about {repo}, but: {one_line(str(error))}") from error
+
+
+# -- what is published --------------------------------------------------------------------------------------------
+
+
+def published_archive(learner: Learner) -> Archive:
+    """Return what a model file holds, without names of users and without places on a disk.
+
+    Users under whom changes were written, the place of test data that the model remembers, and folders of weights are
+    left out; numbers, classes, changes and notes are those of the model.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow import Learner
+    >>> from evergrow.learner.hub import published_archive
+    >>> learner = Learner(None, options={"n_units": 20}).fit(np.random.default_rng(0).normal(size=(40, 5)), [0, 1] * 20)
+    >>> published_archive(learner).meta["counts"]
+    {'0': 20, '1': 20}
+    """
+    archive = _without_folders(learner.to_archive())
+    history = [_anonymous(change) for change in archive.meta["history"]]
+    meta = {name: value for name, value in archive.meta.items() if name != "reference"}
+    return dataclasses.replace(archive, meta={**meta, "history": history})
+
+
+def _anonymous(change: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in change.items() if name != "who"}
+    if kept.get("tested"):
+        kept["tested"] = {**kept["tested"], "source": os.path.basename(kept["tested"]["source"].rstrip("/\\"))}
+    return kept
+
+
+def _without_folders(archive: Archive) -> Archive:
+    parts = {name: _without_folders(part) for name, part in archive.parts.items()}
+    return dataclasses.replace(archive, meta=_named_only(archive.meta), parts=parts)
+
+
+def _named_only(value: Any) -> Any:
+    """Return plain values with ``file:/its/path`` as ``file:path``; loading then asks where the weights are."""
+    if isinstance(value, dict):
+        return {name: _named_only(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_named_only(item) for item in value]
+    if isinstance(value, str) and value.startswith("file:"):
+        return "file:" + value.replace("\\", "/").rpartition("/")[2]
+    return value

@@ -1,0 +1,97 @@
+"""Commands that work shard by shard, and what they say of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.conftest import NAMES, Shell, write_features
+
+from evergrow import Learner
+
+pytest.importorskip("pyarrow")
+ENGINE = ("--engine", "local", "--shard-rows", 20)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_features(tmp_path / "points.npz", NAMES[:4])
+
+
+def test_fit_and_update_by_shards(shell: Shell, data: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.evg"
+    values = shell.json("fit", data, "-m", model, "--units", 20, *ENGINE)
+    assert values["engine"] == {"rows": 80, "shards": 4, "failed": {}, "left_out": [], "unreadable": {}}
+    assert values["n_samples"] == 80
+    more = write_features(tmp_path / "more.npz", NAMES[3:], n=10)
+    values = shell.json("update", model, more, *ENGINE)
+    assert values["classes"] == ["eel", "fox"]
+    assert not list(tmp_path.glob("*.engine"))  # folders that nobody named go with the work
+    learner = Learner.load(model)
+    assert [change.what for change in learner.history_] == ["fit", "update"]
+    X = np.load(data)["X_test"]
+    plain = Learner(options={"n_units": 20}).fit(data).partial_fit(more)
+    np.testing.assert_allclose(learner.head_.decision_function(X), plain.head_.decision_function(X), atol=1e-6)
+
+
+def test_evaluate_and_predict_by_shards(shell: Shell, data: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.evg"
+    shell.run("fit", data, "-m", model, "--units", 20)
+    plain, found = shell.json("evaluate", model, data), shell.json("evaluate", model, data, *ENGINE)
+    assert found["confusion"] == plain["confusion"]
+    assert found["n_samples"] == 40  # the test part
+    values = shell.json("predict", model, data, *ENGINE, "--out-dir", tmp_path / "answers")
+    assert values["answered"] == 120
+    assert len(list((tmp_path / "answers" / "predict").glob("*.parquet"))) == 6
+    said = shell.run("engine", "status", tmp_path / "answers").stdout
+    assert "predict, finished" in said
+    assert "6 of 6 done, 0 failed, 0 left" in said
+
+
+def test_shares_for_a_batch_system(shell: Shell, data: Path, tmp_path: Path) -> None:
+    fit = ("fit", data, "-m", tmp_path / "model.evg", "--units", 20, *ENGINE)
+    assert "run every --shard once more" in shell.run(*fit, "--shard", "0/2").stdout
+    assert "when the other shares are done" in shell.run(*fit, "--shard", "1/2").stdout
+    assert "without --shard finishes" in shell.run(*fit, "--shard", "0/2").stdout
+    assert not (tmp_path / "model.evg").exists()
+    assert shell.json(*fit)["n_samples"] == 80
+
+
+def test_images_that_cannot_be_read_are_named_and_counted(shell: Shell, tmp_path: Path) -> None:
+    from PIL import Image
+
+    folder, rng = tmp_path / "images", np.random.default_rng(0)
+    for name in ("ant", "bee"):
+        (folder / name).mkdir(parents=True)
+        for number in range(5):
+            Image.fromarray(rng.integers(0, 255, (24, 24, 3), dtype=np.uint8)).save(folder / name / f"{number}.png")
+    (folder / "ant" / "0.png").write_bytes(b"no image")
+    command = ("features", folder, "-b", "test_resnet", "--weights", "random", *ENGINE)
+    said = shell.error(*command, "-o", tmp_path / "stopped")
+    assert "ant/0.png" in said
+    assert "the same command goes on from there" in said
+    result = shell.run(*command, "-o", tmp_path / "features", "--on-error", "skip", code=1)
+    assert "1 samples could not be read and were left out: ant/0.png" in result.stderr
+
+
+def test_what_does_not_go_with_an_engine_is_one_line(shell: Shell, data: Path, tmp_path: Path) -> None:
+    fit = ("fit", data, "-m", tmp_path / "model.evg", *ENGINE)
+    assert "--holdout must be left out with --engine" in shell.error(*fit, "--holdout", 0.2)
+    assert "--adapt must be left out with --engine" in shell.error(*fit, "--adapt", "ssf")
+    assert "--shard must be I/N" in shell.error(*fit, "--shard", "4/3")
+    assert "DATA must be an existing file" in shell.error("fit", tmp_path / "no", "-m", tmp_path / "m.evg", *ENGINE)
+    assert "folder must be that of a job" in shell.error("engine", "status", tmp_path)
+    shell.run("fit", data, "-m", tmp_path / "model.evg", "--units", 20)
+    assert "--out-dir must be given" in shell.error("predict", tmp_path / "model.evg", data, *ENGINE)
+    assert "one folder, file or address" in shell.error("predict", tmp_path / "model.evg", data, data, *ENGINE)
+    assert "DATA must be images or texts" in shell.error("features", data, "-o", tmp_path / "f", *ENGINE)
+    assert not list(tmp_path.glob("*.engine"))
+
+
+def test_a_folder_of_other_data_is_refused(shell: Shell, data: Path, tmp_path: Path) -> None:
+    other = write_features(tmp_path / "other.npz", NAMES[:3])
+    shell.run("fit", data, "-m", tmp_path / "a.evg", "--units", 20, *ENGINE, "--out-dir", tmp_path / "job")
+    said = shell.error("fit", other, "-m", tmp_path / "b.evg", "--units", 20, *ENGINE, "--out-dir", tmp_path / "job")
+    assert "must be the manifest of these data" in said
+    assert not (tmp_path / "b.evg").exists()

@@ -1,0 +1,145 @@
+"""Questions shard by shard: the answers of the plain question."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.engine.clouds import OPTIONS, SMALL, learner, points, write_points
+
+from evergrow import Learner
+from evergrow.backbones import create_backbone
+from evergrow.core.errors import EngineError, ParameterError
+from evergrow.core.items import ImageFiles
+from evergrow.engine import Division, LocalEngine
+from evergrow.engine.parquet_out import write_answers
+from evergrow.engine.sources import open_source
+from evergrow.engine.status import status
+
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_points(tmp_path_factory.mktemp("data") / "points.npz")
+
+
+@pytest.fixture(scope="module")
+def model(data: Path) -> Learner:
+    return learner().fit(data)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of two classes with nine images each, and one that is none."""
+    from PIL import Image
+
+    folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for name, most in (("ant", 120), ("bee", 255)):
+        (folder / name).mkdir()
+        for number in range(9):
+            Image.fromarray(rng.integers(0, most, (24, 24, 3), dtype=np.uint8)).save(folder / name / f"{number}.png")
+    (folder / "ant" / "none.png").write_bytes(b"no image")
+    return folder
+
+
+def test_an_evaluation_by_shards_is_the_plain_one(model: Learner, tmp_path: Path) -> None:
+    strange = write_points(tmp_path / "strange.npz", seed=5, n=160, classes=8)
+    plain = model.evaluate(strange)
+    found, tally = LocalEngine(division=SMALL).evaluate(model, strange)
+    assert (found.confusion == plain.confusion).all()
+    assert (found.accuracy, found.unknown_classes) == (plain.accuracy, plain.unknown_classes)
+    assert found.unknown == plain.unknown
+    assert tally.to_values()["rows"] == 160
+
+
+def test_answers_are_one_table(model: Learner, data: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    engine = LocalEngine(division=SMALL, folder=tmp_path / "job")
+    tally = engine.predict(model, data, top=2, false_alarm=0.05)
+    assert tally.to_values()["rows"] == 300
+    table = pq.read_table(tmp_path / "job" / "predict").to_pydict()
+    asked = model.ask(points()[0], false_alarm=0.05)
+    labels = asked.classes[asked.ranked(1)[:, 0]]
+    assert table["label"] == [None if strange else label for label, strange in zip(labels, asked.unknown, strict=True)]
+    np.testing.assert_array_equal(table["novelty"], asked.novelty)
+    assert [len(row) for row in table["top"]] == [2] * 300
+
+
+def test_a_table_that_was_damaged_is_written_again(model, data, tmp_path, monkeypatch) -> None:
+    engine = LocalEngine(division=SMALL, folder=tmp_path / "job")
+    engine.predict(model, data)
+    files = sorted((tmp_path / "job" / "predict").iterdir())
+    bodies = [path.read_bytes() for path in files]
+    files[3].write_bytes(bodies[3][:-5] + b"wrong")
+    files[5].unlink()
+    written = []
+
+    def write(place, file, **settings):
+        written.append(file)
+        return write_answers(place, file, **settings)
+
+    monkeypatch.setattr("evergrow.engine.tables.write_answers", write)
+    engine.predict(model, data)
+    assert written == [files[3].name, files[5].name]
+    assert [path.read_bytes() for path in files] == bodies  # a retry overwrites with the same bytes
+
+
+def test_features_are_those_of_the_backbone(images: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    backbone = create_backbone("test_resnet", weights="random", device="cpu")
+    engine = LocalEngine(division=Division(rows=8), folder=tmp_path / "job")
+    with pytest.raises(EngineError, match=r"shard 1.* cannot be read: .*none\.png"):
+        engine.features(backbone, images)
+    shutil.rmtree(tmp_path / "job")
+    tally = engine.features(backbone, images, on_error="skip")
+    assert tally.names_left_out() == ["ant/none.png"]
+    table = pq.read_table(tmp_path / "job" / "features").to_pydict()
+    assert table["label"] == ["ant"] * 9 + ["bee"] * 9
+    from evergrow.backbones.extraction import extract
+
+    plain = extract(backbone, ImageFiles(images, tuple(table["name"])), cache=False).features
+    np.testing.assert_allclose(np.array(table["feature"]), plain, rtol=0, atol=1e-5)  # batches are others
+    assert open_source(tmp_path / "job" / "features").kind == "features"
+    assert status(tmp_path / "job").left_out == 1
+
+
+def test_a_model_of_images_is_learned_by_shards(images: Path, tmp_path: Path) -> None:
+    settings = {"backbone": "test_resnet", "weights": "random", "device": "cpu", "options": OPTIONS, "cache": False}
+    plain = Learner(**settings, extract={"on_error": "skip"})
+    with pytest.warns(match="could not be read"):
+        plain.fit(images)
+    mine = Learner(**settings, extract={"on_error": "skip"})
+    tally = LocalEngine(division=Division(rows=8)).fit(mine, images)
+    assert tally.names_left_out() == ["ant/none.png"]
+    assert mine.n_samples_ == plain.n_samples_ == {"ant": 9, "bee": 9}
+    assert mine.spec_ == plain.spec_
+    sampled = Learner(**settings, extract={"on_error": "skip"})  # some features come from the sample, some do not
+    assert LocalEngine(division=Division(rows=8, first_rows=10)).fit(sampled, images).n_left_out == 1
+    assert sampled.n_samples_ == plain.n_samples_
+
+
+def test_a_class_without_a_readable_image_is_named(images: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    shutil.copytree(images, folder)
+    (folder / "cat").mkdir()
+    (folder / "cat" / "0.png").write_bytes(b"no image")
+    mine = Learner("test_resnet", weights="random", device="cpu", options=OPTIONS, extract={"on_error": "skip"})
+    with pytest.raises(ValueError, match="every class must keep a sample that can be read, got none of 'cat'"):
+        mine.fit(folder, engine=LocalEngine(division=Division(rows=30)))
+
+
+def test_what_cannot_be_asked_is_refused(model: Learner, data: Path, images: Path) -> None:
+    backbone = create_backbone("test_resnet", weights="random", device="cpu")
+    with pytest.raises(ParameterError, match="data must be images for test_resnet, got features"):
+        LocalEngine(folder="job").features(backbone, data)
+    with pytest.raises(ParameterError, match="folder must be given"):
+        LocalEngine().predict(model, data)
+    module = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
+    with pytest.raises(ParameterError, match="must be one that workers can load by its name"):
+        Learner(module, features="final").fit(images, engine="local")

@@ -1,0 +1,358 @@
+"""A model learned shard by shard: the plain one, whatever happens on the way."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.engine.clouds import SMALL, learned, learner, leftovers, points, scores, write_parts, write_points
+
+from evergrow import Learner
+from evergrow.core.errors import BusyError, EngineError, FileFormatError, InputError, ParameterError, UnknownNameError
+from evergrow.core.files import locked
+from evergrow.engine import Division, LocalEngine, engine_of, works
+from evergrow.engine.job import ShardError
+from evergrow.engine.running import Task, outcome_of
+from evergrow.engine.status import status
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_points(tmp_path / "points.npz")
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """Return the scores of a model that learned eight shards."""
+    return scores(learned(write_points(tmp_path_factory.mktemp("data") / "points.npz")))
+
+
+@pytest.fixture(scope="module")
+def fifteen(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """Return the scores of a model that learned the same in fifteen."""
+    return scores(learned(write_points(tmp_path_factory.mktemp("data") / "points.npz"), division=Division(rows=20)))
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    return write_parts(tmp_path / "parts")
+
+
+def test_a_fit_by_shards_is_the_plain_fit(data: Path) -> None:
+    plain, mine = learner().fit(data), learned(data)
+    np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
+    assert mine.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
+    (change,), (other,) = mine.history_, plain.history_
+    assert (change.what, change.samples, change.classes, change.data) == ("fit", 300, other.classes, other.data)
+
+
+def test_more_rows_than_the_first_are_learned_by_the_layer_of_those(data: Path, tmp_path: Path) -> None:
+    division = Division(rows=40, first_rows=100)
+    options = {"n_units": 20, "alpha": 0.1, "readout": "ridge"}  # nothing is chosen from the data of a moment
+    mine = Learner(options=options).fit(data, engine=LocalEngine(division=division, folder=tmp_path / "job"))
+    first = json.loads((tmp_path / "job" / "manifest.json").read_text())["first"]
+    X, y = points()
+    names = np.array([f"class {code}" for code in y])
+    rest = np.setdiff1d(np.arange(len(X)), first)
+    plain = Learner(options=options).fit(X[first], names[first]).partial_fit(X[rest], names[rest])
+    np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
+    assert mine.n_samples_ == plain.n_samples_
+    assert len(mine.history_[0].data) == 8  # a fingerprint per shard
+
+
+def test_the_result_is_the_same_to_the_last_bit_in_any_order(data, eight, monkeypatch) -> None:
+    from evergrow.engine.local import LocalRunner
+
+    run = LocalRunner.run
+    monkeypatch.setattr(LocalRunner, "run", lambda self, tasks: run(self, list(tasks)[::-1]))
+    assert (scores(learned(data)) == eight).all()
+
+
+def test_rounds_leave_the_sum_as_it_is(data, fifteen, monkeypatch) -> None:
+    from evergrow.engine import reduction
+
+    monkeypatch.setattr(reduction.Reduction.__init__, "__defaults__", (4,))
+    assert (scores(learned(data, division=Division(rows=20))) == fifteen).all()
+
+
+def test_nothing_is_left_but_the_result(data: Path, tmp_path: Path) -> None:
+    mine = learned(data, folder=tmp_path / "job")
+    assert leftovers(tmp_path / "job") == []
+    again = Learner.load(tmp_path / "job" / "model.evg")
+    assert (scores(again) == scores(mine)).all()
+    engine, twice = LocalEngine(division=SMALL, folder=tmp_path / "job"), learner()
+    assert engine.fit(twice, data).to_values() == {
+        "rows": 300,
+        "shards": 8,
+        "failed": {},
+        "left_out": [],
+        "unreadable": {},
+    }
+    assert twice.history_ == mine.history_  # it is the model of before, and nothing was done twice
+    (tmp_path / "job" / "model.evg").unlink()
+    assert (scores(learned(data, folder=tmp_path / "job")) == scores(mine)).all()
+
+
+def test_an_update_by_shards_is_the_plain_update(data: Path, tmp_path: Path) -> None:
+    more = write_points(tmp_path / "more.npz", seed=1, n=120, classes=8)
+    plain, mine = learner().fit(data), learned(data)
+    plain.partial_fit(more)
+    mine.partial_fit(more, engine=LocalEngine(division=SMALL))
+    np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
+    assert mine.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
+    assert [change.what for change in mine.history_] == ["fit", "update"]
+    assert mine.history_[1].classes == ("class 6", "class 7")
+
+
+def test_an_update_that_is_done_is_not_done_again(data: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(division=SMALL, folder=tmp_path / "job")
+    more = write_points(tmp_path / "more.npz", seed=1, n=80, classes=8)
+    start = learner().fit(data)
+    first = start.copy().partial_fit(more, engine=engine)
+    assert start.copy().partial_fit(more, engine=engine).history_ == first.history_
+    assert leftovers(tmp_path / "job") == []
+    (tmp_path / "job" / "model.evg").unlink()
+    assert (scores(start.copy().partial_fit(more, engine=engine)) == scores(first)).all()
+    with pytest.raises(EngineError, match="differs in model"):
+        first.partial_fit(more, engine=engine)
+
+
+def test_a_first_partial_fit_is_a_fit(data: Path) -> None:
+    mine = learner().partial_fit(data, engine="local")
+    assert [change.what for change in mine.history_] == ["fit"]
+
+
+# -- interruptions and failures ---------------------------------------------------------------------------------
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, work: str, after: int, error: Exception) -> list[int]:
+    """Let a kind of work fail after some tasks, once; return the list of shards that it is asked for."""
+    original, asked = works.WORKS[work], []
+
+    def perform(job, about):
+        asked.append(about["number"])
+        if len(asked) == after + 1:
+            raise error
+        return original(job, about)
+
+    monkeypatch.setitem(works.WORKS, work, perform)
+    return asked
+
+
+@pytest.mark.parametrize("work", ["first", "statistics", "merge"])
+def test_a_job_goes_on_where_it_stopped(data, fifteen, tmp_path, monkeypatch, work) -> None:
+    division = Division(rows=20)  # 15 shards, two levels of sums
+    asked = failing(monkeypatch, work, 1, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        learned(data, division=division, folder=tmp_path / "job")
+    mine = learned(data, division=division, folder=tmp_path / "job")
+    assert (scores(mine) == fifteen).all()
+    assert asked[:2] == [0, 1]
+    assert work == "merge" or 0 not in asked[2:]  # what was done is not done again
+    assert leftovers(tmp_path / "job") == []
+
+
+def test_a_full_disk_stops_the_job_and_loses_nothing(data, eight, tmp_path, monkeypatch) -> None:
+    failing(monkeypatch, "statistics", 3, OSError(errno.ENOSPC, "No space left on device"))
+    mine = learner(extract={"on_error": "skip"})  # a full disk is no reason to leave a shard out
+    engine = LocalEngine(division=SMALL, folder=tmp_path / "job")
+    with pytest.raises(EngineError, match=r"statistics of shard 3 failed: OSError.*No space left.*kept in"):
+        mine.fit(data, engine=engine)
+    assert status(tmp_path / "job").failed.keys() == {3}
+    mine.fit(data, engine=engine)
+    assert (scores(mine) == eight).all()
+    assert status(tmp_path / "job").failed == {}
+
+
+def test_a_corrupt_result_is_computed_again(data, eight, tmp_path, monkeypatch) -> None:
+    failing(monkeypatch, "statistics", 5, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        learned(data, folder=tmp_path / "job")
+    for stage, number, cut in (("statistics", 1, 100), ("statistics", 2, None), ("first", 6, None)):
+        (path,) = (tmp_path / "job" / stage).glob(f"*-{number:06d}.evg")
+        body = bytearray(path.read_bytes())
+        body[-1] ^= 1
+        path.write_bytes(body[:cut])
+    assert (scores(learned(data, folder=tmp_path / "job")) == eight).all()
+
+
+def damaged_read(monkeypatch: pytest.MonkeyPatch, shard: int, error: Exception | None = None) -> None:
+    from evergrow.engine.sources import ArraySource
+
+    original = ArraySource.read
+
+    def read(self, wanted):
+        if wanted.number == shard:
+            raise error or InputError("its bytes are damaged")
+        return original(self, wanted)
+
+    monkeypatch.setattr(ArraySource, "read", read)
+
+
+def test_a_corrupt_shard_stops_the_job_unless_it_is_to_be_skipped(parts, tmp_path, monkeypatch) -> None:
+    division = Division(rows=50)
+    damaged_read(monkeypatch, 2)
+    with pytest.raises(EngineError, match=r"shard 2 \(part-2\.npz\) cannot be read: its bytes are damaged"):
+        learned(parts, division=division)
+    engine = LocalEngine(division=division, folder=tmp_path / "job")
+    mine = learner(extract={"on_error": "skip"})
+    tally = engine.fit(mine, parts)
+    assert tally.failed.keys() == {2}
+    assert "1 shards were left out: shard 2 (part-2.npz)" in tally.summary()[0]
+    assert sum(mine.n_samples_.values()) == 250
+    others = [points(seed=part, n=50) for part in range(6) if part != 2]
+    X, y = (np.concatenate(values) for values in zip(*others, strict=True))
+    plain = learner().fit(X, np.array([f"class {code}" for code in y]))
+    np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
+    assert status(tmp_path / "job").failed.keys() == {2}
+
+
+def test_a_file_that_is_cut_off_is_named_and_left_out(parts: Path, tmp_path: Path) -> None:
+    (parts / "part-0.npz").write_bytes((parts / "part-0.npz").read_bytes()[:-300])
+    with pytest.raises(FileFormatError, match=r"part-0\.npz must be a whole NPZ file"):
+        learned(parts)
+    mine = learner(extract={"on_error": "skip"})
+    tally = LocalEngine(division=Division(rows=50), folder=tmp_path / "job").fit(mine, parts)
+    assert sum(mine.n_samples_.values()) == 250
+    assert list(tally.unreadable) == ["part-0.npz"]
+    assert "1 files could not be read and were left out" in tally.summary()[0]
+    assert status(tmp_path / "job").unreadable == ("part-0.npz",)
+
+
+def test_tars_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    for number in range(3):
+        with tarfile.open(folder / f"{number}.tar", "w") as tar:
+            for row in range(4):
+                for suffix, body in (("jpg", bytes(300)), ("cls", f"{row % 2}".encode())):
+                    info = tarfile.TarInfo(f"{number}{row}.{suffix}")
+                    info.size = len(body)
+                    tar.addfile(info, io.BytesIO(body))
+    (folder / "1.tar").write_bytes((folder / "1.tar").read_bytes()[:3000])
+    with pytest.raises(FileFormatError, match=r"1\.tar"):
+        LocalEngine().manifest(folder)
+    manifest = LocalEngine().manifest(folder, skip=True)
+    assert list(manifest.unreadable) == ["1.tar"]
+    assert {shard.where["file"] for shard in manifest.shards} == {"0.tar", "2.tar"}
+
+
+def test_a_shard_that_was_skipped_is_tried_again(data, fifteen, tmp_path, monkeypatch) -> None:
+    engine = LocalEngine(division=Division(rows=20), folder=tmp_path / "job")
+    mine = learner(extract={"on_error": "skip"})
+    with monkeypatch.context() as patch:
+        failing(patch, "statistics", 11, ShardError("shard 11 cannot be read"))
+        patch.setattr("evergrow.engine.fitting.complete_fit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.fit(mine, data)
+    assert status(tmp_path / "job").failed == {11: "shard 11 cannot be read"}
+    tally = engine.fit(mine, data)
+    assert tally.failed == {}
+    assert (scores(mine) == fifteen).all()
+    assert leftovers(tmp_path / "job") == []
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_no_shard_at_all_is_one_line(parts, monkeypatch) -> None:
+    from evergrow.engine.sources import ArraySource
+
+    def read(self, shard):
+        raise InputError("nothing can be read")
+
+    monkeypatch.setattr(ArraySource, "read", read)
+    with pytest.raises(InputError, match="at least one sample that can be read"):
+        learner(extract={"on_error": "skip"}).fit(parts, engine="local")
+
+
+def test_a_shard_counted_twice_would_be_noticed(data, tmp_path, monkeypatch) -> None:
+    from evergrow.engine import reduction
+
+    monkeypatch.setattr(reduction.Tally, "see", lambda self, outcome: self.add(0, outcome.told))
+    with pytest.raises(EngineError, match="every sample must be counted once"):
+        learned(data, folder=tmp_path / "job")
+
+
+# -- what is refused --------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_another_job_is_refused(data: Path, tmp_path: Path) -> None:
+    learned(data, folder=tmp_path / "job")
+    other = write_points(tmp_path / "other.npz", n=200)
+    with pytest.raises(EngineError, match="must be the manifest of these data"):
+        learned(other, folder=tmp_path / "job")
+    with pytest.raises(EngineError, match="differs in options"):
+        Learner(options={"n_units": 30}).fit(data, engine=LocalEngine(division=SMALL, folder=tmp_path / "job"))
+    with pytest.raises(EngineError, match="differs in work"):
+        LocalEngine(division=SMALL, folder=tmp_path / "job").evaluate(learner().fit(data), data)
+
+
+def test_two_drivers_do_not_work_in_one_folder(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    with locked(tmp_path / "job"), pytest.raises(BusyError):
+        learned(data, folder=tmp_path / "job")
+
+
+def test_what_an_engine_cannot_take_is_refused(data: Path) -> None:
+    X, y = points()
+    with pytest.raises(InputError, match="must be the address of data or a source"):
+        learner().fit(X, engine="local")
+    with pytest.raises(ParameterError, match="y must be left out with engine"):
+        learner().fit(X, y, engine="local")
+    with pytest.raises(UnknownNameError, match="'local' or 'ray'"):
+        learner().fit(data, engine="spark")
+    with pytest.raises(ParameterError, match="shard must be i/n"):
+        LocalEngine(share=(3, 2), folder="job")
+    with pytest.raises(ParameterError, match="folder must be given"):
+        LocalEngine(share=(0, 2))
+    assert engine_of(LocalEngine(workers=2)).workers == 2
+
+
+def test_other_versions_are_refused_before_any_work(data: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("evergrow.engine.stages.__version__", "0.0.1")
+    with pytest.raises(EngineError, match=r"evergrow must be 0\.0\.1 as where the job was begun"):
+        learned(data, folder=tmp_path / "job")
+    assert not (tmp_path / "job" / "first").exists()
+
+
+def test_shards_of_different_widths_are_one_line(parts: Path, monkeypatch) -> None:
+    from evergrow.engine.shard import ShardData
+    from evergrow.engine.sources import ArraySource
+
+    original = ArraySource.read
+
+    def read(self, shard):
+        found = original(self, shard)
+        width = 10 if shard.number < 4 else 9
+        return ShardData(found.names, features=found.features[:, :width], labels=found.labels)
+
+    monkeypatch.setattr(ArraySource, "read", read)
+    with pytest.raises(EngineError, match="of one width, got 10 in shard 0 and 9 in shard 4"):
+        learned(parts, division=Division(rows=50))
+
+
+# -- shares -----------------------------------------------------------------------------------------------------
+
+
+def test_shares_of_the_work_add_up(data: Path, eight: np.ndarray, tmp_path: Path) -> None:
+    done = []
+    for place in (0, 1, 0):  # the layer needs the first samples of all: who came first comes once more
+        mine = learner()
+        assert LocalEngine(division=SMALL, folder=tmp_path / "job", share=(place, 2)).fit(mine, data) is None
+        assert not mine.__sklearn_is_fitted__()
+        done.append(status(tmp_path / "job").done)
+    assert done == [0, 4, 8]
+    assert (scores(learned(data, folder=tmp_path / "job")) == eight).all()
+
+
+def test_a_work_that_nobody_knows_is_a_failure(data: Path, tmp_path: Path) -> None:
+    outcome = outcome_of(Task("dance", 0, {"folder": str(tmp_path), "key": ""}))
+    assert outcome.state == "failed"
+    assert "work must be one of" in outcome.error

@@ -1,0 +1,205 @@
+"""Processes of this machine: whatever happens to one of them, every task has one outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.engine.clouds import SMALL, learned, learner, leftovers, scores, write_points
+from tests.engine.conftest import ROOT
+from tests.engine.toy_works import expected_bytes, tasks
+
+from evergrow.core.errors import EngineError, ParameterError
+from evergrow.core.seeding import derive_seed
+from evergrow.engine import Division, LocalEngine
+from evergrow.engine.local import TRIES, LocalRunner
+from evergrow.engine.running import Task
+
+TOY = "tests.engine.toy_works:perform"
+
+
+@pytest.fixture
+def runner() -> Iterator[LocalRunner]:
+    runner = LocalRunner(2, perform=TOY)
+    yield runner
+    runner.close()
+
+
+def begun(folder: Path, number: int) -> int:
+    """Return how often a task was begun."""
+    return [line.split()[0] for line in (folder / "begun").read_text().splitlines()].count(str(number))
+
+
+def test_every_task_has_an_outcome_and_workers_are_kept(runner: LocalRunner, tmp_path: Path) -> None:
+    for _ in range(2):
+        found = list(runner.run(tasks(tmp_path, 9)))
+        assert sorted(outcome.task.number for outcome in found) == list(range(9))
+        assert {outcome.state for outcome in found} == {"done"}
+    assert {outcome.told["pid"] for outcome in found} <= set(runner.pids)
+    assert 1 <= len(runner.pids) <= 2
+    assert (tmp_path / "3.bin").read_bytes() == expected_bytes(3)
+
+
+def test_a_task_whose_worker_died_is_run_again(runner: LocalRunner, tmp_path: Path) -> None:
+    found = list(runner.run([Task("die_once", 9, {"folder": str(tmp_path)}), *tasks(tmp_path, 5)]))
+    assert [outcome.state for outcome in found] == ["done"] * 6
+    assert begun(tmp_path, 9) == 2
+
+
+def test_a_task_that_kills_every_worker_fails_alone(runner: LocalRunner, tmp_path: Path) -> None:
+    found = list(runner.run([Task("die", 9, {"folder": str(tmp_path)}), *tasks(tmp_path, 5)]))
+    (failed,) = [outcome for outcome in found if outcome.state == "failed"]
+    assert (failed.task.number, failed.error) == (9, f"its worker died {TRIES} times")
+    assert len(found) == 6
+    assert begun(tmp_path, 9) == TRIES
+
+
+def test_a_failure_is_an_outcome(runner: LocalRunner, tmp_path: Path) -> None:
+    found = {outcome.task.number: outcome for outcome in runner.run(tasks(tmp_path, 2, "refuse"))}
+    assert {outcome.state for outcome in found.values()} == {"failed"}
+    assert found[1].error == "sample 1 must be finite, got NaN"
+
+
+def test_closing_ends_what_still_runs(runner: LocalRunner, tmp_path: Path) -> None:
+    outcomes = runner.run([*tasks(tmp_path, 1), *(Task("sums", 1, {"folder": str(tmp_path), "seconds": 60}),) * 3])
+    next(outcomes)
+    busy = runner.pids
+    outcomes.close()  # hangs for a minute if it waits
+    runner.close()
+    assert not [pid for pid in busy if _lives(pid)]
+    assert runner.pids == []
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """Kill -9 of the driver leaves no process behind, also in the middle of a task."""
+    code = (
+        "import sys; from evergrow.engine.local import LocalRunner; from evergrow.engine.running import Task\n"
+        f"runner, about = LocalRunner(2, perform={TOY!r}), {{'folder': {str(tmp_path)!r}}}\n"
+        "tasks = [Task('sums', n, {**about, 'seconds': 60 * n}) for n in range(3)]; outcomes = runner.run(tasks)\n"
+        "next(outcomes); print(*runner.pids, flush=True); next(outcomes)"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    pids = [int(word) for word in driver.stdout.readline().split()]
+    assert pids
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    for _ in range(200):
+        if not any(map(_lives, pids)):
+            return
+        time.sleep(0.05)
+    pytest.fail("a worker lives on without the process that started it")
+
+
+def test_one_process_takes_what_a_task_raises_as_its_outcome() -> None:
+    (outcome,) = LocalRunner().run([Task("nonsense", 0)])
+    assert outcome.state == "failed"
+
+
+def test_a_folder_out_of_reach_is_said_before_any_work() -> None:
+    with pytest.raises(EngineError, match="folder must be one that every worker can write to, got /nowhere"):
+        LocalRunner().check({"folder": "/nowhere"})
+    with pytest.raises(EngineError, match=r"torch must be 0\.1"):
+        LocalRunner(2).check({"torch": "0.1"})
+    with pytest.raises(ParameterError, match="workers must be"):
+        LocalRunner(0)
+
+
+# -- real workers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_model_of_one(tmp_path: Path) -> None:
+    data = write_points(tmp_path / "points.npz")
+    assert (scores(learned(data, workers=2)) == scores(learned(data))).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", range(5))
+def test_a_worker_killed_at_any_moment_changes_nothing(tmp_path: Path, monkeypatch, moment: int) -> None:
+    data = write_points(tmp_path / "points.npz")
+    division = Division(rows=10, first_rows=150)  # 30 shards
+    expected = scores(learned(data, division=division))
+    runners: list[LocalRunner] = []
+    original = LocalRunner.__init__
+
+    def kept(self, *arguments, **settings) -> None:
+        original(self, *arguments, **settings)
+        runners.append(self)
+
+    monkeypatch.setattr(LocalRunner, "__init__", kept)
+    over = threading.Event()
+    killed: list[int] = []
+
+    def kill() -> None:
+        draws = derive_seed(0, "kill", moment)
+        while len(killed) < TRIES - 1 and not over.wait(0.2 + draws % 1000 / 500):
+            draws //= 7
+            pids = runners[0].pids if runners else []
+            if pids:
+                os.kill(pids[draws % len(pids)], signal.SIGKILL)
+                killed.append(pids[0])
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        mine = learned(data, division=division, workers=2, folder=tmp_path / "job")
+    finally:
+        over.set()
+        thread.join()
+    assert killed
+    assert (scores(mine) == expected).all()
+    assert sum(mine.n_samples_.values()) == 300
+    assert leftovers(tmp_path / "job") == []
+
+
+@pytest.mark.slow
+def test_a_driver_killed_and_started_again_comes_to_the_same(tmp_path: Path) -> None:
+    data = write_points(tmp_path / "points.npz")
+    expected = scores(learned(data))
+    code = (
+        "from pathlib import Path; from tests.engine.clouds import learned\n"
+        f"learned(Path({str(data)!r}), workers=2, folder=Path({str(tmp_path / 'job')!r}))"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    while not list((tmp_path / "job").glob("statistics/*.evg")) and driver.poll() is None:
+        time.sleep(0.02)
+    driver.kill()
+    driver.wait()
+    assert not (tmp_path / "job" / "finished.json").exists()
+    mine = learned(data, folder=tmp_path / "job")
+    assert (scores(mine) == expected).all()
+    assert leftovers(tmp_path / "job") == []
+    assert json.loads((tmp_path / "job" / "finished.json").read_text())["rows"] == 300
+
+
+@pytest.mark.slow
+def test_interrupting_ends_the_workers(tmp_path: Path, monkeypatch) -> None:
+    data = write_points(tmp_path / "points.npz")
+    runners: list[LocalRunner] = []
+    monkeypatch.setattr(LocalRunner, "close", lambda self, close=LocalRunner.close: (runners.append(self), close(self)))
+
+    def see(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evergrow.engine.stages.Tally.see", see)
+    with pytest.raises(KeyboardInterrupt):
+        learner().fit(data, engine=LocalEngine(workers=2, division=SMALL, folder=tmp_path / "job"))
+    assert runners[0].pids == []

