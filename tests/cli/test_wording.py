@@ -27,7 +27,7 @@ PYTHON = re.compile(
 )
 FROM_PYTHON_ONLY = (
     *("metrics.py", "methods/", "tuners/", "projections/", "linalg/", "streams/", "checks/", "bench/"),
-    "training/settings.py",
+    *("training/settings.py", "integrations/setfit.py", "integrations/mlflow.py"),
     "serve/",
 )
 """Where settings are set in Python, in a spec or by a request, by the same names."""
@@ -164,6 +164,7 @@ def test_every_argument_that_is_asked_for_has_a_word_on_some_command():
     """A hint that no command can follow would never be seen; a typing error in a name would hide it too."""
     unseen = {"split", "shape_directions", "image_column", "text_column", "label_column", "extract", "random_state"}
     unseen |= {"sample_weight"}  # which files and tables have not
+    unseen |= {"repo"}  # of the Hub, which no command publishes to
     unseen |= {"labelled", "storage", "feature_column"}  # of sources, for who opens them in Python
     asked = set()
     for path in ROOT.rglob("*.py"):

@@ -192,11 +192,13 @@ def test_a_preset_is_used_remembered_and_listed(squashed: str) -> None:
     backbone = create_backbone("test_resnet", "random", squashed, device="cpu")
     assert (backbone.spec.preset, backbone.transform.crop_mode) == ("squashed", "squash")
     assert backbone_from_spec(backbone.spec, device="cpu").transform == backbone.transform
-    assert "pilot-cifar, squashed, timm" in help_of("features")
+    assert "pilot-cifar, quick, squashed, timm" in help_of("features")
 
 
 def test_a_preset_that_is_gone_is_unknown_again() -> None:
-    with pytest.raises(ParameterError, match="preset must be one of 'timm', 'pilot', 'pilot-cifar', got 'squashed'"):
+    with pytest.raises(
+        ParameterError, match="preset must be one of 'timm', 'quick', 'pilot', 'pilot-cifar', got 'squashed'"
+    ):
         create_backbone("test_resnet", "random", "squashed")
 
 

@@ -399,14 +399,18 @@ def _image_bytes(work: _Work) -> int:
 def _encoded(
     encoder: PrecisionEncoder, batches: Iterator[LoadedBatch]
 ) -> Iterator[tuple[LoadedBatch, NDArray[np.float32] | None]]:
-    """Yield every batch with its features, some batches late: a GPU always has the next before the last is fetched."""
+    """Yield every batch with its features, of a GPU some late: it always has the next before the last is fetched."""
     waiting: deque[tuple[LoadedBatch, Encoding | None]] = deque()
     for loaded in batches:
         waiting.append((loaded, None if loaded.batch is None else encoder.run(loaded.batch)))
-        if len(waiting) > _UNDER_WAY:
+        while waiting and (len(waiting) > _UNDER_WAY or _is_there(waiting[0][1])):
             yield _finished(encoder, *waiting.popleft())
     while waiting:
         yield _finished(encoder, *waiting.popleft())
+
+
+def _is_there(encoding: Encoding | None) -> bool:
+    return encoding is None or encoding.ready is None
 
 
 def _finished(

@@ -84,10 +84,9 @@ def features_command(
     from evergrow.datasets import FeatureSet, load_data, save_features
     from evergrow.datasets.array_files import SUFFIXES
 
-    wanted = checked_recipe("--recipe", recipe)
     if placing.engine is not None:
         placing.refuse(test_size=test_size, out_dir=placing.out_dir)
-        chosen = _Backbone(backbone, weights, preset, wanted, device)
+        chosen = _Backbone(backbone, weights, preset, checked_recipe("--recipe", recipe), device)
         kept = "skip" if skip else on_error.value
         return _by_shards(data, out, chosen, reading, placing, workers, on_error=kept, batch=batch_size, quiet=as_json)
     if out.suffix not in SUFFIXES:
@@ -101,6 +100,7 @@ def features_command(
     from evergrow.backbones.settings import ExtractConfig
     from evergrow.training.features import featurize
 
+    wanted = checked_recipe("--recipe", recipe)
     name = best_backbone(loaded.kind).name if backbone == "auto" else backbone
     model = create_backbone(name, weights, preset, device=device, recipe=wanted)
     config = ExtractConfig(
