@@ -67,6 +67,7 @@ def check_equal(spec: Path, engine: Any) -> None:
     assert [step.action for step in again.steps] == ["skip"] * 6
 
 
+@pytest.mark.slow
 def test_records_of_local_processes_are_the_same(spec: Path) -> None:
     check_equal(spec, LocalEngine(workers=2))
 

@@ -273,6 +273,7 @@ def test_addresses_that_are_no_data_sets(name: str) -> None:
         load_data(name)
 
 
+@pytest.mark.slow
 def test_the_page_on_the_hub_runs_as_printed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
     section = page.split("\n## Hugging Face Hub\n")[1].split("\n## ")[0]
