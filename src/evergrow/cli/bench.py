@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, Styled, note_line
-from evergrow.cli.engine import PANEL, EngineName
+from evergrow.cli.engine import PANEL, Address, EngineName, GpusPerWorker
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.options import Json, OptionGroup
 from evergrow.cli.registry import command, command_group
@@ -39,17 +39,8 @@ class SideBySide(OptionGroup):
     workers: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time.", show_default=False, rich_help_panel=PANEL)
     ] = None
-    address: Annotated[
-        str,
-        typer.Option(
-            help="Of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (that of this machine) or local (starts one).",
-            rich_help_panel=PANEL,
-        ),
-    ] = "auto"
-    gpus_per_worker: Annotated[
-        float,
-        typer.Option("--gpus-per-worker", min=0.0, help="GPUs, or a share of one, of each.", rich_help_panel=PANEL),
-    ] = 0.0
+    address: Address = "auto"
+    gpus_per_worker: GpusPerWorker = 0.0
 
     def opened(self) -> Engine | None:
         """Return the engine that was asked for."""

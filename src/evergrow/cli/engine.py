@@ -33,6 +33,19 @@ class EngineName(str, Enum):
     RAY = "ray"
 
 
+Address = Annotated[
+    str,
+    typer.Option(
+        help="Of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (that of this machine) or local (starts one).",
+        rich_help_panel=PANEL,
+    ),
+]
+GpusPerWorker = Annotated[
+    float,
+    typer.Option("--gpus-per-worker", min=0.0, help="GPUs, or a share of one, of each.", rich_help_panel=PANEL),
+]
+
+
 @dataclass(frozen=True)
 class Placing(OptionGroup):
     """Where a command does its work: here and at once, or shard by shard on an engine."""
@@ -47,17 +60,8 @@ class Placing(OptionGroup):
             rich_help_panel=PANEL,
         ),
     ] = None
-    address: Annotated[
-        str,
-        typer.Option(
-            help="Of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (that of this machine) or local (starts one).",
-            rich_help_panel=PANEL,
-        ),
-    ] = "auto"
-    gpus_per_worker: Annotated[
-        float,
-        typer.Option("--gpus-per-worker", min=0.0, help="GPUs, or a share of one, of each.", rich_help_panel=PANEL),
-    ] = 0.0
+    address: Address = "auto"
+    gpus_per_worker: GpusPerWorker = 0.0
     cpus_per_worker: Annotated[
         int,
         typer.Option(
