@@ -41,8 +41,9 @@ def throughput(quick: bool) -> Iterator[Row]:
         # No bar in float32, which leaves the decoders of most machines time to spare.
         yield _throughput(name, 512 if quick else 16384, torch.device("cuda"), "float32", None)
         n, bar = (512, None) if quick else (50_000, 0.8)
-        for preset, shape in (("timm", (224, 224)), ("quick", (224, 224)), ("timm", (500, 375)), ("quick", (500, 375))):
-            yield _jpeg_throughput(name, n, preset, shape, bar)
+        for shape in ((224, 224), (500, 375)):
+            for preset, decode in (("timm", "cpu"), ("quick", "cpu"), ("timm", "gpu")):
+                yield _jpeg_throughput(name, n, preset, shape, bar, decode)
 
 
 def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: float | None) -> Row:
@@ -50,7 +51,9 @@ def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: fl
     return _against_bare(f"extraction, {name}", backbone, ImageArrays(_images(n)), precision, bar)
 
 
-def _jpeg_throughput(name: str, n: int, preset: str, shape: tuple[int, int], bar: float | None) -> Row:
+def _jpeg_throughput(
+    name: str, n: int, preset: str, shape: tuple[int, int], bar: float | None, decode: str = "cpu"
+) -> Row:
     """Return the row of JPEG files of a size, in half precision: a thousand of them, over and over."""
     from PIL import Image
 
@@ -60,11 +63,11 @@ def _jpeg_throughput(name: str, n: int, preset: str, shape: tuple[int, int], bar
         for row, pixels in enumerate(_images(len(names))):
             Image.fromarray(pixels).resize(shape).save(Path(folder, names[row]), quality=90)
         items = ImageFiles(Path(folder), tuple(names[row % len(names)] for row in range(n)))
-        title = f"extraction of JPEG files of {shape[0]} x {shape[1]}, preset {preset}, {name}"
-        return _against_bare(title, backbone, items, "float16", bar)
+        title = f"extraction of JPEG files of {shape[0]} x {shape[1]}, preset {preset}, decoded by the {decode}, {name}"
+        return _against_bare(title, backbone, items, "float16", bar, decode=decode)
 
 
-def _against_bare(title: str, backbone: Any, items: Items, precision: Any, bar: float | None) -> Row:
+def _against_bare(title: str, backbone: Any, items: Items, precision: Any, bar: float | None, **settings: Any) -> Row:
     device, n = backbone.device, len(items)
     batch = 128 if device.type == "cuda" else 32
     # A few suffice, over and over: gigabytes held by this process alone would make starting workers slow.
@@ -80,7 +83,7 @@ def _against_bare(title: str, backbone: Any, items: Items, precision: Any, bar: 
                 backbone.module(ready[: n - start].to(device, non_blocking=True))
 
     def ours() -> None:
-        extract(backbone, items, cache=False, precision=precision, batch_size=batch)
+        extract(backbone, items, cache=False, precision=precision, batch_size=batch, **settings)
 
     seconds(bare, repeat=1)  # warm up
     pairs = [(seconds(bare, repeat=1), seconds(ours, repeat=1)) for _ in range(3)]  # by turns: the load may change

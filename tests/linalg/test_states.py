@@ -271,6 +271,20 @@ def test_auto_stays_compact_when_the_rank_is_low(rng):
     assert state.nbytes < 0.05 * 8 * 2000**2
 
 
+@pytest.mark.parametrize(("n", "form"), [(40, "compact"), (200, "dense")])
+def test_part_is_compact_only_where_that_is_few_bytes(rng, monkeypatch, n, form):
+    monkeypatch.setattr(auto_module, "DENSE_BELOW", 10)
+    H, Y = problem(rng, n=500, L=500)
+    first = AutoState.create(500, 4, alpha=None, floor=ALPHA * 1e-9).update(H[:300], Y[:300])
+    part = first.empty_like()
+    assert part.growth > 0.9
+    learned = part.update(H[300 : 300 + n], Y[300 : 300 + n])
+    assert learned.form == form
+    kept = read_state(part.to_archive(), torch.device("cpu"), "part")
+    assert kept.growth == part.growth
+    assert relative(first.merge(learned).solve(ALPHA).weights, batch_ridge(H[: 300 + n], Y[: 300 + n])) < 1e-9
+
+
 def test_the_papers_regime_keeps_its_digits():
     """Kappa about 1e9: dense within 1e-8 of batch ridge, recursive within 1e-6, after 40 updates."""
     g = torch.Generator().manual_seed(1)

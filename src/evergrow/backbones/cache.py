@@ -19,7 +19,6 @@ from typing import Any
 
 from evergrow.backbones.base import BackboneSpec
 from evergrow.backbones.cache_entry import CacheEntry, written_by
-from evergrow.backbones.precision import Policy
 from evergrow.backbones.recipes import FeatureRecipe
 from evergrow.core.errors import FileFormatError, NewerSchemaError, ParameterError, UnknownNameError
 from evergrow.core.fields import Fields
@@ -58,7 +57,7 @@ def default_root() -> Path:
     return (Path(shared) if shared and Path(shared).is_absolute() else Path.home() / ".cache") / "evergrow"
 
 
-def feature_key(stamp: str, spec: BackboneSpec, policy: Policy) -> str:
+def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
     """Return the key of the features that a backbone makes of some items.
 
     Parameters
@@ -68,7 +67,7 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: Policy) -> str:
     spec : BackboneSpec
         The backbone; where its weights came from plays no part, what they are does.
     policy : str
-        Precision asked for.
+        Precision asked for, and what decodes (:attr:`evergrow.backbones.settings.ExtractConfig.policy`).
 
     Examples
     --------
@@ -82,7 +81,7 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: Policy) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def describe(items: Items, stamp: str, spec: BackboneSpec, policy: Policy) -> dict[str, Any]:
+def describe(items: Items, stamp: str, spec: BackboneSpec, policy: str) -> dict[str, Any]:
     """Return what ``meta.json`` tells people about an entry; no path of this machine, and nothing of any text."""
     return {
         "format": _FORMAT,
@@ -185,7 +184,7 @@ class FeatureCache:
         """Return the entry of a key, whether or not it exists."""
         return CacheEntry(self.root / key)
 
-    def containing(self, stamp: str, spec: BackboneSpec, policy: Policy) -> Iterator[tuple[CacheEntry, FeatureRecipe]]:
+    def containing(self, stamp: str, spec: BackboneSpec, policy: str) -> Iterator[tuple[CacheEntry, FeatureRecipe]]:
         """Yield finished entries of the same items, backbone and precision whose recipe has all blocks that are wanted.
 
         Parameters

@@ -20,9 +20,11 @@ from evergrow.backbones.base import Backbone
 from evergrow.backbones.cache import FeatureCache, describe, feature_key
 from evergrow.backbones.cache_entry import CacheEntry, StoredFeatures
 from evergrow.backbones.collector import Collector, item_meter, warn_unused
+from evergrow.backbones.gpu_jpeg import EncodedImages, check_decodable, decoded_batches, gpu_decoder
 from evergrow.backbones.loader import (
     BatchPlan,
     Failure,
+    ImageBatches,
     ImageLoader,
     LoadedBatch,
     choose_workers,
@@ -141,6 +143,8 @@ def extract(backbone: Backbone, items: Items, *, config: ExtractConfig | None = 
     """
     config = configured(config, settings)
     _check(backbone, items)
+    if config.decode == "gpu":
+        check_decodable(backbone)
     work = _Work(backbone, items, config, time.perf_counter())
     encoder = PrecisionEncoder(backbone, config.precision)  # refuses a precision that the device does not have
     entry, stamp = _find_entry(work)
@@ -202,7 +206,7 @@ def _find_entry(work: _Work) -> tuple[CacheEntry | None, str]:
             raise
         warn_unused(error)  # a missing image is one more that is left out, but has no stamp
         return None, ""
-    key = feature_key(stamp, work.backbone.spec, config.precision)
+    key = feature_key(stamp, work.backbone.spec, config.policy)
     return FeatureCache(config.cache).entry(key), stamp
 
 
@@ -210,7 +214,7 @@ def _part_of_another(work: _Work, stamp: str) -> StoredFeatures | None:
     """Return what is wanted out of features of a recipe that contains it; None where the cache has no such."""
     config, spec = work.config, work.backbone.spec
     cache = FeatureCache(None if config.cache is False else config.cache)
-    for entry, recipe in cache.containing(stamp, spec, config.precision):
+    for entry, recipe in cache.containing(stamp, spec, config.policy):
         columns = recipe.columns(spec.blocks) or []
         try:
             stored = entry.load()
@@ -296,7 +300,7 @@ def _readable_now(work: _Work, failures: Sequence[Failure]) -> bool:
 
 def _writer(work: _Work, entry: CacheEntry, stamp: str) -> ShardWriter:
     """Return a writer that goes on with an unfinished entry, or begins a new one where that does not fit."""
-    about = describe(work.items, stamp, work.backbone.spec, work.config.precision)
+    about = describe(work.items, stamp, work.backbone.spec, work.config.policy)
     sizes = {"n_items": len(work.items), "n_features": work.backbone.n_features}
     writer = ShardWriter(entry, about, **sizes)
     halves_here = work.backbone.device.type == "cuda"
@@ -382,9 +386,13 @@ def _batches(work: _Work, plan: BatchPlan) -> Iterator[Iterator[LoadedBatch]]:
         workers = choose_workers(len(plan), device, work.batch_size * _image_bytes(work))
     else:
         workers = min(wanted, len(plan))
-    load = ImageLoader(transform, as_bytes=True)
-    with image_batches(work.items, load, plan, workers=workers, pin=device.type == "cuda") as batches:
-        yield batches
+    load, pin = ImageLoader(transform, as_bytes=True), device.type == "cuda"
+    if work.config.decode == "cpu":
+        with image_batches(ImageBatches(work.items, load, plan), len(plan), workers=workers, pin=pin) as batches:
+            yield batches
+        return
+    with image_batches(EncodedImages(work.items, load, plan), len(plan), workers=workers, pin=pin) as files:
+        yield decoded_batches(files, work.items, load, device, gpu_decoder(device))
 
 
 def _image_bytes(work: _Work) -> int:

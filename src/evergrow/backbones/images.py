@@ -101,7 +101,7 @@ def decode_image(
         raise ImageError(f"image must be a path, bytes, a PIL image or a uint8 array, got {type(source).__name__}")
     if plugin_format(name) is RAW and RAW.installed:
         return _from_raw(opened, name, max_pixels)
-    with _readable(name), _open(opened) as image:
+    with _readable(name), opened_image(opened) as image:
         _check_size(image, max_pixels)
         least = draft_size(image.height, image.width) if draft_size is not None else None
         if least is not None and image.mode == "RGB":
@@ -137,7 +137,7 @@ def _reason(error: Exception, name: str) -> str:
 
 
 @contextmanager
-def _open(opened: Any) -> Iterator[Image]:
+def opened_image(opened: Any) -> Iterator[Image]:
     """Open lazily, without Pillow's own limit: its global would decide for the caller, and warn at half of it."""
     from PIL import Image
 

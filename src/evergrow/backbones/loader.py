@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from evergrow.core.items import Items
 from evergrow.core.seeding import generator
 
 Transform = Callable[[Any], Tensor]
+Batch = TypeVar("Batch")
 
 _PREFETCH = 2  # batches that each worker holds ready
 _SHARED_MEMORY = "/dev/shm"
@@ -182,8 +183,18 @@ def _refused(error: BaseException) -> bool:
     return False
 
 
-class _Batches(Dataset[LoadedBatch]):
-    """Whole batches by number: one message from a worker per batch, collated where it was decoded."""
+class ImageBatches(Dataset[LoadedBatch]):
+    """Whole batches by number: one message from a worker per batch, collated where it was decoded.
+
+    Parameters
+    ----------
+    items : Items
+        The images.
+    load : ImageLoader
+        From an image to a tensor.
+    plan : BatchPlan
+        Which rows.
+    """
 
     def __init__(self, items: Items, load: ImageLoader, plan: BatchPlan) -> None:
         self._items, self._load, self._plan = items, load, plan
@@ -201,27 +212,22 @@ def _as_it_is(loaded: Any) -> Any:
 
 
 @contextmanager
-def image_batches(
-    items: Items, load: ImageLoader, plan: BatchPlan, *, workers: int, pin: bool
-) -> Iterator[Iterator[LoadedBatch]]:
+def image_batches(batches: Dataset[Batch], n_batches: int, *, workers: int, pin: bool) -> Iterator[Iterator[Batch]]:
     """Yield an iterator over the batches of images, in order.
 
     Parameters
     ----------
-    items : Items
-        The images.
-    load : ImageLoader
-        From an image to a tensor.
-    plan : BatchPlan
-        Which rows.
+    batches : Dataset
+        Batches by number, such as :class:`ImageBatches`.
+    n_batches : int
+        How many.
     workers : int
         Processes that decode; 0 decodes in this one.
     pin : bool
         Whether to place batches where a GPU can fetch them by itself.
     """
-    batches = _Batches(items, load, plan)
     if workers == 0:
-        yield (batches[number] for number in range(len(batches)))
+        yield (batches[number] for number in range(n_batches))
         return
     # Forked workers share the items instead of a copy each, and need no importable main module.
     context = multiprocessing.get_context("fork") if sys.platform == "linux" else None

@@ -83,7 +83,9 @@ class PrecisionEncoder:
         """Return finished features as an array; a batch that overflowed in half precision is run again in float32."""
         if encoding.ready is not None:
             encoding.ready.synchronize()
-        array = np.array(encoding.features) if encoding.ready is not None else encoding.features.numpy()
+        array = encoding.features.numpy()
+        if encoding.ready is not None:
+            array = array.copy()  # pinned memory is scarce
         if not np.isfinite(array).all() and self.precision == "float16":
             array = self._encode(self._there(batch), "float32").float().cpu().numpy()
         finite = np.isfinite(array).all(axis=1)

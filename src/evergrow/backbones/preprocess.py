@@ -30,7 +30,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 _LARGEST_STORED = 4096
 """Sides of images that a file may ask for: three times what any backbone takes, and 200 MB."""
 
-_TORCH_FILTERS = ("bilinear", "bicubic")
+TORCH_FILTERS = ("bilinear", "bicubic")
+"""Filters that torch resizes with, antialiased."""
 
 _RESIZED_LIMIT = 2**26
 """Beyond so many resized pixels (a strip 1 pixel wide) only the part that the crop keeps is computed."""
@@ -92,10 +93,9 @@ class Preprocessing:
         check_choice("interpolation", self.interpolation, get_args(Interpolation))
         if not isinstance(self.quick, bool):
             raise ParameterError(f"quick must be True or False, got {self.quick!r}")
-        if self.quick and self.interpolation not in _TORCH_FILTERS:
+        if self.quick and self.interpolation not in TORCH_FILTERS:
             raise ParameterError(
-                f"interpolation must be {' or '.join(map(repr, _TORCH_FILTERS))} to be quick, "
-                f"got {self.interpolation!r}"
+                f"interpolation must be {' or '.join(map(repr, TORCH_FILTERS))} to be quick, got {self.interpolation!r}"
             )
 
     @classmethod
@@ -215,14 +215,24 @@ class Preprocessing:
 
     def _quick_pixels(self, image: Image) -> Tensor | None:
         """Return the bytes of the crop, resized by torch; None where borders must be filled or it is a strip."""
-        height, width = self._resized_size(image.height, image.width)
-        if height < self.size[0] or width < self.size[1] or height * width > _RESIZED_LIMIT:
+        window = self.window(image.height, image.width)
+        if window is None:
             return None
-        top, left = _offset(height, self.size[0]), _offset(width, self.size[1])
+        (height, width), top, left = window
         pixels = _bytes(image)[None]
         if (height, width) != pixels.shape[2:]:
             pixels = interpolate(pixels, (height, width), mode=self.interpolation, antialias=True)
         return pixels[0, :, top : top + self.size[0], left : left + self.size[1]]
+
+    def window(self, height: int, width: int) -> tuple[tuple[int, int], int, int] | None:
+        """Return the size that an image is resized to, and the top and left of the crop in it.
+
+        None where borders must be filled, or where it is a strip of which only a part is worth computing.
+        """
+        resized = self._resized_size(height, width)
+        if resized[0] < self.size[0] or resized[1] < self.size[1] or resized[0] * resized[1] > _RESIZED_LIMIT:
+            return None
+        return resized, _offset(resized[0], self.size[0]), _offset(resized[1], self.size[1])
 
     def _resized_size(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width after resizing, rounded as torchvision (one target) and timm (two targets) do."""

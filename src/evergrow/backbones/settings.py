@@ -12,6 +12,7 @@ from evergrow.core.settings import with_changes
 from evergrow.core.wording import setting
 
 OnError = Literal["raise", "skip"]
+Decode = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class ExtractConfig:
     precision : {"auto", "float32", "float16"}
         ``"auto"`` runs the backbone in half precision on a GPU if its first batch then agrees with float32 to 1e-3 of
         every row's norm, and in float32 otherwise.
+    decode : {"cpu", "gpu"}
+        What decodes JPEG files: processes of this machine, or the GPU that the backbone runs on. The latter is several
+        times as fast where the network is (see :mod:`evergrow.backbones.gpu_jpeg`), and changes the pixels a little:
+        such features are kept apart.
     on_error : {"raise", "skip"}
         What to do about an image that cannot be read: raise and name it, or leave it out and warn.
     cache : None, False or path-like
@@ -51,6 +56,7 @@ class ExtractConfig:
     batch_size: int | None = None
     workers: int | Literal["auto"] = "auto"
     precision: Policy = "auto"
+    decode: Decode = "cpu"
     on_error: OnError = "raise"
     cache: str | os.PathLike[str] | Literal[False] | None = None
     progress: bool = False
@@ -65,12 +71,18 @@ class ExtractConfig:
         for name in ("shard_size", "keep_from"):
             if not _counts(getattr(self, name), 1):
                 raise ParameterError(f"{setting(name)} must be a positive integer, got {getattr(self, name)!r}")
-        for name, choices in (("precision", get_args(Policy)), ("on_error", get_args(OnError))):
+        for name, kinds in (("precision", Policy), ("decode", Decode), ("on_error", OnError)):
+            choices = get_args(kinds)
             if getattr(self, name) not in choices:
                 listed = ", ".join(map(repr, choices))
                 raise ParameterError(f"{setting(name)} must be one of {listed}, got {getattr(self, name)!r}")
         if self.cache is not None and self.cache is not False and not isinstance(self.cache, (str, os.PathLike)):
             raise ParameterError(f"{setting('cache')} must be None, False or a folder, got {self.cache!r}")
+
+    @property
+    def policy(self) -> str:
+        """What decides features beside the items and the backbone, as the cache writes it."""
+        return self.precision if self.decode == "cpu" else f"{self.precision}, JPEG decoded by a GPU"
 
 
 def _counts(value: object, least: int) -> bool:

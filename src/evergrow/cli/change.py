@@ -28,6 +28,8 @@ from evergrow.cli.options import (
     AS_FOUND,
     Cache,
     Data,
+    Decode,
+    DecodeOption,
     Device,
     Json,
     ModelFile,
@@ -56,6 +58,7 @@ def update_command(
     frames: Frames = None,
     settle: Settle = False,
     on_error: OnErrorOption = OnError.RAISE,
+    decode: DecodeOption = Decode.CPU,
     cache: Cache = True,
     device: Device = "auto",
     weights: Weights = None,
@@ -91,7 +94,7 @@ def update_command(
     from evergrow.learner.modelfile import commit
     from evergrow.learner.reference import measured_change
 
-    running = Running(on_error, cache, device, weights, as_json)
+    running = Running(on_error, cache, device, weights, as_json, decode)
     if spread.engine is not None:
         spread.refuse(test=test, label=label)
         return _update_by_shards(model, running, source_of(data, reading), spread, settle=settle, wait=wait)

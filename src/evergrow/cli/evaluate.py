@@ -15,6 +15,8 @@ from evergrow.cli.options import (
     AS_FOUND,
     Cache,
     Data,
+    Decode,
+    DecodeOption,
     Device,
     FalseAlarm,
     Json,
@@ -49,6 +51,7 @@ def evaluate_command(
     ] = None,
     reading: Reading = AS_FOUND,
     on_error: OnErrorOption = OnError.RAISE,
+    decode: DecodeOption = Decode.CPU,
     cache: Cache = True,
     device: Device = "auto",
     weights: Weights = None,
@@ -79,7 +82,7 @@ def evaluate_command(
         raise ParameterError(f"--min-accuracy must be a share between 0 and 1, got {min_accuracy:g}")
     if report is not None:
         check_target("--report", report)
-    learner = load_model(model, Running(on_error, cache, device, weights, as_json))
+    learner = load_model(model, Running(on_error, cache, device, weights, as_json, decode))
     if spread.engine is not None:
         spread.refuse(report=report, unknown=unknown)
         return _by_shards(model, learner, data, reading, spread, false_alarm, min_accuracy, quiet=as_json)

@@ -17,6 +17,8 @@ from evergrow.cli.options import (
     AS_FOUND,
     RECIPE_HELP,
     WEIGHT_SOURCES,
+    Decode,
+    DecodeOption,
     Json,
     OnError,
     OnErrorOption,
@@ -49,6 +51,7 @@ def features_command(
         int | None, typer.Option(min=0, help="Processes that decode images; workers of --engine.")
     ] = None,
     on_error: OnErrorOption = OnError.RAISE,
+    decode: DecodeOption = Decode.CPU,
     skip: Annotated[bool, typer.Option("--skip-unreadable", hidden=True)] = False,  # what --on-error skip was once
     test_size: Annotated[
         float | None, typer.Option(help="Draw a test part of this share where there is none, for bench.")
@@ -88,7 +91,8 @@ def features_command(
         placing.refuse(test_size=test_size, out_dir=placing.out_dir)
         chosen = _Backbone(backbone, weights, preset, checked_recipe("--recipe", recipe), device)
         kept = "skip" if skip else on_error.value
-        return _by_shards(data, out, chosen, reading, placing, workers, on_error=kept, batch=batch_size, quiet=as_json)
+        settings = {"on_error": kept, "batch_size": batch_size, "decode": decode.value}
+        return _by_shards(data, out, chosen, reading, placing, workers, settings, quiet=as_json)
     if out.suffix not in SUFFIXES:
         raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
     check_target("--out", out, force=force)
@@ -107,6 +111,7 @@ def features_command(
         batch_size=batch_size,
         workers="auto" if workers is None else workers,
         on_error="skip" if skip else on_error.value,
+        decode=decode.value,
         cache=False if no_cache else None,
         progress=not as_json,
     )
@@ -148,9 +153,8 @@ def _by_shards(
     reading: Reading,
     placing: Placing,
     workers: int | None,
+    settings: dict[str, Any],
     *,
-    on_error: str,
-    batch: int | None,
     quiet: bool,
 ) -> Answer:
     """Extract on an engine: features as Parquet, or how far a share of the work has come."""
@@ -162,7 +166,7 @@ def _by_shards(
         raise InputError(f"DATA must be images or texts, got features already: {data}")
     model = backbone.created(source.kind)
     engine = placing.opened(out, workers=workers or None, quiet=quiet)
-    tally = engine.features(model, source, on_error=on_error, batch_size=batch)
+    tally = engine.features(model, source, **settings)
     if tally is None:
         return share_answer(out, started)
     found, seconds = tally.to_values(), time.perf_counter() - started

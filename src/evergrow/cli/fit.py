@@ -33,6 +33,8 @@ from evergrow.cli.options import (
     RECIPE_HELP,
     Cache,
     Data,
+    Decode,
+    DecodeOption,
     Device,
     Json,
     OnError,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from evergrow.training.settings import FsaConfig
 
 
+PRESETS = registered_names("evergrow.backbones.preprocess:PRESETS")
 TUNERS = registered_names("evergrow.tuners:adapting_tuners")
 
 
@@ -75,6 +78,7 @@ def fit_command(
     ] = None,
     settings: Annotated[str, typer.Option(help="recommended, or paper for the published ones.")] = "recommended",
     features: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "auto",
+    preset: Annotated[str, typer.Option(help=f"Preprocessing of images: {PRESETS}.")] = "timm",
     units: Annotated[int | None, typer.Option(min=0, help="Width of the random layer; 0 for none.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of layer, --adapt and --holdout.")] = 0,
     holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
@@ -84,6 +88,7 @@ def fit_command(
     every: Every = 1.0,
     frames: Frames = None,
     on_error: OnErrorOption = OnError.RAISE,
+    decode: DecodeOption = Decode.CPU,
     cache: Cache = True,
     device: Device = "auto",
     weights: Weights = None,
@@ -123,7 +128,7 @@ def fit_command(
         raise ParameterError(f"--holdout must be left out for a video, whose frames are all alike, got {holdout:g}")
     config = _adaptation(adapt, epochs)
     _check_checkpoint(checkpoint, model, config)
-    running = Running(on_error, cache, device, weights, as_json)
+    running = Running(on_error, cache, device, weights, as_json, decode)
     started = time.perf_counter()
     if spread.engine is not None:
         spread.refuse(holdout=holdout, adapt=adapt, label=label, test=test)
@@ -142,6 +147,7 @@ def fit_command(
         features=checked_recipe("--features", features),
         options=None if units is None else {"n_units": units},
         weights=weights,
+        preset=preset,
         device=device,
         random_state=seed,
         cache=running.keeping,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from evergrow.cli.console import listed, percent, plural
 from evergrow.cli.exits import ExitCode
-from evergrow.cli.options import OnError
+from evergrow.cli.options import Decode, OnError
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Running:
         Where the backbone's weights are, if not where they were.
     quiet : bool
         Whether progress bars are out of place.
+    decode : Decode
+        What decodes JPEG files.
     """
 
     on_error: OnError = OnError.RAISE
@@ -44,6 +46,7 @@ class Running:
     device: str = "auto"
     weights: str | None = None
     quiet: bool = False
+    decode: Decode = Decode.CPU
 
     @property
     def keeping(self) -> bool | None:
@@ -53,7 +56,8 @@ class Running:
     @property
     def extract(self) -> dict[str, Any]:
         """Settings of the extraction as a learner takes them."""
-        return {"on_error": self.on_error.value, "progress": not self.quiet and sys.stderr.isatty()}
+        shown = not self.quiet and sys.stderr.isatty()
+        return {"on_error": self.on_error.value, "decode": self.decode.value, "progress": shown}
 
     @property
     def loading(self) -> dict[str, Any]:

@@ -24,6 +24,13 @@ class OnError(str, Enum):
     SKIP = "skip"
 
 
+class Decode(str, Enum):
+    """What decodes JPEG files."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="The model file.", show_default=False)]
 
 Data = Annotated[
@@ -48,6 +55,11 @@ Cache = Annotated[bool, typer.Option("--cache/--no-cache", help="Keep features, 
 
 OnErrorOption = Annotated[
     OnError, typer.Option("--on-error", help="Images that cannot be read: stop, or leave them out and say so.")
+]
+
+DecodeOption = Annotated[
+    Decode,
+    typer.Option("--decode", help="What decodes JPEG files: gpu, the one that the network runs on, is the faster."),
 ]
 
 FalseAlarm = Annotated[

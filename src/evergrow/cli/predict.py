@@ -20,6 +20,8 @@ from evergrow.cli.models import Running, check_target, load_model, skipped_code
 from evergrow.cli.options import (
     AS_FOUND,
     Cache,
+    Decode,
+    DecodeOption,
     Device,
     FalseAlarm,
     Json,
@@ -77,6 +79,7 @@ def predict_command(
     ] = Path("."),
     reading: Reading = AS_FOUND,
     on_error: OnErrorOption = OnError.RAISE,
+    decode: DecodeOption = Decode.CPU,
     every: Every = 1.0,
     frames: Frames = None,
     cache: Cache = True,
@@ -112,7 +115,7 @@ def predict_command(
     if out is not None:
         check_target("--out", out)
     check_items(list(items or ()))
-    learner = load_model(model, Running(on_error, cache, device, weights, as_json))
+    learner = load_model(model, Running(on_error, cache, device, weights, as_json, decode))
     if spread.engine is not None:
         spread.refuse(out=out, text=text)
         alarm = false_alarm if reject_unknown else None

@@ -120,10 +120,15 @@ class Job:
         return found
 
 
+EXTRACTION = ("on_error", "batch_size", "precision", "decode")
+"""Settings of an extraction that a job takes over from a learner; the others are those of the machine."""
+
+
 def extraction_settings(learner: Learner) -> dict[str, Any]:
     """Return those settings of a learner that decide features, and the version that computes them."""
     config = extraction_config(learner.extract, False, lasting=False)
-    return {"on_error": config.on_error, "batch_size": config.batch_size, "evergrow": __version__}
+    decisive = {name: getattr(config, name) for name in EXTRACTION}
+    return {**decisive, "evergrow": __version__}
 
 
 def begin_job(job: Job) -> Job:

@@ -16,7 +16,7 @@ from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.core.archive import read_archive, register_kind, write_archive
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, ImageError, InputError
 from evergrow.core.wording import setting
-from evergrow.engine.job import Job, ShardError, known_job
+from evergrow.engine.job import EXTRACTION, Job, ShardError, known_job
 from evergrow.engine.shard import Shard, ShardData, Source
 from evergrow.learner.learner import Learner
 
@@ -166,7 +166,7 @@ def _encoded(job: Job, chosen: _Chosen, backbone: Backbone, decoders: Any) -> Sh
     nothing, no_rows = np.empty((0, backbone.n_features), dtype=np.float32), np.empty(0, dtype=np.int64)
     if not len(chosen.rows):
         return chosen.kept(nothing, no_rows, ())
-    settings = {"on_error": job.settings.get("on_error", "raise"), "batch_size": job.settings.get("batch_size")}
+    settings = {name: job.settings[name] for name in EXTRACTION if name in job.settings}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)  # the job tells in the end what was left out

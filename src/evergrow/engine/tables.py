@@ -41,6 +41,7 @@ def extract_features(
     *,
     on_error: str = "raise",
     batch_size: int | None = None,
+    decode: str = "cpu",
 ) -> Tally | None:
     """Write the features of a data set into ``folder/features``.
 
@@ -58,6 +59,8 @@ def extract_features(
         What to do about what cannot be read.
     batch_size : int, optional
         Items per batch.
+    decode : {"cpu", "gpu"}
+        What decodes JPEG files.
 
     Returns
     -------
@@ -73,6 +76,7 @@ def extract_features(
         "backbone": spec.decisive(),
         "on_error": on_error,
         "batch_size": batch_size,
+        "decode": decode,
         "evergrow": __version__,
     }
     return ask_shards(begin_job(Job(folder, manifest, "features", settings, spec.to_dict())), running)

@@ -30,6 +30,10 @@ DENSE_BELOW = 1024
 """Up to this width the dense form is fast and small enough that nothing else is worth its trouble."""
 
 
+_PART_SHARE = 4
+"""A part is compact where that takes at most one byte of so many: to add it to others costs more than dense rows."""
+
+
 def _with_inner(old: Archive) -> Archive:
     """Migrate from version 1, in which the tensors of the form in use lay beside the settings of the choice."""
     meta = dict(old.meta)
@@ -61,6 +65,9 @@ class AutoState(RidgeState):
         Energy that the compact form had dropped when it was left.
     rows_learned, solves : int
         How many rows were learned, and how often weights were asked for in between.
+    growth : float
+        New directions per row of the state that this one is a part of (:meth:`empty_like`); 0 where there was none.
+        A part is there to be sent and added up, not to be solved: it is compact where that is few bytes.
 
     Examples
     --------
@@ -76,6 +83,7 @@ class AutoState(RidgeState):
     dropped: float = 0.0
     rows_learned: int = 0
     solves: int = 0
+    growth: float = 0.0
 
     @classmethod
     def create(
@@ -92,8 +100,15 @@ class AutoState(RidgeState):
         return cls(form.create(n_features, n_targets, alpha=alpha, floor=floor, device=device), alpha, floor)
 
     def empty_like(self) -> Self:
-        """Return a fresh state of the same shape and settings."""
-        return self.create(self.n_features, self.n_targets, alpha=self.alpha, floor=self.floor, device=self.device)
+        """Return a fresh state of the same shape and settings, which knows how fast the rank of this one grew."""
+        fresh = self.create(self.n_features, self.n_targets, alpha=self.alpha, floor=self.floor, device=self.device)
+        return dataclasses.replace(fresh, growth=self._rate())
+
+    def _rate(self) -> float:
+        """Return new directions per row: those seen, one for each where the compact form was outgrown."""
+        if not self.rows_learned:
+            return self.growth
+        return self.inner.rank / self.rows_learned if isinstance(self.inner, CompactState) else 1.0
 
     @property
     def form(self) -> str:
@@ -139,13 +154,13 @@ class AutoState(RidgeState):
     def _accumulate(self, batches: Iterable[Batch], sign: int) -> Self:
         """Take in blocks of rows, compactly as long as that pays: it costs most while the rank is growing."""
         blocks = (block for batch in batches for block in _blocks(batch))
-        state, growth = self, 0.0  # new directions per row in the block before
+        state, growth = self, self.growth  # new directions per row in the block before
         while isinstance(state.inner, CompactState):
             block = next(blocks, None)
             if block is None:
                 return state
             rank, n = state.inner.rank, len(block[0])
-            if state._outgrown(rank + growth * n):
+            if state._outgrown(rank + growth * n) or state._bulky(rank + growth * n):
                 return state._expanded()._finish(itertools.chain([block], blocks), sign)
             inner = state.inner._accumulate([block], sign)
             growth = (inner.rank - rank) / max(n, 1)  # a batch may be empty
@@ -198,6 +213,11 @@ class AutoState(RidgeState):
         compact, dense, recursive = self._costs(k)
         return compact > 0.8 * min(dense, recursive) or k >= 0.7 * self.n_features
 
+    def _bulky(self, k: float) -> bool:
+        """Whether a part of rank k is so large that it is not worth its two ways, from rows and to a sum."""
+        L, C = self.n_features, self.n_targets
+        return self.growth > 0.0 and _PART_SHARE * (L * k + k * k + k * C) > L * L + L * C
+
     def _expanded(self) -> Self:
         """Return the state without the compact form, in what is cheaper, exactly."""
         _, dense, recursive = self._costs(0)
@@ -206,7 +226,8 @@ class AutoState(RidgeState):
         if recursive < 0.5 * dense and self.alpha is not None:
             inner = RecursiveState.from_statistics(stats, self.n_features, self.alpha)
         else:
-            inner = DenseState.create(self.n_features, self.n_targets, device=self.device)._merge(stats)
+            inner = DenseState.create(self.n_features, self.n_targets, device=self.device)
+            inner = inner._merge(stats) if stats.count else inner
         return dataclasses.replace(self, inner=inner, dropped=self.dropped + dropped)
 
     # -- answers and files ----------------------------------------------------------------------------------
@@ -228,6 +249,8 @@ class AutoState(RidgeState):
             "rows_learned": self.rows_learned,
             "solves": self.solves,
         }
+        if self.growth:
+            meta["growth"] = self.growth
         return RIDGE_FORMS.kind_of(type(self)).archive(meta, parts={"inner": self.inner.to_archive()})
 
     @classmethod
@@ -238,9 +261,10 @@ class AutoState(RidgeState):
         dropped = fields.number("dropped", low=0.0)
         rows, solves = fields.integer("rows_learned"), fields.integer("solves")
         fields.require(alpha != 0.0, "its ridge is zero")
+        growth = fields.number("growth", low=0.0, default=0.0)
         part = fields.part("inner")
         fields.require(RIDGE_FORMS.class_of(part, fields.inside("inner")) is not cls, "it holds itself")
-        return cls(read_state(part, device, fields.inside("inner")), alpha, floor, dropped, rows, solves)
+        return cls(read_state(part, device, fields.inside("inner")), alpha, floor, dropped, rows, solves, growth)
 
 
 def _blocks(batch: Batch) -> Iterator[Batch]:
