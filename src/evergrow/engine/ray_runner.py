@@ -23,7 +23,7 @@ _WINDOW = 2
 _ATTEMPTS = 4
 """How often a task may begin on an actor that then dies; a task that brings down every actor must not go on forever."""
 _STILLBORN = 5
-"""Actors in a row that may die before their first answer."""
+"""Actors in a row that may die before their first answer, where none has ever answered."""
 _PATIENCE = 300.0
 """Seconds without a single actor that is ready, after which there is no point in waiting."""
 
@@ -42,7 +42,9 @@ class _Actor:
 
     handle: Any
     greeting: Any
-    """The promise of its first answer; None once it is ready."""
+    """The promise that it is there; None once it has answered."""
+    has_answered: bool = False
+    """Whether it ever did: one that dies before cannot start where it is."""
     given: dict[Any, _Given] = field(default_factory=dict)
     """Promises of outcomes and their tasks, in order."""
 
@@ -223,7 +225,7 @@ class RayRunner:
         if promise == actor.greeting:
             if answer["differing"]:
                 raise EngineError(f"node {self._node_of(answer['node'])}: {answer['differing'][0]}")
-            actor.greeting, self._stillborn = None, 0
+            actor.greeting, actor.has_answered, self._stillborn = None, True, 0
             return
         task = actor.given.pop(promise).task
         yield Outcome(task, **answer)
@@ -231,10 +233,11 @@ class RayRunner:
     def _bury(self, actor: _Actor, waiting: deque[_Given], error: Exception) -> Iterator[Outcome]:
         """Take back the tasks of an actor that died; the first of them, which it had begun, only so many times."""
         self._dismiss([actor])
-        if actor.greeting is not None:
+        if not actor.has_answered:
             self._stillborn += 1
-            if self._stillborn >= _STILLBORN:
+            if self._stillborn >= _STILLBORN and not any(other.has_answered for other in self._actors):
                 raise EngineError(f"workers cannot start at {self._connection}: {_why(error)}") from error
+        self._greet_idle()
         given = list(actor.given.values())
         actor.given.clear()
         if given:
@@ -245,6 +248,15 @@ class RayRunner:
             else:
                 yield Outcome(begun.task, "failed", error=f"its worker died {_ATTEMPTS} times, at last: {_why(error)}")
         waiting.extendleft(reversed(given))
+
+    def _greet_idle(self) -> None:
+        """Ask actors without a task whether they are there: nobody is told of those that a lost node took with it.
+
+        A task that were given to one would count as begun, and after a few of them as one that brings down actors.
+        """
+        for actor in self._actors:
+            if not actor.given and actor.greeting is None:
+                actor.greeting = actor.handle.greet.remote(self._differences, self._expected)
 
     def _node_of(self, number: str) -> str:
         """Return how messages call the node with this number."""

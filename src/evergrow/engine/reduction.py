@@ -22,6 +22,8 @@ from evergrow.learner.learner import Learner
 
 AT_ONCE = 64
 """Shards of a round; their parts lie in the folder until they are added up."""
+_PER_WORKER = 4
+"""Shards of a round for each worker, where that is more: at its end workers wait for the last of them."""
 
 
 class Reduction:
@@ -35,12 +37,13 @@ class Reduction:
         Is told of every shard.
     running : Running
         How it is run.
-    at_once : int
-        Shards of a round.
+    at_once : int or None
+        Shards of a round; by default 64, or four for each worker where that is more.
     """
 
-    def __init__(self, job: Job, tally: Tally, running: Running, at_once: int = AT_ONCE) -> None:
-        self._job, self._tally, self._running, self._at_once = job, tally, running, at_once
+    def __init__(self, job: Job, tally: Tally, running: Running, at_once: int | None = None) -> None:
+        self._job, self._tally, self._running = job, tally, running
+        self._at_once = max(AT_ONCE, _PER_WORKER * running.runner.workers) if at_once is None else at_once
         self._tree = Tree(len(job.manifest.shards))
         self._done: set[Node] = set()  # nodes whose file is there, or was and is in a sum by now
         self._empty: set[int] = set()  # shards that were left out

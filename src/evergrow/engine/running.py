@@ -90,6 +90,9 @@ def reason_of(error: Exception) -> str:
 class Runner(Protocol):
     """Runs tasks on the processes of this machine, or on a cluster."""
 
+    workers: int
+    """How many tasks run at a time, at most."""
+
     def check(self, expected: dict[str, str]) -> None:
         """Raise :class:`evergrow.core.errors.EngineError` unless every worker has these versions and hashes."""
 
