@@ -1,8 +1,8 @@
 """The tree of sums on a simulated cluster: the real plan and the real runner, with seconds and failures made up.
 
 :class:`~evergrow.engine.reduction.Reduction` decides what is learned and added and which files go, and
-:class:`~evergrow.engine.ray_runner.RayRunner` who does it and what is done again. A file holds the numbers of the shards
-that are in it instead of their statistics, so that it can be seen that each is there once, and in its order.
+:class:`~evergrow.engine.ray_runner.RayRunner` who does it and what is done again. A file holds the numbers of the
+shards that are in it instead of their statistics, so that it can be seen that each is there once, and in its order.
 """
 
 from __future__ import annotations

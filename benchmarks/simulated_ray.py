@@ -1,8 +1,8 @@
 """A cluster that exists only in simulated time: what the engine asks of Ray, on nodes that fail at random.
 
-The real :class:`~evergrow.engine.ray_runner.RayRunner` runs on it unchanged: it hires actors, hands them tasks and gives
-those of actors that died to others. Seconds pass only here; what a task does is done for real at the moment it would
-have ended, so that a task that is lost leaves nothing behind.
+The real :class:`~evergrow.engine.ray_runner.RayRunner` runs on it unchanged: it hires actors, hands them tasks and
+gives those of actors that died to others. Seconds pass only here; what a task does is done for real at the moment it
+would have ended, so that a task that is lost leaves nothing behind.
 """
 
 from __future__ import annotations

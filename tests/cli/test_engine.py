@@ -35,6 +35,19 @@ def test_fit_and_update_by_shards(shell: Shell, data: Path, tmp_path: Path) -> N
     np.testing.assert_allclose(learner.head_.decision_function(X), plain.head_.decision_function(X), atol=1e-6)
 
 
+def test_shards_are_limited_by_bytes_too(shell: Shell, tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    X, y = draws.normal(size=(400, 1000)).astype(np.float32), np.array(list("ab") * 200)
+    np.savez(tmp_path / "wide.npz", X=X, y=y)
+    options = ("--engine", "local", "--shard-mib")
+    for mib, shards in ((1, 2), (2, 1)):  # 1.6 MB in all
+        out = tmp_path / str(mib)
+        shell.run(
+            "fit", tmp_path / "wide.npz", "-m", tmp_path / f"{mib}.evg", "--units", 5, *options, mib, "--out-dir", out
+        )
+        assert f"{shards} of {shards} done" in shell.run("engine", "status", out).stdout
+
+
 def test_evaluate_and_predict_by_shards(shell: Shell, data: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.evg"
     shell.run("fit", data, "-m", model, "--units", 20)

@@ -93,6 +93,10 @@ class Placing(OptionGroup):
     shard_rows: Annotated[
         int, typer.Option("--shard-rows", min=1, help="Most samples of a shard.", rich_help_panel=PANEL)
     ] = 4096
+    shard_mib: Annotated[
+        int,
+        typer.Option("--shard-mib", min=1, help="Most bytes of a shard, in MiB.", rich_help_panel=PANEL),
+    ] = 256
     first_rows: Annotated[
         int,
         typer.Option("--first-rows", min=2, help="Most samples that the layer is grown on.", rich_help_panel=PANEL),
@@ -113,7 +117,7 @@ class Placing(OptionGroup):
         from evergrow.engine.engines import LocalEngine, RayEngine
         from evergrow.engine.manifest import Division
 
-        division = Division(rows=self.shard_rows, first_rows=self.first_rows)
+        division = Division(rows=self.shard_rows, size=self.shard_mib << 20, first_rows=self.first_rows)
         common: dict[str, Any] = {
             "folder": folder,
             "division": division,

@@ -1,0 +1,51 @@
+"""The page that reckons with a size nobody has run: its tables, and the formulas behind them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evergrow import Learner
+from evergrow.engine.works import write_part
+from evergrow.learner.learning import Block
+from evergrow.learner.parts import learned_part
+
+PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
+
+
+def test_tables_on_the_page_are_what_the_parts_give() -> None:
+    from benchmarks.scale import QUICK, table
+
+    for name in QUICK:
+        assert table(name) in PAGE.read_text(encoding="utf-8"), name
+
+
+@pytest.mark.slow
+def test_simulated_tables_on_the_page_are_what_the_parts_give() -> None:
+    from benchmarks.scale import QUICK, TABLES, table
+
+    for name in sorted(set(TABLES) - set(QUICK)):
+        assert table(name) in PAGE.read_text(encoding="utf-8"), name
+
+
+def test_a_file_of_statistics_has_the_bytes_of_the_formula(tmp_path: Path) -> None:
+    from benchmarks.scale import file_bytes
+
+    width, units, classes = 160, 300, 40
+    draws = np.random.default_rng(0)
+    X, y = draws.normal(size=(400, width)).astype(np.float32), np.array([f"{n % classes:02d}" for n in range(400)])
+    template = Learner(device="cpu", options={"n_units": units, "projection": "gaussian"}).fit((X, y)).spawn()
+    write_part(tmp_path / "part.evg", learned_part(template, Block(X, y)), {"rows": 400})
+    found = (tmp_path / "part.evg").stat().st_size
+    assert found == pytest.approx(file_bytes(units, width, classes), rel=0.02)
+
+
+def test_hours_come_from_the_parts() -> None:
+    """By hand: 100 million images at 6,521 a second are 15,335 s, and a solve of order W grows by its cube."""
+    from benchmarks.scale import ASSUMED, image_seconds, shard_count, solve_seconds
+
+    assert ASSUMED.images * image_seconds()["network"] == pytest.approx(15_335, abs=1)
+    assert solve_seconds() == pytest.approx(179.1 * (10_768 / 3_768) ** 3)
+    assert shard_count(4096) == 24_415
