@@ -1,7 +1,7 @@
 """Pieces of learning at a size that nobody has run whole: statistics of a shard, files, one sum, the last solve.
 
-``python -m benchmarks.parts statistics UNITS CLASSES ROWS [DEVICE]``, or ``solve`` instead of the first, prints one line
-of JSON. On a CPU the seconds are those of the processor, with one thread, so that others on the machine count
+``python -m benchmarks.parts statistics UNITS CLASSES ROWS [DEVICE]``, or ``solve`` instead, prints one line of JSON.
+On a CPU the seconds are those of the processor, with one thread, so that others on the machine count
 for little; on a GPU those of the clock. ``benchmarks/scale.py`` holds what was measured and reckons with it.
 """
 
