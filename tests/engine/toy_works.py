@@ -87,7 +87,7 @@ def _decode(number: int, folder: str, decoders: int) -> dict[str, Any]:
     return {"shades": shades, "decoders": decoders}
 
 
-def _shade(image: Any) -> Any:
+def _shade(image: Any, name: str | None = None) -> Any:
     import torch
 
     return torch.tensor([np.asarray(image)[0, 0, 0]])
