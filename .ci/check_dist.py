@@ -7,6 +7,7 @@ neither file grows unseen. Nothing but the standard library is needed.
 
 from __future__ import annotations
 
+import re
 import sys
 import tarfile
 import zipfile
@@ -37,6 +38,8 @@ FORBIDDEN = {
     ".ipynb",
 }
 
+_RELATIVE = re.compile(r"\]\((?!https?://)([^)]+)\)")
+
 
 def package_files(source: Path = SOURCE) -> set[str]:
     """Return the files of the package in the source tree, as they are called in a wheel."""
@@ -61,6 +64,14 @@ def wheel_faults(names: Collection[str], size: int, expected: Collection[str]) -
     if "evergrow/py.typed" not in names:
         faults.append("the marker of types, py.typed, is missing")
     return faults + _unwanted(names) + _too_large(size, WHEEL_BYTES)
+
+
+def page_faults(metadata: str) -> list[str]:
+    """Return what is wrong with the text that a package index shows: links to files that it does not have."""
+    _, _, page = metadata.partition("\n\n")
+    if not page.strip():
+        return ["the page of the package is empty"]
+    return [f"the link to {target} leads nowhere on a package index" for target in _RELATIVE.findall(page)]
 
 
 def sdist_faults(names: Iterable[str], size: int, expected: Collection[str]) -> list[str]:
@@ -90,11 +101,12 @@ def main(folder: Path) -> int:
     with zipfile.ZipFile(wheels[0]) as archive:
         names = archive.namelist()
         unpacked = sum(member.file_size for member in archive.infolist())
+        page = "".join(archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
     with tarfile.open(sdists[0]) as tar:
         members = {member.name.partition("/")[2] for member in tar if member.isfile()}
     sizes = {path: path.stat().st_size for path in (wheels[0], sdists[0])}
     faults = {
-        wheels[0]: wheel_faults(names, sizes[wheels[0]], expected),
+        wheels[0]: wheel_faults(names, sizes[wheels[0]], expected) + page_faults(page),
         sdists[0]: sdist_faults(members, sizes[sdists[0]], expected),
     }
     for path, size in sizes.items():

@@ -129,3 +129,12 @@ def test_blocks_are_given_with_commas_and_wrong_ones_refused_in_the_words_of_the
         assert result.exit_code == 2
         assert message in " ".join(result.output.split())
     assert not (tmp_path / "b.npz").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--engine", "local")])
+def test_decoder_of_a_gpu_needs_one(folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    out = tmp_path / ("out" if more else "out.npz")
+    result = evergrow(*command(folder, out, "--decode", "gpu", *more))
+    assert result.exit_code == 2
+    assert "--decode must be 'cpu' where the backbone runs on cpu, got 'gpu'" in " ".join(result.stderr.split())
+    assert not out.is_file()

@@ -60,6 +60,18 @@ def test_safetensors_equals_npz(tmp_path: Path) -> None:
     assert two.class_names == ("a", "b", "c")
 
 
+@pytest.mark.parametrize("names", [("X", "y"), ("features", "labels")])
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_arrays_of_no_part_are_all_for_training(tmp_path: Path, names: tuple[str, str], suffix: str) -> None:
+    arrays = dict(zip(names, (X, Y)))
+    np.savez(tmp_path / "toy.npz", **arrays)
+    save_file({key: torch.from_numpy(value) for key, value in arrays.items()}, tmp_path / "toy.safetensors")
+    data = load_features(tmp_path / f"toy{suffix}")
+    np.testing.assert_array_equal(data.X_train, X)
+    np.testing.assert_array_equal(data.y_train, Y)
+    assert len(data.X_test) == len(data.y_test) == 0
+
+
 def test_bfloat16_is_read_exactly(tmp_path: Path) -> None:
     tensors = {key: torch.from_numpy(value) for key, value in ARRAYS.items()}
     tensors |= {key: tensors[key].to(torch.bfloat16) for key in ("X_train", "X_test")}

@@ -272,6 +272,14 @@ def test_no_shard_at_all_is_one_line(parts, monkeypatch) -> None:
         learner(extract={"on_error": "skip"}).fit(parts, engine="local")
 
 
+def test_shards_of_the_same_content_all_count(tmp_path) -> None:
+    X, y = points(n=80)
+    path = tmp_path / "twice.npz"
+    np.savez(path, X=np.concatenate([X, X]), y=np.concatenate([y, y]))
+    plain, mine = learner().fit(path), learned(path)
+    np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
+
+
 def test_a_shard_counted_twice_would_be_noticed(data, tmp_path, monkeypatch) -> None:
     from evergrow.engine import reduction
 

@@ -90,7 +90,7 @@ def _decode(number: int, folder: str, decoders: int) -> dict[str, Any]:
 def _shade(image: Any, name: str | None = None) -> Any:
     import torch
 
-    return torch.tensor([np.asarray(image)[0, 0, 0]])
+    return torch.tensor([np.asarray(image).flat[0]])
 
 
 def _where(number: int, folder: str) -> dict[str, Any]:

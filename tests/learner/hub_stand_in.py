@@ -235,7 +235,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
         data = found[1][path]
         etag = f'"{hashlib.sha256(data).hexdigest()}"'
-        self._send(data, ETag=etag, X_Repo_Commit=found[0], Content_Type="application/octet-stream")
+        headers = {"ETag": etag, "X_Repo_Commit": found[0], "Content_Type": "application/octet-stream"}
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if wanted is None:
+            self._send(data, **headers)
+            return
+        first, last = int(wanted[1]), min(int(wanted[2] or len(data) - 1), len(data) - 1)
+        self._send(data[first : last + 1], 206, Content_Range=f"bytes {first}-{last}/{len(data)}", **headers)
 
 
 DATE = "2026-01-02T03:04:05.000Z"

@@ -51,6 +51,18 @@ def test_the_sum_of_parts_is_the_model_of_all(data, size) -> None:
     assert (mine.what, mine.samples, mine.classes, mine.data) == ("fit", 300, theirs.classes, theirs.data)
 
 
+def test_parts_of_the_same_content_count_each_at_its_place(data) -> None:
+    X, y = data
+    template = made().fit(X, y).spawn()
+    block = Block(X[:40], y[:40])
+    both = summed(learned_part(template, block, place) for place in (0, 1))
+    assert sum(both.n_samples_.values()) == 80
+    with pytest.raises(MergeError, match="counted twice"):
+        summed(learned_part(template, block, place) for place in (1, 1))
+    with pytest.raises(MergeError, match="counted twice"):
+        summed(learned_part(template, block) for _ in range(2))
+
+
 def test_an_update_by_parts_is_an_update(data) -> None:
     X, y = data
     old, new = y < "d", y >= "c"

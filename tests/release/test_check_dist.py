@@ -26,13 +26,19 @@ def script() -> ModuleType:
 
 
 def write(
-    script: ModuleType, folder: Path, more: tuple[str, ...] = (), less: tuple[str, ...] = (), size: int = 0
+    script: ModuleType,
+    folder: Path,
+    more: tuple[str, ...] = (),
+    less: tuple[str, ...] = (),
+    size: int = 0,
+    page: str = "See [the paper](https://example.org).",
 ) -> None:
     """Write a wheel and an sdist of empty members; what is more, less or has a size is in the wheel."""
     files = script.package_files()
+    metadata = f"Name: evergrow\n\n{page}".encode() + bytes(size)
     with zipfile.ZipFile(folder / "evergrow-1.0-py3-none-any.whl", "w") as wheel:
         for name in sorted({*files, *METADATA, *more} - {*less}):
-            wheel.writestr(name, bytes(size if name.endswith("METADATA") else 0))
+            wheel.writestr(name, metadata if name.endswith("METADATA") else b"")
     with tarfile.open(folder / "evergrow-1.0.tar.gz", "w:gz") as sdist:
         for name in sorted({f"src/{name}" for name in files} | script.SDIST_FILES | {"PKG-INFO"}):
             sdist.addfile(tarfile.TarInfo(f"evergrow-1.0/{name}"))
@@ -56,6 +62,8 @@ def test_whole_files_pass_and_their_sizes_are_printed(
         ({"less": (f"{INFO}/licenses/LICENSE",)}, "licenses/LICENSE is missing"),
         ({"more": ("tests/test_docs.py",)}, "tests/test_docs.py does not belong"),
         ({"more": (f"{INFO}/model.evg",)}, "model.evg is data"),
+        ({"page": "See [the tables](docs/tables.md)."}, "the link to docs/tables.md leads nowhere"),
+        ({"page": ""}, "the page of the package is empty"),
         ({"size": 2_000_001}, "bytes, more than 2,000,000"),
     ],
 )

@@ -26,6 +26,9 @@ from evergrow.core.version import __version__
 
 SUFFIXES = (".npz", ".safetensors")
 REQUIRED = ("X_train", "y_train", "X_test", "y_test")
+UNDIVIDED = (("X", "y"), ("features", "labels"))
+"""Names of the arrays of a file without a test set, beside the first two of those."""
+NAMES = (*REQUIRED, *(name for pair in UNDIVIDED for name in pair))
 
 STAMP = "evergrow"
 """Name of the array or metadata entry that states kind, version and writer; files of 0.1 and of others have none."""
@@ -111,7 +114,7 @@ def read_arrays(path: Path) -> ArrayFile:
     arrays = _with_empty_test(arrays)
     missing = [key for key in REQUIRED if key not in arrays]
     if missing:
-        raise FileFormatError(f"{path} must hold {', '.join(REQUIRED)}, but it lacks {', '.join(missing)}")
+        raise FileFormatError(f"{path} must hold {', '.join(REQUIRED)} or X, y, but it lacks {', '.join(missing)}")
     stamp = parse_json(texts[STAMP], f"{path}: {STAMP}") if STAMP in texts else {"version": 1}
     if not isinstance(stamp, dict) or stamp.get("kind", KIND.name) != KIND.name:
         raise FileFormatError(f"{path} must be a {KIND.name!r}, got a file that says to be another")
@@ -140,7 +143,10 @@ def stated_widths(stamp: str, X: NDArray[Any]) -> tuple[int, ...]:
 
 
 def _with_empty_test(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file without a test set with empty ones in its place."""
+    """Return the arrays of a file, with empty ones where it has no test set, under the names of a file that has one."""
+    for X, y in UNDIVIDED:
+        if {X, y} <= arrays.keys() and not set(REQUIRED) & arrays.keys():
+            arrays = {"X_train": arrays[X], "y_train": arrays[y]}
     if not {"X_train", "y_train"} <= arrays.keys() or {"X_test", "y_test"} & arrays.keys():
         return arrays
     return {**arrays, "X_test": arrays["X_train"][:0], "y_test": arrays["y_train"][:0]}
@@ -166,10 +172,10 @@ def write_arrays(path: Path, file: ArrayFile) -> None:
 
 
 def _read_npz(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return the four arrays that are there, and the texts beside them."""
+    """Return those arrays that are there, and the texts beside them."""
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = array_entries(archive, (*REQUIRED, "classes", "backbone", STAMP), path.stat().st_size)
+            entries = array_entries(archive, (*NAMES, "classes", "backbone", STAMP), path.stat().st_size)
             arrays = {name: read_entry(archive, entry) for name, entry in entries.items()}
     except DAMAGE as error:
         raise FileFormatError(f"{path} must be a whole NPZ file of plain arrays: {error}") from error
@@ -235,7 +241,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, st
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             texts = dict(file.metadata() or {})
-            for key in set(file.keys()) & set(REQUIRED):
+            for key in set(file.keys()) & set(NAMES):
                 tensor = file.get_tensor(key)
                 # numpy has no bfloat16; float32 holds every one of its values.
                 wide = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor

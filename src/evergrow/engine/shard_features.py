@@ -88,7 +88,7 @@ def shard_features(
     rows: NDArray[np.int64] | None = None,
     *,
     device: str = "auto",
-    decoders: Any = 0,
+    decoders: Any = None,
     weights: str | None = None,
 ) -> ShardFeatures:
     """Return the features of a shard, or of some rows of it.
@@ -103,8 +103,8 @@ def shard_features(
         Rows of it, ascending; all by default.
     device : str
         Where to compute.
-    decoders : int or "auto"
-        Processes that decode images.
+    decoders : int, "auto" or None
+        Processes that decode images; None: in this one, but for a GPU in as many as it has use for.
     weights : str, optional
         Where the backbone's weights are, if not where they were.
 
@@ -166,6 +166,8 @@ def _encoded(job: Job, chosen: _Chosen, backbone: Backbone, decoders: Any) -> Sh
     nothing, no_rows = np.empty((0, backbone.n_features), dtype=np.float32), np.empty(0, dtype=np.int64)
     if not len(chosen.rows):
         return chosen.kept(nothing, no_rows, ())
+    if decoders is None:
+        decoders = 0 if backbone.device.type == "cpu" else "auto"
     settings = {name: job.settings[name] for name in EXTRACTION if name in job.settings}
     try:
         with warnings.catch_warnings():

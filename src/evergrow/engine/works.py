@@ -148,7 +148,7 @@ def statistics_work(job: Job, about: dict[str, Any]) -> dict[str, Any]:
     template = loaded_model(str(job.template), job.key, about.get("device", "auto"))
     if not len(found):
         raise ShardError(f"shard {about['number']} has no sample that can be read")
-    part = learned_part(template, Block(found.X, found.required_labels()))
+    part = learned_part(template, Block(found.X, found.required_labels()), int(about["number"]))
     write_part(target, part, found.told())
     return found.told()
 

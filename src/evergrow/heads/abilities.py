@@ -113,6 +113,9 @@ class Abilities:
         def spawn(self) -> Self:
             """Return an empty learner with the same frozen layer, for another site."""
 
+        def numbered(self, place: int) -> Self:
+            """Say which part of a whole this learner has learned."""
+
         def merge(self, other: Any) -> Self:
             """Add everything that another learner with the same layer has learned."""
 

@@ -6,6 +6,7 @@ fails.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
@@ -87,6 +88,22 @@ class EditableRidge(Mergeable):
         child.classes_ = self.classes_[:0]
         child._commit(self._model.empty())
         return child
+
+    def numbered(self, place: int) -> Self:
+        """Say which part of a whole this learner has learned, so that parts of the same content can be merged.
+
+        Parameters
+        ----------
+        place : int
+            Number of the part. The same content at the same place is still merged only once.
+
+        Returns
+        -------
+        self
+        """
+        model = self._current()
+        self._commit(dataclasses.replace(model, lineage=frozenset(f"{name}-{place}" for name in model.lineage)))
+        return self
 
     def merge(self, other: EditableRidge) -> Self:
         """Add everything another learner with the same layer has learned; exact, nothing counted twice.

@@ -125,7 +125,7 @@ def with_layer(learner: Learner, encoder: Encoder, sample: Block) -> Learner:
     return grown
 
 
-def learned_part(template: Learner, block: Block) -> Learner:
+def learned_part(template: Learner, block: Block, place: int | None = None) -> Learner:
     """Return what a part of the data teaches: the statistics of its rows, by the layer of a template.
 
     Parameters
@@ -134,6 +134,8 @@ def learned_part(template: Learner, block: Block) -> Learner:
         An empty learner with the layer: from :func:`with_layer`, or from :meth:`Learner.spawn`.
     block : Block
         Labelled features.
+    place : int, optional
+        Which part it is. Parts of the same content are summed only if they have places of their own.
 
     Examples
     --------
@@ -152,6 +154,8 @@ def learned_part(template: Learner, block: Block) -> Learner:
     settled_kind(now.label_kind, block.label_kind, block.labels, now.classes)
     head = now.head.spawn()
     head.partial_fit(block.X, block.labels)
+    if place is not None:
+        head.numbered(place)
     change = Change(
         "update",
         NO_TIME,
