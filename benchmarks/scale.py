@@ -81,11 +81,11 @@ def shard_count(rows: int) -> int:
 
 
 def image_seconds() -> dict[str, float]:
-    """Return the seconds of a worker for an image: its bytes, the network, the statistics. One follows the other."""
+    """Return the seconds of a worker for an image: its bytes, the backbone, the statistics. One follows the other."""
     flops = 2.0 * order() * (order() + ASSUMED.classes)
     return {
         "read": ASSUMED.image_bytes / ASSUMED.storage_bytes_per_s,
-        "network": 1.0 / MEASURED.images_per_s,
+        "backbone": 1.0 / MEASURED.images_per_s,
         "statistics": flops / ASSUMED.gpu_flops,
     }
 
@@ -175,7 +175,7 @@ def hours_table() -> Iterator[str]:
     for name, seconds in (
         ("first samples: the images read once", spent["read"]),
         ("learning, images read again", spent["read"]),
-        ("learning, ViT-B/16", spent["network"]),
+        ("learning, ViT-B/16", spent["backbone"]),
         ("learning, statistics", spent["statistics"]),
     ):
         yield _row(name, *(_hours(ASSUMED.images * seconds / gpus) for gpus in GPUS))
