@@ -235,6 +235,7 @@ class RayRunner:
             self._stillborn += 1
             if self._stillborn >= _STILLBORN:
                 raise EngineError(f"workers cannot start at {self._connection}: {_why(error)}") from error
+        yield from self._left_behind(actor)
         given = list(actor.given.values())
         actor.given.clear()
         if given:
@@ -245,6 +246,16 @@ class RayRunner:
             else:
                 yield Outcome(begun.task, "failed", error=f"its worker died {_ATTEMPTS} times, at last: {_why(error)}")
         waiting.extendleft(reversed(given))
+
+    def _left_behind(self, actor: _Actor) -> Iterator[Outcome]:
+        """Take in what a dead actor had finished: the task after it, not this one, is what it died of."""
+        for promise, given in list(actor.given.items()):
+            try:
+                answer = self._ray.get(promise, timeout=0)
+            except self._ray.exceptions.RayError:
+                continue
+            del actor.given[promise]
+            yield Outcome(given.task, **answer)
 
     def _node_of(self, number: str) -> str:
         """Return how messages call the node with this number."""
