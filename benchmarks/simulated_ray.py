@@ -133,8 +133,8 @@ class SimulatedRay:
         settled = [promise for promise in promises if promise.is_settled][:num_returns]
         return settled, [promise for promise in promises if promise not in settled]
 
-    def get(self, promise: Any) -> Any:
-        """Return an answer, or raise where its actor died."""
+    def get(self, promise: Any, *, timeout: float | None = None) -> Any:
+        """Return an answer, or raise where its actor died before it; nobody asks for one that is still to come."""
         if promise.is_lost:
             raise LostActorError("the actor died: its node was lost")
         return promise.answer

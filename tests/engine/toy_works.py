@@ -77,20 +77,22 @@ def _die_if_odd(number: int, folder: str) -> dict[str, Any]:
 
 def _decode(number: int, folder: str, decoders: int) -> dict[str, Any]:
     """Decode images in processes of its own, as an extraction does."""
-    from evergrow.backbones.loader import BatchPlan, ImageBatches, image_batches
+    from evergrow.backbones.loader import BatchPlan, ImageBatches, ImageLoader, image_batches
     from evergrow.core.items import ImageArrays
 
     items = ImageArrays(np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2))
     plan = BatchPlan(0, 40, batch_size=4, shard_size=40)
-    with image_batches(ImageBatches(items, _shade, plan), len(plan), workers=decoders, pin=False) as batches:
+    with image_batches(
+        ImageBatches(items, ImageLoader(_shade), plan), len(plan), workers=decoders, pin=False
+    ) as batches:
         shades = [int(value) for batch in batches for value in batch.batch.reshape(-1)]
     return {"shades": shades, "decoders": decoders}
 
 
-def _shade(image: Any, name: str | None = None) -> Any:
+def _shade(image: Any) -> Any:
     import torch
 
-    return torch.tensor([np.asarray(image).flat[0]])
+    return torch.tensor([np.asarray(image)[0, 0, 0]])
 
 
 def _where(number: int, folder: str) -> dict[str, Any]:

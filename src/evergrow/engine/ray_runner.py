@@ -238,6 +238,7 @@ class RayRunner:
             if self._stillborn >= _STILLBORN and not any(other.has_answered for other in self._actors):
                 raise EngineError(f"workers cannot start at {self._connection}: {_why(error)}") from error
         self._greet_idle()
+        yield from self._left_behind(actor)
         given = list(actor.given.values())
         actor.given.clear()
         if given:
@@ -257,6 +258,16 @@ class RayRunner:
         for actor in self._actors:
             if not actor.given and actor.greeting is None:
                 actor.greeting = actor.handle.greet.remote(self._differences, self._expected)
+
+    def _left_behind(self, actor: _Actor) -> Iterator[Outcome]:
+        """Take in what a dead actor had finished: the task after it, not this one, is what it died of."""
+        for promise, given in list(actor.given.items()):
+            try:
+                answer = self._ray.get(promise, timeout=0)
+            except self._ray.exceptions.RayError:
+                continue
+            del actor.given[promise]
+            yield Outcome(given.task, **answer)
 
     def _node_of(self, number: str) -> str:
         """Return how messages call the node with this number."""
