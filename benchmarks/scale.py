@@ -21,12 +21,14 @@ class Measured:
     """Parts that were measured; ``docs/scale.md`` says where."""
 
     images_per_s: float = 6_521.0  # ViT-B/16, float16, one H200, files of 500 x 375 decoded by the GPU
+    gpu_flops: float = 2.86e12  # one H200, float64: statistics of 20,000 rows at L=10,000, C=10,000 in 3.12 s
     learn_flops: float = 17.4e9  # one core: statistics of 4,096 rows at L=10,000, C=2,000 in 64.6 s
-    write_s_per_gb: float = 4.2  # one core: 3.5 at L=10,000 and C=2,000, 5.0 at L=3,000 and C=10,000
-    read_s_per_gb: float = 3.2  # with the checksum: 3.4 and 2.9
-    check_s_per_gb: float = 3.8  # that moments and class sums can be what they say, at L=10,000
-    check_s_per_class: float = 0.8e-3  # the same for class shapes, at C=10,000
-    add_s_per_gb: float = 1.5  # both
+    write_s_per_gb: float = 3.4  # this and the next four at L=10,000, C=10,000, a file of 2.49 GB: 8.6 s
+    read_s_per_gb: float = 4.1  # with the checksum: 10.2 s
+    check_s_per_gb: float = 3.8  # that moments and class sums can be what they say: 21.6 s with those of classes
+    check_s_per_class: float = 1.46e-3
+    add_s_per_gb: float = 1.64  # 4.1 s
+    gpu_solve_s: float = 20.0  # one H200, the last solve at this very size
     solve_s: float = 179.1  # one core, W=3,768 and C=3,500; at W=1,768 and C=1,640 it is 28.1
     solve_order: int = 3_768
     index_s: float = 0.17e-3  # one core, for an image of a tar on disk; one read each
@@ -43,7 +45,6 @@ class Assumed:
     width: int = 768
     image_bytes: float = 110e3  # of ImageNet
     storage_bytes_per_s: float = 1e9  # to each worker
-    gpu_flops: float = 20e12  # float64, of the 67e12 that the vendor of an H200 names
     gpus_per_node: int = 8
     request_s: float = 0.02  # of an object store, for one range
     requests_at_once: int = 8  # tars that are indexed at a time
@@ -86,7 +87,7 @@ def image_seconds() -> dict[str, float]:
     return {
         "read": ASSUMED.image_bytes / ASSUMED.storage_bytes_per_s,
         "backbone": 1.0 / MEASURED.images_per_s,
-        "statistics": flops / ASSUMED.gpu_flops,
+        "statistics": flops / MEASURED.gpu_flops,
     }
 
 
@@ -170,7 +171,7 @@ def shards_table() -> Iterator[str]:
 
 def hours_table() -> Iterator[str]:
     """Print hours by GPUs, shards of the chosen size."""
-    spent, solve = image_seconds(), solve_seconds()
+    spent, solve = image_seconds(), MEASURED.gpu_solve_s
     yield from _head("hours", *(f"{gpus} GPUs" for gpus in GPUS))
     for name, seconds in (
         ("first samples: the images read once", spent["read"]),
@@ -181,11 +182,12 @@ def hours_table() -> Iterator[str]:
         yield _row(name, *(_hours(ASSUMED.images * seconds / gpus) for gpus in GPUS))
     runs = [_simulated(gpus, math.inf) for gpus in GPUS]
     yield _row("learning and adding, simulated", *(_hours(run.wall_s) for run in runs))
-    yield _row("last solve, one core", *(_hours(solve) for _ in GPUS))
+    yield _row("last solve, one GPU", *(_hours(solve) for _ in GPUS))
     first = [ASSUMED.images * spent["read"] / gpus for gpus in GPUS]
     sums = [before + run.wall_s + solve for before, run in zip(first, runs, strict=True)]
     yield _row("**in all**", *(f"**{seconds / 3600:.1f}**" for seconds in sums))
     yield _row("(statistics on a core of each worker instead of its GPU)", *(_hours(core_seconds() / n) for n in GPUS))
+    yield _row("(last solve on a core)", *(_hours(solve_seconds()) for _ in GPUS))
     yield _row("(planning, tars on a disk)", *(_hours(ASSUMED.images * MEASURED.index_s) for _ in GPUS))
     asked = ASSUMED.images * ASSUMED.request_s / ASSUMED.requests_at_once
     yield _row("(planning, tars in an object store)", *(_hours(asked) for _ in GPUS))

@@ -101,11 +101,21 @@ def test_a_node_that_is_lost_while_its_workers_start_ends_nothing() -> None:
     assert ray.lost_nodes == 2
 
 
+def test_a_node_that_is_lost_before_anybody_has_answered_ends_nothing() -> None:
+    from benchmarks.simulated_ray import ClusterPlan
+
+    ray, runner = simulated(ClusterPlan(2, 8, repair_s=100.0))
+    ray.lose(1, 5.0)
+    outcomes = list(runner.run([Task("statistics", number) for number in range(40)]))
+    assert [outcome.state for outcome in outcomes] == ["done"] * 40
+
+
 def test_workers_none_of_which_can_start_are_said() -> None:
     from benchmarks.simulated_ray import ClusterPlan
 
-    ray, runner = simulated(ClusterPlan(1, 8))
-    ray.lose(0, 5.0)
+    ray, runner = simulated(ClusterPlan(1, 8, repair_s=100.0))
+    for at_s in (5.0, 110.0):
+        ray.lose(0, at_s)
     with pytest.raises(EngineError, match="workers cannot start"):
         list(runner.run([Task("statistics", number) for number in range(20)]))
 

@@ -23,7 +23,8 @@ _WINDOW = 2
 _ATTEMPTS = 4
 """How often a task may begin on an actor that then dies; a task that brings down every actor must not go on forever."""
 _STILLBORN = 5
-"""Actors in a row that may die before their first answer, where none has ever answered."""
+"""Actors in a row that may die before their first answer, where none has ever answered; at least all of them twice,
+since a node that is lost takes all of its actors with it."""
 _PATIENCE = 300.0
 """Seconds without a single actor that is ready, after which there is no point in waiting."""
 
@@ -235,7 +236,9 @@ class RayRunner:
         self._dismiss([actor])
         if not actor.has_answered:
             self._stillborn += 1
-            if self._stillborn >= _STILLBORN and not any(other.has_answered for other in self._actors):
+            if self._stillborn >= max(_STILLBORN, 2 * self.workers) and not any(
+                other.has_answered for other in self._actors
+            ):
                 raise EngineError(f"workers cannot start at {self._connection}: {_why(error)}") from error
         self._greet_idle()
         yield from self._left_behind(actor)
