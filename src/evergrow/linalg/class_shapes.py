@@ -38,6 +38,9 @@ shape and falls to one of a few rows, which has none. On training rows 10 to 40 
 SHAPELESS, SHAPED = 10, 30
 """Rows up to which a class has no shape of its own, and from which on it has all that the prior leaves it."""
 
+_AT_ONCE = 256
+"""Classes that are checked at a time: their bounds take as much memory as they do."""
+
 _FEW_ROWS = 16
 """Rows whose terms are computed all at once, which takes k k numbers for each row and class."""
 
@@ -109,10 +112,14 @@ class ClassShapes:
         """Return the sums with rows P (n, k) of classes ``codes`` added, or with ``sign=-1`` taken out."""
         sums, squares = self.sums.clone(), self.squares.clone()
         upper = _upper(self.directions, P.device)
-        P = P.to(torch.float64)
-        for code in torch.unique(codes).tolist():
-            rows = P[codes == code]
-            heavy = rows if weights is None else rows * weights[codes == code, None]
+        order = codes.argsort(stable=True)  # a class's rows lie together: no search through all of them for each
+        P, weights = P.to(torch.float64)[order], None if weights is None else weights[order]
+        present, lengths = torch.unique_consecutive(codes[order], return_counts=True)
+        stop = 0
+        for code, length in zip(present.tolist(), lengths.tolist()):
+            own = slice(stop, stop := stop + length)
+            rows = P[own]
+            heavy = rows if weights is None else rows * weights[own, None]
             sums[code] += sign * heavy.sum(dim=0)
             squares[code] += sign * (heavy.T @ rows)[upper[0], upper[1]]
         return ClassShapes(sums, squares)
@@ -134,10 +141,14 @@ class ClassShapes:
         """Return whether samples with these sums can exist: no class has less than no spread in any direction."""
         diagonal = self.squares[:, _diagonal(self.directions, self.squares.device)]
         spread = diagonal - self.sums.square() / at_least_some(counts.to(self.sums))[:, None]
-        bounds = (diagonal[:, :, None] * diagonal[:, None, :]).clamp_min(0.0).sqrt()
-        upper = _upper(self.directions, self.squares.device)
-        within = self.squares.abs() <= bounds[:, upper[0], upper[1]] * (1.0 + 1e-6) + 1e-9
-        return bool((spread >= -1e-6 * diagonal.abs() - 1e-9).all()) and bool(within.all())
+        if not bool((spread >= -1e-6 * diagonal.abs() - 1e-9).all()):
+            return False
+        upper, roots = _upper(self.directions, self.squares.device), diagonal.clamp_min(0.0).sqrt()
+        for some, lengths in zip(torch.split(self.squares, _AT_ONCE), torch.split(roots, _AT_ONCE)):
+            bounds = lengths[:, upper[0]] * lengths[:, upper[1]]
+            if not bool((some.abs() <= bounds * (1.0 + 1e-6) + 1e-9).all()):
+                return False
+        return True
 
     def merge(self, other: ClassShapes, sign: float = 1.0) -> ClassShapes:
         """Return both sums together, or their difference; the classes must be the same."""
