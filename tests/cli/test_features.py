@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from tests.commands import evergrow
 
+from evergrow import Learner
 from evergrow.backbones import create_backbone
 from evergrow.backbones.extraction import extract
 from evergrow.datasets import RawSet, load_data, load_features
@@ -138,3 +139,17 @@ def test_decoder_of_a_gpu_needs_one(folder: Path, tmp_path: Path, more: tuple[st
     assert result.exit_code == 2
     assert "--decode must be 'cpu' where the backbone runs on cpu, got 'gpu'" in " ".join(result.stderr.split())
     assert not out.is_file()
+
+
+def test_blocks_of_several_depths_are_known_after_shards(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    shards, whole = tmp_path / "shards", tmp_path / "whole.npz"
+    done = evergrow(*command(folder, shards, "--engine", "local", "--recipe", "rich"))
+    assert done.exit_code == 0, done.output
+    assert evergrow(*command(folder / "train", whole, "--recipe", "rich", "--no-cache")).exit_code == 0
+    model = tmp_path / "model.evg"
+    done = evergrow("fit", str(shards / "features"), "-m", str(model), "--engine", "local", "--units", "8")
+    assert done.exit_code == 0, done.output
+    widths = load_features(whole).widths
+    assert len(widths) > 1
+    assert Learner.load(model).head_.blocks == widths

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from evergrow.core.errors import EngineError, InputError
-from evergrow.engine.parquet_out import write_answers, write_features
+from evergrow.core.errors import EngineError, FileFormatError, InputError
+from evergrow.engine.parquet_out import WIDTHS, write_answers, write_features
 from evergrow.engine.places import open_place
 from evergrow.engine.sources import open_source
 from evergrow.learner.answers import Answers
@@ -38,6 +39,19 @@ def test_features_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert [name for part in data for name in part.names] == names
     assert [label for part in data for label in part.labels.tolist()] == labels.tolist()
     assert pq.read_schema(tmp_path / "deep/0.parquet").field("feature").type.list_size == 5
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"), [((2, 4), "must add up to the 5"), ("2 3", "must be positive integers")]
+)
+def test_blocks_are_stated_and_checked(tmp_path: Path, stated: object, message: str) -> None:
+    X = np.ones((4, 5), dtype=np.float32)
+    write_features(open_place(tmp_path), "0.parquet", names=list("abcd"), features=X, widths=(2, 3))
+    assert open_source(tmp_path, format="parquet").widths == (2, 3)
+    table = pq.read_table(tmp_path / "0.parquet").replace_schema_metadata({WIDTHS: json.dumps(stated)})
+    pq.write_table(table, tmp_path / "0.parquet")
+    with pytest.raises(FileFormatError, match=message):
+        open_source(tmp_path, format="parquet").widths  # noqa: B018
 
 
 @pytest.mark.parametrize("address", ["disk", "memory://written"])

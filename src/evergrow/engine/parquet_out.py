@@ -7,6 +7,7 @@ was there. A folder of such files is one data set for pandas, DuckDB, Spark or
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from evergrow.core.errors import InputError
 from evergrow.core.optional import require
 from evergrow.engine.places import Place
 from evergrow.learner.answers import Answers
+
+WIDTHS = "evergrow.widths"
+"""Metadata of a file of features: a JSON list of the columns of each block, which are at equal energy already."""
 
 _GROUP = 64 * 2**20
 """Bytes of features in a row group, so that a part of a file can be read without the rest."""
@@ -29,6 +33,7 @@ def write_features(
     names: Sequence[str],
     features: NDArray[Any],
     labels: NDArray[np.str_] | None = None,
+    widths: Sequence[int] = (),
 ) -> int:
     """Write feature vectors with their names and labels, in one step, and return the bytes of the file.
 
@@ -44,6 +49,8 @@ def write_features(
         Their vectors, written as float32.
     labels : ndarray of str of shape (n,), optional
         Their classes.
+    widths : sequence of int
+        Columns of each block that the vectors were joined of, which the file then states.
 
     Raises
     ------
@@ -74,7 +81,10 @@ def write_features(
     rows = max(_GROUP // (4 * values.shape[1]), 1)
     # Features hardly compress; stored plainly a range of them costs no more than its bytes.
     packing = {"name": "zstd", "label": "zstd", "feature.list.element": "none"}
-    return _write(place, file, arrow.table(columns), rows, packing)
+    table = arrow.table(columns)
+    if len(widths) > 1:
+        table = table.replace_schema_metadata({WIDTHS: json.dumps(list(widths))})
+    return _write(place, file, table, rows, packing)
 
 
 def write_answers(

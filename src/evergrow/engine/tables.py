@@ -124,9 +124,10 @@ def predict(
 @register_work("features")
 def features_work(job: Job, about: dict[str, Any]) -> dict[str, Any]:
     """Write the features of a shard."""
+    widths = BackboneSpec.from_dict(job.backbone or {}).blocks.widths
 
     def write(place: Place, file: str, found: ShardFeatures) -> None:
-        write_features(place, file, names=found.names, features=found.X, labels=found.labels)
+        write_features(place, file, names=found.names, features=found.X, labels=found.labels, widths=widths)
 
     return _written(job, about, write)
 

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from evergrow.core.errors import EvergrowError, FileFormatError
+from evergrow.core.documents import parse_json
+from evergrow.core.errors import EvergrowError, FileFormatError, InputError
 from evergrow.core.escaping import one_line
+from evergrow.core.feature_blocks import check_widths
 from evergrow.core.optional import require
+from evergrow.engine.parquet_out import WIDTHS
 from evergrow.engine.places import Place
 from evergrow.engine.shard import Shard, ShardData
 from evergrow.engine.sources.base import SOURCES, FileSource, SampleKind, SourceOptions, where_of
@@ -52,6 +55,21 @@ class ParquetSource(FileSource):
             raise
         except Exception as error:  # arrow has errors of its own, and damaged bytes bring any of them
             raise FileFormatError(f"{title} must be a whole Parquet file: {one_line(str(error))}") from error
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each block that feature vectors were joined of, as the first file states."""
+        name = next(iter(self.files))
+        file, columns = self._opened(name)
+        stated = (file.schema_arrow.metadata or {}).get(WIDTHS.encode())
+        if columns.kind != "features" or stated is None:
+            return ()
+        values = parse_json(stated, f"{self.place.title(name)}: {WIDTHS}")
+        width = self._width(name, columns, self._groups(name))
+        try:
+            return check_widths(WIDTHS, values, width)
+        except InputError as error:
+            raise FileFormatError(f"{self.place.title(name)}: {error}") from error
 
     def _look_for_kind(self) -> SampleKind:
         return self._opened(next(iter(self.files)))[1].kind
