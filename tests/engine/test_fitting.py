@@ -280,6 +280,15 @@ def test_shards_of_the_same_content_all_count(tmp_path) -> None:
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("units", [1500, 5000])
+def test_few_rows_of_wide_layers_keep_the_form_of_a_plain_fit(data: Path, units: int) -> None:
+    plain, mine = (Learner(device="cpu", options={"n_units": units}) for _ in range(2))
+    plain.fit(data)
+    mine.fit(str(data), engine=LocalEngine(division=SMALL))
+    assert mine.head_.diagnostics()["solver"] == plain.head_.diagnostics()["solver"] == "compact"
+    np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9 * np.abs(scores(plain)).max())
+
+
 def test_a_shard_counted_twice_would_be_noticed(data, tmp_path, monkeypatch) -> None:
     from evergrow.engine import reduction
 

@@ -31,6 +31,7 @@ from evergrow.learner.parts import (
     complete_update,
     deciding_settings,
     encoder_for,
+    expecting,
     with_layer,
 )
 
@@ -71,7 +72,8 @@ def update(learner: Learner, manifest: Manifest, folder: Path, running: Running)
     start = learner.to_archive()
     settings = {"model": archive_digest(start), **extraction_settings(learner), "fan_in": FAN_IN}
     job = begin_job(Job(folder, manifest, "update", settings))
-    for path, archive in ((job.start, start), (job.template, learner.spawn().to_archive())):
+    template = expecting(learner.spawn(), sum(learner.n_samples_.values()) + manifest.rows)
+    for path, archive in ((job.start, start), (job.template, template.to_archive())):
         if not _is_done(job) and whole_archive(path) is None:
             write_archive(path, archive)
     return _learned(learner, job, running, None)
@@ -155,7 +157,7 @@ def _template_is_there(learner: Learner, job: Job, encoder: Encoder | None, tall
         return False
     assert encoder is not None
     sample = _sample(job, skipped=unread)
-    with_layer(learner, encoder, sample).save(job.template)
+    expecting(with_layer(learner, encoder, sample), job.manifest.rows).save(job.template)
     return True
 
 

@@ -113,6 +113,9 @@ class Abilities:
         def spawn(self) -> Self:
             """Return an empty learner with the same frozen layer, for another site."""
 
+        def expecting(self, rows: int) -> Self:
+            """Say how many samples will be learned in all by spawned learners that are merged."""
+
         def numbered(self, place: int) -> Self:
             """Say which part of a whole this learner has learned."""
 

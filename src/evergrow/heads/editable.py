@@ -89,6 +89,22 @@ class EditableRidge(Mergeable):
         child._commit(self._model.empty())
         return child
 
+    def expecting(self, rows: int) -> Self:
+        """Say how many samples will be learned in all by learners that are spawned of this one and merged.
+
+        Parameters
+        ----------
+        rows : int
+            So many. It decides in which form each keeps its sums, not what they are.
+
+        Returns
+        -------
+        self
+        """
+        model = self._current()
+        self._commit(dataclasses.replace(model, state=model.state.expecting(rows)))
+        return self
+
     def numbered(self, place: int) -> Self:
         """Say which part of a whole this learner has learned, so that parts of the same content can be merged.
 

@@ -125,6 +125,12 @@ def with_layer(learner: Learner, encoder: Encoder, sample: Block) -> Learner:
     return grown
 
 
+def expecting(template: Learner, rows: int) -> Learner:
+    """Let an empty learner know how many samples its parts will have in all, and return it."""
+    template._state().head.expecting(rows)
+    return template
+
+
 def learned_part(template: Learner, block: Block, place: int | None = None) -> Learner:
     """Return what a part of the data teaches: the statistics of its rows, by the layer of a template.
 

@@ -66,8 +66,10 @@ class AutoState(RidgeState):
     rows_learned, solves : int
         How many rows were learned, and how often weights were asked for in between.
     growth : float
-        New directions per row of the state that this one is a part of (:meth:`empty_like`); 0 where there was none.
-        A part is there to be sent and added up, not to be solved: it is compact where that is few bytes.
+        New directions per row of the state that this one came of by :meth:`empty_like`; 0 where there was none.
+    expected : int
+        Rows of the whole that this is a part of (:meth:`expecting`), 0 where nobody said. A part is there to be sent
+        and added up, not to be solved: where the whole will be dense, it is compact only if that is few bytes.
 
     Examples
     --------
@@ -84,6 +86,7 @@ class AutoState(RidgeState):
     rows_learned: int = 0
     solves: int = 0
     growth: float = 0.0
+    expected: int = 0
 
     @classmethod
     def create(
@@ -102,7 +105,11 @@ class AutoState(RidgeState):
     def empty_like(self) -> Self:
         """Return a fresh state of the same shape and settings, which knows how fast the rank of this one grew."""
         fresh = self.create(self.n_features, self.n_targets, alpha=self.alpha, floor=self.floor, device=self.device)
-        return dataclasses.replace(fresh, growth=self._rate())
+        return dataclasses.replace(fresh, growth=self._rate(), expected=self.expected)
+
+    def expecting(self, rows: int) -> Self:
+        """Return the state that knows how many rows will be added up in all."""
+        return dataclasses.replace(self, expected=rows)
 
     def _rate(self) -> float:
         """Return new directions per row: those seen, one for each where the compact form was outgrown."""
@@ -154,7 +161,7 @@ class AutoState(RidgeState):
     def _accumulate(self, batches: Iterable[Batch], sign: int) -> Self:
         """Take in blocks of rows, compactly as long as that pays: it costs most while the rank is growing."""
         blocks = (block for batch in batches for block in _blocks(batch))
-        state, growth = self, self.growth  # new directions per row in the block before
+        state, growth = self, self.growth if self._ends_dense() else 0.0  # new directions per row in the block before
         while isinstance(state.inner, CompactState):
             block = next(blocks, None)
             if block is None:
@@ -216,7 +223,12 @@ class AutoState(RidgeState):
     def _bulky(self, k: float) -> bool:
         """Whether a part of rank k is so large that it is not worth its two ways, from rows and to a sum."""
         L, C = self.n_features, self.n_targets
-        return self.growth > 0.0 and _PART_SHARE * (L * k + k * k + k * C) > L * L + L * C
+        return self._ends_dense() and _PART_SHARE * (L * k + k * k + k * C) > L * L + L * C
+
+    def _ends_dense(self) -> bool:
+        """Whether the whole that this is a part of will have outgrown the compact form."""
+        whole = dataclasses.replace(self, rows_learned=self.expected)
+        return bool(self.expected) and whole._outgrown(self.growth * self.expected)
 
     def _expanded(self) -> Self:
         """Return the state without the compact form, in what is cheaper, exactly."""
@@ -250,7 +262,7 @@ class AutoState(RidgeState):
             "solves": self.solves,
         }
         if self.growth:
-            meta["growth"] = self.growth
+            meta |= {"growth": self.growth, "expected": self.expected}
         return RIDGE_FORMS.kind_of(type(self)).archive(meta, parts={"inner": self.inner.to_archive()})
 
     @classmethod
@@ -261,10 +273,12 @@ class AutoState(RidgeState):
         dropped = fields.number("dropped", low=0.0)
         rows, solves = fields.integer("rows_learned"), fields.integer("solves")
         fields.require(alpha != 0.0, "its ridge is zero")
-        growth = fields.number("growth", low=0.0, default=0.0)
+        growth, expected = fields.number("growth", low=0.0, default=0.0), fields.integer("expected", default=0)
         part = fields.part("inner")
         fields.require(RIDGE_FORMS.class_of(part, fields.inside("inner")) is not cls, "it holds itself")
-        return cls(read_state(part, device, fields.inside("inner")), alpha, floor, dropped, rows, solves, growth)
+        return cls(
+            read_state(part, device, fields.inside("inner")), alpha, floor, dropped, rows, solves, growth, expected
+        )
 
 
 def _blocks(batch: Batch) -> Iterator[Batch]:

@@ -238,6 +238,10 @@ class RidgeState(ABC):
             Where the statistics live.
         """
 
+    def expecting(self, rows: int) -> Self:
+        """Return the state that knows how many rows will be added up in all, where that bears on its form."""
+        return self
+
     @abstractmethod
     def empty_like(self) -> Self:
         """Return a state of the same form, shape and settings that has seen nothing."""
