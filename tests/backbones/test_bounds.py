@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from evergrow.backbones import backbone_from_spec, create_backbone
+from evergrow.backbones.bounds import check_buildable
 from evergrow.core.errors import FileFormatError
 
 
@@ -26,6 +27,17 @@ def test_a_network_far_larger_than_its_architecture_is_refused(options: dict[str
     spec = create_backbone("test_vit", weights="random", device="cpu").spec
     with pytest.raises(FileFormatError, match=message):
         backbone_from_spec(replace(spec, options=options), device="cpu")
+
+
+def test_a_network_that_cannot_be_counted_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    import timm
+
+    def create(*_: object, **__: object) -> object:
+        raise RuntimeError("Tensor.item() cannot be called on meta tensors")
+
+    monkeypatch.setattr(timm, "create_model", create)
+    with pytest.raises(FileFormatError, match="must be such that its size is known before it is built"):
+        check_buildable("test_vit", {"embed_dim": 4096})
 
 
 def test_other_sizes_of_images_and_patches_are_built() -> None:

@@ -75,6 +75,13 @@ def _parameters(name: str, options: Mapping[str, Any]) -> int | None:
     try:
         with torch.device("meta"):
             module = timm.create_model(name, pretrained=False, num_classes=0, **arguments)
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" in str(error):  # it would be built, but nobody knows how large
+            raise FileFormatError(
+                f"options of {name} must be such that its size is known before it is built, which it is not with this "
+                "version of timm"
+            ) from error
+        return None
     except Exception:  # whatever is wrong with the options is said, in better words, where the network is built
         return None
     return sum(parameter.numel() for parameter in module.parameters())

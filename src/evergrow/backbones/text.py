@@ -126,8 +126,15 @@ def text_backbone(
         encoder.max_seq_length = int(options["max_seq_length"])
     encoder.eval().requires_grad_(False)
     width = int(encoder.encode(["a"], convert_to_tensor=True, show_progress_bar=False).shape[1])
-    spec = BackboneSpec(short or name, "text", width, label, hash_weights(encoder), "", {}, dict(options))
+    spec = BackboneSpec(
+        short or name, "text", width, label, hash_weights(encoder, _lasting_name), "", {}, dict(options)
+    )
     return TextBackbone(encoder, spec, device)
+
+
+def _lasting_name(name: str) -> str:
+    """Return what sentence-transformers calls a weight since its version 6: models outlive versions."""
+    return name.replace(".auto_model.", ".model.", 1)
 
 
 def _short_name(name: str) -> str | None:

@@ -227,13 +227,15 @@ def _check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
             raise WeightsError(f"weights must be finite, but {name} of {source} holds NaN or infinity")
 
 
-def hash_weights(module: nn.Module) -> str:
+def hash_weights(module: nn.Module, named: Callable[[str], str] = str) -> str:
     """Return a hash of all parameters and buffers of a module: names, types, shapes and values.
 
     Parameters
     ----------
     module : torch.nn.Module
         On any device; the hash does not depend on it.
+    named : callable
+        From a name in the module to the one that is hashed, where versions of a library call the same thing otherwise.
 
     Examples
     --------
@@ -247,7 +249,7 @@ def hash_weights(module: nn.Module) -> str:
     False
     """
     digest = hashlib.blake2b(digest_size=16)
-    state = module.state_dict()
+    state = {named(name): value for name, value in module.state_dict().items()}
     for name in sorted(state):
         value = state[name]
         if not isinstance(value, Tensor):

@@ -131,7 +131,10 @@ class VideoSource:
 def _silent(cv2: Any) -> Iterator[None]:
     """Keep OpenCV from writing to standard error by itself; what is wrong is raised."""
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-    logging = cv2.utils.logging
+    logging = getattr(cv2.utils, "logging", None)
+    if logging is None:  # OpenCV 4 without that module
+        yield
+        return
     level = logging.getLogLevel()
     logging.setLogLevel(logging.LOG_LEVEL_SILENT)
     try:
