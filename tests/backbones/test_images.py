@@ -8,11 +8,14 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image
 
 from evergrow.backbones import decode_image
 from evergrow.core.errors import ImageError
+
+PILLOW = tuple(int(part) for part in PIL.__version__.split(".")[:1])
 
 GRADIENT = np.stack([np.add.outer(np.arange(40) * 3, np.arange(60)) % 256] * 3, axis=2).astype(np.uint8)
 GRADIENT[..., 1] //= 2
@@ -67,7 +70,11 @@ def test_other_modes_become_what_pillow_converts_them_to(tmp_path: Path, mode: s
     path = tmp_path / ("a.tif" if mode in ("CMYK", "YCbCr") else "a.png")
     image.save(path)
     with Image.open(path) as opened:
-        expected = np.asarray(opened.convert("RGB"))
+        try:
+            expected = np.asarray(opened.convert("RGB"))
+        except OSError:
+            assert PILLOW < (12,), "Pillow 12 reads every file that it wrote"
+            pytest.skip("this Pillow does not read what it wrote")
     np.testing.assert_array_equal(pixels(decode_image(path)), expected)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sklearn
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_digits
@@ -38,6 +39,10 @@ MAKERS: dict[str, Callable[[], Any]] = {
 }
 pytestmark = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
+_SINCE_1_8 = pytest.mark.skipif(
+    tuple(int(part) for part in sklearn.__version__.split(".")[:2]) < (1, 8), reason="scikit-learn has it since 1.8"
+)
+
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[np.ndarray, np.ndarray]:
@@ -59,7 +64,7 @@ def test_pipelines_with_unions_and_columns(make: Any, digits: Any) -> None:
         assert pipeline.score(given, y) > 0.95
 
 
-@pytest.mark.parametrize("method", ["sigmoid", "temperature"])
+@pytest.mark.parametrize("method", ["sigmoid", pytest.param("temperature", marks=_SINCE_1_8)])
 def test_calibration(make: Any, digits: Any, method: str) -> None:
     X, y = digits
     calibrated = CalibratedClassifierCV(make(), method=method, cv=2, ensemble=False).fit(X[:200], y[:200])

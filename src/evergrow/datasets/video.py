@@ -127,16 +127,16 @@ class VideoSource:
         raise DatasetNotFoundError(f"camera must be one that is connected, got {name!r}")
 
 
+_SILENT = 0  # LOG_LEVEL_SILENT
+
+
 @contextmanager
 def _silent(cv2: Any) -> Iterator[None]:
     """Keep OpenCV from writing to standard error by itself; what is wrong is raised."""
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-    logging = getattr(cv2.utils, "logging", None)
-    if logging is None:  # OpenCV 4 without that module
-        yield
-        return
+    logging = getattr(cv2.utils, "logging", cv2)  # OpenCV 4 has them at the top
     level = logging.getLogLevel()
-    logging.setLogLevel(logging.LOG_LEVEL_SILENT)
+    logging.setLogLevel(_SILENT)
     try:
         yield
     finally:
