@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,6 +103,12 @@ class TestRead:
         path = tmp_path / "one.jpg"
         path.write_bytes(jpeg(picture()))
         assert read_jpeg(path, OWN) is None
+
+    @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a file without an end")
+    def test_a_link_to_what_has_no_end_is_not_followed_for_ever(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("evergrow.backbones.gpu_jpeg._LARGEST_FILE", 100)
+        (tmp_path / "one.jpg").symlink_to("/dev/zero")
+        assert read_jpeg(tmp_path / "one.jpg", OWN) is None
 
 
 class TestDecoded:

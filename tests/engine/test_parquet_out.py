@@ -54,6 +54,16 @@ def test_blocks_are_stated_and_checked(tmp_path: Path, stated: object, message: 
         open_source(tmp_path, format="parquet").widths  # noqa: B018
 
 
+@pytest.mark.parametrize(("widths", "found"), [((3, 2), "3, 2"), ((), "of one block")])
+def test_files_of_other_blocks_are_refused(tmp_path: Path, widths: tuple[int, ...], found: str) -> None:
+    X = np.ones((4, 5), dtype=np.float32)
+    for number, stated in enumerate([(2, 3), widths]):
+        write_features(open_place(tmp_path), f"{number}.parquet", names=list("abcd"), features=X, widths=stated)
+    source = open_source(tmp_path, format="parquet")
+    with pytest.raises(FileFormatError, match=rf"got widths 2, 3 in 0\.parquet and {found} in 1\.parquet"):
+        list(source.shards(4, 1 << 30))
+
+
 @pytest.mark.parametrize("address", ["disk", "memory://written"])
 def test_the_same_input_gives_the_same_bytes_and_no_other_files(tmp_path: Path, address: str) -> None:
     place = open_place(tmp_path if address == "disk" else address)

@@ -82,9 +82,7 @@ def _decode(number: int, folder: str, decoders: int) -> dict[str, Any]:
 
     items = ImageArrays(np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2))
     plan = BatchPlan(0, 40, batch_size=4, shard_size=40)
-    with image_batches(
-        ImageBatches(items, ImageLoader(_shade), plan), len(plan), workers=decoders, pin=False
-    ) as batches:
+    with image_batches(ImageBatches(items, ImageLoader(_shade), plan), workers=decoders, pin=False) as batches:
         shades = [int(value) for batch in batches for value in batch.batch.reshape(-1)]
     return {"shades": shades, "decoders": decoders}
 

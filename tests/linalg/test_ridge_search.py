@@ -92,3 +92,19 @@ def test_coordinates_do_not_matter_where_statistics_have_their_own():
     for step in (-8, -2, 0, 3):
         mine, other = (search._at(step) for search in searches)
         assert mine == pytest.approx(other, rel=1e-8)
+
+
+@pytest.mark.parametrize("rows", [4, 20])  # with exact traces and with estimated ones
+@pytest.mark.parametrize("classes", [8, 40])
+def test_the_form_of_the_same_rows_does_not_matter(make_classes, rows, classes):
+    made = make_classes(classes, 1100, rows)
+    Y = torch.nn.functional.one_hot(made.codes, classes).double()
+    compact = CompactState.empty(1100, classes, 0.0).update(made.rows, Y).reduced()
+    searches = [
+        module._Search(geometry, 9.0) for geometry in (made.geometry(), ClassGeometry.of(compact, Y.sum(dim=0)))
+    ]
+    assert searches[1].signs.shape[0] < searches[0].signs.shape[0] == 1100
+    assert {search.is_exact for search in searches} == {rows == 4 or classes == 8}
+    for step in (-8, -4, 0):
+        mine, other = (search._at(step) for search in searches)
+        assert mine == pytest.approx(other, rel=1e-8)

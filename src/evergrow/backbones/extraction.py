@@ -388,10 +388,10 @@ def _batches(work: _Work, plan: BatchPlan) -> Iterator[Iterator[LoadedBatch]]:
         workers = min(wanted, len(plan))
     load, pin = ImageLoader(transform, as_bytes=True), device.type == "cuda"
     if work.config.decode == "cpu":
-        with image_batches(ImageBatches(work.items, load, plan), len(plan), workers=workers, pin=pin) as batches:
+        with image_batches(ImageBatches(work.items, load, plan), workers=workers, pin=pin) as batches:
             yield batches
         return
-    with image_batches(EncodedImages(work.items, load, plan), len(plan), workers=workers, pin=pin) as files:
+    with image_batches(EncodedImages(work.items, load, plan), workers=workers, pin=pin) as files:
         yield decoded_batches(files, work.items, load, device, gpu_decoder(device))
 
 

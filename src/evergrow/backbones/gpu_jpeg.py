@@ -14,7 +14,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torch.utils.data import Dataset
 
 from evergrow.backbones.base import Backbone
 from evergrow.backbones.images import opened_image
-from evergrow.backbones.loader import BatchPlan, Failure, ImageLoader, LoadedBatch, load_image
+from evergrow.backbones.loader import Failure, ImageLoader, LoadedBatch, NumberedBatches, load_image
 from evergrow.backbones.preprocess import TORCH_FILTERS, Preprocessing
 from evergrow.core.errors import ImageError, ParameterError
 from evergrow.core.items import Items
@@ -127,10 +125,12 @@ def read_jpeg(source: Any, own: Preprocessing) -> Jpeg | None:
         If the file cannot be read.
     """
     if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        data = path.read_bytes() if path.stat().st_size <= _LARGEST_FILE else b""
+        with open(source, "rb") as file:  # what a link leads to may have no size and no end
+            data = file.read(_LARGEST_FILE + 1)
     else:
         data = bytes(source) if isinstance(source, (bytes, bytearray, memoryview)) else b""
+    if len(data) > _LARGEST_FILE:
+        return None
     # A decoder of a GPU fills up what is missing of a file; here that is an error, which Pillow words.
     if not data.startswith(b"\xff\xd8\xff") or not data[-64:].rstrip(b"\0").endswith(b"\xff\xd9"):
         return None
@@ -156,24 +156,8 @@ def _orientation(image: Any) -> int:
     return found if found in _TURNS else 1
 
 
-class EncodedImages(Dataset[EncodedBatch]):
-    """Whole batches by number, for processes that read and do not decode.
-
-    Parameters
-    ----------
-    items : Items
-        The images.
-    load : ImageLoader
-        Takes those that a GPU does not, as bytes.
-    plan : BatchPlan
-        Which rows.
-    """
-
-    def __init__(self, items: Items, load: ImageLoader, plan: BatchPlan) -> None:
-        self._items, self._load, self._plan = items, load, plan
-
-    def __len__(self) -> int:
-        return len(self._plan)
+class EncodedImages(NumberedBatches[EncodedBatch]):
+    """Batches for processes that read and do not decode; the loader takes what a GPU does not, as bytes."""
 
     def __getitem__(self, number: int) -> EncodedBatch:
         files: list[Jpeg] = []

@@ -183,8 +183,8 @@ def _refused(error: BaseException) -> bool:
     return False
 
 
-class ImageBatches(Dataset[LoadedBatch]):
-    """Whole batches by number: one message from a worker per batch, collated where it was decoded.
+class NumberedBatches(Dataset[Batch]):
+    """Whole batches of images by number: one message from a worker per batch, made up where it was read.
 
     Parameters
     ----------
@@ -202,6 +202,10 @@ class ImageBatches(Dataset[LoadedBatch]):
     def __len__(self) -> int:
         return len(self._plan)
 
+
+class ImageBatches(NumberedBatches[LoadedBatch]):
+    """Batches of decoded images; see :class:`NumberedBatches`."""
+
     def __getitem__(self, number: int) -> LoadedBatch:
         read, pixels, failures = load_images(self._items, self._load, self._plan.rows(number))
         return LoadedBatch(np.array(read, dtype=np.int64), pixels, failures, self._plan.ends_shard(number))
@@ -212,22 +216,20 @@ def _as_it_is(loaded: Any) -> Any:
 
 
 @contextmanager
-def image_batches(batches: Dataset[Batch], n_batches: int, *, workers: int, pin: bool) -> Iterator[Iterator[Batch]]:
+def image_batches(batches: NumberedBatches[Batch], *, workers: int, pin: bool) -> Iterator[Iterator[Batch]]:
     """Yield an iterator over the batches of images, in order.
 
     Parameters
     ----------
-    batches : Dataset
-        Batches by number, such as :class:`ImageBatches`.
-    n_batches : int
-        How many.
+    batches : NumberedBatches
+        Such as :class:`ImageBatches`.
     workers : int
         Processes that decode; 0 decodes in this one.
     pin : bool
         Whether to place batches where a GPU can fetch them by itself.
     """
     if workers == 0:
-        yield (batches[number] for number in range(n_batches))
+        yield (batches[number] for number in range(len(batches)))
         return
     # Forked workers share the items instead of a copy each, and need no importable main module.
     context = multiprocessing.get_context("fork") if sys.platform == "linux" else None

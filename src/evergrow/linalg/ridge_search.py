@@ -32,6 +32,11 @@ BELOW_GCV = 10.0**0.5
 """How far below the minimiser of cross-validation the ridge lies; on training rows of four sets, half a decade."""
 
 PROBES = 32
+"""Random vectors that tell the trace of an inverse. Those of all coordinates are projected where statistics are kept in
+fewer, so that a ridge does not depend on the form that the same rows are kept in."""
+EXACT_BELOW, EXACT_ABOVE = 512, 1024
+"""Degrees of freedom below which the trace is exact instead, on layers wider than that: an error of the estimate would
+be much of so few. Such rows are kept in few coordinates, where it costs little."""
 _PER_DECADE = 4
 _LOWEST, _HIGHEST = -6 * _PER_DECADE, 2 * _PER_DECADE
 
@@ -104,9 +109,14 @@ class _Search:
         self.rows = float(counts.sum())
         self.free = self.rows - float((counts > 0).sum())
         self.centred = means - (means @ counts / max(self.rows, 1.0))[:, None]
-        source = generator(0, "ridge search", means.shape[0])
-        signs = torch.randint(0, 2, (means.shape[0], PROBES), generator=source).to(means)
-        self.signs = signs.mul_(2.0).sub_(1.0)
+        basis = self.geometry.stats.basis
+        self.width = means.shape[0] if basis is None else basis.shape[0]
+        self.is_exact = self.free < EXACT_BELOW and self.width > EXACT_ABOVE
+        source = generator(0, "ridge search", self.width)
+        signs = torch.randint(0, 2, (self.width, PROBES), generator=source).to(means)
+        signs = signs.mul_(2.0).sub_(1.0)
+        self.signs = signs if basis is None else basis.T @ signs
+        self.order = float(means.shape[0]) if self.is_exact else float(self.signs.square().sum()) / PROBES
 
     def alpha(self, step: int) -> float:
         return float(self.energy * 10.0 ** (step / _PER_DECADE))
@@ -168,19 +178,19 @@ class _Search:
 
     def _evaluate(self, alpha: float) -> tuple[float, float]:
         """Return the mean leverage and the score of cross-validation at a ridge."""
-        factor, order = self.geometry.factor(alpha), self.signs.shape[0]
+        factor = self.geometry.factor(alpha)
         solved = factor.solve(torch.cat([self.centred, self.signs], dim=1))
         means, probes = solved[:, : self.centred.shape[1]], solved[:, self.centred.shape[1] :]
         trace = self._trace(factor, probes)
-        leverage = min(max((order - alpha * trace) / self.free, 0.0), 1.0)
+        leverage = min(max((self.order - alpha * trace) / self.free, 0.0), 1.0)
         return leverage, self._score(alpha, means, trace)
 
     def _score(self, alpha: float, solved: Tensor, trace: float) -> float:
         """Return ``n RSS / (n - df)^2`` of centred ridge regression on one-hot targets."""
-        counts, order = self.geometry.counts, self.signs.shape[0]
+        counts = self.geometry.counts
         kept = counts > 0
         counts, means, solved = counts[kept], self.centred[:, kept], solved[:, kept]
-        if 2 * len(counts) > order:
+        if 2 * len(counts) > self.width:
             return self._score_of_many(alpha, counts, means)
         inner = means.T @ solved
         inner = 0.5 * (inner + inner.T)
@@ -191,7 +201,8 @@ class _Search:
         # <W, Q> = tr(S D^T E N) = tr(N) - tr(S), since S^-1 = N^-1 + D^T E.
         explained = float(counts.sum()) - float(mixing.diagonal().sum())
         norm = float((shrunk * mixing.T).sum())
-        return self._ratio(counts, explained + alpha * norm, order - alpha * (trace - float(shrunk.diagonal().sum())))
+        freedom = self.order - alpha * (trace - float(shrunk.diagonal().sum()))
+        return self._ratio(counts, explained + alpha * norm, freedom)
 
     def _score_of_many(self, alpha: float, counts: Tensor, means: Tensor) -> float:
         """Return the same by factoring the total scatter, which is cheaper where there are many classes."""
@@ -201,11 +212,11 @@ class _Search:
         weights, probes = solved[:, : len(counts)], solved[:, len(counts) :]
         explained = float((weights * cross).sum()) + alpha * float(weights.square().sum())
         trace = self._trace(factor, probes)
-        return self._ratio(counts, explained, self.signs.shape[0] - alpha * trace)
+        return self._ratio(counts, explained, self.order - alpha * trace)
 
     def _trace(self, factor: CholeskyFactor, probes: Tensor) -> float:
         """Return the trace of an inverse, estimated from the solutions for the signs where they serve."""
-        if self.geometry.stats.basis is not None:
+        if self.is_exact:
             return factor.trace_inverse()
         return float((self.signs * probes).sum()) / PROBES
 

@@ -59,7 +59,9 @@ class ParquetSource(FileSource):
     @property
     def widths(self) -> tuple[int, ...]:
         """Columns of each block that feature vectors were joined of, as the first file states."""
-        name = next(iter(self.files))
+        return self._stated_widths(next(iter(self.files)))
+
+    def _stated_widths(self, name: str) -> tuple[int, ...]:
         file, columns = self._opened(name)
         stated = (file.schema_arrow.metadata or {}).get(WIDTHS.encode())
         if columns.kind != "features" or stated is None:
@@ -126,6 +128,12 @@ class ParquetSource(FileSource):
             raise FileFormatError(
                 f"{self.place.title()}: feature files must have one width, got {was} in {other} and {width} in {name}"
             )
+        blocks, before = (self._stated_widths(each) for each in (name, other))
+        if blocks != before:
+            raise FileFormatError(
+                f"{self.place.title()}: feature files must have the same blocks, got widths {_listed(before)} in "
+                f"{other} and {_listed(blocks)} in {name}"
+            )
         if (columns.kind, columns.sample, columns.label) != (known.kind, known.sample, known.label):
             raise FileFormatError(
                 f"{self.place.title()}: files must have the same columns, got {known.sample!r} and "
@@ -182,3 +190,7 @@ class ParquetSource(FileSource):
 def _leads_to(path: str, column: str) -> bool:
     """Return whether a column of the file belongs to one of the table: ``image.bytes`` and ``feature.list.element``."""
     return path == column or path.startswith(f"{column}.")
+
+
+def _listed(widths: tuple[int, ...]) -> str:
+    return ", ".join(map(str, widths)) or "of one block"
