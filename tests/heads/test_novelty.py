@@ -70,6 +70,15 @@ def test_the_score_is_the_formula(digits, solver, n):
     )
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_one_class_has_no_directions_of_its_own(seed):
+    X, y = np.random.default_rng(seed).normal(size=(90, 6)), np.arange(60) // 30
+    model = make(X[:60], y, class_moments=True).forget_classes([1])
+    H, new = (activations(model, part).numpy() for part in (X[:30], X[60:]))
+    expected = by_hand(H, np.zeros(30), new, model._novelty_scorer().whitening.ridge)
+    assert np.abs(model.novelty_score(X[60:]) / expected - 1).max() < 1e-5
+
+
 def test_the_shrinkage_is_oas():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(80, 300)) * np.linspace(0.1, 2, 300)

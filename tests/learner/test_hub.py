@@ -36,9 +36,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with running_hub() as found:
         monkeypatch.setattr(constants, "ENDPOINT", found.address)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", found.address + "/{repo_id}/resolve/{revision}/{filename}"
-        )
+        template = found.address + "/{repo_id}/resolve/{revision}/{filename}"
+        for module in (constants, huggingface_hub.file_download):  # older clients have it in both
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=module is constants)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

@@ -74,6 +74,16 @@ def test_one_from_before_a_setting_existed_goes_on_with_the_value_of_then(writte
         read_checkpoint(path, again(state), {**IDENTITY, "interpolation": "evaluation"})
 
 
+def test_what_the_optimizer_of_another_torch_adds_does_not_matter(written: tuple[Path, TrainState]) -> None:
+    path, state = written
+    archive, mine = read_archive(path), {**IDENTITY, "groups": [{"lr": 0.1}]}
+    theirs = {**mine, "groups": [{"lr": 0.1, "of another version": 1}]}
+    write_archive(path, replace(archive, meta={**archive.meta, "identity": theirs}))
+    assert read_checkpoint(path, again(state), mine) is not None
+    with pytest.raises(CheckpointError, match="groups"):
+        read_checkpoint(path, again(state), {**IDENTITY, "groups": [{"lr": 7.0}]})
+
+
 def test_a_newer_one_says_that_it_is(written: tuple[Path, TrainState]) -> None:
     path, state = written
     write_archive(path, replace(read_archive(path), version=3))

@@ -214,8 +214,9 @@ class NoveltyScorer:
         centre = (means * counts).sum(dim=1, keepdim=True) / counts.sum().clamp_min(1.0)
         centred = means - centre
         gram = centred.T @ centred
-        # The class means, less their mean, are linearly dependent; a shift this small leaves their span as it is.
-        shift = 1e-10 * float(gram.diagonal().mean()) + 1e-30
+        # The class means, less their mean, are linearly dependent; a shift this small leaves their span as it is. What
+        # a single class has of it is rounding, which must not become a direction.
+        shift = 1e-10 * float(gram.diagonal().mean()) + 1e-24 * float(centre.square().sum()) + 1e-30
         return cls(whitening, half, counts, centre, centred, safe_cholesky(gram, shift=shift))
 
     def score(self, H: Tensor) -> Tensor:

@@ -91,7 +91,8 @@ def push(learner: Learner, repo: str, facts: CardFacts, **settings: Any) -> str:
     """
     learner.to_archive()  # raises before anything is created on the Hub
     with _asking(repo):
-        return str(HubModel(learner, repo, facts).push_to_hub(repo, **settings))
+        pushed: Any = HubModel(learner, repo, facts).push_to_hub(repo, **settings)
+    return str(pushed.commit_url)  # as a text it is the address of the folder in older clients
 
 
 def fetched_model(repo: str | os.PathLike[str], **settings: Any) -> Path:

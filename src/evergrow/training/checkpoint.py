@@ -171,7 +171,8 @@ def read_checkpoint(path: str | os.PathLike[str], state: TrainState, identity: M
         fields = read_archive(path).open(KIND.name, name=name)
     except FileNotFoundError:
         return None
-    _require_same(name, fields.mapping("identity"), json.loads(json.dumps(dict(identity))))
+    wanted = json.loads(json.dumps(dict(identity)))
+    _require_same(name, _as_stated(fields.mapping("identity"), wanted), wanted)
     progress, tensors = _progress(fields.fields("progress")), state.checked(fields)
     state.restore(tensors)
     return progress
@@ -198,6 +199,17 @@ def _loss_scaling(fields: Fields) -> dict[str, Any]:
     inside = fields.fields("scaler")
     factors = {name: inside.number(name, low=0) for name in ("scale", "growth_factor", "backoff_factor")}
     return {**factors, **{name: inside.integer(name) for name in ("growth_interval", "_growth_tracker")}}
+
+
+def _as_stated(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return an identity whose groups have only what was stated: 0.1 also kept what the optimizer of its torch adds."""
+    groups, stated = found.get("groups"), wanted.get("groups")
+    if not (isinstance(groups, list) and isinstance(stated, list) and len(groups) == len(stated)):
+        return found
+    if not all(isinstance(group, dict) for group in (*groups, *stated)):
+        return found
+    kept = [{key: group[key] for key in own if key in group} for group, own in zip(groups, stated, strict=True)]
+    return {**found, "groups": kept}
 
 
 def _require_same(name: str, found: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -235,7 +235,6 @@ def _identity(
     del settings["workers"]
     labels = hashlib.blake2b(np.ascontiguousarray(codes, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
     shapes = [[list(parameter.shape) for parameter in group["params"]] for group in run.groups]
-    others = [{key: value for key, value in group.items() if key != "params"} for group in run.groups]
     return {
         **settings,
         "images": items.identity(),
@@ -244,7 +243,7 @@ def _identity(
         "purpose": list(purpose),
         "preprocessing": preprocessing.to_dict(),
         "shapes": hashlib.blake2b(repr(shapes).encode(), digest_size=8).hexdigest(),
-        "groups": others,
+        "groups": run.stated,
     }
 
 
@@ -262,6 +261,8 @@ class _Run:
     ) -> None:
         self.model, self.groups, self.images = model, groups, images
         self.config, self.loss = config, loss
+        # Before an optimizer adds its own to them, which are others in another version of PyTorch.
+        self.stated = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         parameters = [parameter for group in groups for parameter in group["params"]]
         self.device = parameters[0].device
         self.rates = [float(group["lr"]) for group in groups]
