@@ -129,7 +129,9 @@ def tar_members(file: IO[bytes], title: str, size: int, *, whole: bool) -> Itera
             )
         with tarfile.open(fileobj=file, mode="r:") as archive:
             count = 0
-            while (info := archive.next()) is not None:
+            while (
+                archive.offset and (info := archive.next()) is not None
+            ):  # at 0 if it is empty: an error in Python 3.10
                 archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all: a gigabyte for a million
                 count += 1
                 _check_member(title, info, count, size)
