@@ -129,9 +129,8 @@ def tar_members(file: IO[bytes], title: str, size: int, *, whole: bool) -> Itera
             )
         with tarfile.open(fileobj=file, mode="r:") as archive:
             count = 0
-            while (
-                archive.offset and (info := archive.next()) is not None
-            ):  # at 0 if it is empty: an error in Python 3.10
+            # The offset is 0 where there is no member, and then Python 3.10 fails to look for the next one.
+            while archive.offset and (info := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all: a gigabyte for a million
                 count += 1
                 _check_member(title, info, count, size)
