@@ -282,7 +282,7 @@ def evaluate_predictions(truth: Sequence[str], guess: Sequence[str], classes: Se
     recalls = [row.recall for row in per_class if row.n]
     return Evaluation(
         n_samples=len(labels),
-        accuracy=_ratio(confusion.trace(), confusion.sum()),
+        accuracy=_ratio(int(confusion.trace()), int(confusion.sum())),
         balanced_accuracy=float(np.mean(recalls)) if recalls else math.nan,
         classes=tuple(names.tolist()),
         per_class=per_class,
