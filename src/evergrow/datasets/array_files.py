@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 import zipfile
 import zlib
@@ -20,6 +21,7 @@ from safetensors.numpy import save_file
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.documents import open_document, parse_json
 from evergrow.core.errors import FileFormatError, InputError
+from evergrow.core.escaping import one_line
 from evergrow.core.feature_blocks import check_widths
 from evergrow.core.files import atomic_path
 from evergrow.core.version import __version__
@@ -173,12 +175,7 @@ def write_arrays(path: Path, file: ArrayFile) -> None:
 
 def _read_npz(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return those arrays that are there, and the texts beside them."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = array_entries(archive, (*NAMES, "classes", "backbone", STAMP), path.stat().st_size)
-            arrays = {name: read_entry(archive, entry) for name, entry in entries.items()}
-    except DAMAGE as error:
-        raise FileFormatError(f"{path} must be a whole NPZ file of plain arrays: {error}") from error
+    arrays = read_npz(path, (*NAMES, "classes", "backbone", STAMP))
     texts = {name: str(arrays.pop(name)) for name in ("backbone", STAMP) if name in arrays}
     if "classes" in arrays:
         texts["classes"] = json.dumps([str(item) for item in arrays.pop("classes").reshape(-1)])
@@ -212,18 +209,24 @@ def entry_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader
         If it is no array of plain values, or claims another number of bytes.
     """
     with archive.open(info) as file:
-        stream = cast(BinaryIO, file)
-        version = np.lib.format.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"{info.filename} must be an array of format 1.0 or 2.0, got {version}")
-        first = version == (1, 0)
-        header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
-        shape, columns_first, dtype = header(stream)
-        if dtype.hasobject or dtype.itemsize == 0:
-            raise ValueError(f"{info.filename} must hold plain values, got {dtype}")
-        if math.prod(shape) * dtype.itemsize != info.file_size - file.tell():
-            raise ValueError(f"{info.filename} must hold {shape} values of {dtype}, got another number of bytes")
-        return ArrayHeader(shape, dtype, columns_first, file.tell())
+        return _header(cast(BinaryIO, file), info.filename, info.file_size)
+
+
+def _header(file: BinaryIO, name: str, size: int) -> ArrayHeader:
+    """Return the header at the beginning of so many bytes; see :func:`entry_header`."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"{name} must be an array of format 1.0 or 2.0, got {version}")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    try:
+        shape, columns_first, dtype = read(file)
+    except Exception as error:  # numpy lets Python parse it, whose errors are of many kinds
+        raise ValueError(f"{name} must begin with the header of an array: {one_line(str(error))}") from error
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise ValueError(f"{name} must hold plain values, got {dtype}")
+    if math.prod(shape) * dtype.itemsize != size - file.tell():
+        raise ValueError(f"{name} must hold {shape} values of {dtype}, got another number of bytes")
+    return ArrayHeader(shape, dtype, columns_first, file.tell())
 
 
 def read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
@@ -231,6 +234,74 @@ def read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
     entry_header(archive, info)
     with archive.open(info) as file:
         return np.asarray(np.lib.format.read_array(cast(BinaryIO, file), allow_pickle=False))
+
+
+def read_npy(path: Path) -> NDArray[Any]:
+    """Return the array of an NPY file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Raises
+    ------
+    FileFormatError
+        If it is damaged, holds pickled objects, or claims more than it holds.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from evergrow.datasets.array_files import read_npy
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(Path(folder, "rows.npy"), np.eye(2))
+    ...     read_npy(Path(folder, "rows.npy"))
+    array([[1., 0.],
+           [0., 1.]])
+    """
+    try:
+        with open(path, "rb") as file:
+            _header(file, path.name, os.fstat(file.fileno()).st_size)
+            file.seek(0)
+            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+    except DAMAGE as error:
+        raise FileFormatError(f"{path} must be a whole NPY file of plain values: {error}") from error
+
+
+def read_npz(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Return those of the named arrays that an NPZ file has, and an empty dictionary if it has none of them.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    names : iterable of str
+        Arrays that are wanted; all others are not looked at.
+
+    Raises
+    ------
+    FileFormatError
+        If it is damaged, holds pickled objects, or claims more than it holds.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from evergrow.datasets.array_files import read_npz
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(Path(folder, "rows.npz"), X=np.zeros(2), other=np.ones(3))
+    ...     read_npz(Path(folder, "rows.npz"), ["X", "y"])
+    {'X': array([0., 0.])}
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = array_entries(archive, names, path.stat().st_size)
+            return {name: read_entry(archive, entry) for name, entry in entries.items()}
+    except DAMAGE as error:
+        raise FileFormatError(f"{path} must be a whole NPZ file of plain arrays: {error}") from error
 
 
 # -- safetensors ----------------------------------------------------------------------------------------------

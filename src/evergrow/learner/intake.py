@@ -18,7 +18,7 @@ from evergrow.core.image_formats import is_image
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Texts, concat_items
 from evergrow.core.wording import setting
 from evergrow.datasets import DataOptions, FeatureSet, RawSet, load_data
-from evergrow.datasets.array_files import stated_widths
+from evergrow.datasets.array_files import STAMP, read_npy, read_npz, stated_widths
 from evergrow.datasets.folders import Walk
 from evergrow.datasets.labelled import LabelledItems
 from evergrow.datasets.load import is_on_disk, read_path
@@ -331,22 +331,15 @@ def _images_below(folder: Path) -> list[str]:
 
 def _array_file(path: Path) -> tuple[NDArray[Any], tuple[int, ...]]:
     """Return the features of a file, and the widths of their blocks where the file states them."""
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded, ()
-        with loaded:
-            key = next((name for name in ("X", "X_test") if name in loaded), None)
-            if key is None:
-                raise InputError(f"{path} must hold an array X or X_test, got {sorted(loaded)[:5]}")
-            array = np.asarray(loaded[key])
-            return array, stated_widths(str(loaded["evergrow"]) if "evergrow" in loaded else "{}", array)
-    except FileNotFoundError as error:
-        raise DatasetNotFoundError(f"file must exist, got {path}") from error
-    except InputError:
-        raise
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path} must be an array file of plain numbers: {error}") from error
+    if not path.exists():
+        raise DatasetNotFoundError(f"file must exist, got {path}")
+    if path.suffix.lower() == ".npy":
+        return read_npy(path), ()
+    arrays = read_npz(path, ("X", "X_test", STAMP))
+    array = arrays.get("X", arrays.get("X_test"))
+    if array is None:
+        raise InputError(f"{path} must hold an array X or X_test, got neither")
+    return array, stated_widths(str(arrays[STAMP]) if STAMP in arrays else "{}", array)
 
 
 def _of_paths(paths: Sequence[str | os.PathLike[str]]) -> Samples:
