@@ -150,6 +150,13 @@ def test_items_on_disk(tmp_path: Path) -> None:
     assert [len(read_items(tmp_path / name)) for name in ("x.npy", "x.npz")] == [3, 4]
 
 
+def test_texts_for_a_backbone_of_images_are_told_what_they_need() -> None:
+    with pytest.raises(DatasetNotFoundError, match="got 'one thing' and 1 more; texts need a backbone of texts"):
+        read_items(["one thing", "another"], "image")
+    with pytest.raises(DatasetNotFoundError, match=r"got 'a/b\.jpg'$"):
+        read_items(["a/b.jpg"], "image")
+
+
 def npy(header: str, values: bytes = b"") -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin-1") + values
 

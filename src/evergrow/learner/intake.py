@@ -346,7 +346,9 @@ def _of_paths(paths: Sequence[str | os.PathLike[str]]) -> Samples:
     missing = [os.fspath(path) for path in paths if not os.path.isfile(path)]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise DatasetNotFoundError(f"images must be existing files, got {missing[0]!r}{more}")
+        texts = not any(is_image(name) or os.sep in name for name in missing)
+        hint = "; texts need a backbone of texts, such as 'all-MiniLM-L6-v2' or 'sentence:NAME'" if texts else ""
+        raise DatasetNotFoundError(f"images must be existing files, got {missing[0]!r}{more}{hint}")
     absolute = [os.path.abspath(path) for path in paths]
     root = Path(os.path.commonpath([os.path.dirname(path) for path in absolute]))
     names = tuple(Path(path).relative_to(root).as_posix() for path in absolute)
