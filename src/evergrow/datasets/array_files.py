@@ -26,6 +26,8 @@ from evergrow.core.feature_blocks import check_widths
 from evergrow.core.files import atomic_path
 from evergrow.core.version import __version__
 
+_FORMAT: Any = np.lib.format  # which has no types for some of the Pythons that this runs on
+
 SUFFIXES = (".npz", ".safetensors")
 REQUIRED = ("X_train", "y_train", "X_test", "y_test")
 UNDIVIDED = (("X", "y"), ("features", "labels"))
@@ -214,10 +216,10 @@ def entry_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader
 
 def _header(file: BinaryIO, name: str, size: int) -> ArrayHeader:
     """Return the header at the beginning of so many bytes; see :func:`entry_header`."""
-    version = np.lib.format.read_magic(file)
+    version = _FORMAT.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"{name} must be an array of format 1.0 or 2.0, got {version}")
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    read = _FORMAT.read_array_header_1_0 if version == (1, 0) else _FORMAT.read_array_header_2_0
     try:
         shape, columns_first, dtype = read(file)
     except Exception as error:  # numpy lets Python parse it, whose errors are of many kinds
@@ -233,7 +235,7 @@ def read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
     """Return an array of an archive, whose header is checked before anything is allocated."""
     entry_header(archive, info)
     with archive.open(info) as file:
-        return np.asarray(np.lib.format.read_array(cast(BinaryIO, file), allow_pickle=False))
+        return np.asarray(_FORMAT.read_array(cast(BinaryIO, file), allow_pickle=False))
 
 
 def read_npy(path: Path) -> NDArray[Any]:
@@ -265,7 +267,7 @@ def read_npy(path: Path) -> NDArray[Any]:
         with open(path, "rb") as file:
             _header(file, path.name, os.fstat(file.fileno()).st_size)
             file.seek(0)
-            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+            return np.asarray(_FORMAT.read_array(file, allow_pickle=False))
     except DAMAGE as error:
         raise FileFormatError(f"{path} must be a whole NPY file of plain values: {error}") from error
 

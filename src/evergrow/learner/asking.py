@@ -226,7 +226,8 @@ class Asking(LearnerBase):
         answers = np.concatenate([part.answers for part in asked])
         result = evaluate_predictions(labels.tolist(), answers.tolist(), now.classes.tolist())
         known, novelty = np.isin(labels, now.classes), np.concatenate([part.novelty for part in asked])
-        compared, kept, others = None, None, np.empty(0)
+        others: NDArray[np.float64] = np.empty(0)
+        compared, kept = None, None
         if opens:
             if unknown is not None:
                 others = now.head.novelty_score(self._unknown_features(unknown))

@@ -306,7 +306,7 @@ class _Vectors:
     def of(cls, checked: _Checked, encode: Encode | None, notes: list[str]) -> _Vectors:
         blocks, rows, start, complete = [], [], 0, True
         for part in checked.samples:
-            chosen = np.arange(len(part))
+            chosen: NDArray[np.int64] = np.arange(len(part))
             if len(part) > MOST_COMPARED:
                 complete = False
                 chosen = _drawn(len(part))
