@@ -25,10 +25,10 @@ def statistics(rows: int, seed: int = 0, noise: float = 1.0) -> tuple[torch.Tens
     return H.T @ H, H.T @ Y, Y.sum(dim=0)
 
 
-def search(gram: torch.Tensor, cross: torch.Tensor, counts: torch.Tensor) -> module._Search:
+def search(gram: torch.Tensor, cross: torch.Tensor, counts: torch.Tensor) -> module._DenseSearch:
     mean = cross.sum(dim=1) / counts.sum()
     total = gram - counts.sum() * torch.outer(mean, mean)
-    return module._Search(total, cross - torch.outer(mean, counts), counts, SIZES)
+    return module._DenseSearch(total, cross - torch.outer(mean, counts), counts, SIZES)
 
 
 def test_score_is_that_of_a_diagonal_ridge_by_hand():
@@ -133,6 +133,71 @@ def test_scaled_statistics_are_those_of_scaled_rows(form):
     rows = stats.project(H * scale)
     assert torch.allclose(rows.T @ rows, stats.gram, atol=1e-9)
     assert torch.allclose(rows.T @ Y, stats.cross, atol=1e-9)
-    whole, sums = stats.part(slice(2, 7))
+    whole, sums, basis = stats.part(slice(2, 7))
+    assert (basis is None) == (form is DenseState)
+    if basis is not None:
+        whole, sums = basis @ whole @ basis.T, basis @ sums
     assert torch.allclose(whole, (H * scale)[:, 2:7].T @ (H * scale)[:, 2:7], atol=1e-9)
     assert torch.allclose(sums, (H * scale)[:, 2:7].T @ Y, atol=1e-9)
+
+
+def few(rows: int, apart: float = 4.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows of 60 columns, of which the first tell three classes, and their targets."""
+    codes = torch.arange(rows) % 3
+    H = torch.randn(rows, 60, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 1.0
+    H[torch.arange(rows), codes] += apart
+    return H, torch.nn.functional.one_hot(codes, 3).double()
+
+
+WIDE = (20, 30, 10)
+
+
+def thin(rows: int) -> module._ThinSearch:
+    H, Y = few(rows)
+    centred = H - H.mean(dim=0)
+    return module._ThinSearch(centred.T @ centred, centred.T @ Y, None, Y.sum(dim=0), WIDE)
+
+
+@pytest.mark.parametrize("rows", [15, 60])
+def test_score_of_few_rows_is_that_of_a_diagonal_ridge_by_hand(rows):
+    made, ridges = thin(rows), torch.tensor([0.5, 3.0, 1.0], dtype=torch.float64)
+    X, Y = (part.numpy() - part.numpy().mean(axis=0) for part in few(rows))
+    R = np.diag(np.repeat(np.exp(ridges.numpy()), WIDE))
+    hat = X @ np.linalg.inv(X.T @ X + R) @ X.T
+    rss, df = np.sum((Y - hat @ Y) ** 2), np.trace(hat)
+    assert made._score(ridges)[0] == pytest.approx(math.log(rows * rss / (rows - 1 - df) ** 2), rel=1e-9)
+
+
+def test_slopes_of_few_rows_are_those_of_the_score():
+    made, at = thin(30), torch.tensor([0.3, 2.0, -0.5], dtype=torch.float64)
+    _, slopes = made._judge(at)
+    for block in range(3):
+        move = torch.zeros(3, dtype=torch.float64)
+        move[block] = 1e-5
+        difference = (made._judge(at + move)[0] - made._judge(at - move)[0]) / 2e-5
+        assert float(slopes[block]) == pytest.approx(difference, rel=1e-6, abs=1e-6)
+
+
+def test_few_rows_that_can_be_fitted_do_not_ask_for_no_ridge():
+    made = thin(30)
+    ridges = [torch.full((3,), log, dtype=torch.float64) for log in (-16.0, -12.0, -8.0)]
+    lowest, low, other = (made._score(ridge)[0] for ridge in ridges)
+    assert lowest == pytest.approx(low, abs=1e-3)  # as both go to zero their ratio stays
+    assert low == pytest.approx(other, abs=0.1)
+
+
+@pytest.mark.parametrize("rows", [12, 30, 60, 90])  # as many as columns and fewer, and more
+def test_the_coordinates_of_the_same_rows_do_not_matter(rows):
+    H, Y = few(rows, apart=2.0)
+    counts, given = Y.sum(dim=0), (1.0, 0.7, 1.3)
+    expected = choose_block_weights(H.T @ H, H.T @ Y, counts, WIDE, given)
+    stats = CompactState.create(60, 3, floor=1e-9).update(H, Y).reduced()
+    for gram, cross, basis in [(torch.eye(rows).double(), Y, H.T), (stats.gram, stats.cross, stats.basis)]:
+        found = choose_block_weights(gram, cross, counts, WIDE, given, basis)
+        assert found.weights == pytest.approx(expected.weights, rel=1e-6)
+        assert found.factorisations == expected.factorisations
+
+
+def test_copies_of_one_row_are_equal_in_their_own_coordinates():
+    H, Y = torch.ones(8, 40, dtype=torch.float64), torch.nn.functional.one_hot(torch.arange(8) % 2, 2).double()
+    assert choose_block_weights(torch.eye(8).double(), Y, Y.sum(dim=0), (20, 20), basis=H.T).weights == (1.0, 1.0)

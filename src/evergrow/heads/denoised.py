@@ -140,8 +140,8 @@ def choose_weights(model: RidgeModel) -> tuple[float, ...]:
         return ()
     if float(model.mass.sum()) < ENOUGH_ROWS:
         return tuple(w / g for w, g in zip(cautious_weights(len(blocks.kept)), blocks.weights, strict=True))
-    gram, cross = model.state.reduced().part(link)
-    return choose_block_weights(gram, cross, model.mass, blocks.kept, blocks.weights).weights
+    gram, cross, basis = model.state.reduced().part(link)
+    return choose_block_weights(gram, cross, model.mass, blocks.kept, blocks.weights, basis).weights
 
 
 def column_scale(model: RidgeModel, weights: tuple[float, ...]) -> Tensor | None:

@@ -121,8 +121,7 @@ class FeatureBlocks:
             return None
         rows = Z.to(torch.float64)
         targets = torch.nn.functional.one_hot(codes).to(rows)
-        chosen = choose_block_weights(rows.T @ rows, rows.T @ targets, targets.sum(dim=0), sizes)
-        found = cautious_weights(len(sizes)) if len(rows) < ENOUGH_ROWS else chosen.weights
+        found = cautious_weights(len(sizes)) if len(rows) < ENOUGH_ROWS else _chosen_weights(rows, targets, sizes)
         weights = tuple(min(max(weight, 1.0 / MOST_OF_FIRST), MOST_OF_FIRST) for weight in found)
         made = cls(sizes, weights)
         if max_features is None or not wide:
@@ -203,6 +202,14 @@ class FeatureBlocks:
             fields.require(float(gap.abs().max()) < 1e-6, "directions of a block are not orthogonal")
             bases.append(basis.to(device))
         return cls(tuple(sizes), weights, tuple(bases))
+
+
+def _chosen_weights(rows: Tensor, targets: Tensor, sizes: Sequence[int]) -> tuple[float, ...]:
+    counts = targets.sum(dim=0)
+    if len(rows) > rows.shape[1]:
+        return choose_block_weights(rows.T @ rows, rows.T @ targets, counts, sizes).weights
+    one = torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
+    return choose_block_weights(one, targets, counts, sizes, basis=rows.T).weights
 
 
 def read_weights(fields: Fields, key: str, blocks: int | None = None) -> tuple[float, ...]:

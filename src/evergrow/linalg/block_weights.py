@@ -15,13 +15,21 @@ a log-likelihood, and ridges that differ between blocks pay ``sum (t_b - mean)^2
 
 Solving with a ridge per block is solving with one ridge after column j was multiplied by its block's weight
 ``w_b ~ lambda_b^-1/2``; weights are returned so that the energy of all columns together stays what it was.
+
+Where there are no more rows than columns, estimated traces mislead: as ridges vanish so do RSS and N - 1 - df, but not
+the error of an estimate. There T = R^T R with R (r, d) of full rank, Q = R^T Z, and matrices of order r say all
+exactly, with R_b the columns of a block:
+
+    K = I + sum_b R_b R_b^T / lambda_b        RSS = |Y|^2 - |Z|^2 + |K^-1 Z|^2        df = r - tr K^-1
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +37,7 @@ from torch import Tensor
 from evergrow.core.errors import NumericalError
 from evergrow.core.seeding import generator
 from evergrow.linalg.cholesky import safe_cholesky
+from evergrow.linalg.eigen import symmetric_eigh
 
 SPREAD = 2.0
 """How far, in natural logarithms, the ridges of blocks may be expected to lie apart before anything is seen. Chosen on
@@ -72,16 +81,21 @@ class BlockChoice:
 
 
 def choose_block_weights(
-    gram: Tensor, cross: Tensor, counts: Tensor, blocks: Sequence[int], given: Sequence[float] | None = None
+    gram: Tensor,
+    cross: Tensor,
+    counts: Tensor,
+    blocks: Sequence[int],
+    given: Sequence[float] | None = None,
+    basis: Tensor | None = None,
 ) -> BlockChoice:
     """Choose the weights of blocks of columns.
 
     Parameters
     ----------
-    gram : Tensor of shape (d, d)
-        Sums of products of columns over all rows.
-    cross : Tensor of shape (d, C)
-        Sums of rows per class.
+    gram : Tensor of shape (k, k)
+        Sums of products of columns over all rows, G.
+    cross : Tensor of shape (k, C)
+        Sums of rows per class, Q.
     counts : Tensor of shape (C,)
         Rows per class.
     blocks : sequence of int
@@ -89,6 +103,9 @@ def choose_block_weights(
     given : sequence of float, optional
         Weights that the columns of each block were multiplied by before; those returned come on top of them, and it is
         both together that should not be far apart.
+    basis : Tensor of shape (d, k), optional
+        V, where the sums over columns are ``V G V^T`` and ``V Q``; without it they are G and Q. The columns of V can
+        also be the rows themselves, with the identity for G and one-hot targets for Q.
 
     Examples
     --------
@@ -110,10 +127,17 @@ def choose_block_weights(
     if len(blocks) < 2 or classes < 2 or rows - classes < 1.0:
         return BlockChoice(even, 0)
     mean = cross.sum(dim=1) / rows
-    total = gram - rows * torch.outer(mean, mean)
-    search = _Search(total, cross - torch.outer(mean, counts), counts, blocks, given)
-    energy = float(search.energies.sum()) / rows
-    if not energy > 1e-10 * float(gram.diagonal().sum()) / rows:
+    gram, cross = gram - rows * torch.outer(mean, mean), cross - torch.outer(mean, counts)
+    mean = mean if basis is None else basis @ mean
+    search: _Search
+    if rows <= len(mean):
+        search = _ThinSearch(gram, cross, basis, counts, blocks, given)
+    elif basis is None:
+        search = _DenseSearch(gram, cross, counts, blocks, given)
+    else:
+        search = _DenseSearch(basis @ gram @ basis.T, basis @ cross, counts, blocks, given)
+    energy = float(search.energies.sum())
+    if not energy > 1e-10 * (energy + rows * float(mean.square().sum())):
         return BlockChoice(even, 0)
     # The search begins where all blocks count alike, whatever they were multiplied by: a block that is all but switched
     # off has no slope that would lead back.
@@ -131,19 +155,28 @@ def _weights(ridges: Tensor, energies: Tensor) -> tuple[float, ...]:
     return tuple(weights.clamp(1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT).tolist())
 
 
-class _Search:
-    """Descends on the penalised score of cross-validation."""
+class _Search(ABC):
+    """Descends on the penalised score of cross-validation.
+
+    Parameters
+    ----------
+    columns : Tensor of shape (d,)
+        Energy of every column.
+    counts : Tensor of shape (C,)
+        Rows per class.
+    blocks : sequence of int
+        Columns of each block.
+    given : sequence of float or None
+        Weights of blocks before.
+    """
 
     def __init__(
-        self, total: Tensor, cross: Tensor, counts: Tensor, blocks: Sequence[int], given: Sequence[float] | None = None
+        self, columns: Tensor, counts: Tensor, blocks: Sequence[int], given: Sequence[float] | None = None
     ) -> None:
-        self.total, self.cross, self.blocks = total, cross, list(blocks)
-        self.rows = float(counts.sum())
+        self.blocks, self.rows = list(blocks), float(counts.sum())
         self.targets = self.rows - float(counts.square().sum()) / self.rows
-        self.owner = torch.repeat_interleave(torch.arange(len(blocks)), torch.tensor(self.blocks)).to(total.device)
-        signs = torch.randint(0, 2, (len(total), PROBES), generator=generator(0, "block weights", len(total)))
-        self.signs = signs.to(total).mul_(2.0).sub_(1.0)
-        self.energies = self._by_block(total.diagonal().clamp_min(0.0))
+        self.owner = torch.repeat_interleave(torch.arange(len(blocks)), torch.tensor(self.blocks)).to(columns.device)
+        self.energies = self._by_block(columns)
         # Columns w x with a ridge are columns x with a ridge that is w^2 times smaller.
         self.given = 2.0 * torch.tensor(list(given or [1.0] * len(blocks)), dtype=torch.float64).log()
         self.tried = 0
@@ -199,13 +232,34 @@ class _Search:
     def _score(self, ridges: Tensor) -> tuple[float, Tensor]:
         """Return the logarithm of generalised cross-validation and its slopes."""
         self.tried += 1
+        try:
+            rss, slack, rss_slopes, slack_slopes = self._parts(ridges)
+        except NumericalError:
+            return math.inf, torch.zeros_like(ridges)
+        # Both are differences of nearly equal numbers where the fit is nearly perfect: there, rather no score.
+        if rss <= 1e-10 * self.targets or slack <= 1e-6 * self.rows:
+            return math.inf, torch.zeros_like(ridges)
+        return math.log(self.rows * rss / slack**2), rss_slopes / rss - 2.0 * slack_slopes / slack
+
+    @abstractmethod
+    def _parts(self, ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
+        """Return RSS and ``N - 1 - df`` for logarithms of ridges, and the slopes of both, on the CPU."""
+
+
+class _DenseSearch(_Search):
+    """From a total scatter (d, d) and cross products (d, C), with estimated traces."""
+
+    def __init__(self, total: Tensor, cross: Tensor, *others: Any) -> None:
+        super().__init__(total.diagonal().clamp_min(0.0), *others)
+        self.total, self.cross = total, cross
+        signs = torch.randint(0, 2, (len(total), PROBES), generator=generator(0, "block weights", len(total)))
+        self.signs = signs.to(total).mul_(2.0).sub_(1.0)
+
+    def _parts(self, ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
         ridge = ridges.to(self.total).exp()[self.owner][:, None]
         matrix = self.total.clone()
         matrix.diagonal().add_(ridge[:, 0])
-        try:
-            factor = safe_cholesky(matrix)
-        except NumericalError:
-            return math.inf, torch.zeros_like(ridges)
+        factor = safe_cholesky(matrix)
         classes = self.cross.shape[1]
         solved = factor.solve(torch.cat([self.cross, self.signs, ridge * self.signs], dim=1))
         weights, probes, weighted = torch.split(solved, [classes, PROBES, PROBES], dim=1)
@@ -213,12 +267,35 @@ class _Search:
         rss = self.targets - float((weights * self.cross).sum()) - float((weights * shrunk).sum())
         kept = ridge[:, 0] * (self.signs * probes).sum(dim=1) / PROBES
         slack = self.rows - 1.0 - len(kept) + float(kept.sum())
-        # Both are differences of nearly equal numbers where the fit is nearly perfect: there, rather no score.
-        if rss <= 1e-10 * self.targets or slack <= 1e-6 * self.rows:
-            return math.inf, torch.zeros_like(ridges)
         rss_slopes = 2.0 * self._by_block(ridge[:, 0] * (weights * factor.solve(shrunk)).sum(dim=1))
-        df_slopes = self._by_block(ridge[:, 0] * (probes * weighted).sum(dim=1) / PROBES - kept)
-        return math.log(self.rows * rss / slack**2), rss_slopes / rss + 2.0 * df_slopes / slack
+        slack_slopes = self._by_block(kept - ridge[:, 0] * (probes * weighted).sum(dim=1) / PROBES)
+        return rss, slack, rss_slopes, slack_slopes
+
+
+class _ThinSearch(_Search):
+    """From a total scatter ``V G V^T`` of few rows and cross products ``V Q``, exactly."""
+
+    def __init__(self, gram: Tensor, cross: Tensor, basis: Tensor | None, counts: Tensor, *others: Any) -> None:
+        values, vectors = symmetric_eigh(gram)
+        kept = values > 1e-12 * values[-1].clamp_min(0.0)
+        lengths, vectors = values[kept].sqrt(), vectors[:, kept]
+        root = lengths[:, None] * (vectors.T if basis is None else vectors.T @ basis.T)
+        super().__init__(root.square().sum(dim=0), counts, *others)
+        self.inner = torch.stack([part @ part.T for part in torch.split(root, self.blocks, dim=1)])
+        self.seen = (vectors.T @ cross) / lengths[:, None]
+        self.rest = max(self.targets - float(self.seen.square().sum()), 0.0)
+
+    def _parts(self, ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
+        rank = len(self.seen)
+        parts = self.inner / ridges.to(self.inner).exp()[:, None, None]
+        inverse = torch.cholesky_inverse(safe_cholesky(parts.sum(dim=0), shift=1.0).lower)
+        left = inverse @ self.seen
+        again = inverse @ left
+        rss = self.rest + float(left.square().sum())
+        slack = self.rows - 1.0 - rank + float(inverse.diagonal().sum())
+        rss_slopes = 2.0 * (again * (parts @ left)).sum(dim=(1, 2))
+        slack_slopes = (parts * (inverse @ inverse)).sum(dim=(1, 2))
+        return rss, slack, rss_slopes.cpu(), slack_slopes.cpu()
 
 
 def _bent(inverse: Tensor | None, moved: Tensor, turned: Tensor) -> Tensor | None:

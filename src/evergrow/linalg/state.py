@@ -101,12 +101,14 @@ class ReducedStatistics:
         gram = turn @ self.gram @ turn.T
         return dataclasses.replace(self, basis=basis, gram=0.5 * (gram + gram.T), cross=turn @ self.cross)
 
-    def part(self, columns: slice) -> tuple[Tensor, Tensor]:
-        """Return Gram matrix (d, d) and sums (d, C) of some of the columns, in the coordinates of the features."""
+    def part(self, columns: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return G (k, k), Q (k, C) and V (d, k), with ``V G V^T`` and ``V Q`` the statistics of some of the columns.
+
+        Where V is None they are G and Q themselves.
+        """
         if self.basis is None:
-            return self.gram[columns, columns], self.cross[columns]
-        basis = self.basis[columns]
-        return basis @ self.gram @ basis.T, basis @ self.cross
+            return self.gram[columns, columns], self.cross[columns], None
+        return self.gram, self.cross, self.basis[columns]
 
 
 @dataclass(frozen=True)
