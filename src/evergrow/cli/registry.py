@@ -154,9 +154,8 @@ def _printing(entry: Command) -> Callable[..., None]:
 
 def _without_groups(function: Callable[..., Answer]) -> tuple[dict[str, Any], inspect.Signature]:
     """Return the groups of options that a command takes, and its signature with their options in their place."""
-    hints = inspect.get_annotations(
-        function, eval_str=True
-    )  # Python 3.10's get_type_hints would hide what an option is
+    # In Python 3.10 typing.get_type_hints hides what an option is where None is its default.
+    hints = inspect.get_annotations(function, eval_str=True)
     groups: dict[str, Any] = {}
     parameters = []
     for name, parameter in inspect.signature(function).parameters.items():

@@ -206,7 +206,7 @@ class FeatureBlocks:
 
 def _chosen_weights(rows: Tensor, targets: Tensor, sizes: Sequence[int]) -> tuple[float, ...]:
     counts = targets.sum(dim=0)
-    if len(rows) > rows.shape[1]:
+    if 2 * len(rows) > rows.shape[1]:
         return choose_block_weights(rows.T @ rows, rows.T @ targets, counts, sizes).weights
     one = torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
     return choose_block_weights(one, targets, counts, sizes, basis=rows.T).weights
@@ -274,7 +274,7 @@ def reduction(Z: Tensor, codes: Tensor, sizes: Sequence[int], budget: int, seed:
 
 def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the energies (r,), falling, and the directions (d, r) of a block's rows (n, d)."""
-    if len(rows) > rows.shape[1]:
+    if 2 * len(rows) > rows.shape[1]:
         rising, columns = symmetric_eigh(rows.T @ rows)
         energies, directions = rising.flip(0).clamp_min(0.0), columns.flip(1)
     else:

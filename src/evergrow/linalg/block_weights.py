@@ -17,8 +17,8 @@ Solving with a ridge per block is solving with one ridge after column j was mult
 ``w_b ~ lambda_b^-1/2``; weights are returned so that the energy of all columns together stays what it was.
 
 Where there are no more rows than columns, estimated traces mislead: as ridges vanish so do RSS and N - 1 - df, but not
-the error of an estimate. There T = R^T R with R (r, d) of full rank, Q = R^T Z, and matrices of order r say all
-exactly, with R_b the columns of a block:
+the error of an estimate. There P is formed. Where rows are far fewer, T = R^T R with R (r, d) of full rank, Q = R^T Z,
+and matrices of order r say the same, with R_b the columns of a block:
 
     K = I + sum_b R_b R_b^T / lambda_b        RSS = |Y|^2 - |Z|^2 + |K^-1 Z|^2        df = r - tr K^-1
 """
@@ -36,7 +36,7 @@ from torch import Tensor
 
 from evergrow.core.errors import NumericalError
 from evergrow.core.seeding import generator
-from evergrow.linalg.cholesky import safe_cholesky
+from evergrow.linalg.cholesky import CholeskyFactor, safe_cholesky
 from evergrow.linalg.eigen import symmetric_eigh
 
 SPREAD = 2.0
@@ -130,12 +130,12 @@ def choose_block_weights(
     gram, cross = gram - rows * torch.outer(mean, mean), cross - torch.outer(mean, counts)
     mean = mean if basis is None else basis @ mean
     search: _Search
-    if rows <= len(mean):
+    if basis is not None and 2 * basis.shape[1] <= len(basis):
         search = _ThinSearch(gram, cross, basis, counts, blocks, given)
-    elif basis is None:
-        search = _DenseSearch(gram, cross, counts, blocks, given)
     else:
-        search = _DenseSearch(basis @ gram @ basis.T, basis @ cross, counts, blocks, given)
+        if basis is not None:
+            gram, cross = basis @ gram @ basis.T, basis @ cross
+        search = _DenseSearch(gram, cross, counts, blocks, given)
     energy = float(search.energies.sum())
     if not energy > 1e-10 * (energy + rows * float(mean.square().sum())):
         return BlockChoice(even, 0)
@@ -247,55 +247,66 @@ class _Search(ABC):
 
 
 class _DenseSearch(_Search):
-    """From a total scatter (d, d) and cross products (d, C), with estimated traces."""
+    """From a total scatter (d, d) and cross products (d, C)."""
 
     def __init__(self, total: Tensor, cross: Tensor, *others: Any) -> None:
         super().__init__(total.diagonal().clamp_min(0.0), *others)
         self.total, self.cross = total, cross
+        self.is_exact = self.rows <= len(total)
         signs = torch.randint(0, 2, (len(total), PROBES), generator=generator(0, "block weights", len(total)))
         self.signs = signs.to(total).mul_(2.0).sub_(1.0)
 
     def _parts(self, ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
-        ridge = ridges.to(self.total).exp()[self.owner][:, None]
+        ridge = ridges.to(self.total).exp()[self.owner]
         matrix = self.total.clone()
-        matrix.diagonal().add_(ridge[:, 0])
+        matrix.diagonal().add_(ridge)
         factor = safe_cholesky(matrix)
-        classes = self.cross.shape[1]
-        solved = factor.solve(torch.cat([self.cross, self.signs, ridge * self.signs], dim=1))
-        weights, probes, weighted = torch.split(solved, [classes, PROBES, PROBES], dim=1)
-        shrunk = ridge * weights
+        kept, shrinking, weights = (self._exact if self.is_exact else self._estimated)(factor, ridge)
+        shrunk = ridge[:, None] * weights
         rss = self.targets - float((weights * self.cross).sum()) - float((weights * shrunk).sum())
-        kept = ridge[:, 0] * (self.signs * probes).sum(dim=1) / PROBES
         slack = self.rows - 1.0 - len(kept) + float(kept.sum())
-        rss_slopes = 2.0 * self._by_block(ridge[:, 0] * (weights * factor.solve(shrunk)).sum(dim=1))
-        slack_slopes = self._by_block(kept - ridge[:, 0] * (probes * weighted).sum(dim=1) / PROBES)
-        return rss, slack, rss_slopes, slack_slopes
+        rss_slopes = 2.0 * self._by_block(ridge * (weights * factor.solve(shrunk)).sum(dim=1))
+        return rss, slack, rss_slopes, self._by_block(kept - shrinking)
+
+    def _exact(self, factor: CholeskyFactor, ridge: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the diagonals (d,) of ``L P`` and ``L P L P``, and W (d, C)."""
+        inverse = torch.cholesky_inverse(factor.lower)
+        weights = inverse @ self.cross
+        return ridge * inverse.diagonal(), ridge * (inverse.square_() @ ridge), weights
+
+    def _estimated(self, factor: CholeskyFactor, ridge: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        solved = factor.solve(torch.cat([self.cross, self.signs, ridge[:, None] * self.signs], dim=1))
+        weights, probes, weighted = torch.split(solved, [self.cross.shape[1], PROBES, PROBES], dim=1)
+        kept = ridge * (self.signs * probes).sum(dim=1) / PROBES
+        return kept, ridge * (probes * weighted).sum(dim=1) / PROBES, weights
 
 
 class _ThinSearch(_Search):
-    """From a total scatter ``V G V^T`` of few rows and cross products ``V Q``, exactly."""
+    """From a total scatter ``V G V^T`` with V (d, k) of few columns, and cross products ``V Q``."""
 
-    def __init__(self, gram: Tensor, cross: Tensor, basis: Tensor | None, counts: Tensor, *others: Any) -> None:
+    def __init__(self, gram: Tensor, cross: Tensor, basis: Tensor, *others: Any) -> None:
         values, vectors = symmetric_eigh(gram)
         kept = values > 1e-12 * values[-1].clamp_min(0.0)
         lengths, vectors = values[kept].sqrt(), vectors[:, kept]
-        root = lengths[:, None] * (vectors.T if basis is None else vectors.T @ basis.T)
-        super().__init__(root.square().sum(dim=0), counts, *others)
-        self.inner = torch.stack([part @ part.T for part in torch.split(root, self.blocks, dim=1)])
+        root = lengths[:, None] * (vectors.T @ basis.T)
+        super().__init__(root.square().sum(dim=0), *others)
+        self.inner = [part @ part.T for part in torch.split(root, self.blocks, dim=1)]
         self.seen = (vectors.T @ cross) / lengths[:, None]
         self.rest = max(self.targets - float(self.seen.square().sum()), 0.0)
 
     def _parts(self, ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
-        rank = len(self.seen)
-        parts = self.inner / ridges.to(self.inner).exp()[:, None, None]
-        inverse = torch.cholesky_inverse(safe_cholesky(parts.sum(dim=0), shift=1.0).lower)
+        shares = (-ridges).exp()
+        matrix = torch.zeros_like(self.inner[0])
+        for share, part in zip(shares.tolist(), self.inner, strict=True):
+            matrix.add_(part, alpha=share)
+        inverse = torch.cholesky_inverse(safe_cholesky(matrix, shift=1.0).lower)
         left = inverse @ self.seen
-        again = inverse @ left
+        again, squared = inverse @ left, inverse @ inverse
         rss = self.rest + float(left.square().sum())
-        slack = self.rows - 1.0 - rank + float(inverse.diagonal().sum())
-        rss_slopes = 2.0 * (again * (parts @ left)).sum(dim=(1, 2))
-        slack_slopes = (parts * (inverse @ inverse)).sum(dim=(1, 2))
-        return rss, slack, rss_slopes.cpu(), slack_slopes.cpu()
+        slack = self.rows - 1.0 - len(inverse) + float(inverse.diagonal().sum())
+        rss_slopes = [2.0 * float((again * (part @ left)).sum()) for part in self.inner]
+        slack_slopes = [float((squared * part).sum()) for part in self.inner]
+        return rss, slack, shares * torch.tensor(rss_slopes).to(shares), shares * torch.tensor(slack_slopes).to(shares)
 
 
 def _bent(inverse: Tensor | None, moved: Tensor, turned: Tensor) -> Tensor | None:
