@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,11 +9,14 @@ from typing import Any
 import numpy as np
 
 from evergrow.core.errors import InputError, LabelError
+from evergrow.core.optional import is_instance_of
 from evergrow.core.wording import setting
 from evergrow.datasets.video import VideoSource
 from evergrow.heads.labels import as_weights
 from evergrow.learner.intake import Part, Samples, read_items, read_labelled
 from evergrow.learner.memory_images import channels_last
+
+_TORCH = "torch.utils.data"
 
 CHUNK = 256
 """Samples that are held at a time, before they are feature vectors."""
@@ -29,12 +31,7 @@ def is_stream(data: Any) -> bool:
     >>> is_stream(row for row in range(3)), is_stream([1, 2])
     (True, False)
     """
-    return isinstance(data, (Iterator, VideoSource)) or _is_torch(data, "Dataset") or _is_torch(data, "DataLoader")
-
-
-def _is_torch(data: Any, name: str) -> bool:
-    module = sys.modules.get("torch.utils.data")  # whoever has such an object has imported it
-    return module is not None and isinstance(data, getattr(module, name))
+    return isinstance(data, (Iterator, VideoSource)) or is_instance_of(data, _TORCH, "Dataset", "DataLoader")
 
 
 def check_whole(data: Any) -> None:
@@ -145,14 +142,14 @@ _NONE = object()
 
 
 def _elements(data: Any) -> Iterator[Any]:
-    if _is_torch(data, "Dataset") and hasattr(data, "__len__") and not hasattr(data, "__iter__"):
+    if is_instance_of(data, _TORCH, "Dataset") and hasattr(data, "__len__") and not hasattr(data, "__iter__"):
         return (data[row] for row in range(len(data)))  # iter() would ask beyond the end, which few refuse
     return iter(data)
 
 
 def _pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
     """Yield single items with their label, or None where there is none."""
-    batches = _is_torch(data, "DataLoader") and data.batch_size is not None
+    batches = is_instance_of(data, _TORCH, "DataLoader") and data.batch_size is not None
     for element in _elements(data):
         pair = tuple(element) if isinstance(element, (tuple, list)) and len(element) <= 2 else (element,)
         if len(pair) != 2 and labelled:

@@ -5,7 +5,6 @@ Neither library is imported here unless answers are asked for as a frame of it; 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.core.optional import require
+from evergrow.core.optional import is_instance_of, require
 from evergrow.core.validation import check_choice, check_number
 from evergrow.core.wording import setting
 
@@ -39,8 +38,7 @@ def is_frame(value: Any) -> bool:
 
 def is_pandas(value: Any) -> bool:
     """Return whether something is a frame or column of pandas, whose index its answers can have."""
-    module = sys.modules.get("pandas")  # whoever has such an object has imported it
-    return module is not None and isinstance(value, (module.DataFrame, module.Series))
+    return is_instance_of(value, "pandas", "DataFrame", "Series")
 
 
 def single_column(frame: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,12 +14,12 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
 from evergrow.core.items import Items, Kind
+from evergrow.core.optional import is_instance_of
 
 
 def is_pil_image(item: Any) -> bool:
     """Return whether an object is a PIL image; where PIL was never imported, nothing is."""
-    module = sys.modules.get("PIL.Image")
-    return module is not None and isinstance(item, module.Image)
+    return is_instance_of(item, "PIL.Image", "Image")
 
 
 def is_pixels(item: Any) -> bool:
