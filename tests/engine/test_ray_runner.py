@@ -78,7 +78,7 @@ def alive(pid: int) -> bool:
 def test_all_tasks_run_in_bounded_windows_on_both_nodes(runner_of, tmp_path: Path) -> None:
     runner = runner_of(None)
     assert runner.workers == 4  # one for each core; the head has none
-    check_files(tmp_path, 30, list(runner.run(tasks(tmp_path, 30, seconds=0.05))))
+    check_files(tmp_path, 30, list(runner.run(tasks(tmp_path, 30, seconds=0.4))))  # time for the last worker to begin
     assert len({pid for _, pid in begun(tmp_path)}) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["begun", *(f"{n}.bin" for n in range(30))])
     first = {pid for _, pid in begun(tmp_path)}
