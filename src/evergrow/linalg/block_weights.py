@@ -304,9 +304,9 @@ class _ThinSearch(_Search):
         again, squared = inverse @ left, inverse @ inverse
         rss = self.rest + float(left.square().sum())
         slack = self.rows - 1.0 - len(inverse) + float(inverse.diagonal().sum())
-        rss_slopes = [2.0 * float((again * (part @ left)).sum()) for part in self.inner]
-        slack_slopes = [float((squared * part).sum()) for part in self.inner]
-        return rss, slack, shares * torch.tensor(rss_slopes).to(shares), shares * torch.tensor(slack_slopes).to(shares)
+        rss_slopes = torch.stack([2.0 * (again * (part @ left)).sum() for part in self.inner])
+        slack_slopes = torch.stack([(squared * part).sum() for part in self.inner])
+        return rss, slack, shares * rss_slopes.cpu(), shares * slack_slopes.cpu()
 
 
 def _bent(inverse: Tensor | None, moved: Tensor, turned: Tensor) -> Tensor | None:
