@@ -74,7 +74,7 @@ docs: $(STAMP)  ## the documentation as a site in build/site; no warning passes
 # longer than the pages, and are drawn only when records or their drawing change.
 REPORT := build/report/index.html
 $(REPORT): $(shell find experiments/records -name '*.json') $(wildcard src/evergrow/report/*.*)
-	$(BIN)/evergrow report experiments/records -o $(@D)
+	$(BIN)/evergrow lab report experiments/records -o $(@D)
 
 site: $(REPORT)
 	$(BIN)/properdocs build --strict --quiet

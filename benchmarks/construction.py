@@ -13,8 +13,8 @@ import torch
 from benchmarks.data import VitLike
 from benchmarks.paper_equations import PaperConstruction
 from benchmarks.timing import Row, seconds
-from evergrow.projections import GuidedProjection
-from evergrow.projections.units import UnitSampler
+from evergrow.head.layers import GuidedProjection
+from evergrow.head.layers.units import UnitSampler
 
 SEED, BLOCK, CANDIDATES = 0, 50, 10
 
@@ -63,7 +63,7 @@ def growth(quick: bool) -> Iterator[Row]:
 
 
 def _growth_cell(n: int, width: int) -> Row:
-    from evergrow.linalg import create_state
+    from evergrow.head.linalg import create_state
 
     Z, Y = VitLike(10, seed=SEED).sample(list(range(10)), n)
     layer = GuidedProjection(random_state=SEED, scales=(0.0008,), contraction=1.0 - 1e-12, tol=0.0, max_units=width)

@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.timing import Row, seconds
 from evergrow import Learner
+from evergrow.data.sources import open_source
 from evergrow.engine import Division, LocalEngine
 from evergrow.engine.fitting import FAN_IN
 from evergrow.engine.job import Job, begin_job
@@ -25,7 +26,6 @@ from evergrow.engine.local import LocalRunner
 from evergrow.engine.manifest import plan
 from evergrow.engine.reduction import Reduction
 from evergrow.engine.running import Outcome, Task
-from evergrow.engine.sources import open_source
 from evergrow.engine.stages import Running, Tally
 
 SEED = 0

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from benchmarks.timing import Row, seconds
-from evergrow.backbones import create_backbone
-from evergrow.backbones.base import Backbone, BackboneSpec
-from evergrow.backbones.extraction import extract
-from evergrow.backbones.images import decode_image
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind
+from evergrow.features import create_backbone
+from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.extraction import extract
+from evergrow.features.images import decode_image
 
 SEED = 0
 DEPTH_PAIRS = 7

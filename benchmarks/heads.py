@@ -1,6 +1,6 @@
 """Training time of every head against a plain transcription of its official update loop, on the same features.
 
-Real features are used where they are found (see ``evergrow.datasets.search_path``), synthetic ones of the same shape
+Real features are used where they are found (see ``evergrow.data.search_path``), synthetic ones of the same shape
 elsewhere. Both sides learn the same tasks and answer two rows after each, so that their weights are solved.
 """
 
@@ -16,9 +16,9 @@ from benchmarks import official
 from benchmarks.data import VitLike
 from benchmarks.timing import Row, seconds
 from evergrow.core.errors import EvergrowError
-from evergrow.datasets import load_features
-from evergrow.methods import create_method
-from evergrow.streams import Protocol
+from evergrow.data import load_features
+from evergrow.lab.methods import create_method
+from evergrow.lab.streams import Protocol, stream_of
 
 Task = tuple[NDArray[Any], NDArray[Any]]
 N_CLASSES = 200
@@ -32,7 +32,7 @@ def tasks_of(n_tasks: int) -> tuple[list[Task], str]:
         source = VitLike(N_CLASSES, d=1280)
         drawn = [source.sample(list(range(10 * t, 10 * t + 10)), 300) for t in range(n_tasks)]
         return [(Z.float().numpy(), Y.argmax(1).numpy()) for Z, Y in drawn], "synthetic features"
-    stream = data.stream(Protocol(increment=10), seed=1993)
+    stream = stream_of(data, Protocol(increment=10), seed=1993)
     tasks = []
     for task in list(stream)[:n_tasks]:
         X, y = data.train(np.random.default_rng(task.index).permutation(task.train))

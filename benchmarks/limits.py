@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow import SCLClassifier, create_method
+from evergrow import SCLClassifier
+from evergrow.lab import create_method
 
 Array = NDArray[Any]
 Part = tuple[Array, Array]
@@ -46,9 +47,9 @@ def _digits() -> tuple[Array, Array]:
 
 def _features(pixels: Array) -> Array:
     """Return the features of EfficientNet-Lite0."""
-    from evergrow.backbones import create_backbone
-    from evergrow.backbones.extraction import extract
     from evergrow.core.items import ImageArrays
+    from evergrow.features import create_backbone
+    from evergrow.features.extraction import extract
 
     backbone = create_backbone("tf_efficientnet_lite0", "bundled", device="cpu")
     return np.asarray(extract(backbone, ImageArrays(pixels), workers=0).features)

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.simulated_ray import ClusterPlan, SimulatedRay, simulated_runner
+from evergrow.data.shard import Shard
 from evergrow.engine.job import Job
 from evergrow.engine.manifest import Division, Manifest
 from evergrow.engine.reduction import Reduction
 from evergrow.engine.running import Task
-from evergrow.engine.shard import Shard
 from evergrow.engine.stages import Running, Tally
 
 

@@ -13,11 +13,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from benchmarks.timing import Row, seconds
-from evergrow.backbones import Preprocessing
+from evergrow.adapt import TrainConfig, train
+from evergrow.adapt.classifiers import CosineHead, Network
+from evergrow.adapt.tuners import create_tuner
 from evergrow.core.items import ImageArrays
-from evergrow.training import TrainConfig, train
-from evergrow.training.classifiers import CosineHead, Network
-from evergrow.tuners import create_tuner
+from evergrow.features import Preprocessing
 
 SEED = 0
 SIDE = 64

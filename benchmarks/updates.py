@@ -11,8 +11,8 @@ from torch import Tensor
 
 from benchmarks.data import VitLike
 from benchmarks.timing import Row, seconds
-from evergrow.linalg import DenseState, RecursiveState, RidgeState, create_state
-from evergrow.projections import GuidedProjection
+from evergrow.head.layers import GuidedProjection
+from evergrow.head.linalg import DenseState, RecursiveState, RidgeState, create_state
 
 ALPHA = 0.01
 

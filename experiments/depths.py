@@ -4,7 +4,7 @@ Command:   python experiments/depths.py [--classes K] [--device cuda] [--out run
            CIFAR-100 (60 + 30 images a class) through the small ViT, both looked for as specs look for data; rows go to
            standard output as they come, one JSON object a line
 Results:   records/depths, the record of an analysis; its table by ``python experiments/depths.py --show``,
-           its figure by ``evergrow report experiments/records``
+           its figure by ``evergrow lab report experiments/records``
 
 All depths and poolings come from one pass over the images. Each block is learned by the recommended head without
 random units, so that what is compared is the features: by itself, then joined with the same pooling of all later
@@ -28,16 +28,16 @@ from typing import Any
 import numpy as np
 
 from evergrow import SCLClassifier
-from evergrow.backbones import Backbone, Preprocessing, create_backbone
-from evergrow.bench.execute import watched
-from evergrow.bench.grid import record_name, settings_id
+from evergrow.adapt.features import describe_features, featurize
 from evergrow.core.devices import resolve_device
 from evergrow.core.feature_blocks import block_slices, join_blocks
-from evergrow.datasets import FeatureSet, RawSet, load_data, save_features
-from evergrow.datasets.features import search_path
-from evergrow.heads.joined import options_for_blocks
-from evergrow.records import AnalysisRecord, plain, read_analyses, write_record
-from evergrow.training.features import describe_features, featurize
+from evergrow.data import FeatureSet, RawSet, load_data, save_features
+from evergrow.data.features import search_path
+from evergrow.features import Backbone, Preprocessing, create_backbone
+from evergrow.head.joined import options_for_blocks
+from evergrow.lab.bench.execute import watched
+from evergrow.lab.bench.grid import record_name, settings_id
+from evergrow.lab.records import AnalysisRecord, plain, read_analyses, write_record
 
 KEPT = Path(__file__).parent / "records" / "depths"
 WEIGHTS = "vit_small_p8_64_tinyimagenet.safetensors"

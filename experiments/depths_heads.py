@@ -31,7 +31,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow import SCLClassifier, create_method
+from evergrow import SCLClassifier
+from evergrow.lab import create_method
 
 KEPT = Path(__file__).with_suffix(".jsonl")
 WIDTHS = (384, 768, 1536, 3072)

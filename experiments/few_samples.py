@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow import SCLClassifier, create_method
+from evergrow import SCLClassifier
+from evergrow.lab import create_method
 
 KEPT = Path(__file__).with_suffix(".jsonl")
 ROWS = (1, 2, 5, 10, 20)

@@ -21,10 +21,10 @@ from tests.commands import evergrow
 from tests.serve.running import Running
 from typer.main import get_command
 
-from evergrow.bench.spec import load_spec
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.registry import COMMANDS, build_app
 from evergrow.core.errors import DeprecatedWarning
+from evergrow.lab.bench.spec import load_spec
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)

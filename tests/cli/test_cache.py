@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.backbones.extraction_toys import LetterCounter, Toy, write_images
 from tests.commands import evergrow
+from tests.features.extraction_toys import LetterCounter, Toy, write_images
 
-from evergrow.backbones.cache import FeatureCache
-from evergrow.backbones.extraction import extract
 from evergrow.core.items import Texts
+from evergrow.features.cache import FeatureCache
+from evergrow.features.extraction import extract
 
 
 def cache(*args: object, stdin: str | None = None):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tests.learner.toys import all_tensors, timeless
 
+from evergrow.adapt.loop import _Run
 from evergrow.core.archive import read_archive
 from evergrow.learner.modelfile import ModelWriteError, open_model
-from evergrow.training.loop import _Run
 
 KEPT = Path("training.checkpoint")
 # Eighteen images are one batch, so that each of the epochs is one step.
@@ -74,7 +74,7 @@ def test_interrupted_training_goes_on_to_the_same_model(shell, images, stop):
 
 SENDS_ITSELF = """
 import os
-from evergrow.training.loop import _Run
+from evergrow.adapt.loop import _Run
 original, steps = _Run._step, []
 def step(self, *batch):
     steps.append(1)

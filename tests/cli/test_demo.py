@@ -11,7 +11,7 @@ from tests.commands import evergrow
 from evergrow import __version__
 from evergrow.cli import demonstration
 from evergrow.core.errors import WeightsError
-from evergrow.datasets import load_data
+from evergrow.data import load_data
 
 
 @pytest.fixture(autouse=True)

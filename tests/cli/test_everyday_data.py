@@ -17,13 +17,13 @@ import pytest
 from PIL import Image
 from tests.cli.conftest import NAMES, Shell, clouds
 from tests.commands import evergrow
-from tests.datasets.conftest import PNG
+from tests.data.conftest import PNG
 from typer.testing import CliRunner
 
 from evergrow.cli.registry import COMMANDS, build_app
-from evergrow.datasets import DataOptions, list_layouts
-from evergrow.datasets.load import survey
-from evergrow.datasets.readers import FILE_FORMATS
+from evergrow.data import DataOptions, list_layouts
+from evergrow.data.load import survey
+from evergrow.data.readers import FILE_FORMATS
 from evergrow.learner.intake import read_labelled
 
 pytestmark = pytest.mark.filterwarnings("ignore:data set:evergrow.core.errors.DataWarning")

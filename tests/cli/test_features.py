@@ -11,9 +11,9 @@ from PIL import Image
 from tests.commands import evergrow
 
 from evergrow import Learner
-from evergrow.backbones import create_backbone
-from evergrow.backbones.extraction import extract
-from evergrow.datasets import RawSet, load_data, load_features
+from evergrow.data import RawSet, load_data, load_features
+from evergrow.features import create_backbone
+from evergrow.features.extraction import extract
 
 
 @pytest.fixture

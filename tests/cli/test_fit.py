@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tests.cli.conftest import NAMES, clouds
 
+from evergrow.adapt import FsaConfig
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import open_model
-from evergrow.training import FsaConfig
 
 
 def test_model_is_the_librarys(shell, first):
@@ -158,7 +158,7 @@ def test_classes_of_few_samples_are_warned_of(shell, model):
 
 
 def test_the_line_on_backbones_is_long_only_on_request(shell, images, monkeypatch):
-    from evergrow.backbones import catalog
+    from evergrow.features import catalog
 
     choice = catalog.BackboneChoice("test_resnet", "random", "test_resnet is here; without weights here: giants")
     monkeypatch.setattr(catalog, "best_backbone", lambda kind: choice)

@@ -112,7 +112,7 @@ def test_a_file_with_strange_test_data_is_refused_or_ignored(shell, model, later
 def test_columns_of_test_data_are_remembered(shell, monkeypatch):
     from tests.learner.toys import Letters
 
-    from evergrow.datasets import DataOptions
+    from evergrow.data import DataOptions
     from evergrow.learner.reference import measured_change
 
     table = Path("tests.csv")

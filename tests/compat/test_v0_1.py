@@ -33,14 +33,15 @@ from tests.compat.toys import (
 from typer.testing import CliRunner
 
 import evergrow
-from evergrow import Learner, create_method
-from evergrow.backbones import FeatureCache, create_backbone, extract
+from evergrow import Learner
+from evergrow.adapt.tuners import create_tuner, list_tuners, load_tuner
 from evergrow.cli.registry import build_app
 from evergrow.core.errors import EvergrowError, NotFittedError
 from evergrow.core.items import ImageArrays
-from evergrow.heads import HEADS
-from evergrow.records import read_analyses, read_records
-from evergrow.tuners import create_tuner, list_tuners, load_tuner
+from evergrow.features import FeatureCache, create_backbone, extract
+from evergrow.head import HEADS
+from evergrow.lab import create_method
+from evergrow.lab.records import read_analyses, read_records
 
 NAMES = np.array(["ant", "bee", "cat", "dog"])
 
@@ -507,7 +508,7 @@ def test_the_command_lists_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", FEATURE_FILES)
 def test_feature_sets(name: str) -> None:
-    load_features = public("load_features", "evergrow.datasets", "evergrow.streams")
+    load_features = public("load_features", "evergrow.data", "evergrow.lab.streams")
     found, wanted = load_features(DATA / "features" / name), FEATURE_FILES[name]
     check(found.describe(), wanted["describe"], EXACT, name)
     assert list(found.class_names) == wanted["class_names"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-DATA = Path(__file__).parents[1] / "data" / "v0_1"
+DATA = Path(__file__).parents[1] / "files" / "v0_1"
 """Where the files of version 0.1 are."""
 
 ADAPTATION = {"tuner": "ssf", "train": {"epochs": 4, "lr": 0.1, "batch_size": 8}}
@@ -49,7 +49,7 @@ class Colours(nn.Module):
 
 def tiny_backbone() -> Any:
     """Return the backbone of the kept files, from its kept weights."""
-    from evergrow.backbones import BackboneSpec, backbone_from_spec
+    from evergrow.features import BackboneSpec, backbone_from_spec
 
     spec = BackboneSpec.from_dict(json.loads((DATA / "vit.json").read_text(encoding="utf-8")))
     return backbone_from_spec(spec, weights=DATA / "vit.safetensors", device="cpu")

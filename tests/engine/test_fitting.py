@@ -182,7 +182,7 @@ def test_a_corrupt_result_is_computed_again(data, eight, tmp_path, monkeypatch) 
 
 
 def damaged_read(monkeypatch: pytest.MonkeyPatch, shard: int, error: Exception | None = None) -> None:
-    from evergrow.engine.sources import ArraySource
+    from evergrow.data.sources import ArraySource
 
     original = ArraySource.read
 
@@ -262,7 +262,7 @@ def interrupted(*_: object) -> None:
 
 
 def test_no_shard_at_all_is_one_line(parts, monkeypatch) -> None:
-    from evergrow.engine.sources import ArraySource
+    from evergrow.data.sources import ArraySource
 
     def read(self, shard):
         raise InputError("nothing can be read")
@@ -340,8 +340,8 @@ def test_other_versions_are_refused_before_any_work(data: Path, tmp_path: Path, 
 
 
 def test_shards_of_different_widths_are_one_line(parts: Path, monkeypatch) -> None:
-    from evergrow.engine.shard import ShardData
-    from evergrow.engine.sources import ArraySource
+    from evergrow.data.shard import ShardData
+    from evergrow.data.sources import ArraySource
 
     original = ArraySource.read
 

@@ -10,8 +10,8 @@ import pytest
 from tests.engine.clouds import write_points
 
 from evergrow.core.errors import EngineError, FileFormatError, NewerSchemaError, ParameterError
+from evergrow.data.sources import open_source
 from evergrow.engine.manifest import Division, check_same_data, plan, read_manifest
-from evergrow.engine.sources import open_source
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from evergrow.core.errors import EngineError, FileFormatError, InputError
+from evergrow.data.places import open_place
+from evergrow.data.sources import open_source
 from evergrow.engine.parquet_out import WIDTHS, write_answers, write_features
-from evergrow.engine.places import open_place
-from evergrow.engine.sources import open_source
 from evergrow.learner.answers import Answers
 
 

@@ -20,13 +20,13 @@ from PIL import Image
 from tests.engine.conftest import ROOT, SMALL
 
 from evergrow import Learner
-from evergrow.backbones import create_backbone
 from evergrow.core.errors import EngineError
 from evergrow.core.files import PARTIAL
 from evergrow.core.seeding import generator
 from evergrow.engine import Division, Engine, LocalEngine, RayEngine
 from evergrow.engine.ray_runner import RayRunner
 from evergrow.engine.status import status
+from evergrow.features import create_backbone
 
 pytestmark = pytest.mark.slow
 

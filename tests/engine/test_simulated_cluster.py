@@ -10,12 +10,12 @@ import pytest
 
 from evergrow import Learner
 from evergrow.core.errors import EngineError
+from evergrow.data.sources import open_source
 from evergrow.engine.job import Job, begin_job
 from evergrow.engine.local import LocalRunner
 from evergrow.engine.manifest import Division, plan
 from evergrow.engine.reduction import Reduction
 from evergrow.engine.running import PERFORM, Task
-from evergrow.engine.sources import open_source
 from evergrow.engine.stages import Running, Tally
 
 

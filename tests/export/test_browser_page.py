@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from tests.serve.page_tools import chromium
 
 from evergrow import Learner
-from evergrow.backbones.preprocess import Preprocessing
+from evergrow.features.preprocess import Preprocessing
 
 PAGE = Path(__file__).parents[2] / "examples" / "browser"
 N_ASKED = 100

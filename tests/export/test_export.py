@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.training.tiny import stripes, tiny_vit
+from tests.adapt.tiny import stripes, tiny_vit
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
-from evergrow.backbones import create_backbone  # noqa: E402
-from evergrow.backbones.images import decode_image  # noqa: E402
+from evergrow.adapt import FsaConfig  # noqa: E402
+from evergrow.adapt.tuners import adapting_tuners, tuners_of  # noqa: E402
 from evergrow.core.errors import ConstructionWarning, MissingExtraError, NotFittedError, ParameterError  # noqa: E402
 from evergrow.export import onnx_backbone, onnx_check  # noqa: E402
 from evergrow.export import onnx_export as export_module  # noqa: E402
@@ -33,13 +33,14 @@ from evergrow.export.straightening import (  # noqa: E402
     ordinary_bound,
     random_bend,
 )
-from evergrow.heads import HEADS, IncrementalClassifier, SCLClassifier, SimpleCILClassifier  # noqa: E402
+from evergrow.features import create_backbone  # noqa: E402
+from evergrow.features.images import decode_image  # noqa: E402
+from evergrow.head import HEADS, IncrementalClassifier, SCLClassifier  # noqa: E402
+from evergrow.head.layers.activations import ACTIVATIONS  # noqa: E402
+from evergrow.head.linalg.class_shapes import LIKELIEST  # noqa: E402
+from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
+from evergrow.lab.methods import create_method  # noqa: E402
 from evergrow.learner.learner import Learner  # noqa: E402
-from evergrow.linalg.class_shapes import LIKELIEST  # noqa: E402
-from evergrow.methods import create_method  # noqa: E402
-from evergrow.projections.activations import ACTIVATIONS  # noqa: E402
-from evergrow.training import FsaConfig  # noqa: E402
-from evergrow.tuners import adapting_tuners, tuners_of  # noqa: E402
 
 PAPER = {"max_units": 400}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -170,7 +171,7 @@ def test_a_head_in_float32_has_shapes_too(tmp_path: Path) -> None:
 
 def test_every_registered_head_is_among_them() -> None:
     exported = {"scl-mgsm" if method == "recommended" else method for method, _ in VARIANTS.values()}
-    heads = {name for name in HEADS.names() if HEADS[name].__module__.startswith("evergrow.heads")}
+    heads = {name for name in HEADS.names() if HEADS[name].__module__.startswith("evergrow.head")}
     assert heads == exported
 
 
@@ -450,7 +451,7 @@ def test_a_tuner_that_does_not_fold_here_is_traced(tmp_path: Path, monkeypatch: 
 
 
 def test_a_learner_of_texts_gives_its_head_alone(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
-    from evergrow.backbones.base import BackboneSpec
+    from evergrow.features.base import BackboneSpec
 
     X, y = blobs
     spec = BackboneSpec("sentence:/home/me/model", "text", 10, "file:/home/me/model", "0" * 32, "", {}, {})

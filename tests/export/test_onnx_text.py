@@ -20,12 +20,12 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("sentence_transformers")
 
-from evergrow.backbones import Backbone, TextBackbone, create_backbone  # noqa: E402
-from evergrow.backbones.base import BackboneSpec  # noqa: E402
 from evergrow.export import onnx_backbone, onnx_text  # noqa: E402
 from evergrow.export.head_maps import ExportError  # noqa: E402
 from evergrow.export.onnx_export import ExportConfig, export_learner, export_onnx  # noqa: E402
-from evergrow.heads import SimpleCILClassifier  # noqa: E402
+from evergrow.features import Backbone, TextBackbone, create_backbone  # noqa: E402
+from evergrow.features.base import BackboneSpec  # noqa: E402
+from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
 from evergrow.learner.learner import Learner  # noqa: E402
 
 DOCS = Path(__file__).parents[2] / "docs"

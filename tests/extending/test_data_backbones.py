@@ -14,7 +14,20 @@ import pytest
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from evergrow.backbones import (
+from evergrow.cli.registry import build_app
+from evergrow.core.errors import ParameterError, WeightsError
+from evergrow.core.items import Texts
+from evergrow.data import (
+    DataOptions,
+    list_layouts,
+    load_data,
+    register_file_format,
+    register_layout,
+    register_scheme,
+)
+from evergrow.data.labelled import LabelledItems
+from evergrow.data.readers import FILE_FORMATS, LAYOUTS, SCHEMES
+from evergrow.features import (
     Preprocessing,
     WeightSource,
     backbone_from_spec,
@@ -23,24 +36,11 @@ from evergrow.backbones import (
     register_preset,
     register_weight_source,
 )
-from evergrow.backbones.catalog import best_backbone
-from evergrow.backbones.preprocess import PRESETS
-from evergrow.backbones.sources import WEIGHT_SOURCES, WantedWeights
-from evergrow.backbones.vision import timm_module
-from evergrow.bench import SpecError, load_spec
-from evergrow.cli.registry import build_app
-from evergrow.core.errors import ParameterError, WeightsError
-from evergrow.core.items import Texts
-from evergrow.datasets import (
-    DataOptions,
-    list_layouts,
-    load_data,
-    register_file_format,
-    register_layout,
-    register_scheme,
-)
-from evergrow.datasets.labelled import LabelledItems
-from evergrow.datasets.readers import FILE_FORMATS, LAYOUTS, SCHEMES
+from evergrow.features.catalog import best_backbone
+from evergrow.features.preprocess import PRESETS
+from evergrow.features.sources import WEIGHT_SOURCES, WantedWeights
+from evergrow.features.vision import timm_module
+from evergrow.lab.bench import SpecError, load_spec
 from evergrow.learner.learner import Learner
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from evergrow import Learner, SCLClassifier
 from evergrow.core.archive import KINDS
 from evergrow.core.errors import FileFormatError, ParameterError
-from evergrow.linalg import RIDGE_FORMS, DenseState, create_state
-from evergrow.linalg.state import Batch
-from evergrow.projections import PROJECTIONS, Projection
-from evergrow.projections.activations import ACTIVATIONS, Activation
+from evergrow.head.layers import PROJECTIONS, Projection
+from evergrow.head.layers.activations import ACTIVATIONS, Activation
+from evergrow.head.linalg import RIDGE_FORMS, DenseState, create_state
+from evergrow.head.linalg.state import Batch
 
 
 def softplus_derivatives(b: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,27 +11,34 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.training.tiny import stripes, tiny_vit
+from tests.adapt.tiny import stripes, tiny_vit
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from evergrow.adapt import Cost, FsaConfig, TrainConfig
+from evergrow.adapt.optimizers import OPTIMIZERS, OptimizerKind
+from evergrow.adapt.schedules import SCHEDULES
+from evergrow.adapt.tuners import TUNERS, Tuner, TunerConfig, adapting_tuners, create_tuner, list_tuners, load_tuner
+from evergrow.adapt.tuners.base import layer_parameter
 from evergrow.cli.registry import build_app
 from evergrow.core.errors import ParameterError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
 from evergrow.core.validation import check_number
-from evergrow.heads import HEADS
-from evergrow.heads.base import IncrementalClassifier
-from evergrow.heads.classifier import Contents
-from evergrow.heads.labels import LabelUpdate
+from evergrow.head import HEADS
+from evergrow.head.base import IncrementalClassifier
+from evergrow.head.classifier import Contents
+from evergrow.head.labels import LabelUpdate
+from evergrow.lab.methods import (
+    IMAGE_METHODS,
+    ImageClassifier,
+    create_method,
+    list_methods,
+    method_needs,
+    method_options,
+)
+from evergrow.lab.methods.image_classifier import TaskLabels
 from evergrow.learner.learner import Learner
-from evergrow.methods import IMAGE_METHODS, ImageClassifier, create_method, list_methods, method_needs, method_options
-from evergrow.methods.image_classifier import TaskLabels
-from evergrow.training import Cost, FsaConfig, TrainConfig
-from evergrow.training.optimizers import OPTIMIZERS, OptimizerKind
-from evergrow.training.schedules import SCHEDULES
-from evergrow.tuners import TUNERS, Tuner, TunerConfig, adapting_tuners, create_tuner, list_tuners, load_tuner
-from evergrow.tuners.base import layer_parameter
 
 
 def help_of(command: str) -> str:

@@ -259,12 +259,12 @@ class Bench:
 
     def _read(self, subject: Subject, path: Path) -> Any:
         import evergrow
-        from evergrow.heads import HEADS
+        from evergrow.head import HEADS
 
         if subject.kind == "head":
             return HEADS[subject.method].load(path)
         if subject.kind == "trained":
-            return type(evergrow.create_method(subject.method)).load(path, backbone=self.backbone)
+            return type(evergrow.lab.create_method(subject.method)).load(path, backbone=self.backbone)
         backbone = self.backbone if subject.kind == "pictures" else None
         return evergrow.Learner.load(path, backbone=backbone, device="cpu", cache=False)
 
@@ -342,8 +342,8 @@ class Bench:
         """Put a tuner on a backbone and take it off again."""
         import torch
 
+        from evergrow.adapt.tuners import ArchitectureError, load_tuner
         from evergrow.core.errors import FileFormatError
-        from evergrow.tuners import ArchitectureError, load_tuner
 
         batch = torch.from_numpy(self.pictures["query"]).permute(0, 3, 1, 2).float() / 255
         try:

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.adapt.tiny import stripes, tiny_vit
 from tests.learner.toys import Letters, write_folder
-from tests.training.tiny import stripes, tiny_vit
 
-from evergrow.backbones import create_backbone
-from evergrow.backbones.extraction import extract
-from evergrow.backbones.lazy import LazyBackbone
+from evergrow.adapt import FsaConfig, adapt
+from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import (
     DataWarning,
@@ -32,15 +31,16 @@ from evergrow.core.errors import (
     WeightsError,
 )
 from evergrow.core.items import ImageArrays
-from evergrow.heads import SCLClassifier
+from evergrow.features import create_backbone
+from evergrow.features.extraction import extract
+from evergrow.features.lazy import LazyBackbone
+from evergrow.head import SCLClassifier
+from evergrow.lab.methods import FsaClassifier
 from evergrow.learner.learner import Learner
-from evergrow.methods import FsaClassifier
-from evergrow.training import FsaConfig, adapt
-from evergrow.tuners import UnsupportedModelError, adapting_tuners
 
 NAMES = np.array(["ant", "bee", "cat", "dog"])
 Part = tuple[ImageArrays, np.ndarray]
-V0_1 = Path(__file__).parents[1] / "data" / "v0_1" / "learners"
+V0_1 = Path(__file__).parents[1] / "files" / "v0_1" / "learners"
 
 
 def quick(tuner: str = "ssf", **changes: Any) -> FsaConfig:
@@ -92,7 +92,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("something was trained")
 
-    monkeypatch.setattr("evergrow.training.fsa.train", refuse)
+    monkeypatch.setattr("evergrow.adapt.fsa.train", refuse)
 
 
 # -- learning -----------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_a_name_is_the_protocol_and_a_dict_the_settings(monkeypatch: pytest.Monk
         asked.append(arguments[3])
         return adapt(*arguments[:3], quick(arguments[3].tuner), **settings)
 
-    monkeypatch.setattr("evergrow.training.fsa.adapt", remember)
+    monkeypatch.setattr("evergrow.adapt.fsa.adapt", remember)
     for given in ("lora", quick("lora", lr=0.5), quick("lora", lr=0.5).to_dict()):
         learner_of(adapt=given).fit(first)
     assert asked == [FsaConfig.recipe(tuner="lora"), quick("lora", lr=0.5), quick("lora", lr=0.5)]
@@ -277,7 +277,7 @@ def test_loading_imports_nothing_that_trains(fitted: Learner, tmp_path: Path) ->
     code = (
         "import sys; from evergrow.learner.learner import Learner; import numpy as np;"
         f"Learner.load({str(tmp_path / 'm.evg')!r}).predict(np.zeros((1, {fitted.head_.n_features_in_})));"
-        "print([name for name in sys.modules if name.startswith(('evergrow.training.loop', 'timm', 'torchvision'))])"
+        "print([name for name in sys.modules if name.startswith(('evergrow.adapt.loop', 'timm', 'torchvision'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

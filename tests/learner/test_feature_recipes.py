@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.adapt.tiny import stripes, tiny_vit
 from tests.learner.toys import Colours, Letters
-from tests.training.tiny import stripes, tiny_vit
 
-from evergrow.backbones import create_backbone, extract
+from evergrow.adapt import FsaConfig
+from evergrow.adapt.features import featurize
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
 from evergrow.core.feature_blocks import join_blocks
-from evergrow.datasets import FeatureSet, RawSet, save_features
-from evergrow.heads.joined import options_for_blocks
-from evergrow.heads.scl import SCLClassifier
+from evergrow.data import FeatureSet, RawSet, save_features
+from evergrow.features import create_backbone, extract
+from evergrow.head.joined import options_for_blocks
+from evergrow.head.scl import SCLClassifier
+from evergrow.lab.methods import create_method
 from evergrow.learner.learner import Learner
-from evergrow.methods import create_method
-from evergrow.training import FsaConfig
-from evergrow.training.features import featurize
 
 UNITS = {"n_units": 30}
 BLOCKS = ["final", "mean@-1", "cls@-2"]

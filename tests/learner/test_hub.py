@@ -21,7 +21,7 @@ from tests.learner.toys import Letters
 from evergrow import Learner
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, NotFittedError, ParameterError
-from evergrow.datasets import load_data
+from evergrow.data import load_data
 from evergrow.learner.hub import HubError, published_archive
 from evergrow.learner.modelfile import commit, open_model
 from evergrow.learner.places import ModelNotFoundError
@@ -118,8 +118,8 @@ def test_the_card_says_what_the_model_is(hub: Hub, data: Any) -> None:
 
 
 def test_the_card_names_the_backbone_and_its_licence() -> None:
-    from evergrow.backbones.base import BackboneSpec
-    from evergrow.backbones.licences import hub_name, licence_of
+    from evergrow.features.base import BackboneSpec
+    from evergrow.features.licences import hub_name, licence_of
 
     def spec(name: str, kind: Any, weights: str) -> BackboneSpec:
         return BackboneSpec(name, kind, 8, weights, "", "", {}, {})

@@ -11,8 +11,8 @@ from tests.learner.toys import image, write_folder
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError, LabelError
 from evergrow.core.items import ImageArrays, ImageFiles, Texts
-from evergrow.datasets import DataOptions, FeatureSet, RawSet, load, load_data
-from evergrow.datasets.labelled import LabelledItems
+from evergrow.data import DataOptions, FeatureSet, RawSet, load, load_data
+from evergrow.data.labelled import LabelledItems
 from evergrow.learner.intake import as_names, read_items, read_labelled, read_unknown
 
 PIXELS = np.zeros((3, 8, 8, 3), dtype=np.uint8)

@@ -14,7 +14,6 @@ import pytest
 import torch
 from tests.learner.toys import Colours, Letters, image, write_folder
 
-from evergrow.backbones import create_backbone
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import (
     DatasetNotFoundError,
@@ -33,9 +32,10 @@ from evergrow.core.errors import (
     UnlearnError,
     WeightsError,
 )
-from evergrow.datasets import FeatureSet
-from evergrow.heads import SCLClassifier
-from evergrow.heads.base import IncrementalClassifier
+from evergrow.data import FeatureSet
+from evergrow.features import create_backbone
+from evergrow.head import SCLClassifier
+from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.intake import read_labelled
 from evergrow.learner.learner import Learner
 
@@ -343,7 +343,7 @@ def test_features_of_another_backbone_are_refused(tmp_path: Path) -> None:
 
 
 def test_auto_says_which(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evergrow.backbones import catalog
+    from evergrow.features import catalog
 
     choice = catalog.BackboneChoice("test_resnet", "random", "test_resnet is the only one")
     monkeypatch.setattr(catalog, "best_backbone", lambda kind: choice)
@@ -571,8 +571,8 @@ def test_a_loaded_model_answers_without_solving(
     def never(*_: object) -> None:
         raise AssertionError("solved again")
 
-    monkeypatch.setattr("evergrow.heads.scl.solve_model", never)
-    monkeypatch.setattr("evergrow.heads.calibrated.temperature", never)
+    monkeypatch.setattr("evergrow.head.scl.solve_model", never)
+    monkeypatch.setattr("evergrow.head.calibrated.temperature", never)
     assert np.allclose(Learner.load(tmp_path / "m.evg").predict_proba(blobs[0]), expected, rtol=1e-9)
 
 
@@ -662,7 +662,7 @@ def test_info_is_plain(fitted: Learner) -> None:
 
 
 def test_options_that_cannot_be_saved_are_refused_on_saving(blobs: Data, tmp_path: Path) -> None:
-    from evergrow.projections import GaussianProjection
+    from evergrow.head.layers import GaussianProjection
 
     learner = small(projection=GaussianProjection(n_units=40)).fit(blobs)
     with pytest.raises(InputError, match="projection"):
@@ -721,7 +721,7 @@ def test_a_few_images_go_through_at_once_and_are_the_same(tmp_path: Path, monkey
     def never(*_: object, **__: object) -> None:
         raise AssertionError("batches")
 
-    monkeypatch.setattr("evergrow.backbones.extraction.extract", never)
+    monkeypatch.setattr("evergrow.features.extraction.extract", never)
     few = learner.features(files[:3])
     assert few.rows.tolist() == [0, 1, 2]
     np.testing.assert_allclose(few.X, together.X[:3], rtol=1e-5, atol=1e-6)

@@ -18,7 +18,7 @@ from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, locked_model, open_model, rollback
 
 Data = tuple[np.ndarray, np.ndarray]
-V0_1 = Path(__file__).parents[1] / "data" / "v0_1"
+V0_1 = Path(__file__).parents[1] / "files" / "v0_1"
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.adapt.tiny import stripes, tiny_vit
 from tests.learner.toys import all_tensors, timeless, write_folder
-from tests.training.tiny import stripes, tiny_vit
 
+from evergrow.adapt import CheckpointError, FsaConfig
+from evergrow.adapt.loop import _Run
 from evergrow.core.archive import read_archive
 from evergrow.core.errors import DataWarning, FileFormatError, ParameterError
 from evergrow.learner.learner import Learner
-from evergrow.training import CheckpointError, FsaConfig
-from evergrow.training.loop import _Run
 
 CONFIG = FsaConfig.recipe(tuner="ssf", epochs=4, lr=0.1)  # each epoch of the images below is one step
 

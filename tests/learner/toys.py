@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.core.archive import Archive
+from evergrow.features.base import Backbone, BackboneSpec
 
 
 class Letters(Backbone):

@@ -185,11 +185,11 @@ def nothing(folder: Path) -> None:
 
 def decoding(name: str) -> tuple[str, ...]:
     """Return a program that decodes one image."""
-    return ("-c", f"from evergrow.backbones import decode_image; assert decode_image({name!r}).size == (64, 64)")
+    return ("-c", f"from evergrow.features import decode_image; assert decode_image({name!r}).size == (64, 64)")
 
 
-RUNS = ROOT / "tests" / "data" / "v0_1" / "bench" / "runs"
-FRAMES = "from evergrow.datasets.video import VideoSource; assert len(list(VideoSource('clip.avi', 0.5))) == 3"
+RUNS = ROOT / "tests" / "files" / "v0_1" / "bench" / "runs"
+FRAMES = "from evergrow.data.video import VideoSource; assert len(list(VideoSource('clip.avi', 0.5))) == 3"
 USES = {
     "bundled": Use(color_images, ("fit", "images", "-m", "colors.evg")),
     "text": Use(sentences, ("fit", "sentences.csv", "-m", "verbs.evg")),

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from tests.learner.toys import Colours, Letters
 
-from evergrow.backbones import create_backbone
+from evergrow.features import create_backbone
 from evergrow.serve import Limits, ServeConfig, create_app
 
 UNITS = {"n_units": 20}

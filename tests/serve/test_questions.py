@@ -13,7 +13,7 @@ import torch
 from tests.learner.toys import Colours, Letters, write_folder
 from tests.serve.samples import files, png, rows
 
-from evergrow.backbones import create_backbone, decode_image
+from evergrow.features import create_backbone, decode_image
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, open_model

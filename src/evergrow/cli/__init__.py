@@ -22,9 +22,6 @@ MODULES = (
     "data",
     "features",
     "engine",
-    "methods",
-    "bench",
-    "report",
     "cache",
     "version",
 )

@@ -15,7 +15,7 @@ from evergrow.core.errors import BusyError, ParameterError
 from evergrow.core.escaping import printable
 
 if TYPE_CHECKING:
-    from evergrow.backbones.cache import CacheInfo, FeatureCache
+    from evergrow.features.cache import CacheInfo, FeatureCache
 
 command_group("cache", "List and clear the features that were extracted earlier.")
 
@@ -32,7 +32,7 @@ def list_command(folder: Folder = None, as_json: Json = False) -> Answer:
 
     Exit codes: 0 listed.
     """
-    from evergrow.backbones.cache import FeatureCache
+    from evergrow.features.cache import FeatureCache
 
     cache = FeatureCache(folder)
     infos = cache.list()
@@ -57,7 +57,7 @@ def clear_command(
     Exit codes: 0 all removed, 1 the question was answered with no, 2 the request makes no sense, 3 some are in use by
     another process and stay, the others are removed.
     """
-    from evergrow.backbones.cache import FeatureCache
+    from evergrow.features.cache import FeatureCache
 
     if as_json and not yes:
         raise ParameterError("--json must come with --yes, since nobody can be asked")

@@ -44,7 +44,7 @@ from evergrow.cli.options import (
 from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
-    from evergrow.engine.sources import FileSource
+    from evergrow.data.sources import FileSource
 
 
 @command("update", panel="Learn")

@@ -95,7 +95,7 @@ class _Thumbnails:
 
 
 def _thumbnail(raw: object) -> str:
-    from evergrow.backbones.images import decode_image
+    from evergrow.features.images import decode_image
 
     image = decode_image(raw)
     image.thumbnail((_SIDE, _SIDE))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from evergrow.cli.console import plural, table
 
 if TYPE_CHECKING:
-    from evergrow.datasets.options import DataOptions
+    from evergrow.data.options import DataOptions
     from evergrow.learner.datacheck import DataCheck, Encode, SamplePair
     from evergrow.learner.intake import Samples
 
@@ -59,9 +59,9 @@ def _encoder(train: Samples, backbone: str, device: str) -> tuple[Encode, str]:
     """Return how to compute the features that are compared; images that cannot be read are left out, and listed."""
     import warnings
 
-    from evergrow.backbones import best_backbone, create_backbone
-    from evergrow.backbones.extraction import extract
     from evergrow.core.errors import DataWarning
+    from evergrow.features import best_backbone, create_backbone
+    from evergrow.features.extraction import extract
 
     kind = train.raw_items().kind
     name = best_backbone(kind).name if backbone == "auto" else backbone

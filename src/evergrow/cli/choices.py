@@ -25,7 +25,7 @@ def registered_names(registry: str) -> str:
     Examples
     --------
     >>> from evergrow.cli.choices import filled_in, registered_names
-    >>> filled_in(f"Layout: {registered_names('evergrow.datasets:list_layouts')}.")[-36:]
+    >>> filled_in(f"Layout: {registered_names('evergrow.data:list_layouts')}.")[-36:]
     'tables, single-table, class-folders.'
     """
     return f"{{{registry}}}"
@@ -70,7 +70,7 @@ def _check_there(models: Any, data: Any) -> None:
     for path in models if isinstance(models, (list, tuple)) else [models]:
         existing_model(path)
     if data is not None:
-        from evergrow.datasets.load import check_source
+        from evergrow.data.load import check_source
 
         for source in data if isinstance(data, (list, tuple)) else [data]:
             check_source(source)

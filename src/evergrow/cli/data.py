@@ -16,7 +16,7 @@ from evergrow.cli.options import AS_FOUND, Device, Json, Reading
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
-LAYOUTS = registered_names("evergrow.datasets:list_layouts")
+LAYOUTS = registered_names("evergrow.data:list_layouts")
 
 
 @command("data")
@@ -53,7 +53,7 @@ def data_command(
 
     Exit codes: 0 all is as expected, 1 it differs from the benchmark or --check found something, 2 it cannot be loaded.
     """
-    from evergrow.datasets.load import survey
+    from evergrow.data.load import survey
 
     if html is not None:
         if not check:

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from evergrow.backbones import Backbone, create_backbone
-from evergrow.backbones.extraction import extract
 from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.items import ImageArrays
-from evergrow.heads import SCLClassifier
+from evergrow.features import Backbone, create_backbone
+from evergrow.features.extraction import extract
+from evergrow.head import SCLClassifier
 
 Array = NDArray[Any]
 HELD_BACK = 9  # the digit that is never learned, to be spotted as unknown

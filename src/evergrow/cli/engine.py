@@ -19,8 +19,8 @@ from evergrow.cli.registry import command, command_group
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
+    from evergrow.data.sources import FileSource
     from evergrow.engine.engines import Engine
-    from evergrow.engine.sources import FileSource
     from evergrow.engine.status import Status
 
 PANEL = "On several processes or machines"
@@ -186,7 +186,7 @@ def source_of(data: str, reading: Reading = AS_FOUND, *, part: str = "train", la
     labelled : bool
         Whether labels are wanted.
     """
-    from evergrow.engine.sources import open_source
+    from evergrow.data.sources import open_source
 
     columns = {"image_column": reading.image_column, "text_column": reading.text_column}
     named = {**columns, "label_column": reading.label_column, "class_level": reading.class_level}

@@ -28,9 +28,9 @@ from evergrow.cli.options import (
 from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
-    from evergrow.backbones.base import Backbone
+    from evergrow.features.base import Backbone
 
-PRESETS = registered_names("evergrow.backbones.preprocess:PRESETS")
+PRESETS = registered_names("evergrow.features.preprocess:PRESETS")
 
 
 @command("features")
@@ -84,8 +84,8 @@ def features_command(
     nothing written, 130 interrupted.
     """
     from evergrow.core.errors import InputError, ParameterError
-    from evergrow.datasets import FeatureSet, load_data, save_features
-    from evergrow.datasets.array_files import SUFFIXES
+    from evergrow.data import FeatureSet, load_data, save_features
+    from evergrow.data.array_files import SUFFIXES
 
     if placing.engine is not None:
         placing.refuse(test_size=test_size, out_dir=placing.out_dir)
@@ -100,9 +100,9 @@ def features_command(
     loaded = load_data(data, reading.options(**drawn))
     if isinstance(loaded, FeatureSet):
         raise InputError(f"DATA must be images or texts, got features already: {data}")
-    from evergrow.backbones import best_backbone, create_backbone  # now that the data are known to be there
-    from evergrow.backbones.settings import ExtractConfig
-    from evergrow.training.features import featurize
+    from evergrow.adapt.features import featurize
+    from evergrow.features import best_backbone, create_backbone  # now that the data are known to be there
+    from evergrow.features.settings import ExtractConfig
 
     wanted = checked_recipe("--recipe", recipe)
     name = best_backbone(loaded.kind).name if backbone == "auto" else backbone
@@ -140,7 +140,7 @@ class _Backbone:
 
     def created(self, kind: Any) -> Backbone:
         """Return it, or the best at hand for a kind of samples."""
-        from evergrow.backbones import best_backbone, create_backbone
+        from evergrow.features import best_backbone, create_backbone
 
         name = best_backbone(kind).name if self.name == "auto" else self.name
         return create_backbone(name, self.weights, self.preset, device=self.device, recipe=self.recipe)

@@ -49,14 +49,14 @@ from evergrow.cli.registry import command
 from evergrow.core.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.engine.sources import FileSource
+    from evergrow.adapt.settings import FsaConfig
+    from evergrow.data.sources import FileSource
     from evergrow.learner.intake import Samples
     from evergrow.learner.learner import Learner
-    from evergrow.training.settings import FsaConfig
 
 
-PRESETS = registered_names("evergrow.backbones.preprocess:PRESETS")
-TUNERS = registered_names("evergrow.tuners:adapting_tuners")
+PRESETS = registered_names("evergrow.features.preprocess:PRESETS")
+TUNERS = registered_names("evergrow.adapt.tuners:adapting_tuners")
 
 
 @command("fit", panel="Learn")
@@ -190,7 +190,7 @@ def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
         if epochs is not None:
             raise ParameterError(f"--epochs must go with --adapt, got {epochs} epochs and nothing to train")
         return None
-    from evergrow.training.adaptation import adaptation_config
+    from evergrow.adapt.adaptation import adaptation_config
 
     config = adaptation_config(adapt)
     return config if config is None or epochs is None else config.changed(epochs=epochs)
@@ -235,8 +235,8 @@ def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Sampl
     """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
-    from evergrow.datasets.labelled import stratified_split
-    from evergrow.datasets.options import DataOptions
+    from evergrow.data.labelled import stratified_split
+    from evergrow.data.options import DataOptions
     from evergrow.learner.intake import read_labelled
 
     samples = read_labelled(data, "train", options=reading.options())

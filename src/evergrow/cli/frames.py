@@ -11,7 +11,7 @@ from evergrow.cli.question import Question
 from evergrow.core.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.datasets.video import VideoSource
+    from evergrow.data.video import VideoSource
     from evergrow.learner.learner import Learner
 
 Every = Annotated[float, typer.Option("--every", help="Seconds between frames of a video or camera.")]
@@ -28,7 +28,7 @@ CAMERA_FRAMES = 10
 
 def video_source(name: str, every: float, frames: int | None) -> VideoSource:
     """Return the frames of a file or camera that the options ask for."""
-    from evergrow.datasets.video import VideoSource
+    from evergrow.data.video import VideoSource
 
     if not 0 < every < float("inf"):
         raise ParameterError(f"--every must be a number of seconds above 0, got {every:g}")
@@ -43,7 +43,7 @@ def video_question(learner: Learner, items: list[str], every: float, frames: int
     InputError
         If the model is not one of images, or other items are among them.
     """
-    from evergrow.datasets.video import is_video
+    from evergrow.data.video import is_video
 
     videos = [item for item in items if is_video(item)]
     if not videos:
@@ -65,7 +65,7 @@ def labelled_frames(data: str, label: str | None, every: float, frames: int | No
     ParameterError
         If a class is missing, or given for other data.
     """
-    from evergrow.datasets.video import is_video
+    from evergrow.data.video import is_video
 
     if not is_video(data):
         if label is not None:

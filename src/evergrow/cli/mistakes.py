@@ -134,8 +134,8 @@ def _sample(samples: SampleAnswers, answered: int) -> str:
 
 def thumbnail(image: Any) -> str:
     """Return a small copy of an image as an address that holds it; empty where it cannot be read any more."""
-    from evergrow.backbones.images import decode_image
     from evergrow.core.errors import ImageError
+    from evergrow.features.images import decode_image
 
     try:
         small = decode_image(image)

@@ -12,9 +12,9 @@ import typer
 from evergrow.cli.choices import registered_names
 
 if TYPE_CHECKING:
-    from evergrow.datasets.options import DataOptions
+    from evergrow.data.options import DataOptions
 
-WEIGHT_SOURCES = registered_names("evergrow.backbones.sources:WEIGHT_SOURCES")
+WEIGHT_SOURCES = registered_names("evergrow.features.sources:WEIGHT_SOURCES")
 
 
 class OnError(str, Enum):
@@ -75,7 +75,7 @@ RECIPE_HELP = "final, rich or max (from several depths), or blocks such as final
 
 def checked_recipe(option: str, text: str) -> str | list[str]:
     """Return the recipe that an option names, or raise :class:`ParameterError` in the option's words."""
-    from evergrow.backbones.recipes import check_recipe, recipe_of_text
+    from evergrow.features.recipes import check_recipe, recipe_of_text
 
     recipe = recipe_of_text(text)
     check_recipe(recipe, option)
@@ -127,7 +127,7 @@ class Reading(OptionGroup):
 
     def options(self, **more: Any) -> DataOptions:
         """Return the settings of reading, with what else a command has to say about it."""
-        from evergrow.datasets.options import DataOptions
+        from evergrow.data.options import DataOptions
 
         named = {"image_column": self.image_column, "text_column": self.text_column, "label_column": self.label_column}
         given: dict[str, Any] = {name: value for name, value in named.items() if value}

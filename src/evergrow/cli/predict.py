@@ -289,7 +289,7 @@ def review_lines(
     format: Format, learner: Learner, question: Question, found: Answers, *, title: str, root: Path
 ) -> list[str]:
     """Return answers as the lines of a file that an annotation tool loads."""
-    from evergrow.integrations.review import fiftyone_labels, label_studio_tasks
+    from evergrow.export.review import fiftyone_labels, label_studio_tasks
 
     kind = learner.kind_
     if kind == "features" or (kind == "text" and format is Format.FIFTYONE):

@@ -28,8 +28,8 @@ class Question:
 
 def check_items(items: list[str]) -> None:
     """Refuse items that are no files, before a model is loaded to be asked about them."""
-    from evergrow.datasets.load import is_on_disk
-    from evergrow.datasets.video import is_video
+    from evergrow.data.load import is_on_disk
+    from evergrow.data.video import is_video
 
     for item in items:
         if item != STDIN and not is_video(item) and not is_on_disk(item):
@@ -65,7 +65,7 @@ def _kinds(kind: str) -> str:
 
 
 def _texts(items: list[str], texts: list[str], reading: Reading) -> Question:
-    from evergrow.datasets.unlabelled import is_container, read_container
+    from evergrow.data.unlabelled import is_container, read_container
     from evergrow.learner.intake import read_items
 
     found: list[str] = []
@@ -144,8 +144,8 @@ def _images(items: list[str], reading: Reading) -> Question:
 
 def _named_images(name: str, reading: Reading) -> tuple[list[str], list[Items]]:
     """Return the images of a file, a folder, an archive, a table or a pattern, with a name of each."""
-    from evergrow.datasets.globs import is_pattern, patterns_of, read_globs
-    from evergrow.datasets.unlabelled import is_container, read_container
+    from evergrow.data.globs import is_pattern, patterns_of, read_globs
+    from evergrow.data.unlabelled import is_container, read_container
     from evergrow.learner.intake import read_items
 
     path = Path(name)
@@ -197,6 +197,6 @@ def _piped_images(reading: Reading) -> tuple[list[str], list[Items]]:
 
 
 def _held(image: bytes) -> list[Items]:
-    from evergrow.datasets.fetched import HeldImage
+    from evergrow.data.fetched import HeldImage
 
     return [HeldImage(image, STDIN)]

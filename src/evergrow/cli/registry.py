@@ -18,6 +18,7 @@ from evergrow.cli.choices import NamesListingCommand
 from evergrow.cli.console import Answer, answer_with
 from evergrow.cli.exits import CommandGroup
 from evergrow.cli.options import OptionGroup
+from evergrow.core.plugins import load_plugins
 
 ABOUT = "Classifiers that keep learning new classes, without old data and without forgetting."
 
@@ -102,6 +103,7 @@ def build_app() -> typer.Typer:
     """Return the application with every command that is registered by now."""
     for module in MODULES:
         importlib.import_module(f"evergrow.cli.{module}")
+    load_plugins("evergrow.commands")
     app = typer.Typer(
         name="evergrow",
         cls=CommandGroup,

@@ -31,6 +31,7 @@ import safetensors
 from evergrow.core.errors import FileFormatError, NewerSchemaError
 from evergrow.core.fields import Fields
 from evergrow.core.files import atomic_path
+from evergrow.core.plugins import load_plugins
 from evergrow.core.registry import nearest
 
 if TYPE_CHECKING:
@@ -219,6 +220,8 @@ def upgrade(archive: Archive, name: str = "the archive") -> Archive:
             # What is inside an old archive comes from its plain values, and may be anything.
             raise FileFormatError(f"{name} must be described by a kind and an object of plain values, got another form")
         archive = replace(archive, kind=_FORMER_NAMES.get(archive.kind, archive.kind))
+        if archive.kind not in KINDS:
+            load_plugins()
         kind = KINDS.get(archive.kind)
         if kind is None:
             raise FileFormatError(

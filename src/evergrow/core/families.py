@@ -35,7 +35,7 @@ class Family(Registry[type[T]]):
     """
 
     def __init__(self, kind: str, prefix: str) -> None:
-        super().__init__(kind)
+        super().__init__(kind, plugins=True)
         self.prefix = prefix
 
     def register(

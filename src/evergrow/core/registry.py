@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from evergrow.core.errors import UnknownNameError
+from evergrow.core.plugins import load_plugins
 
 T = TypeVar("T")
 
@@ -32,6 +33,8 @@ class Registry(Generic[T]):
     ----------
     kind : str
         What is registered, for messages ("projection", "method", ...).
+    plugins : bool
+        Whether other packages may add to it: they are loaded when a name is missing or all names are asked for.
 
     Examples
     --------
@@ -47,8 +50,8 @@ class Registry(Generic[T]):
     evergrow.core.errors.UnknownNameError: shape must be one of the registered names, got 'circel'; nearest: 'circle'
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, *, plugins: bool = False) -> None:
+        self.kind, self.plugins = kind, plugins
         self._items: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -68,20 +71,25 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return all registered names, sorted."""
-        return sorted(self._items)
+        return sorted(self._complete())
+
+    def _complete(self) -> dict[str, T]:
+        if self.plugins:
+            load_plugins()
+        return self._items
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
+        return iter(self._complete())
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._complete())
 
     def __contains__(self, name: object) -> bool:
-        return name in self._items
+        return name in self._items or name in self._complete()
 
     def __getitem__(self, name: str) -> T:
         try:
-            return self._items[name]
+            return self._items[name] if name in self._items else self._complete()[name]
         except (KeyError, TypeError):
             raise UnknownNameError(
                 f"{self.kind} must be one of the registered names, got {name!r}; "

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evergrow.backbones.base import Backbone
 from evergrow.core.errors import InputError, ParameterError, UnknownNameError
 from evergrow.core.wording import setting
+from evergrow.data.shard import Source
 from evergrow.engine.fitting import fit, update
 from evergrow.engine.job import extraction_settings
 from evergrow.engine.manifest import Division, Manifest, plan
 from evergrow.engine.running import PERFORM, Runner
-from evergrow.engine.shard import Source
 from evergrow.engine.stages import Running, Tally
+from evergrow.features.base import Backbone
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
 from evergrow.learner.parts import seed_of
@@ -225,7 +225,7 @@ def _skips(learner: Learner) -> bool:
 
 def _source(data: Any) -> Source:
     if isinstance(data, (str, os.PathLike)):
-        from evergrow.engine.sources import open_source
+        from evergrow.data.sources import open_source
 
         return open_source(os.fspath(data))
     if all(hasattr(data, name) for name in ("describe", "identity", "shards", "read")):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from evergrow.backbones.base import BackboneSpec
 from evergrow.core.archive import archive_digest, write_archive
 from evergrow.core.errors import EngineError, InputError, ParameterError
 from evergrow.core.files import locked
@@ -21,6 +20,7 @@ from evergrow.engine.shard_features import forget_opened, read_features
 from evergrow.engine.stages import Running, Tally, check_workers, finish, finished_tally, run_shards
 from evergrow.engine.tree import FAN_IN
 from evergrow.engine.works import whole_archive, whole_features
+from evergrow.features.base import BackboneSpec
 from evergrow.learner.encoder import Encoder
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import Block

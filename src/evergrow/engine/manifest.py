@@ -29,8 +29,8 @@ from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.core.wording import setting
-from evergrow.engine.shard import Shard, Source
-from evergrow.engine.sources.base import FileSource
+from evergrow.data.shard import Shard, Source
+from evergrow.data.sources.base import FileSource
 from evergrow.learner.learning import BLOCK
 
 MANIFEST = register_kind("engine-manifest")
@@ -87,7 +87,7 @@ class Manifest:
     Examples
     --------
     >>> from evergrow.engine.manifest import Division, Manifest
-    >>> from evergrow.engine.shard import Shard
+    >>> from evergrow.data.shard import Shard
     >>> shards = (Shard(0, 60, 0), Shard(1, 40, 0))
     >>> manifest = Manifest({}, "features", "0123", Division(first_rows=3), shards, first=(5, 59, 61))
     >>> [manifest.first_of(shard).tolist() for shard in shards]

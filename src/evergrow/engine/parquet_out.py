@@ -2,7 +2,7 @@
 
 The same input gives the same bytes (with the same version of pyarrow), so that a shard that is done twice leaves what
 was there. A folder of such files is one data set for pandas, DuckDB, Spark or
-:func:`evergrow.engine.sources.open_source`.
+:func:`evergrow.data.sources.open_source`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
 from evergrow.core.optional import require
-from evergrow.engine.places import Place
+from evergrow.data.places import Place
+from evergrow.data.sources.parquet import WIDTHS
 from evergrow.learner.answers import Answers
-
-WIDTHS = "evergrow.widths"
-"""Metadata of a file of features: a JSON list of the columns of each block, which are at equal energy already."""
 
 _GROUP = 64 * 2**20
 """Bytes of features in a row group, so that a part of a file can be read without the rest."""
@@ -62,8 +60,8 @@ def write_features(
     >>> import tempfile
     >>> import numpy as np
     >>> from evergrow.engine.parquet_out import write_features
-    >>> from evergrow.engine.places import open_place
-    >>> from evergrow.engine.sources import open_source
+    >>> from evergrow.data.places import open_place
+    >>> from evergrow.data.sources import open_source
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     X = np.eye(3, dtype=np.float32)
     ...     _ = write_features(open_place(folder), "0.parquet", names=["a", "b", "c"], features=X)

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.core.archive import read_archive, register_kind, write_archive
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, ImageError, InputError
 from evergrow.core.wording import setting
+from evergrow.data.shard import Shard, ShardData, Source
 from evergrow.engine.job import EXTRACTION, Job, ShardError, known_job
-from evergrow.engine.shard import Shard, ShardData, Source
+from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.learner.learner import Learner
 
 FEATURES = register_kind("engine-features")
@@ -159,7 +159,7 @@ class _Chosen:
 
 
 def _encoded(job: Job, chosen: _Chosen, backbone: Backbone, decoders: Any) -> ShardFeatures:
-    from evergrow.backbones.extraction import extract
+    from evergrow.features.extraction import extract
 
     if chosen.items is None:
         raise InputError("it must hold images, texts or features, got none of them")
@@ -185,7 +185,7 @@ def _encoded(job: Job, chosen: _Chosen, backbone: Backbone, decoders: Any) -> Sh
 
 @lru_cache(maxsize=2)
 def _source(folder: str, key: str) -> Source:
-    from evergrow.engine.sources import source_from
+    from evergrow.data.sources import source_from
 
     return source_from(known_job(folder, key).manifest.source)
 
@@ -200,7 +200,7 @@ def backbone_of(folder: str, key: str, device: str, weights: str | None = None) 
             return found  # type: ignore[no-any-return]
     if job.backbone is None:
         raise InputError("samples must be feature vectors, since the job has no backbone, got images or texts")
-    from evergrow.backbones.create import backbone_from_spec
+    from evergrow.features.create import backbone_from_spec
 
     return backbone_from_spec(BackboneSpec.from_dict(job.backbone), weights=weights, device=device)
 

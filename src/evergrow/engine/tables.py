@@ -14,21 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from evergrow.backbones.base import BackboneSpec
 from evergrow.core.documents import parse_json
 from evergrow.core.errors import FileFormatError, ParameterError
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.core.wording import setting
+from evergrow.data.places import Place, open_place
 from evergrow.engine.asking import ask_shards, asked_model, asking_job
 from evergrow.engine.job import Job, begin_job
 from evergrow.engine.manifest import Manifest, write_json
 from evergrow.engine.parquet_out import write_answers, write_features
-from evergrow.engine.places import Place, open_place
 from evergrow.engine.shard_features import ShardFeatures
 from evergrow.engine.stages import Running, Tally
 from evergrow.engine.works import features_of, prepared, register_work
+from evergrow.features.base import BackboneSpec
 from evergrow.learner.encoder import Features
 from evergrow.learner.learner import Learner
 

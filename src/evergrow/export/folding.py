@@ -19,9 +19,9 @@ from evergrow.core.validation import check_number
 from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, Units
 from evergrow.export.straightening import Lines, ball_bound, best_lines, ordinary_bound, slopes_at_bias
-from evergrow.heads.ridge_model import RidgeModel
-from evergrow.projections import LinkedProjection, Projection
-from evergrow.projections.activations import ACTIVATIONS
+from evergrow.head.layers import LinkedProjection, Projection
+from evergrow.head.layers.activations import ACTIVATIONS
+from evergrow.head.ridge_model import RidgeModel
 
 FOLD_TOLERANCE = 0.05
 """Largest bound on the change of a score that is accepted, relative to how far a class stands out on average."""
@@ -181,7 +181,7 @@ def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None
     Examples
     --------
     >>> from sklearn.datasets import load_digits
-    >>> from evergrow.heads import RIClassifier
+    >>> from evergrow.lab.heads import RIClassifier
     >>> from evergrow.export.folding import fold
     >>> from evergrow.export.head_maps import read_head
     >>> X, y = load_digits(return_X_y=True)

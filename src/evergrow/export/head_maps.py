@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from evergrow.core.errors import EvergrowError, UnsupportedError
-from evergrow.heads.base import IncrementalClassifier
-from evergrow.heads.maps import ContrastMap, HeadMap, LayerMap, ShapeMap, VoteMap
-from evergrow.projections.layers import Units
+from evergrow.head.base import IncrementalClassifier
+from evergrow.head.layers.layers import Units
+from evergrow.head.maps import ContrastMap, HeadMap, LayerMap, ShapeMap, VoteMap
 
 __all__ = ["ContrastMap", "ExportError", "HeadMap", "LayerMap", "ShapeMap", "Units", "VoteMap", "read_head"]
 
@@ -30,7 +30,7 @@ def read_head(head: IncrementalClassifier) -> tuple[HeadMap, float | None]:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.heads import SimpleCILClassifier
+    >>> from evergrow.lab.heads import SimpleCILClassifier
     >>> from evergrow.export.head_maps import read_head
     >>> found, temperature = read_head(SimpleCILClassifier().fit([[2.0, 0.0], [0.0, 3.0]], ["a", "b"]))
     >>> found.scores(torch.tensor([[5.0, 0.0]], dtype=torch.float64)).tolist(), temperature

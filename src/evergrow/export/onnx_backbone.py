@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evergrow.backbones.base import Backbone
-from evergrow.backbones.depths import DepthReader
-from evergrow.backbones.recipes import FeatureRecipe, parse_blocks
-from evergrow.backbones.vision import ImageBackbone
+from evergrow.adapt.tuners.errors import UnmergeableError
+from evergrow.adapt.tuners.host import tuners_of
 from evergrow.core.optional import require
 from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ExportError
 from evergrow.export.onnx_graph import PURPOSE
-from evergrow.tuners.errors import UnmergeableError
-from evergrow.tuners.host import tuners_of
+from evergrow.features.base import Backbone
+from evergrow.features.depths import DepthReader
+from evergrow.features.recipes import FeatureRecipe, parse_blocks
+from evergrow.features.vision import ImageBackbone
 
 PIXELS = "pixels"
 FEATURES = "features"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from evergrow.core.optional import require
 from evergrow.export.head_maps import ExportError, HeadMap
 from evergrow.export.onnx_inputs import GraphInput, random_features
-from evergrow.heads.base import IncrementalClassifier
+from evergrow.head.base import IncrementalClassifier
 
 AGREEMENT = 1e-4
 """Largest difference between onnxruntime's scores and ours, relative to the spread of the scores."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.core.errors import ParameterError
 from evergrow.core.files import atomic_path
 from evergrow.core.optional import require
@@ -26,7 +25,8 @@ from evergrow.export.onnx_backbone import FEATURES, export_network
 from evergrow.export.onnx_check import CheckReport, check_graph, needs_double
 from evergrow.export.onnx_graph import PURPOSE, GraphBuilder, add_answers, add_scores
 from evergrow.export.onnx_inputs import GraphInput, graph_input, tokenizer_path
-from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.head.base import HEADS, IncrementalClassifier
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evergrow.core.optional import require
 from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, ShapeMap, Units
-from evergrow.projections.activations import ACTIVATIONS
+from evergrow.head.layers.activations import ACTIVATIONS
 
 PURPOSE = "writing ONNX files"
 
@@ -147,7 +147,7 @@ def _add_layer(graph: GraphBuilder, found: LayerMap, features: str) -> str:
 
 
 def _add_shape(graph: GraphBuilder, shape: ShapeMap, features: str, scores: str) -> str:
-    """Add the terms of class shapes to linear scores; see :class:`~evergrow.heads.maps.ShapeMap`."""
+    """Add the terms of class shapes to linear scores; see :class:`~evergrow.head.maps.ShapeMap`."""
     k = shape.directions.shape[1]
     inside = graph.node("MatMul", features, graph.constant(shape.directions))
     inside = graph.node("Add", inside, graph.constant(shape.shift))

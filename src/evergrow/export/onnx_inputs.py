@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.backbones.base import Backbone
-from evergrow.backbones.text import TextBackbone
-from evergrow.backbones.vision import ImageBackbone
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.items import Texts
 from evergrow.core.seeding import generator
 from evergrow.export.onnx_backbone import FEATURES, PIXELS, Traceable, check_exportable, pixel_network
 from evergrow.export.onnx_text import sample_texts, token_inputs, token_network, tokenizer_file
+from evergrow.features.base import Backbone
+from evergrow.features.text import TextBackbone
+from evergrow.features.vision import ImageBackbone
 
 _ROWS = 4
 

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evergrow.backbones.hidden_states import HiddenStates, default_prompt, tokens_of
-from evergrow.backbones.recipes import Block, parse_blocks
-from evergrow.backbones.text import TextBackbone
 from evergrow.core.optional import require
 from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ExportError
 from evergrow.export.onnx_backbone import Traceable, join_equally, own_copy
+from evergrow.features.hidden_states import HiddenStates, default_prompt, tokens_of
+from evergrow.features.recipes import Block, parse_blocks
+from evergrow.features.text import TextBackbone
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 """Inputs of a graph of texts, in their order; the last one only where the network has it."""

@@ -22,11 +22,11 @@ from evergrow.core.errors import NotFittedError
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
-from evergrow.heads.base import IncrementalClassifier
-from evergrow.heads.fold_outs import FoldOuts
-from evergrow.heads.novelty_pool import KnownTerms, NoveltyPool, UnknownTerms
-from evergrow.heads.pooling import ageing_weights
-from evergrow.heads.temperatures import TEMPERATURES, best_temperature, guess_losses
+from evergrow.head.base import IncrementalClassifier
+from evergrow.head.fold_outs import FoldOuts
+from evergrow.head.novelty_pool import KnownTerms, NoveltyPool, UnknownTerms
+from evergrow.head.pooling import ageing_weights
+from evergrow.head.temperatures import TEMPERATURES, best_temperature, guess_losses
 
 KIND = register_kind("calibration")
 

@@ -11,8 +11,8 @@ import numpy as np
 from evergrow.core.errors import InputError, LabelError
 from evergrow.core.optional import is_instance_of
 from evergrow.core.wording import setting
-from evergrow.datasets.video import VideoSource
-from evergrow.heads.labels import as_weights
+from evergrow.data.video import VideoSource
+from evergrow.head.labels import as_weights
 from evergrow.learner.intake import Part, Samples, read_items, read_labelled
 from evergrow.learner.memory_images import channels_last
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import LabelError, UnlearnError
 from evergrow.core.registry import nearest
 from evergrow.core.wording import setting
-from evergrow.datasets import DataOptions
+from evergrow.data import DataOptions
 from evergrow.learner.changes import Change, fingerprint, fingerprints
 from evergrow.learner.intake import Samples, as_names, read_items, read_unknown
 from evergrow.learner.snapshot import Snapshot, counted

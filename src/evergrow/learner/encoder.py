@@ -13,17 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from evergrow.backbones.base import Backbone, BackboneSpec
-from evergrow.backbones.recipes import FINAL, check_recipe
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
 from evergrow.core.wording import action, setting
+from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.recipes import FINAL, check_recipe
 from evergrow.learner.intake import Samples
 
 if TYPE_CHECKING:
-    from evergrow.backbones import ImageBackbone
-    from evergrow.backbones.settings import ExtractConfig
-    from evergrow.training.adaptation import Adaptation
-    from evergrow.training.settings import FsaConfig
+    from evergrow.adapt.adaptation import Adaptation
+    from evergrow.adapt.settings import FsaConfig
+    from evergrow.features import ImageBackbone
+    from evergrow.features.settings import ExtractConfig
 
 _LOG = logging.getLogger("evergrow")
 
@@ -67,7 +67,7 @@ class Encoder:
     backbone : "auto", str, Backbone, torch.nn.Module or None
         What was asked for; None means that samples are features.
     weights, preset, device
-        For :func:`evergrow.backbones.create_backbone`.
+        For :func:`evergrow.features.create_backbone`.
     recipe : str or sequence of str
         What feature vectors are made of; ``"auto"`` keeps the recipe of a backbone that has one.
     automatic : str
@@ -127,7 +127,7 @@ class Encoder:
         progress : bool
             Whether to show a progress bar.
         """
-        from evergrow.training.fsa import adapt
+        from evergrow.adapt.fsa import adapt
 
         made = adapt(
             _adaptable(self.backbone()),
@@ -144,7 +144,7 @@ class Encoder:
 
     def check_tuner(self, config: FsaConfig) -> None:
         """Raise unless the tuner can serve the backbone, which stays as it is; nothing is trained."""
-        from evergrow.training.fsa import check_adaptable
+        from evergrow.adapt.fsa import check_adaptable
 
         check_adaptable(_adaptable(self.backbone()), config)
 
@@ -175,7 +175,7 @@ class Encoder:
         if isinstance(self._wanted, nn.Module):
             return "image"
         if isinstance(self._wanted, str) and self._wanted != "auto":
-            from evergrow.backbones.text import is_text_name
+            from evergrow.features.text import is_text_name
 
             return "text" if is_text_name(self._wanted) else "image"
         return None
@@ -238,7 +238,7 @@ class Encoder:
         self.check(samples)
         if samples.features is not None:
             return Features(samples.features, np.arange(len(samples)))
-        from evergrow.backbones.extraction import extract
+        from evergrow.features.extraction import extract
 
         config = extraction_config(settings, cache, lasting=samples.lasting)
         if on_error is not None:
@@ -297,12 +297,12 @@ class Encoder:
         """Return the backbone, or one that is loaded only if the cache does not have everything."""
         if self._backbone is not None or self.spec is None:
             return self.backbone()
-        from evergrow.backbones.lazy import LazyBackbone
+        from evergrow.features.lazy import LazyBackbone
 
         return LazyBackbone(self.spec, self.backbone, self._device)
 
     def _choose(self, kind: str) -> None:
-        from evergrow.backbones.catalog import best_backbone
+        from evergrow.features.catalog import best_backbone
 
         choice = best_backbone(kind)  # type: ignore[arg-type]
         self.reason = choice.reason
@@ -314,7 +314,7 @@ class Encoder:
         if isinstance(wanted, Backbone):
             made = wanted
         else:
-            from evergrow.backbones.create import create_backbone
+            from evergrow.features.create import create_backbone
 
             source = self._weights if weights is None else weights
             made = create_backbone(wanted, source, self._preset, device=self._device)
@@ -327,7 +327,7 @@ class Encoder:
         given, learned = self._wanted, self.adaptation
         if learned is None or (isinstance(given, Backbone) and given.spec.weights_hash == spec.weights_hash):
             return self._restore_plain(spec)
-        from evergrow.training.adapted import adapted_from
+        from evergrow.adapt.adapted import adapted_from
 
         adapted = adapted_from(_adaptable(self._restore_plain(learned.base)), learned)
         if adapted.spec.weights_hash != spec.weights_hash:
@@ -340,7 +340,7 @@ class Encoder:
 
     def _restore_plain(self, spec: BackboneSpec) -> Backbone:
         """Return a backbone as it was before any tuner was put on it."""
-        from evergrow.backbones.create import backbone_from_spec
+        from evergrow.features.create import backbone_from_spec
 
         given = self._wanted
         if isinstance(given, Backbone):
@@ -409,7 +409,7 @@ def check_images(samples: Samples) -> None:
 
 def _adaptable(backbone: Backbone) -> ImageBackbone:
     """Return a backbone that a tuner can sit on, or raise :class:`ParameterError`."""
-    from evergrow.backbones import ImageBackbone
+    from evergrow.features import ImageBackbone
 
     if not isinstance(backbone, ImageBackbone):
         raise ParameterError(
@@ -422,14 +422,14 @@ def _adaptation_elsewhere(backbone: Backbone) -> Adaptation | None:
     """Return what was learned by a backbone that was adapted before it came here; None for any other."""
     if "tuner" not in backbone.spec.options:  # asked first: what trains tuners takes time to import
         return None
-    from evergrow.training.adaptation import adaptation_of
+    from evergrow.adapt.adaptation import adaptation_of
 
     return adaptation_of(backbone)
 
 
 def extraction_config(settings: Any, cache: Any, *, lasting: bool) -> ExtractConfig:
     """Return the settings of an extraction; features of what lies in memory are kept only if a cache is named."""
-    from evergrow.backbones.settings import ExtractConfig, configured
+    from evergrow.features.settings import ExtractConfig, configured
 
     chosen = configured(None, dict(settings or {})) if settings is None or isinstance(settings, dict) else settings
     if not isinstance(chosen, ExtractConfig):

@@ -17,14 +17,14 @@ from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.image_formats import is_image
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Texts, concat_items
 from evergrow.core.wording import setting
-from evergrow.datasets import DataOptions, FeatureSet, RawSet, load_data
-from evergrow.datasets.array_files import STAMP, read_npy, read_npz, stated_widths
-from evergrow.datasets.folders import Walk
-from evergrow.datasets.labelled import LabelledItems
-from evergrow.datasets.load import is_on_disk, read_path
-from evergrow.datasets.stored import StoredImages
-from evergrow.datasets.tables import TABLE_SUFFIXES, read_texts
-from evergrow.datasets.trees import DiskTree
+from evergrow.data import DataOptions, FeatureSet, RawSet, load_data
+from evergrow.data.array_files import STAMP, read_npy, read_npz, stated_widths
+from evergrow.data.folders import Walk
+from evergrow.data.labelled import LabelledItems
+from evergrow.data.load import is_on_disk, read_path
+from evergrow.data.stored import StoredImages
+from evergrow.data.tables import TABLE_SUFFIXES, read_texts
+from evergrow.data.trees import DiskTree
 from evergrow.learner.frames import frame_values, is_frame, single_column
 from evergrow.learner.labels import kind_of
 from evergrow.learner.memory_images import MixedImages, channels_last, is_pil_image, is_pixels
@@ -147,7 +147,7 @@ def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataO
     Parameters
     ----------
     data : path-like, RawSet, FeatureSet or (items, labels)
-        The source. Paths and names are those of :func:`evergrow.datasets.load_data`; what comes there without a test
+        The source. Paths and names are those of :func:`evergrow.data.load_data`; what comes there without a test
         set is taken whole, none is split off.
     part : {"train", "test", "all"}
         Which part of a source that has two.
@@ -251,7 +251,7 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     ----------
     items : object
         A path or paths of images, a folder of images, an image or images (PIL images, uint8 arrays), a text or
-        texts, the path of a file of texts (see :func:`evergrow.datasets.tables.read_texts`), or feature vectors
+        texts, the path of a file of texts (see :func:`evergrow.data.tables.read_texts`), or feature vectors
         (also the path of an ``.npy`` or ``.npz`` file with an array ``X``). A data frame of numbers is feature vectors;
         one column of texts or paths is those.
     kind : {"image", "text", "features"}, optional

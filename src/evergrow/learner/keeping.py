@@ -14,7 +14,7 @@ from evergrow.learner.snapshot import describe, read_snapshot
 from evergrow.learner.summaries import html_of, text_of
 
 if TYPE_CHECKING:
-    from evergrow.backbones.base import BackboneSpec
+    from evergrow.features.base import BackboneSpec
     from evergrow.learner.learner import Learner
 
 

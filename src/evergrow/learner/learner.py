@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from evergrow.core.errors import InputError, MergeError
 from evergrow.core.settings import check_keys
-from evergrow.heads.base import IncrementalClassifier
+from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.asking import Asking
 from evergrow.learner.chunks import check_whole, is_stream, labelled_chunks
 from evergrow.learner.class_warnings import warn_alike, warn_few
@@ -29,7 +29,7 @@ from evergrow.learner.merging import merged
 from evergrow.learner.snapshot import Snapshot, counted, read_snapshot
 
 if TYPE_CHECKING:
-    from evergrow.training.settings import FsaConfig
+    from evergrow.adapt.settings import FsaConfig
 
 
 NOTHING: NDArray[np.str_] = np.empty(0, dtype=np.str_)
@@ -52,26 +52,26 @@ class Learner(Asking, Editing, Keeping):
     backbone : "auto", str, Backbone, torch.nn.Module or None
         ``"auto"`` takes the best one on this machine for the kind of the first data (none for feature vectors) and says
         which: on the logger ``"evergrow"``, and in ``info()["backbone"]``. A name or a module is for
-        :func:`evergrow.backbones.create_backbone`. None: data are feature vectors.
+        :func:`evergrow.features.create_backbone`. None: data are feature vectors.
     method : str
-        The head, one of :func:`evergrow.list_methods`. Unlearning, merging, probabilities and novelty need
+        The head, one of :func:`evergrow.lab.list_methods`. Unlearning, merging, probabilities and novelty need
         ``"scl-mgsm"``.
     adapt : str, FsaConfig, dict or None
         What is trained of the backbone: ``fit`` trains it on the images of its data, freezes it, and everything after
         uses the adapted backbone. None leaves the backbone as it is. A name, one of
-        :func:`evergrow.tuners.adapting_tuners`, means RanPAC's protocol, 20 epochs; an
-        :class:`~evergrow.training.FsaConfig` (or its plain form) says it all.
+        :func:`evergrow.adapt.tuners.adapting_tuners`, means RanPAC's protocol, 20 epochs; an
+        :class:`~evergrow.adapt.FsaConfig` (or its plain form) says it all.
     settings : {"recommended", "paper"}
         Settings of the head: those for users, where the method has such, or its own defaults.
     features : {"auto", "final", "rich", "max"} or sequence of str
         What feature vectors are made of: the network's own vector (``"final"``), blocks from several depths of the
-        same pass by name, or blocks such as ``["final", "mean@-2"]``; see :mod:`evergrow.backbones.recipes`.
+        same pass by name, or blocks such as ``["final", "mean@-2"]``; see :mod:`evergrow.features.recipes`.
         ``"auto"`` keeps the recipe of a backbone that has one; elsewhere it is ``"rich"`` with the recommended
         settings, where the network's depths are known, and ``"final"`` with the paper's.
     options : dict, optional
-        Options of the head to set otherwise; see :func:`evergrow.methods.method_options`.
+        Options of the head to set otherwise; see :func:`evergrow.lab.methods.method_options`.
     weights, preset : optional
-        For :func:`evergrow.backbones.create_backbone`.
+        For :func:`evergrow.features.create_backbone`.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : int
@@ -154,7 +154,7 @@ class Learner(Asking, Editing, Keeping):
         Parameters
         ----------
         data : path-like, RawSet, FeatureSet, (items, labels), items, iterator, Dataset or DataLoader
-            Folders, tables and files as :func:`evergrow.datasets.load_data` takes them; items with labels, as one pair
+            Folders, tables and files as :func:`evergrow.data.load_data` takes them; items with labels, as one pair
             or with the labels in ``y``: paths, PIL images, uint8 arrays, texts or a matrix of features; or samples that
             come one after the other, as pairs or batches of pairs: a generator, a torch dataset or loader. Of sources
             with a training and a test part the training part is learned; others are learned whole. Streams are read
@@ -415,7 +415,7 @@ class Learner(Asking, Editing, Keeping):
     def _adaptation_config(self) -> FsaConfig | None:
         if self.adapt is None:  # asked first: what trains takes time to import
             return None
-        from evergrow.training.adaptation import adaptation_config
+        from evergrow.adapt.adaptation import adaptation_config
 
         return adaptation_config(self.adapt)
 

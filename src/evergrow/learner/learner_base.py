@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, NotFittedError
 from evergrow.core.wording import action
-from evergrow.heads.base import IncrementalClassifier
-from evergrow.heads.estimator import Estimator
+from evergrow.head.base import IncrementalClassifier
+from evergrow.head.estimator import Estimator
 from evergrow.learner.answering import Answering
 from evergrow.learner.changes import Change
 from evergrow.learner.encoder import Encoder, Features
@@ -27,7 +27,7 @@ from evergrow.learner.snapshot import Snapshot
 from evergrow.learner.summaries import Measured
 
 if TYPE_CHECKING:
-    from evergrow.backbones.base import BackboneSpec
+    from evergrow.features.base import BackboneSpec
 
 
 class LearnerBase(Estimator):

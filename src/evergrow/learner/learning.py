@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.heads.base import IncrementalClassifier
+from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.calibration import Calibration, calibrated, with_new_classes
 from evergrow.learner.changes import Change, fingerprint, fingerprints
 from evergrow.learner.snapshot import counted

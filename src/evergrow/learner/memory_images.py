@@ -71,7 +71,7 @@ class MixedImages(Items):
 
     @cached_property
     def _stamp(self) -> str:
-        from evergrow.backbones.images import decode_image
+        from evergrow.features.images import decode_image
 
         digest = hashlib.blake2b(b"held", digest_size=16)
         for image in self.images:

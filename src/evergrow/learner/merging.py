@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evergrow.backbones.base import BackboneSpec
 from evergrow.core.errors import MergeError
 from evergrow.core.wording import action, hint, setting
-from evergrow.heads.base import IncrementalClassifier
+from evergrow.features.base import BackboneSpec
+from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.changes import Change, learned_data
 from evergrow.learner.snapshot import Snapshot
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from evergrow.core.errors import MergeError, ParameterError
 from evergrow.core.wording import setting
-from evergrow.heads.base import IncrementalClassifier
+from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.calibration import Calibration, with_new_classes
 from evergrow.learner.changes import Change, fingerprint
 from evergrow.learner.class_warnings import warn_alike, warn_few

@@ -11,8 +11,8 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
 from evergrow.core.wording import setting
-from evergrow.heads.base import HEADS, IncrementalClassifier
-from evergrow.heads.joined import options_for_blocks
+from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.joined import options_for_blocks
 
 SETTINGS = ("recommended", "paper")
 """Settings for users, where a method has such; or those that were published."""
@@ -78,14 +78,11 @@ class HeadRecipe:
 
 
 def _head_class(method: str) -> type[IncrementalClassifier]:
-    """Return the class of a head; the catalogue of all methods is looked at only to say what is wrong."""
-    if method not in HEADS:
-        from evergrow.methods import list_methods
-
-        if method in list_methods():
-            raise ParameterError(
-                f"{setting('method')} must be a head on features ({', '.join(HEADS.names())}), got {method!r}"
-            )
+    """Return the class of a head, or refuse a method that trains a network: those run in the laboratory only."""
+    if method not in HEADS and method.partition("+")[0] in HEADS:
+        raise ParameterError(
+            f"{setting('method')} must be a head on features ({', '.join(HEADS.names())}), got {method!r}"
+        )
     return HEADS[method]
 
 

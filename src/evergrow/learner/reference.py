@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import EvergrowError
 from evergrow.core.fields import Fields
-from evergrow.datasets import DataOptions
+from evergrow.data import DataOptions
 from evergrow.learner.changes import Tested, fingerprint
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.intake import Samples, read_labelled

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.backbones.base import BackboneSpec
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import FileFormatError
 from evergrow.core.fields import Fields
 from evergrow.core.version import __version__
-from evergrow.heads.base import HEADS, IncrementalClassifier
+from evergrow.features.base import BackboneSpec
+from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.learner import calibration as calibrations
 from evergrow.learner.answering import Answering
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
@@ -26,7 +26,7 @@ from evergrow.learner.recipe import SETTINGS, HeadRecipe
 from evergrow.learner.reference import Reference
 
 if TYPE_CHECKING:
-    from evergrow.training.adaptation import Adaptation
+    from evergrow.adapt.adaptation import Adaptation
 
 
 @dataclass(frozen=True)
@@ -394,7 +394,7 @@ def _answering(fields: Fields, head: IncrementalClassifier, counts: dict[str, in
 
 
 def _adaptation(fields: Fields) -> Adaptation:
-    from evergrow.training.adaptation import Adaptation  # most models have none, and it takes time to import
+    from evergrow.adapt.adaptation import Adaptation  # most models have none, and it takes time to import
 
     return Adaptation.from_archive(fields.part("adaptation"), fields.inside("adaptation"))
 

@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.backbones.vision import ImageBackbone
 from evergrow.core.errors import InputError, NumericalError
 from evergrow.core.feature_blocks import join_blocks
+from evergrow.features.vision import ImageBackbone
 from evergrow.serve.problems import Problem
 from evergrow.serve.threads import cores, limit_torch
 
 if TYPE_CHECKING:
-    from evergrow.backbones.base import Backbone
+    from evergrow.features.base import Backbone
     from evergrow.learner.answers import Answers
     from evergrow.serve.metrics import Metrics
 

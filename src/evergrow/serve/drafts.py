@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.backbones.base import Backbone, BackboneSpec
 from evergrow.core.archive import Archive, read_archive, register_kind, write_archive
 from evergrow.core.errors import LabelError, ParameterError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.registry import nearest
 from evergrow.core.seeding import generator
+from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.learner.attached import attach_part
 from evergrow.learner.changes import Change, fingerprint
 from evergrow.learner.learner import Learner

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from evergrow.backbones.base import Backbone, BackboneSpec
-from evergrow.backbones.catalog import best_backbone, list_backbones
-from evergrow.backbones.create import create_backbone
 from evergrow.core.errors import FileFormatError, UnknownNameError
 from evergrow.core.items import Kind
 from evergrow.core.registry import nearest
+from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.catalog import best_backbone, list_backbones
+from evergrow.features.create import create_backbone
 from evergrow.serve.batching import Batcher
 from evergrow.serve.config import Limits
 

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.backbones.base import Backbone
-from evergrow.backbones.images import decode_image
 from evergrow.core.errors import InputError
+from evergrow.features.base import Backbone
+from evergrow.features.images import decode_image
+from evergrow.head.layers.units import KEPT
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
-from evergrow.projections.units import KEPT
 from evergrow.serve.batching import Batcher, Prepared
 from evergrow.serve.bodies import SentImage, rows_of
 from evergrow.serve.config import ServeConfig

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.backbones.base import BackboneSpec
 from evergrow.core.errors import InputError, NotFittedError
+from evergrow.features.base import BackboneSpec
 from evergrow.learner.answers import Answers
 from evergrow.learner.changes import Change
 from evergrow.learner.encoder import Features

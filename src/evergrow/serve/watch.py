@@ -11,7 +11,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evergrow.core.wording import FieldWords, speaking
-from evergrow.heads import HEADS
+from evergrow.head import HEADS
 from evergrow.serve.logs import log
 from evergrow.serve.problems import Problem, answer_to, problem_of
 from evergrow.serve.schemas import request_schemas

@@ -1,0 +1,262 @@
+"""Settings of a training run, and of the training that adapts a backbone to the first task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from typing_extensions import Self
+
+from evergrow.adapt.optimizers import OPTIMIZERS
+from evergrow.adapt.schedules import SCHEDULES
+from evergrow.adapt.tuners import TUNERS, adapting_tuners
+from evergrow.core.errors import ParameterError
+from evergrow.core.settings import check_keys, field_names, from_mapping, lists_to_tuples, to_plain, with_changes
+from evergrow.core.validation import check_choice, check_number
+
+TrainPrecision = Literal["auto", "float32", "bfloat16", "float16"]
+PRECISIONS = ("float32", "bfloat16", "float16")
+"""Arithmetic that a training can run in."""
+CropFilter = Literal["evaluation", "bilinear", "bicubic"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a network is trained; the defaults are RanPAC's first-session protocol.
+
+    Parameters
+    ----------
+    epochs : int
+        Passes over the images.
+    batch_size : int
+        Images per step; the last step of a pass takes what is left, down to one image.
+    lr : float
+        Learning rate of all parameters that have none of their own.
+    head_lr : float, optional
+        Learning rate of the classifier, for those who make groups with :meth:`groups`; ``lr`` by default.
+    momentum : float
+        Of SGD.
+    weight_decay : float
+        Of all trained parameters.
+    optimizer : str
+        One of :data:`~evergrow.adapt.optimizers.OPTIMIZERS`: ``"sgd"``, or ``"adam"`` with betas of 0.9 and 0.999.
+    schedule : str
+        Learning rate of an epoch, one of :data:`~evergrow.adapt.schedules.SCHEDULES`: ``"cosine"``, half of one that
+        reaches 0 after the last epoch; ``"constant"``; ``"coda-cosine"``, CODA-Prompt's quarter of a cosine,
+        cos(99 pi e / (200 (E - 1))); ``"steps"``, ``gamma`` times smaller at every milestone.
+    milestones : tuple of int
+        Epochs, from 0, at which ``"steps"`` changes the rate.
+    gamma : float
+        Factor of every milestone.
+    precision : {"auto", "float32", "bfloat16", "float16"}
+        Arithmetic of forward and backward passes; weights stay in float32. ``"auto"``: bfloat16 on GPUs that have
+        it, float16 with loss scaling on those that do not, float32 on CPUs.
+    augment : bool
+        Random crops and flips; otherwise images look as they do when the backbone is evaluated.
+    crop_scale : tuple of float
+        Share of an image's area that a random crop takes.
+    interpolation : {"bilinear", "bicubic", "evaluation"}
+        Filter that resizes crops; ``"evaluation"``: the one the backbone is evaluated with.
+    workers : int or "auto"
+        Processes that decode files; images in memory need none. Does not change the result.
+
+    Examples
+    --------
+    >>> from evergrow.adapt.settings import TrainConfig
+    >>> config = TrainConfig(epochs=4, lr=1.0)
+    >>> [round(config.rate(epoch), 3) for epoch in range(4)]
+    [1.0, 0.854, 0.5, 0.146]
+    >>> config.changed(epoch=3)
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.UnknownNameError: setting of a training must be known, got 'epoch'; nearest: 'epochs'...
+    """
+
+    epochs: int = 20
+    batch_size: int = 48
+    lr: float = 0.01
+    head_lr: float | None = None
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    optimizer: str = "sgd"
+    schedule: str = "cosine"
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.1
+    precision: TrainPrecision = "auto"
+    augment: bool = True
+    crop_scale: tuple[float, float] = (0.05, 1.0)
+    interpolation: CropFilter = "bilinear"
+    workers: int | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        lists_to_tuples(self)
+        check_number("epochs", self.epochs, low=1, integer=True)
+        check_number("batch_size", self.batch_size, low=1, integer=True)
+        check_number("lr", self.lr, low=0, low_open=True)
+        if self.head_lr is not None:
+            check_number("head_lr", self.head_lr, low=0, low_open=True)
+        check_number("momentum", self.momentum, low=0, high=1, high_open=True)
+        check_number("weight_decay", self.weight_decay, low=0)
+        check_number("gamma", self.gamma, low=0, low_open=True)
+        check_choice("optimizer", self.optimizer, OPTIMIZERS.names())
+        check_choice("schedule", self.schedule, SCHEDULES.names())
+        check_choice("precision", self.precision, get_args(TrainPrecision))
+        check_choice("interpolation", self.interpolation, get_args(CropFilter))
+        self._check_lists()
+        if self.workers != "auto":
+            check_number("workers", self.workers, low=0, integer=True)
+
+    def _check_lists(self) -> None:
+        whole = isinstance(self.milestones, tuple) and all(
+            isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in self.milestones
+        )
+        if not whole:
+            raise ParameterError(f"milestones must be epochs from 0 up, got {self.milestones!r}")
+        if not isinstance(self.augment, bool):
+            raise ParameterError(f"augment must be True or False, got {self.augment!r}")
+        if not isinstance(self.crop_scale, tuple) or len(self.crop_scale) != 2:
+            raise ParameterError(f"crop_scale must be two numbers, got {self.crop_scale!r}")
+        for value in self.crop_scale:
+            check_number("crop_scale", value, low=0, high=1, low_open=True)
+        if self.crop_scale[0] > self.crop_scale[1]:
+            raise ParameterError(f"crop_scale must be a low and a high share, got {self.crop_scale!r}")
+
+    def rate(self, epoch: int) -> float:
+        """Return the factor on all learning rates in an epoch, counted from 0, times ``lr``."""
+        return self.lr * self.factor(epoch)
+
+    def factor(self, epoch: int) -> float:
+        """Return the factor on all learning rates in an epoch, counted from 0."""
+        return SCHEDULES[self.schedule](self, epoch)
+
+    def groups(self, body: Any, head: Any) -> list[dict[str, Any]]:
+        """Return parameter groups for :func:`train`: the body at ``lr``, the classifier at ``head_lr``.
+
+        Parameters
+        ----------
+        body, head : iterable of torch.nn.Parameter
+            What is trained of both.
+        """
+        rate = self.lr if self.head_lr is None else self.head_lr
+        return [{"params": list(body), "lr": self.lr}, {"params": list(head), "lr": rate}]
+
+    def changed(self, **changes: Any) -> Self:
+        """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
+        return with_changes(self, changes, "setting of a training")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings in a form that JSON holds."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return settings from plain values; a missing one has its default."""
+        return from_mapping(cls, values, "setting of a training")
+
+
+_ANACP_ADAPTER = {"bottleneck": 8, "scale": 1.0, "dropout": 0.0, "activation": "none", "placement": "mlp"}
+
+
+@dataclass(frozen=True)
+class FsaConfig:
+    """How the first session is adapted; the defaults are RanPAC's protocol.
+
+    Parameters
+    ----------
+    tuner : str
+        What is trained of the backbone: one of :func:`evergrow.adapt.tuners.adapting_tuners`.
+    settings : dict
+        Settings of the tuner beyond its defaults.
+    head : {"cosine", "linear"}
+        The classifier that is trained along and dropped afterwards.
+    lift : int
+        Width of a frozen random ReLU layer between features and classifier; 0 for none.
+    train : TrainConfig
+        Epochs, rates and so on.
+
+    Examples
+    --------
+    >>> from evergrow.adapt.settings import FsaConfig
+    >>> config = FsaConfig.recipe("ranpac", tuner="ssf", epochs=5)
+    >>> config.tuner, config.train.epochs, config.train.lr
+    ('ssf', 5, 0.01)
+    >>> FsaConfig.from_dict(config.to_dict()) == config
+    True
+    """
+
+    tuner: str = "adapter"
+    settings: dict[str, Any] = field(default_factory=dict)
+    head: str = "cosine"
+    lift: int = 0
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        check_choice("tuner", self.tuner, adapting_tuners())
+        check_choice("head", self.head, ("cosine", "linear"))
+        check_number("lift", self.lift, low=0, integer=True)
+        if not isinstance(self.settings, dict):
+            raise ParameterError(f"settings must be a dict of the tuner's settings, got {self.settings!r}")
+        if not isinstance(self.train, TrainConfig):
+            raise ParameterError(f"train must be a TrainConfig, got {type(self.train).__name__}")
+        TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner)  # refuses what the tuner has not
+
+    @classmethod
+    def recipe(cls, name: str = "ranpac", **changes: Any) -> Self:
+        """Return a published way, with some settings changed.
+
+        Parameters
+        ----------
+        name : {"ranpac", "anacp", "loranpac"}
+            ``"ranpac"``: AdaptFormer's adapter, cosine classifier, SGD, 20 epochs. ``"anacp"``: a linear adapter of
+            rank 8 beside the MLP, linear classifier, Adam, 10 epochs, rates 1e-4 and 1e-3 (those of DINOv2; the
+            authors take ten times as much for MoCo). ``"loranpac"``: as ``"ranpac"``, with the classifier on 100,000
+            lifted features; the lifting layer is drawn by itself, where the authors use that of their head.
+        **changes
+            Fields of :class:`FsaConfig` or of :class:`~evergrow.adapt.TrainConfig`.
+        """
+        check_choice("recipe", name, tuple(_RECIPES))
+        return cls(**_RECIPES[name]).changed(**changes)
+
+    def changed(self, **changes: Any) -> Self:
+        """Return the settings with some fields changed, its own or those of ``train``.
+
+        Changing ``tuner`` drops ``settings`` that are not given anew: they belonged to the other kind.
+        """
+        own, other = field_names(self), field_names(TrainConfig)
+        check_keys(changes, [*own, *other], "setting of an adaptation")
+        mine = {name: value for name, value in changes.items() if name in own}
+        if mine.get("tuner", self.tuner) != self.tuner:
+            mine.setdefault("settings", {})
+        inner = mine.pop("train", self.train).changed(**{n: v for n, v in changes.items() if n in other})
+        return replace(self, **mine, train=inner)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings in a form that JSON holds."""
+        mine = {name: getattr(self, name) for name in field_names(self) if name != "train"}
+        tuner = TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner).to_dict()
+        plain = {name: tuner[name] for name in self.settings}
+        return {**mine, "settings": plain, "train": self.train.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return settings from plain values; a missing one has its default."""
+        if not isinstance(values, Mapping):
+            raise ParameterError(f"settings of an adaptation must be values by name, got {type(values).__name__}")
+        known = dict(values)
+        inner = TrainConfig.from_dict(known.pop("train", {}))
+        return cls(train=inner).changed(**known)
+
+
+_RECIPES: dict[str, dict[str, Any]] = {
+    "ranpac": {},
+    "anacp": {
+        "settings": _ANACP_ADAPTER,
+        "head": "linear",
+        "train": TrainConfig(
+            epochs=10, batch_size=128, lr=1e-4, head_lr=1e-3, weight_decay=0.0, optimizer="adam", schedule="constant"
+        ),
+    },
+    "loranpac": {"settings": {"bottleneck": 64}, "lift": 100_000},
+}

@@ -1,0 +1,43 @@
+"""Tuners: a few parameters that change what a frozen backbone computes.
+
+``create_tuner("adapter", model)`` puts one on an unmodified timm model by hooks; the model keeps its modules, its
+weights and its ``state_dict``. ``tuner.disable()`` gives the base model to the bit, ``tuner.remove()`` for good.
+"""
+
+from evergrow.adapt.tuners.adapter import AdapterConfig, AdapterTuner
+from evergrow.adapt.tuners.attention import AttentionEdit, AttentionSite
+from evergrow.adapt.tuners.base import TUNERS, Tuner
+from evergrow.adapt.tuners.config import TunerConfig
+from evergrow.adapt.tuners.errors import ArchitectureError, TunerError, UnmergeableError, UnsupportedModelError
+from evergrow.adapt.tuners.factory import adapting_tuners, create_tuner, list_tuners, load_tuner, restore_tuner
+from evergrow.adapt.tuners.host import tuners_of
+from evergrow.adapt.tuners.lora import LoRAConfig, LoRATuner
+from evergrow.adapt.tuners.ssf import SSFConfig, SSFTuner
+from evergrow.adapt.tuners.vpt import VPTConfig, VPTDeepTuner, VPTShallowTuner
+
+__all__ = [
+    "TUNERS",
+    "AdapterConfig",
+    "AdapterTuner",
+    "ArchitectureError",
+    "AttentionEdit",
+    "AttentionSite",
+    "LoRAConfig",
+    "LoRATuner",
+    "SSFConfig",
+    "SSFTuner",
+    "Tuner",
+    "TunerConfig",
+    "TunerError",
+    "UnmergeableError",
+    "UnsupportedModelError",
+    "VPTConfig",
+    "VPTDeepTuner",
+    "VPTShallowTuner",
+    "adapting_tuners",
+    "create_tuner",
+    "list_tuners",
+    "load_tuner",
+    "restore_tuner",
+    "tuners_of",
+]

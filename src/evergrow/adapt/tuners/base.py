@@ -1,0 +1,380 @@
+"""The tuner: a few parameters that change what a frozen backbone computes, and the registry of kinds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from evergrow.adapt.tuners.config import TunerConfig
+from evergrow.adapt.tuners.drawing import Drawer
+from evergrow.adapt.tuners.errors import TunerError, UnmergeableError
+from evergrow.adapt.tuners.files import SavedTuner
+from evergrow.adapt.tuners.folding import Fold
+from evergrow.adapt.tuners.host import Handle, Host, tuners_of
+from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.core.registry import Registry
+
+
+class _Switch:
+    """Puts a tuner back to the state it was in, when used as a context manager."""
+
+    def __init__(self, tuner: Tuner) -> None:
+        self._tuner = tuner
+        self._was = tuner.enabled, tuner.merged
+
+    def __enter__(self) -> Tuner:
+        return self._tuner
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        enabled, merged = self._was
+        if self._tuner.removed or (self._tuner.enabled, self._tuner.merged) == self._was:
+            return
+        self._tuner.disable()
+        if merged:
+            self._tuner.merge()
+        elif enabled:
+            self._tuner.enable()
+
+
+class Tuner(nn.Module):
+    """Parameters beside a frozen backbone; made by :func:`create_tuner`, already enabled.
+
+    A tuner is a module of its own: ``parameters()``, ``state_dict()``, ``to()``, ``train()`` and ``eval()`` concern
+    its few parameters only, and the backbone's ``state_dict()`` keeps its keys and values while it is tuned. Move the
+    backbone before a tuner is made, or move both. Several tuners may sit on one model; each is switched and removed
+    by itself, in any order, and a disabled one costs nothing. Changes in one place apply in the order of enabling.
+
+    Subclasses set ``name``, ``config_class`` and, where :meth:`_fold` works, ``mergeable``; they plant their layers
+    in :meth:`_build` and put them to work in :meth:`_attach`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The backbone. Its parameters stop requiring gradients until the last tuner is removed, and its batch
+        normalisations use their stored statistics while a tuner is enabled.
+    config : TunerConfig
+        Settings of the kind.
+    seed : int
+        Seed of the initial parameters.
+    limit : int, optional
+        How many initial numbers may be made; see :class:`~evergrow.adapt.tuners.drawing.Drawer`.
+    """
+
+    name: ClassVar[str]
+    config_class: ClassVar[type[TunerConfig]]
+    mergeable: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
+    """Whether it can be trained on a first task beside a classifier and kept after that; such kinds go by their name
+    wherever a backbone is adapted."""
+    model: nn.Module
+    config: Any
+    seed: int
+
+    def __init__(self, model: nn.Module, config: TunerConfig, seed: int = 0, *, limit: int | None = None) -> None:
+        super().__init__()
+        # A registered module would make the backbone's parameters the tuner's own.
+        self.__dict__["model"] = model
+        self.config = config
+        self.seed = seed
+        self._limit = limit
+        self._extra: dict[str, Any] = {}
+        self._handles: list[Handle] = []
+        self._fold_in_place: Fold | None = None
+        self._removed = False
+        self._host = Host.of(model)
+        self.layers = nn.Module()
+        self._build(model)
+        self._host.join(model, self)
+        try:
+            self.enable()
+        except BaseException:
+            self._host.leave(model, self)
+            raise
+        self._limit = None  # what a kind that grows draws later is asked for by a program, not by a file
+
+    # -- for subclasses -------------------------------------------------------------------------------------
+
+    def _drawer(self) -> Drawer:
+        """Return the source of initial values."""
+        return Drawer(self.seed, self.name, self._limit)
+
+    def _build(self, model: nn.Module) -> None:
+        """Plant the layers, or raise :class:`UnsupportedModelError` with the model untouched."""
+
+    def _attach(self) -> Iterator[Handle]:
+        """Put every layer to work in the model and yield what takes it off again."""
+        yield from ()
+
+    def _plan(self, fold: Fold) -> None:
+        """Plan the weights that do the tuner's work; kinds that cannot leave this as it is."""
+
+    def _touched(self) -> set[nn.Module]:
+        """Return the layers that :meth:`_plan` changes."""
+        return set()
+
+    def _adjust(self, state: Mapping[str, Tensor]) -> None:
+        """Bring parameters to the number that a state has; only kinds that grow need it."""
+
+    def _plant(self, path: str, layer: nn.Module) -> None:
+        """Register a layer under the path of the place that it tunes, so that saved names explain themselves."""
+        *parents, last = path.split(".")
+        node: nn.Module = self.layers
+        for parent in parents:
+            if parent not in node._modules:
+                node.add_module(parent, nn.Module())
+            node = node._modules[parent]  # type: ignore[assignment]
+        node.add_module(last, layer)
+
+    # -- switching ------------------------------------------------------------------------------------------
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the model computes with this tuner, by its layers or merged."""
+        return bool(self._handles) or self.merged
+
+    @property
+    def removed(self) -> bool:
+        """Whether the tuner was taken off its model for good."""
+        return self._removed
+
+    @property
+    def merged(self) -> bool:
+        """Whether the tuner is folded into the model's weights at the moment."""
+        return self._fold_in_place is not None
+
+    def enable(self) -> _Switch:
+        """Let the model compute with this tuner; in a ``with`` statement, until its end.
+
+        Examples
+        --------
+        >>> import timm, torch
+        >>> from evergrow.adapt.tuners import create_tuner
+        >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2).eval()
+        >>> x = torch.zeros(1, 3, 32, 32)
+        >>> before = model(x)
+        >>> tuner = create_tuner("ssf", model)
+        >>> with tuner.disable():
+        ...     bool((model(x) == before).all())
+        True
+        >>> bool((model(x) == before).all())
+        False
+        """
+        self._require_present()
+        switch = _Switch(self)
+        if not self.enabled:
+            try:
+                for handle in self._attach():
+                    self._handles.append(handle)
+            except BaseException:
+                self._detach()
+                raise
+            self._host.hold_statistics()
+        return switch
+
+    def disable(self) -> _Switch:
+        """Let the model compute, to the bit, as if there were no such tuner; in a ``with``, until its end.
+
+        A merged tuner is taken out of the weights; :meth:`enable` does not merge it again, the end of a ``with`` does.
+        """
+        switch = _Switch(self)
+        if self._fold_in_place is not None:
+            self._fold_in_place.revert()
+            self._fold_in_place = None
+        self._detach()
+        self._host.hold_statistics()
+        return switch
+
+    def _detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def remove(self) -> None:
+        """Take the tuner off the model for good; the last one leaves the model exactly as it came.
+
+        The parameters stay readable and can be saved. Removing twice does nothing.
+        """
+        if not self._removed:
+            self.disable()
+            self._host.leave(self.model, self)
+            self._removed = True
+
+    def _require_present(self) -> None:
+        if self._removed:
+            raise TunerError(f"tuner {self.name!r} must be on a model, but it was removed: create a new one")
+
+    # -- training -------------------------------------------------------------------------------------------
+
+    def freeze(self) -> Self:
+        """Stop the tuner's parameters from requiring gradients; it goes on working."""
+        return self.requires_grad_(False)
+
+    def unfreeze(self) -> Self:
+        """Let the tuner's parameters require gradients."""
+        return self.requires_grad_(True)
+
+    def trainable_counts(self) -> dict[str, int]:
+        """Return how many numbers are trainable, by the place they tune, and the ``"total"``.
+
+        Examples
+        --------
+        >>> import timm
+        >>> from evergrow.adapt.tuners import create_tuner
+        >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+        >>> create_tuner("adapter", model, bottleneck=4).trainable_counts()
+        {'blocks.0': 1732, 'blocks.1': 1732, 'total': 3464}
+        """
+        counts: dict[str, int] = {}
+        for path, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                place = path.removeprefix("layers.").rpartition(".")[0] or path
+                counts[place] = counts.get(place, 0) + parameter.numel()
+        return {**counts, "total": sum(counts.values())}
+
+    # -- merging --------------------------------------------------------------------------------------------
+
+    def merge(self, final: bool = False) -> None:
+        """Fold the tuner into the model's weights, which then do its work at no cost.
+
+        Parameters
+        ----------
+        final : bool
+            Whether to fold for good: the tuner is then removed and the model keeps the new weights. Otherwise the
+            old weights are kept aside and :meth:`unmerge` or :meth:`disable` bring them back to the bit. A layer
+            without a bias may be given one.
+
+        Raises
+        ------
+        UnmergeableError
+            If this kind cannot be folded, a layer cannot take it, or another tuner is at work in the same layers.
+        NumericalError
+            If a merged weight would not be finite; then nothing has changed.
+        """
+        self._require_present()
+        if not self.mergeable:
+            raise UnmergeableError(
+                f"tuner must be of a kind that folds into weights, got {self.name!r}: keep it enabled"
+            )
+        if self._fold_in_place is None:
+            self._require_alone()
+            fold = Fold()
+            self._plan(fold)
+            fold.commit()
+            self._detach()
+            self._fold_in_place = fold
+            self._host.hold_statistics()
+        if final:
+            self._fold_in_place = None
+            self.remove()
+
+    def unmerge(self) -> None:
+        """Take a merged tuner out of the weights, to the bit, and go on with its layers."""
+        if self.merged:
+            self.disable()
+            self.enable()
+
+    def _require_alone(self) -> None:
+        """Refuse to fold where another tuner works: the order in which both apply would change."""
+        for other in tuners_of(self.model):
+            if other is not self and other.enabled and other._touched() & self._touched():
+                raise UnmergeableError(
+                    f"tuner {self.name!r} must be alone in the layers it is folded into, but a {other.name!r} tuner is "
+                    "enabled in some: disable or finally merge that one first"
+                )
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Copy parameters from a state; one that does not fit changes nothing.
+
+        Raises
+        ------
+        InputError
+            If names or shapes differ from the tuner's.
+        TunerError
+            If the tuner is merged.
+        """
+        if self.merged:
+            raise TunerError(
+                f"tuner {self.name!r} must not be merged while parameters are loaded: call unmerge() first"
+            )
+        self._adjust(state_dict)
+        own = self.state_dict()
+        for name in sorted({*own, *state_dict}):
+            wanted = tuple(own[name].shape) if name in own else None
+            given = tuple(state_dict[name].shape) if name in state_dict else None
+            if wanted != given and (strict or (wanted is not None and given is not None)):
+                raise InputError(f"state of tuner {self.name!r} must have {name!r} of shape {wanted}, got {given}")
+            if wanted is None or given is None:
+                continue
+            ours, theirs = own[name].dtype, state_dict[name].dtype
+            if ours.is_floating_point != theirs.is_floating_point:
+                raise InputError(f"state of tuner {self.name!r} must have {name!r} of {ours}, got {theirs}")
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tuner's parameters and settings to one safetensors file, atomically; never the backbone.
+
+        Parameters
+        ----------
+        path : path-like
+            Where to.
+        """
+        self.saved().write(path)
+
+    def saved(self) -> SavedTuner:
+        """Return a copy of parameters and settings on the CPU, apart from the model."""
+        state = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
+        settings, architecture = self.config.to_dict(), self._host.architecture
+        return SavedTuner(self.name, settings, self.seed, state, architecture, self._extra)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Read parameters that :meth:`save` wrote; a file that does not fit changes nothing.
+
+        Raises
+        ------
+        FileFormatError
+            If the file is no tuner's, is truncated or was altered.
+        ArchitectureError
+            If it was saved from a backbone of another architecture.
+        ParameterError
+            If it was saved by another kind of tuner or with other settings.
+        """
+        saved, ours = SavedTuner.read(path), self.config.to_dict()
+        saved.require_architecture(path, self._host.architecture)
+        # A file that is older than a setting lacks it, and means its default.
+        theirs = {**type(self.config)().to_dict(), **saved.settings} if saved.name == self.name else saved.settings
+        if saved.name != self.name or theirs != ours:
+            differing = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+            raise ParameterError(
+                f"{os.fspath(path)} must hold a {self.name!r} tuner with the same settings, got {saved.name!r} that "
+                f"differs in {differing}; use load_tuner to make one with the saved settings"
+            )
+        try:
+            self.load_state_dict(saved.tensors)
+        except InputError as error:
+            raise FileFormatError(
+                f"{os.fspath(path)} must hold the parameters that its settings say: {error}"
+            ) from error
+        self._extra = saved.extra
+
+    def extra_repr(self) -> str:
+        """Return what distinguishes this tuner, for ``repr``."""
+        return f"{self.config}, enabled={self.enabled}, merged={self.merged}"
+
+
+TUNERS: Registry[type[Tuner]] = Registry("tuner", plugins=True)
+"""Every kind of tuner by name."""
+
+
+def layer_parameter(value: Tensor) -> nn.Parameter:
+    """Return a trainable parameter with this value, contiguous and owned by nobody else."""
+    return nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))

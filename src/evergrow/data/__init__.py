@@ -1,0 +1,55 @@
+"""Readers of data as it lies on disk: folders, lists, tables, archives, the layouts of the benchmarks.
+
+Every reader registers itself (see :mod:`evergrow.data.readers`); importing it here makes it known.
+"""
+
+from evergrow.core.errors import DatasetNotFoundError
+from evergrow.data import (  # noqa: F401
+    annotations,
+    archives,
+    arrays,
+    cifar,
+    folders,
+    hub,
+    imagefolder,
+    lists,
+    official,
+    parquet,
+    tables,
+    vision,
+)
+from evergrow.data.benchmarks import list_benchmarks
+from evergrow.data.features import (
+    FeatureSet,
+    available_features,
+    find_features,
+    load_features,
+    save_features,
+    search_path,
+)
+from evergrow.data.inspection import DataReport, check_data, inspect_data
+from evergrow.data.load import load_data
+from evergrow.data.options import DataOptions
+from evergrow.data.rawset import RawSet
+from evergrow.data.readers import list_layouts, register_file_format, register_layout, register_scheme
+
+__all__ = [
+    "DataOptions",
+    "DataReport",
+    "DatasetNotFoundError",
+    "FeatureSet",
+    "RawSet",
+    "available_features",
+    "check_data",
+    "find_features",
+    "inspect_data",
+    "list_benchmarks",
+    "list_layouts",
+    "load_data",
+    "load_features",
+    "register_file_format",
+    "register_layout",
+    "register_scheme",
+    "save_features",
+    "search_path",
+]

@@ -1,0 +1,386 @@
+"""Exports of annotation tools in JSON: COCO and Label Studio, as far as every image or text has one class."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError
+from evergrow.core.items import Items, Texts
+from evergrow.data.folders import TEST_FOLDERS, TRAIN_FOLDERS
+from evergrow.data.labelled import LabelledItems, listed
+from evergrow.data.options import DataOptions
+from evergrow.data.pairs import partner_name
+from evergrow.data.readers import register_file_format, register_tree_layout
+from evergrow.data.trees import DiskTree, FileTree
+
+_FILES = ("annotations.json", "result.json", "labels.json", "_annotations.coco.json")
+"""Names that tools give to the one file of a folder: many scripts, Label Studio, FiftyOne, Roboflow."""
+
+
+@dataclass
+class Annotated:
+    """Samples of an export that have one class, and a count of those that have not.
+
+    Parameters
+    ----------
+    layout : str
+        Whose export it is.
+    samples : list of str
+        Names of images, or texts.
+    labels : list of str
+        Their classes.
+    texts : bool
+        Whether they are texts.
+    unusable : Counter
+        Samples left out, by reason.
+    notes : list of str
+        What is worth a word.
+    """
+
+    layout: str
+    samples: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    texts: bool = False
+    unusable: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+
+@register_file_format("annotations", (".json",), paired=True)
+def read_annotation_file(path: Path, options: DataOptions) -> LabelledItems:
+    """Read an export of COCO or Label Studio and, if there is one, the test file that goes with it.
+
+    Raises
+    ------
+    FileFormatError
+        If it is neither, or no sample in it has exactly one class.
+    DatasetNotFoundError
+        If its images are not there.
+    """
+    # Images often lie beside the folder of the annotations, which a tree of the folder above can see.
+    folder = path.absolute().parent
+    tree, name = DiskTree(folder.parent), posixpath.join(folder.name, path.name)
+    if folder == folder.parent:
+        tree, name = DiskTree(folder), path.name
+    other = partner_name(tree, name)
+    return _read_parts([(tree, name)] + ([] if other is None else [(tree, other)]), options)
+
+
+def _files_in(tree: FileTree) -> list[str]:
+    """Return the annotations of a folder: one file, or those of a training and a test part."""
+    for name in _FILES:
+        if tree.is_file(name):
+            return [name]
+    folders = {name.lower(): name for name, kind in tree.entries("") if kind == "folder"}
+    parts = []
+    for names in (TRAIN_FOLDERS, TEST_FOLDERS):
+        inside = [posixpath.join(folders[name], file) for name in names if name in folders for file in _FILES]
+        parts += [name for name in inside if tree.is_file(name)][:1]
+    if parts and parts[0].lower().startswith(TRAIN_FOLDERS):
+        return parts
+    return _split_files(tree, folders.get("annotations"))
+
+
+def _split_files(tree: FileTree, folder: str | None) -> list[str]:
+    """Return the training file in the folder ``annotations`` and its partner: ``instances_train2017.json``."""
+    if folder is None:
+        return []
+    names = [name for name in tree.files(folder) if name.lower().endswith(".json")]
+    for name in names:
+        other = partner_name(tree, name)
+        if other is not None:
+            return [name, other]
+    return names if len(names) == 1 else []
+
+
+@register_tree_layout("annotations", fits=lambda tree: bool(_files_in(tree)), rank=48)
+def read_annotations(tree: FileTree, options: DataOptions) -> LabelledItems:
+    """Read a folder with the export of an annotation tool in it."""
+    names = _files_in(tree)
+    if not names:
+        raise DatasetNotFoundError(f"{tree.title} must hold {' or '.join(_FILES)}, got none of them")
+    return _read_parts([(tree, name) for name in names], options)
+
+
+def _read_parts(files: Sequence[tuple[FileTree, str]], options: DataOptions) -> LabelledItems:
+    parts = [parse_annotations(tree.text(name), tree.place(name)) for tree, name in files]
+    if len({part.texts for part in parts}) > 1:
+        raise FileFormatError(f"{files[1][0].place(files[1][1])} must hold texts or images like the training file")
+    items = [_items(tree, name, part, options) for (tree, name), part in zip(files, parts, strict=True)]
+    cautions = [caution for part in parts for caution in _cautions(part)]
+    both = len(parts) == 2
+    return LabelledItems(
+        parts[0].layout,
+        items[0],
+        parts[0].labels,
+        items[1] if both else None,
+        parts[1].labels if both else (),
+        notes=list(dict.fromkeys(note for part in parts for note in part.notes)),
+        cautions=cautions,
+    )
+
+
+def parse_annotations(text: str, title: str) -> Annotated:
+    """Return the samples of an export that have one class.
+
+    Parameters
+    ----------
+    text : str
+        The JSON.
+    title : str
+        The file, for messages.
+
+    Examples
+    --------
+    >>> from evergrow.data.annotations import parse_annotations
+    >>> coco = '{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"image_id": 1, "category_id": 3}],'
+    >>> found = parse_annotations(coco + '"categories": [{"id": 3, "name": "cat"}]}', "coco.json")
+    >>> found.samples, found.labels
+    (['a.jpg'], ['cat'])
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{title} must be JSON: {error}") from error
+    if isinstance(content, dict) and {"images", "annotations", "categories"} <= content.keys():
+        found = _coco(content, title)
+    elif isinstance(content, list) and content and all(isinstance(task, dict) for task in content):
+        found = _label_studio(content, title)
+    else:
+        raise FileFormatError(
+            f"{title} must be an export of COCO (images, annotations, categories) or Label Studio (a list of tasks), "
+            "got another JSON"
+        )
+    if not found.samples:
+        reasons = "; ".join(f"{reason}: {count}" for reason, count in sorted(found.unusable.items())) or "it is empty"
+        raise FileFormatError(f"{title} must give at least one sample exactly one class, got none ({reasons})")
+    return found
+
+
+def _cautions(part: Annotated) -> list[str]:
+    if not part.unusable:
+        return []
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(part.unusable.items()))
+    return [f"samples left out: {sum(part.unusable.values())} ({reasons})"]
+
+
+# -- COCO -----------------------------------------------------------------------------------------------------
+
+
+def _coco(content: Mapping[str, Any], title: str) -> Annotated:
+    names = _by_id(content, "categories", "name", title)
+    files = _by_id(content, "images", "file_name", title)
+    classes: dict[int | str, list[str]] = {number: [] for number in files}
+    boxes = 0
+    for annotation in _records(content, "annotations", title):
+        image, category = annotation.get("image_id"), annotation.get("category_id")
+        if not _plain(image) or image not in classes or not _plain(category) or category not in names:
+            raise FileFormatError(
+                f"{title} must have annotations of images and categories in it, got image {image!r} and category "
+                f"{category!r}"
+            )
+        boxes += bool(annotation.get("bbox") or annotation.get("segmentation"))
+        classes[image].append(names[category])
+    found = Annotated("coco")
+    for number, name in files.items():
+        _add(found, name, classes[number])
+    if boxes:
+        found.notes.append("annotations are boxes or outlines: whole images are learned, not what is inside of them")
+    return found
+
+
+def _records(content: Mapping[str, Any], key: str, title: str) -> list[dict[str, Any]]:
+    records = content[key]
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise FileFormatError(f"{title}: {key} must be a list of objects, got something else")
+    return records
+
+
+def _by_id(content: Mapping[str, Any], key: str, word: str, title: str) -> dict[int | str, str]:
+    """Return the names of images or categories by their ids, of which none may come twice."""
+    found: dict[int | str, str] = {}
+    for record in _records(content, key, title):
+        number = _id(record, title, key)
+        if number in found:
+            raise FileFormatError(f"{title}: every one of {key} must have an id of its own, got {number!r} twice")
+        found[number] = _word(record, word, title)
+    return found
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, (int, str)) and not isinstance(value, bool)
+
+
+def _id(record: Mapping[str, Any], title: str, key: str) -> int | str:
+    value: Any = record.get("id")
+    if not _plain(value):
+        raise FileFormatError(f"{title}: every one of {key} must have a number or a name as its id, got {value!r}")
+    number: int | str = value
+    return number
+
+
+def _word(record: Mapping[str, Any], key: str, title: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise FileFormatError(f"{title}: {key} must be a text that is not empty, got {value!r}")
+    return value.strip()
+
+
+def _add(found: Annotated, sample: str, classes: Iterable[str]) -> None:
+    """Add a sample that has one class, or count it as unusable."""
+    different = sorted(set(classes))
+    if not different:
+        found.unusable["without a class"] += 1
+    elif len(different) > 1:
+        found.unusable["of several classes"] += 1
+    else:
+        found.samples.append(sample)
+        found.labels.append(different[0])
+
+
+# -- Label Studio ---------------------------------------------------------------------------------------------
+
+
+def _label_studio(tasks: Sequence[dict[str, Any]], title: str) -> Annotated:
+    """Return the samples of an export as JSON or JSON-MIN."""
+    found = Annotated("label-studio")
+    kinds = set()
+    for number, task in enumerate(tasks, start=1):
+        data = task.get("data", task)
+        kind = next((key for key in ("image", "text") if isinstance(data, dict) and isinstance(data.get(key), str)), "")
+        if not kind or not data[kind].strip():
+            raise FileFormatError(f"{title} task {number} must have an 'image' or a 'text', got {listed(task, most=6)}")
+        kinds.add(kind)
+        sample = data[kind]
+        if kind == "image":
+            sample = _image_name(sample)
+            if not sample:
+                found.unusable["images on another machine"] += 1
+                continue
+        classes, others = _choices(task)
+        if not classes and others:
+            found.unusable["with boxes, outlines or ratings only"] += 1
+        else:
+            _add(found, sample, classes)
+    if len(kinds) > 1:
+        raise FileFormatError(f"{title} must hold images or texts, got both")
+    found.texts = kinds == {"text"}
+    return found
+
+
+def _choices(task: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """Return the classes that annotators chose for a task, and whether they marked anything else."""
+    if not isinstance(task.get("annotations"), list):  # JSON-MIN: one value per question
+        value = task.get("choice", task.get("label"))
+        chosen = value.get("choices") if isinstance(value, dict) else value
+        if isinstance(chosen, list) and any(isinstance(entry, dict) for entry in chosen):
+            return [], True  # boxes
+        return _names([chosen] if isinstance(chosen, str) else chosen), False
+    classes: list[str] = []
+    others = False
+    for annotation in task["annotations"]:
+        if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
+            continue
+        results = annotation.get("result")
+        for result in results if isinstance(results, list) else []:
+            value = result.get("value") if isinstance(result, dict) else None
+            if isinstance(value, dict) and "choices" in value:
+                classes += _names(value["choices"])
+            else:
+                others = True
+    return classes, others
+
+
+def _names(chosen: Any) -> list[str]:
+    return (
+        [name.strip() for name in chosen if isinstance(name, str) and name.strip()] if isinstance(chosen, list) else []
+    )
+
+
+def _image_name(reference: str) -> str:
+    """Return the file that a task refers to, relative to wherever the images are; empty where it is elsewhere.
+
+    Examples
+    --------
+    >>> from evergrow.data.annotations import _image_name
+    >>> _image_name("/data/local-files/?d=birds/1.jpg"), _image_name("/data/upload/3/ab-1.jpg")
+    ('birds/1.jpg', 'data/upload/3/ab-1.jpg')
+    >>> _image_name("s3://bucket/1.jpg")
+    ''
+    """
+    try:
+        parts = urlsplit(reference.strip())
+    except ValueError:
+        return reference.strip()
+    if parts.scheme in ("http", "https", "s3", "gs", "azure-blob"):
+        return ""
+    if parts.path.rstrip("/").endswith("local-files"):
+        return parse_qs(parts.query).get("d", [""])[0]
+    return unquote(parts.path if "?" in reference else reference.strip()).lstrip("/")
+
+
+# -- where the images are -------------------------------------------------------------------------------------
+
+
+def _items(tree: FileTree, name: str, part: Annotated, options: DataOptions) -> Items:
+    if part.texts:
+        empty = next((text for text in part.samples if not text.strip()), None)
+        if empty is not None:
+            raise FileFormatError(f"{tree.place(name)} must have texts that are not empty, got {empty!r}")
+        return Texts(tuple(part.samples))
+    if options.root_path is not None:
+        tree, folders = DiskTree(options.root_path), ["", "images", "data"]
+    else:
+        folders = _image_folders(tree, name)
+    inside = [_inside(sample) for sample in part.samples]
+    place = _place(tree, folders, inside)
+    names = [_located(tree, place, sample) for sample in inside]
+    missing = [sample for sample, found in zip(inside, names, strict=True) if not found]
+    if missing:
+        raise DatasetNotFoundError(
+            f"the images of {tree.place(name)} must be on disk, but {len(missing)} of {len(names)} are not: "
+            f"{listed(missing)}; looked in {listed([folder or '.' for folder in folders], most=8)} of {tree.title}; "
+            "set root to the folder they are in"
+        )
+    twice = [sample for sample, count in Counter(names).items() if count > 1]
+    if twice:
+        raise FileFormatError(f"{tree.place(name)} must name every image once, got {listed(twice)} twice")
+    return tree.images(names)
+
+
+def _inside(sample: str) -> str:
+    """Return a name that cannot lead out of the folder it is looked for in."""
+    parts = [part for part in sample.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+    return "/".join(parts)
+
+
+def _image_folders(tree: FileTree, name: str) -> list[str]:
+    """Return the folders that images are looked for in: those beside the file, and ``train2017`` for its own name."""
+    own = posixpath.dirname(name)
+    above = posixpath.dirname(own)
+    last = posixpath.splitext(posixpath.basename(name))[0].rpartition("_")[2]
+    places = [posixpath.join(base, inner) for base in (own, above) for inner in ("", "images", "data", last)]
+    return list(dict.fromkeys(posixpath.normpath(place) if place else "" for place in places))
+
+
+def _place(tree: FileTree, folders: Sequence[str], samples: Sequence[str]) -> tuple[str, int]:
+    """Return the folder that images are in, and how many leading folders of their names to drop."""
+    for sample in samples[:: max(len(samples) // 5, 1)]:  # the first image may be the one that is missing
+        pieces = sample.split("/")
+        for drop in range(len(pieces)):
+            for folder in folders:
+                if tree.is_file(posixpath.join(folder, *pieces[drop:])):
+                    return folder, drop
+    return "", 0
+
+
+def _located(tree: FileTree, place: tuple[str, int], sample: str) -> str:
+    folder, drop = place
+    name = posixpath.join(folder, *sample.split("/")[drop:]) if sample else ""
+    return name if name and tree.is_file(name) else ""

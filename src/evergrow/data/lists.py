@@ -1,0 +1,238 @@
+"""Images named by lists: ``path label`` per line, or YAML with ``data`` and ``targets``."""
+
+from __future__ import annotations
+
+import glob
+import os
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
+from evergrow.core.image_formats import is_image
+from evergrow.core.items import ImageFiles
+from evergrow.core.optional import require
+from evergrow.core.wording import hint
+from evergrow.data.labelled import Label, LabelledItems, integers, listed, shown
+from evergrow.data.options import DataOptions
+from evergrow.data.pairs import pair_reader, partner
+from evergrow.data.readers import register_file_format, register_layout
+from evergrow.data.trees import DiskTree, FileTree
+
+LIST_SUFFIXES = (".txt", ".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """A list as it is written.
+
+    Parameters
+    ----------
+    path : Path
+        The list.
+    names : list of str
+        Paths of images, with forward slashes.
+    labels : list of str or int
+        Their labels.
+    """
+
+    path: Path
+    names: list[str]
+    labels: Sequence[Label]
+
+
+def read_lists(train: Path, test: Path | None, options: DataOptions) -> LabelledItems:
+    """Read a training list and, if there is one, a test list.
+
+    Raises
+    ------
+    FileFormatError
+        If a list cannot be understood; the message has the line.
+    InputError
+        If an image is named twice.
+    DatasetNotFoundError
+        If images are missing; the message says where they were looked for.
+    """
+    lists = [read_list(path) for path in (train, test) if path is not None]
+    _check_unique(lists)
+    root, drop = _find_root(lists[0], options)
+    names = [_located(part, root, drop) for part in lists]
+    labels = [part.labels for part in lists]
+    return LabelledItems(
+        "lists",
+        ImageFiles(root, tuple(names[0])),
+        labels[0],
+        ImageFiles(root, tuple(names[1])) if test is not None else None,
+        labels[1] if test is not None else (),
+        names=_names_from_folders(names, labels),
+        notes=[f"lists: {', '.join(part.path.name for part in lists)}"],
+    )
+
+
+@register_file_format("list", LIST_SUFFIXES, paired=True)
+def read_list_file(path: Path, options: DataOptions) -> LabelledItems:
+    """Read a list and, if there is one, the test list that goes with it."""
+    return read_lists(path, partner(path), options)
+
+
+def _lists_in(tree: FileTree, train: str, test: str | None, options: DataOptions) -> LabelledItems:
+    return read_lists(Path(tree.place(train)), None if test is None else Path(tree.place(test)), options)
+
+
+_FITS, _READ_FOLDER = pair_reader(LIST_SUFFIXES, _lists_in)
+
+
+@register_layout("lists", fits=lambda folder: _FITS(DiskTree(folder)), rank=60)
+def read_lists_folder(folder: Path, options: DataOptions) -> LabelledItems:
+    """Read a folder that holds a training list and a test list."""
+    return _READ_FOLDER(DiskTree(folder), options)
+
+
+def read_list(path: Path) -> ImageList:
+    r"""Read one list of either form.
+
+    In a text file, each line is a path and a label parted by blanks or a tab; a line that ends with the name of an
+    image has no label and takes that of its folder. A path may be a pattern such as ``cats/*.jpg``. Lines that begin
+    with ``# `` are comments.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from evergrow.data.lists import read_list
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "train.txt")
+    ...     _ = file.write_text("cat/1.jpg 0\ndog/1.jpg 1\n")
+    ...     read_list(file).labels
+    [0, 1]
+    """
+    names, labels = _parse_yaml(path) if path.suffix.lower() in (".yaml", ".yml") else _parse_text(path)
+    if not names:
+        raise FileFormatError(f"{path} must name at least one image, got none")
+    return ImageList(path, [posixpath.normpath(name.replace("\\", "/")) for name in names], labels)
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+
+
+def _parse_text(path: Path) -> tuple[list[str], Sequence[Label]]:
+    names: list[str] = []
+    labels: list[str] = []
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        text = line.strip()
+        if not text or text.startswith("# "):
+            continue
+        name, label = _parse_line(text)
+        if not name or not label:
+            raise FileFormatError(f"{path} line {number} must be a path and a label, got {text!r}")
+        for match in _matches(path, number, name):
+            names.append(match)
+            labels.append(_folder(match) if is_image(text) else label)
+    return names, integers(labels)
+
+
+def _matches(path: Path, number: int, name: str) -> list[str]:
+    """Return the images that a line names: one, or all that its pattern matches beside the list."""
+    if not glob.has_magic(name) or (path.parent / name).is_file():
+        return [name]
+    found = glob.glob(name, root_dir=path.parent, recursive=True)
+    images = sorted(match for match in found if is_image(match))
+    if not images:
+        raise DatasetNotFoundError(f"{path} line {number} must match at least one image, got none for {name!r}")
+    return images
+
+
+def _parse_line(text: str) -> tuple[str, str]:
+    if is_image(text):
+        return text, PurePosixPath(text.replace("\\", "/")).parent.name
+    name, _, label = text.rpartition("\t") if "\t" in text else text.rpartition(" ")
+    return name.strip(), label.strip()
+
+
+def _parse_yaml(path: Path) -> tuple[list[str], Sequence[Label]]:
+    yaml = require("yaml", extra="datasets", purpose=f"reading {path.name}")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was compiled in
+    try:
+        content = yaml.load(read_text(path), Loader=loader)
+    except yaml.YAMLError as error:
+        raise FileFormatError(f"{path} must be YAML of plain values: {error}") from error
+    if not isinstance(content, dict) or not {"data", "targets"} <= set(content):
+        keys = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__
+        raise FileFormatError(f"{path} must hold the lists 'data' and 'targets', got {keys}")
+    names, labels = content["data"], content["targets"]
+    if not isinstance(names, list) or not isinstance(labels, list) or len(names) != len(labels):
+        sizes = [len(part) if isinstance(part, list) else type(part).__name__ for part in (names, labels)]
+        raise FileFormatError(f"{path} must hold lists 'data' and 'targets' of one length, got {sizes[0]}, {sizes[1]}")
+    for row, (name, label) in enumerate(zip(names, labels, strict=True)):
+        if not isinstance(name, str) or not name or isinstance(label, bool) or not isinstance(label, (int, str)):
+            raise FileFormatError(f"{path} entry {row} must be a path and a label, got {name!r} and {label!r}")
+    if all(isinstance(label, int) for label in labels):
+        return names, labels
+    return names, integers([str(label) for label in labels])
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file in UTF-8, with or without a byte order mark, or say which line is not."""
+    return DiskTree(path.parent).text(path.name)
+
+
+# -- where the images are ---------------------------------------------------------------------------------
+
+
+def _check_unique(lists: Sequence[ImageList]) -> None:
+    seen: dict[str, str] = {}
+    for part in lists:
+        for name in part.names:
+            if name in seen:
+                where = part.path.name if seen[name] == part.path.name else f"{seen[name]} and {part.path.name}"
+                raise InputError(f"images must be named once, got {name!r} twice in {where}")
+            seen[name] = part.path.name
+
+
+def _find_root(part: ImageList, options: DataOptions) -> tuple[Path, int]:
+    """Return the folder that the images lie in, and how many leading folders of their names to drop.
+
+    Lists of the field name their images from the folder that some program was run in (``data/imagenet-r/...``), so
+    the list's surroundings are tried with ever shorter names.
+    """
+    given = options.root_path
+    bases = [given] if given is not None else [part.path.parent, *list(part.path.absolute().parent.parents)[:3]]
+    folders = [folder for base in bases for folder in (base, base / "images", base / "data")]
+    step = max(len(part.names) // 5, 1)
+    for name in part.names[::step]:  # the first image may be the one that is missing
+        pieces = PurePosixPath(name).parts
+        for folder in folders:
+            for drop in range(len(pieces)):
+                if (folder / PurePosixPath(*pieces[drop:])).is_file():
+                    return folder, drop
+    looked = ", ".join(str(base) for base in bases)
+    raise DatasetNotFoundError(
+        f"the images of {part.path} must be on disk, got none of them: looked for {shown(part.names[0])} in {looked} "
+        "and in images/ and data/ there, also with leading folders dropped"
+        f"{hint('root', '; name the folder they are in by {}')}"
+    )
+
+
+def _located(part: ImageList, root: Path, drop: int) -> list[str]:
+    names = ["/".join(PurePosixPath(name).parts[drop:]) or name for name in part.names] if drop else part.names
+    missing = [name for name in names if not os.path.isfile(root / name)]
+    if missing:
+        raise DatasetNotFoundError(
+            f"the images of {part.path} must be in {root}, "
+            f"but {len(missing)} of {len(names)} are not: {listed(missing)}"
+        )
+    return names
+
+
+def _names_from_folders(names: Sequence[list[str]], labels: Sequence[Sequence[Label]]) -> dict[int, str]:
+    """Return the folder names of integer labels if folders and labels go together one to one."""
+    folder_of: dict[int, str] = {}
+    for part, codes in zip(names, labels, strict=True):
+        for name, label in zip(part, codes, strict=True):
+            if not isinstance(label, int) or folder_of.setdefault(label, _folder(name)) != _folder(name):
+                return {}
+    return folder_of if len(set(folder_of.values())) == len(folder_of) and all(folder_of.values()) else {}
+
+
+def _folder(name: str) -> str:
+    return posixpath.basename(posixpath.dirname(name))

@@ -1,0 +1,230 @@
+"""Images of every kind as 8-bit RGB, or an error that names the one that cannot be read."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergrow.core.errors import ImageError
+from evergrow.core.image_formats import HEIC, RAW, plugin_format
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_PIXELS = 178_956_970
+"""Images with more pixels are refused before they are decoded (the point where Pillow refuses them too)."""
+
+ImageSource = str | os.PathLike[str] | bytes | NDArray[Any] | Any
+"""What :func:`decode_image` takes: a path, the bytes of a file, a PIL image or a uint8 array."""
+
+_PIL_LIMIT = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _PIL_LIMIT
+    _PIL_LIMIT = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # a worker process must not inherit a lock that a thread held at that moment
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def decode_image(
+    source: ImageSource,
+    *,
+    name: str | None = None,
+    max_pixels: int = MAX_PIXELS,
+    draft_size: Callable[[int, int], tuple[int, int] | None] | None = None,
+) -> Image:
+    """Return an image in RGB, the right way up.
+
+    An orientation noted in the EXIF data is applied. Grey, palette and CMYK images become RGB as Pillow's
+    ``convert("RGB")`` makes them; an alpha channel is dropped, not laid over a colour. 16-bit grey is scaled to 8 bits
+    (Pillow would clip it). Of an animation the first frame counts.
+
+    Parameters
+    ----------
+    source : path-like, bytes, PIL.Image.Image or ndarray
+        A file, the content of a file, an image, or uint8 pixels of shape (height, width), (height, width, 1),
+        (height, width, 3) or (height, width, 4).
+    name : str, optional
+        What to call the image in messages; the path by default.
+    max_pixels : int
+        Larger images are refused before they are decoded.
+    draft_size : callable, optional
+        From the height and width of an image to those that a JPEG decoder must not go below, or to None: it may then
+        give a half, a quarter or an eighth of the image, which is faster.
+
+    Returns
+    -------
+    PIL.Image.Image
+        In mode ``"RGB"``, fully read; no file stays open.
+
+    Raises
+    ------
+    ImageError
+        If it cannot be read whole; the message names it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.features import decode_image
+    >>> image = decode_image(np.full((4, 6), 128, dtype=np.uint8))
+    >>> image.mode, image.size, image.getpixel((0, 0))
+    ('RGB', (6, 4), (128, 128, 128))
+    """
+    from PIL import Image
+
+    if isinstance(source, np.ndarray):
+        return _from_array(source, name or "the array", max_pixels)
+    if isinstance(source, Image.Image):
+        with _readable(name or "the image"):
+            _check_size(source, max_pixels)
+            return _to_rgb(source)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        name = name or f"{len(source)} bytes"
+        opened: Any = io.BytesIO(source)
+    elif isinstance(source, (str, os.PathLike)):
+        opened = Path(source)
+        name = name or str(opened)
+    else:
+        raise ImageError(f"image must be a path, bytes, a PIL image or a uint8 array, got {type(source).__name__}")
+    if plugin_format(name) is RAW and RAW.installed:
+        return _from_raw(opened, name, max_pixels)
+    with _readable(name), opened_image(opened) as image:
+        _check_size(image, max_pixels)
+        least = draft_size(image.height, image.width) if draft_size is not None else None
+        if least is not None and image.mode == "RGB":
+            image.draft(None, (least[1], least[0]))  # what is no JPEG takes no notice
+        image.load()
+        return _to_rgb(image)
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Turn whatever a decoder raises into an error with the image's name."""
+    try:
+        yield
+    except ImageError as error:
+        raise ImageError(f"{error} (in {name})") from error
+    except MemoryError:
+        raise  # says something about the machine, not about the image
+    except Exception as error:  # decoders meet broken files with any exception: OSError, SyntaxError, struct.error, ...
+        raise ImageError(f"image must be a readable image file, got {name}: {_reason(error, name)}") from error
+
+
+def _reason(error: Exception, name: str) -> str:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        kind = plugin_format(name)
+        if kind is not None and not kind.installed:
+            return f"{kind.title} images are not read as they are; {kind.remedy}"
+        return "its content is of no known image format"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror  # the path is in the message already
+    return str(error) or type(error).__name__
+
+
+@contextmanager
+def opened_image(opened: Any) -> Iterator[Image]:
+    """Open lazily, without Pillow's own limit: its global would decide for the caller, and warn at half of it."""
+    from PIL import Image
+
+    _register_heif()
+    with _PIL_LIMIT:
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            image = Image.open(opened)
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
+    with image:
+        yield image
+
+
+@cache
+def _register_heif() -> None:
+    """Let Pillow read HEIC images, where the plugin for them is installed."""
+    if HEIC.installed:
+        importlib.import_module(HEIC.module).register_heif_opener()
+
+
+def _from_raw(opened: Any, name: str, max_pixels: int) -> Image:
+    """Return the image that a camera's own file holds, developed as the camera would."""
+    from PIL import Image
+
+    rawpy = importlib.import_module(RAW.module)
+    with _readable(name), rawpy.imread(opened if isinstance(opened, io.BytesIO) else os.fspath(opened)) as raw:
+        if raw.sizes.raw_width * raw.sizes.raw_height > max_pixels:
+            raise ImageError(
+                f"image must have at most {max_pixels:,} pixels, got {raw.sizes.raw_width} x {raw.sizes.raw_height}"
+            )
+        return Image.fromarray(raw.postprocess(use_camera_wb=True)).convert("RGB")
+
+
+def _check_size(image: Image, max_pixels: int) -> None:
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise ImageError(f"image must have at least one pixel, got {width} x {height}")
+    if width * height > max_pixels:
+        raise ImageError(
+            f"image must have at most {max_pixels:,} pixels, got {width} x {height} = {width * height:,}; "
+            "make it smaller"
+        )
+
+
+def _to_rgb(image: Image) -> Image:
+    from PIL import ImageOps
+
+    try:
+        upright = ImageOps.exif_transpose(image)
+    except Exception:  # a damaged EXIF block says nothing about the pixels
+        upright = image
+    if upright.mode == "RGB":
+        return upright.copy() if upright is image else upright
+    if upright.mode.startswith(("I", "F")):
+        return _scaled_to_bytes(upright).convert("RGB")
+    if upright.mode == "P" and "transparency" in upright.info:
+        upright = upright.convert("RGBA")  # the same colours, without a warning about transparency
+    return upright.convert("RGB")
+
+
+def _scaled_to_bytes(image: Image) -> Image:
+    """Scale grey levels of 16 bits, 32 bits or floating point to 0..255."""
+    from PIL import Image
+
+    levels = np.asarray(image).astype(np.float64)
+    if not np.isfinite(levels).all():
+        raise ImageError("image must have finite grey levels, got NaN or infinity")
+    low, high = float(levels.min()), float(levels.max())
+    if image.mode == "F" and low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    elif image.mode != "F" and low >= 0 and high <= 65535:
+        low, high = 0.0, 65535.0  # the range of the format, so that a dark image stays dark
+    span = high - low or 1.0
+    return Image.fromarray(np.rint((levels - low) / span * 255).astype(np.uint8))
+
+
+def _from_array(array: NDArray[Any], name: str, max_pixels: int) -> Image:
+    from PIL import Image
+
+    channels = array.shape[2] if array.ndim == 3 else 1
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or channels not in (1, 3, 4) or array.size == 0:
+        raise ImageError(
+            f"image must be uint8 of shape (height, width) or (height, width, 1, 3 or 4), got {array.dtype} of shape "
+            f"{array.shape} (in {name})"
+        )
+    with _readable(name):
+        image = Image.fromarray(np.ascontiguousarray(array[..., 0] if array.ndim == 3 and channels == 1 else array))
+        _check_size(image, max_pixels)
+        return image.convert("RGB")

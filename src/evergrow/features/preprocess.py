@@ -1,0 +1,351 @@
+"""From a decoded image to the tensor a backbone expects; the settings travel with the backbone and the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+from typing_extensions import Self
+
+from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.core.registry import Registry
+from evergrow.core.validation import check_choice, check_number
+from evergrow.core.wording import setting
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+CropMode = Literal["center", "squash", "border"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_LARGEST_STORED = 4096
+"""Sides of images that a file may ask for: three times what any backbone takes, and 200 MB."""
+
+TORCH_FILTERS = ("bilinear", "bicubic")
+"""Filters that torch resizes with, antialiased."""
+
+_RESIZED_LIMIT = 2**26
+"""Beyond so many resized pixels (a strip 1 pixel wide) only the part that the crop keeps is computed."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize, crop, scale to [0, 1], normalise.
+
+    Parameters
+    ----------
+    size : tuple of int
+        Height and width of the result.
+    resize : tuple of int
+        Height and width that images are resized for before the crop.
+    crop_mode : {"center", "squash", "border"}
+        ``"center"`` resizes the shorter side and cuts out the centre; ``"squash"`` resizes both sides, whatever the
+        proportions; ``"border"`` resizes the longer side and fills up with the mean colour.
+    interpolation : str
+        Pillow's filter for resizing, with antialiasing.
+    mean, std : tuple of float
+        Per channel, for pixels in [0, 1]. Means of 0 and deviations of 1 leave the pixels alone.
+    quick : bool
+        Resize by torch instead of Pillow, three times as fast, and let JPEG decoders leave out detail that resizing
+        would throw away. Pixels then differ by a level or two here and there, and more in photographs of at least four
+        times the size.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.features import Preprocessing, decode_image
+    >>> image = decode_image(np.zeros((300, 400, 3), dtype=np.uint8))
+    >>> tuple(Preprocessing.pilot()(image).shape)
+    (3, 224, 224)
+    >>> Preprocessing.from_dict(Preprocessing.pilot().to_dict()) == Preprocessing.pilot()
+    True
+    """
+
+    size: tuple[int, int] = (224, 224)
+    resize: tuple[int, int] = (256, 256)
+    crop_mode: CropMode = "center"
+    interpolation: Interpolation = "bicubic"
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        for name, length in (("size", 2), ("resize", 2), ("mean", 3), ("std", 3)):
+            value = getattr(self, name)
+            if not isinstance(value, (tuple, list)) or len(value) != length:
+                raise ParameterError(f"{name} must have {length} numbers, got {value!r}")
+            for part in value:
+                if length == 2:
+                    check_number(name, part, low=1, high=65536, integer=True)
+                else:
+                    check_number(name, part, low=0, low_open=name == "std")
+            object.__setattr__(self, name, tuple(int(v) if length == 2 else float(v) for v in value))
+        check_choice("crop_mode", self.crop_mode, get_args(CropMode))
+        check_choice("interpolation", self.interpolation, get_args(Interpolation))
+        if not isinstance(self.quick, bool):
+            raise ParameterError(f"quick must be True or False, got {self.quick!r}")
+        if self.quick and self.interpolation not in TORCH_FILTERS:
+            raise ParameterError(
+                f"interpolation must be {' or '.join(map(repr, TORCH_FILTERS))} to be quick, got {self.interpolation!r}"
+            )
+
+    @classmethod
+    def pilot(cls, size: int = 224) -> Self:
+        """Return pixels in [0, 1] without normalisation, the shorter side resized to 8/7 of the crop (256 for 224)."""
+        check_number("size", size, low=1, integer=True)
+        resized = round(size * 256 / 224)
+        return cls((size, size), (resized, resized), "center", "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+    @classmethod
+    def pilot_cifar(cls, size: int = 224) -> Self:
+        """Return pixels in [0, 1] without normalisation, resized to the crop's size: nothing of a square is cut off."""
+        check_number("size", size, low=1, integer=True)
+        return cls((size, size), (size, size), "center", "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+    @classmethod
+    def from_timm(cls, config: Mapping[str, Any]) -> Self:
+        """Return what timm's evaluation transform does with ``timm.data.resolve_model_data_config(model)``."""
+        _, height, width = config["input_size"]
+        crop_fraction = config.get("crop_pct") or 0.875
+        resize = (math.floor(height / crop_fraction), math.floor(width / crop_fraction))
+        mode = config.get("crop_mode") or "center"
+        if mode not in get_args(CropMode):
+            mode = "center"
+        # timm resizes for a crop that is not square with its default filter, whatever the model asks for.
+        plain = mode != "center" or resize[0] == resize[1]
+        interpolation = (config.get("interpolation") or "bilinear") if plain else "bilinear"
+        values = {"crop_mode": mode, "interpolation": interpolation, "mean": config["mean"], "std": config["std"]}
+        return cls((height, width), resize, **values)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the settings that :meth:`to_dict` gave; optional ones of a later evergrow decide nothing.
+
+        Raises
+        ------
+        FileFormatError
+            If one is missing or out of range; sizes from files are bounded, since images of that size are made.
+        """
+        names = [item.name for item in fields(cls) if item.name != "quick"]
+        if not isinstance(values, Mapping) or not set(names) <= set(values):
+            raise FileFormatError(f"preprocessing must be described by {sorted(names)}, got {_keys(values)}")
+        try:
+            made = cls(**{name: values[name] for name in names}, quick=values.get("quick", False))
+        except (ParameterError, OverflowError) as error:
+            raise FileFormatError(f"preprocessing must be described by sound values, but {error}") from error
+        if max(made.size) > _LARGEST_STORED:
+            raise FileFormatError(
+                f"preprocessing must give images of at most {_LARGEST_STORED} pixels, got {made.size}"
+            )
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values that JSON keeps as they are."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        if not self.quick:  # descriptions, and keys made from them, stay what they were
+            del values["quick"]
+        return values
+
+    def __call__(self, image: Image) -> Tensor:
+        """Return a float32 tensor (3, height, width) of an image in RGB.
+
+        Parameters
+        ----------
+        image : PIL.Image.Image
+            From :func:`decode_image`.
+        """
+        return self.normalised(self.pixels(image).contiguous())
+
+    def pixels(self, image: Image) -> Tensor:
+        """Return the bytes (3, height, width) of an image in RGB, resized and cropped: a quarter of the tensor's size.
+
+        Workers send these; :meth:`normalised` does the rest where the backbone computes.
+        """
+        if getattr(image, "mode", None) != "RGB":
+            raise InputError(
+                f"image must be a PIL image in RGB (see decode_image), got {getattr(image, 'mode', image)!r}"
+            )
+        quickly = self._quick_pixels(image) if self.quick else None
+        return _bytes(self._cropped(image)) if quickly is None else quickly
+
+    def draft_size(self, height: int, width: int) -> tuple[int, int] | None:
+        """Return the height and width that a decoder must not go below for an image of this size; None: all of it."""
+        if not self.quick:
+            return None
+        upright, lying = self._resized_size(height, width), self._resized_size(width, height)
+        # It may yet be turned; and twice the size leaves the filter something to do.
+        return 2 * max(upright[0], lying[1]), 2 * max(upright[1], lying[0])
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Return bytes (..., 3, height, width) as the float32 tensor that a backbone expects, on the same device.
+
+        Examples
+        --------
+        >>> import numpy as np, torch
+        >>> from evergrow.features import Preprocessing, decode_image
+        >>> own = Preprocessing()
+        >>> image = decode_image(np.full((300, 400, 3), 99, dtype=np.uint8))
+        >>> torch.equal(own.normalised(own.pixels(image)), own(image))
+        True
+        """
+        return _normalised(pixels, self.mean, self.std)
+
+    def _cropped(self, image: Image) -> Image:
+        height, width = self._resized_size(image.height, image.width)
+        top, left = _offset(height, self.size[0]), _offset(width, self.size[1])
+        resample = resampling(self.interpolation)
+        box = (left, top, left + self.size[1], top + self.size[0])
+        covers = height >= self.size[0] and width >= self.size[1]
+        if height * width > _RESIZED_LIMIT and covers:
+            across, down = image.width / width, image.height / height
+            part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+            return image.resize((self.size[1], self.size[0]), resample, box=part)
+        if (width, height) != image.size:
+            image = image.resize((width, height), resample)
+        return image.crop(box) if covers else self._padded(image)
+
+    def _quick_pixels(self, image: Image) -> Tensor | None:
+        """Return the bytes of the crop, resized by torch; None where borders must be filled or it is a strip."""
+        window = self.window(image.height, image.width)
+        if window is None:
+            return None
+        (height, width), top, left = window
+        pixels = _bytes(image)[None]
+        if (height, width) != pixels.shape[2:]:
+            pixels = interpolate(pixels, (height, width), mode=self.interpolation, antialias=True)
+        return pixels[0, :, top : top + self.size[0], left : left + self.size[1]]
+
+    def window(self, height: int, width: int) -> tuple[tuple[int, int], int, int] | None:
+        """Return the size that an image is resized to, and the top and left of the crop in it.
+
+        None where borders must be filled, or where it is a strip of which only a part is worth computing.
+        """
+        resized = self._resized_size(height, width)
+        if resized[0] < self.size[0] or resized[1] < self.size[1] or resized[0] * resized[1] > _RESIZED_LIMIT:
+            return None
+        return resized, _offset(resized[0], self.size[0]), _offset(resized[1], self.size[1])
+
+    def _resized_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return height and width after resizing, rounded as torchvision (one target) and timm (two targets) do."""
+        if self.crop_mode == "squash":
+            return self.resize
+        if self.crop_mode == "center" and self.resize[0] == self.resize[1]:
+            short = self.resize[0]
+            long = int(short * max(height, width) / min(height, width))
+            return (short, long) if height <= width else (long, short)
+        ratios = (height / self.resize[0], width / self.resize[1])
+        ratio = max(ratios) if self.crop_mode == "border" else min(ratios)
+        return max(round(height / ratio), 1), max(round(width / ratio), 1)
+
+    def _padded(self, image: Image) -> Image:
+        """Lay the image on the middle of a background where it is too small, and cut where it is too large."""
+        from PIL import Image as PILImage
+
+        border = self.crop_mode == "border"
+        fill = tuple(round(255 * value) for value in self.mean) if border else (0, 0, 0)
+        height, width = max(self.size[0], image.height), max(self.size[1], image.width)
+        background = PILImage.new("RGB", (width, height), fill)
+        background.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
+        top, left = _offset(height, self.size[0]), _offset(width, self.size[1])
+        return background.crop((left, top, left + self.size[1], top + self.size[0]))
+
+
+def _keys(values: Any) -> str:
+    return str(sorted(map(str, values))[:10]) if isinstance(values, Mapping) else type(values).__name__
+
+
+Preset = Callable[[Preprocessing], Preprocessing]
+"""From the preprocessing that a model was trained with to the one that it is to be run with."""
+
+PRESETS: Registry[Preset] = Registry("preset")
+"""Named preprocessings: the model's own, and the two that published continual-learning numbers used."""
+
+
+def register_preset(name: str) -> Callable[[Preset], Preset]:
+    """Return a decorator that makes a preprocessing known by a name.
+
+    Parameters
+    ----------
+    name : str
+        What ``create_backbone(preset=...)`` and ``--preset`` call it.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> from evergrow.features.preprocess import PRESETS, Preprocessing, register_preset
+    >>> @register_preset("whole")
+    ... def whole(own):
+    ...     return replace(own, resize=own.size, crop_mode="squash")
+    >>> PRESETS["whole"](Preprocessing()).crop_mode
+    'squash'
+    >>> PRESETS.remove("whole")
+    """
+    return PRESETS.register(name)
+
+
+@register_preset("timm")
+def _own_preset(own: Preprocessing) -> Preprocessing:
+    """Return what the model itself asks for."""
+    return own
+
+
+@register_preset("quick")
+def _quick_preset(own: Preprocessing) -> Preprocessing:
+    """Return what the model itself asks for, resized by torch out of JPEGs that are decoded in part."""
+    return replace(own, quick=True)
+
+
+@register_preset("pilot")
+def _pilot_preset(own: Preprocessing) -> Preprocessing:
+    """Return the preprocessing of published continual-learning numbers."""
+    return Preprocessing.pilot(_square(own, "pilot"))
+
+
+@register_preset("pilot-cifar")
+def _pilot_cifar_preset(own: Preprocessing) -> Preprocessing:
+    """Return the preprocessing of published numbers on CIFAR-100."""
+    return Preprocessing.pilot_cifar(_square(own, "pilot-cifar"))
+
+
+def _square(own: Preprocessing, preset: str) -> int:
+    if own.size[0] != own.size[1]:
+        raise ParameterError(
+            f"{setting('preset')} must be 'timm' for a model whose images are not square, got {preset!r}"
+        )
+    return own.size[0]
+
+
+def _offset(length: int, wanted: int) -> int:
+    return round((length - wanted) / 2.0)
+
+
+def resampling(interpolation: str) -> Any:
+    """Return Pillow's filter of this name."""
+    from PIL.Image import Resampling
+
+    return Resampling[interpolation.upper()]
+
+
+def to_tensor(image: Image, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Return an image as a normalised float32 tensor (3, height, width)."""
+    return _normalised(_bytes(image).contiguous(), mean, std)
+
+
+def _bytes(image: Image) -> Tensor:
+    return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1)
+
+
+def _normalised(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    result = pixels.to(torch.float32).div_(255)
+    if any(mean) or any(value != 1 for value in std):
+        result.sub_(result.new_tensor(mean).view(-1, 1, 1)).div_(result.new_tensor(std).view(-1, 1, 1))
+    return result

@@ -1,0 +1,6 @@
+"""Incremental classifiers on feature vectors."""
+
+from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.scl import SCLClassifier
+
+__all__ = ["HEADS", "IncrementalClassifier", "SCLClassifier"]

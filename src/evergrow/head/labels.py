@@ -1,0 +1,185 @@
+"""An open set of labels: any one kind (integers, strings, ...), growing and shrinking, always sorted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evergrow.core.errors import InputError, LabelError
+from evergrow.core.fields import Fields
+from evergrow.core.wording import setting
+
+_KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers", "U": "strings", "S": "bytes"}
+
+
+LARGEST_WEIGHT = 1e9
+"""What one sample may count for at most; sums of such weights stay exact."""
+
+_STORED: dict[str, tuple[Any, tuple[type, ...]]] = {
+    "b": (np.bool_, (bool,)),
+    "i": (np.int64, (int,)),
+    "u": (np.uint64, (int,)),
+    "f": (np.float64, (int, float)),
+    "U": (np.str_, (str,)),
+}
+"""Kinds of labels that a file holds: their type here, and that of their values in JSON."""
+
+
+@dataclass(frozen=True)
+class LabelUpdate:
+    """What a batch of labels means for the table of classes.
+
+    Parameters
+    ----------
+    classes : ndarray of shape (C,)
+        All classes after the batch, sorted.
+    columns : list of int
+        For each of them its column before the batch, -1 where it is new.
+    codes : ndarray of shape (n,)
+        Position of every label in ``classes``.
+    weights : ndarray of shape (n,) or None
+        What each sample counts for; None where each counts as one.
+    """
+
+    classes: NDArray[Any]
+    columns: list[int]
+    codes: NDArray[np.int64]
+    weights: NDArray[np.float64] | None = None
+
+
+def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
+    """Return labels as a 1-D array of one kind, one per row, or raise :class:`LabelError`."""
+    if isinstance(y, torch.Tensor):
+        y = y.detach().cpu().numpy()
+    if type(y) is np.ndarray and y.dtype.kind in "iU" and y.shape == (n_rows,):
+        return y  # what a stream hands over: scikit-learn's checks would find nothing
+    if y is None:
+        raise LabelError("y must be one label per row, got None (requires y to be passed, but the target y is None)")
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import column_or_1d
+
+    try:
+        labels = column_or_1d(y, warn=True)
+        check_classification_targets(labels)
+    except (ValueError, TypeError) as error:
+        raise LabelError(f"y must be a 1-D sequence of class labels: {error}") from error
+    if labels.shape[0] != n_rows:
+        raise LabelError(f"y must have one label per row of X ({n_rows}), got {labels.shape[0]}")
+    if labels.dtype.kind == "O":
+        labels = _from_objects(labels)
+    if labels.dtype.kind not in _KINDS:
+        raise LabelError(f"labels must be integers, strings or booleans, got {labels.dtype}")
+    return np.asarray(labels)
+
+
+def _from_objects(labels: NDArray[Any]) -> NDArray[Any]:
+    """Turn an object array into a typed one if all its entries are of one kind."""
+    if all(isinstance(label, str) for label in labels):
+        return labels.astype(str)
+    typed = np.array(labels.tolist())
+    if typed.dtype.kind in "USO":  # numpy would silently turn numbers into strings
+        kinds = sorted({type(label).__name__ for label in labels})
+        raise LabelError(f"labels must all be of one kind, got a mix of {', '.join(kinds)}")
+    return typed
+
+
+def update_labels(known: NDArray[Any] | None, labels: NDArray[Any]) -> LabelUpdate:
+    """Fit new labels into the table of known classes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.head.labels import update_labels
+    >>> change = update_labels(np.array([1, 5]), np.array([3, 5]))
+    >>> change.classes.tolist(), change.columns, change.codes.tolist()
+    ([1, 3, 5], [0, -1, 1], [1, 2])
+    """
+    if known is None or len(known) == 0:
+        classes, codes = np.unique(labels, return_inverse=True)
+        return LabelUpdate(classes, [-1] * len(classes), codes.astype(np.int64))
+    check_kind(known, labels)
+    classes = np.union1d(known, labels)
+    return LabelUpdate(classes, column_map(known, classes), np.searchsorted(classes, labels).astype(np.int64))
+
+
+def check_kind(known: NDArray[Any], labels: NDArray[Any]) -> None:
+    """Raise :class:`LabelError` if new labels are of another kind than the known ones."""
+    old, new = _KINDS.get(known.dtype.kind), _KINDS.get(labels.dtype.kind)
+    if old != new:
+        raise LabelError(f"labels must be {old} as before, got {new} ({labels[:1].tolist()[0]!r})")
+
+
+def column_map(known: NDArray[Any], classes: NDArray[Any]) -> list[int]:
+    """Return for each of ``classes`` its position in ``known``, -1 where it is new."""
+    place = {label: index for index, label in enumerate(known.tolist())}
+    return [place.get(label, -1) for label in classes.tolist()]
+
+
+def known_codes(known: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int64]:
+    """Return positions of labels that must all be known, or raise :class:`LabelError`."""
+    check_kind(known, labels)
+    missing = np.setdiff1d(labels, known)
+    if len(missing):
+        raise LabelError(f"labels must be known classes, got {missing[:5].tolist()} that were never learned")
+    return np.searchsorted(known, labels).astype(np.int64)
+
+
+def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
+    """Return weights as a 1-D array, one per row, or None where every one is one; raise :class:`InputError`.
+
+    Examples
+    --------
+    >>> from evergrow.head.labels import as_weights
+    >>> as_weights([1, 2, 0.5], 3).tolist(), as_weights([1, 1], 2)
+    ([1.0, 2.0, 0.5], None)
+    """
+    if sample_weight is None:
+        return None
+    if isinstance(sample_weight, torch.Tensor):
+        sample_weight = sample_weight.detach().cpu().numpy()
+    try:
+        weights = np.asarray(sample_weight, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{setting('sample_weight')} must be numbers, got {type(sample_weight).__name__}") from None
+    if weights.shape != (n_rows,):
+        raise InputError(f"{setting('sample_weight')} must be one number per row ({n_rows}), got shape {weights.shape}")
+    bad = ~((weights >= 0) & (weights <= LARGEST_WEIGHT))
+    if bad.any():
+        row = int(bad.argmax())
+        raise InputError(
+            f"{setting('sample_weight')} must be between 0 and {LARGEST_WEIGHT:g}, got {weights[row]:g} in row {row}"
+        )
+    if not weights.any():
+        raise InputError(f"{setting('sample_weight')} must be above 0 for at least one row, got none")
+    return None if (weights == 1.0).all() else weights
+
+
+# -- files ----------------------------------------------------------------------------------------------------
+
+
+def written_labels(labels: NDArray[Any]) -> dict[str, Any]:
+    """Return labels in a form that JSON holds, or raise :class:`InputError`."""
+    if labels.dtype.kind not in _STORED:
+        raise InputError(f"labels must be integers, numbers, strings or booleans to be saved, got {labels.dtype}")
+    return {"kind": labels.dtype.kind, "values": labels.tolist()}
+
+
+def read_labels(fields: Fields, *, in_order: bool = True) -> NDArray[Any]:
+    """Return the labels that :func:`written_labels` wrote: of one kind, each once, and sorted unless told otherwise."""
+    dtype, types = _STORED[fields.text("kind", choices=_STORED)]
+    values = fields.values("values")
+    if any(not isinstance(value, types) or (isinstance(value, bool) and bool not in types) for value in values):
+        fields.require(False, "labels are not all of their kind")
+    try:
+        labels = np.asarray(values, dtype=dtype)
+    except (OverflowError, ValueError, TypeError) as error:
+        fields.require(False, f"a label is out of range: {error}")
+    fields.require(dtype is not np.float64 or bool(np.isfinite(labels).all()), "a label is not finite")
+    found = np.unique(labels)
+    fields.require(len(found) == len(labels), "a label occurs twice")
+    fields.require(not in_order or bool((found == labels).all()), "labels are not sorted")
+    return labels

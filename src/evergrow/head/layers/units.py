@@ -1,0 +1,181 @@
+"""Drawing random units: the same seed gives the same units, however they are batched and wherever they run."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+
+import torch
+from torch import Tensor
+
+from evergrow.core.errors import ParameterError
+from evergrow.core.seeding import generator
+from evergrow.head.layers.scales import AUTO_SPREADS, FOURIER_BANDWIDTH, Scales, centred_rms, paper_or_given
+
+BIAS_RULES = ("gaussian", "points", "phases")
+
+
+class KeptDirections:
+    """Directions of units that were drawn, to be had again at once; none are kept until room is made for them.
+
+    They depend on the seed and the width of features alone, so a service that begins many models with one backbone
+    draws them once.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Most that is kept; the oldest goes first.
+    """
+
+    def __init__(self, n_bytes: int = 0) -> None:
+        self._room = n_bytes
+        self._kept: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def make_room(self, n_bytes: int) -> None:
+        """Keep up to so many bytes from now on."""
+        with self._guard:
+            self._room = n_bytes
+            self._shrink()
+
+    def get(self, key: tuple[object, ...]) -> Tensor | None:
+        """Return what was kept under a key; never to be changed in place."""
+        with self._guard:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def put(self, key: tuple[object, ...], drawn: Tensor) -> None:
+        """Keep what was drawn, as far as there is room."""
+        with self._guard:
+            self._kept[key] = drawn
+            self._shrink()
+
+    def _shrink(self) -> None:
+        while self._kept and sum(drawn.nbytes for drawn in self._kept.values()) > self._room:
+            self._kept.popitem(last=False)
+
+
+KEPT = KeptDirections()
+"""What this process keeps."""
+
+
+class UnitSampler:
+    """A source of random units ``(w, b)``, addressed by round.
+
+    Round r always yields the same numbers. Within a round block after block is drawn, so the first blocks
+    do not depend on how many follow; weights are drawn in float32 on the CPU and moved.
+
+    Parameters
+    ----------
+    Z : Tensor of shape (n, d)
+        First-task features; ``"auto"`` scales and ``"points"`` biases look at them.
+    scales : "paper", "auto", "spread" or sequence of float
+        Scales of the weights. ``"auto"`` draws a spread of pre-activations for every unit, ``"spread"`` has the same
+        one for all, as cosines want.
+    bias : {"gaussian", "points", "phases"}
+        ``"gaussian"``: ``b ~ N(0, scale^2)`` as in the paper. ``"points"``: ``b = -w . z_i`` for a random
+        first-task sample, so that every unit bends where there is data. ``"phases"``: uniform on a full turn, for
+        cosines.
+    seed : int
+        Seed of the streams.
+    purpose : str
+        Name of the streams.
+    orthogonal : bool
+        Turn the weights of a block so that they are orthogonal, as far as there are dimensions; lengths stay.
+    """
+
+    def __init__(
+        self, Z: Tensor, scales: Scales, bias: str, seed: int, purpose: str, *, orthogonal: bool = False
+    ) -> None:
+        if bias not in BIAS_RULES:
+            raise ParameterError(f"bias must be one of {BIAS_RULES}, got {bias!r}")
+        self.Z = Z
+        self.bias = bias
+        self.seed = seed
+        self.purpose = purpose
+        self.orthogonal = orthogonal
+        self.auto = isinstance(scales, str) and scales == "auto"
+        if self.auto:
+            self.scales = torch.tensor(AUTO_SPREADS, dtype=torch.float64) / centred_rms(Z)
+        elif isinstance(scales, str) and scales == "spread":
+            self.scales = torch.tensor([FOURIER_BANDWIDTH / centred_rms(Z)], dtype=torch.float64)
+        else:
+            self.scales = paper_or_given(scales)
+
+    @property
+    def n_scales(self) -> int:
+        """Steps of the schedule; drawing a scale per unit leaves nothing to step through."""
+        return 1 if self.auto else len(self.scales)
+
+    def normals(self, round_: int, n_blocks: int, block: int, out: Tensor | None = None) -> Tensor:
+        """Return unit normals (n_blocks, d + 1, block), float32, on the CPU; ``out`` is filled where it is given."""
+        stream = generator(self.seed, self.purpose, round_)
+        if out is None:
+            out = torch.empty(n_blocks, self.Z.shape[1] + 1, block)
+        for piece in out:
+            piece.normal_(generator=stream)
+        return out
+
+    def units(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Turn the normals of a round into weights (d, m) and biases (m,) at one step of the schedule."""
+        if self.orthogonal:
+            normals = torch.stack([_orthogonal(piece) for piece in normals])
+        return self._scaled(round_, normals, step)
+
+    def block(self, round_: int, block: int, step: int) -> tuple[Tensor, Tensor]:
+        """Return the first block of a round at one step of the schedule: weights (d, block) and biases (block,)."""
+        key = (self.seed, self.purpose, round_, self.Z.shape[1], block, self.orthogonal)
+        directions = KEPT.get(key)
+        if directions is None:
+            normals = self.normals(round_, 1, block)
+            directions = _orthogonal(normals[0])[None] if self.orthogonal else normals
+            KEPT.put(key, directions)
+        return self._scaled(round_, directions, step)
+
+    def _scaled(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Return the units of directions that are settled."""
+        device, count = self.Z.device, normals.shape[0] * normals.shape[2]
+        scale = self._unit_scales(round_, count, step)
+        normals = normals.to(device, non_blocking=True).transpose(0, 1).reshape(normals.shape[1], count)
+        weights = normals[:-1] * scale
+        if self.bias == "gaussian":
+            return weights, (normals[-1] * scale).to(torch.float64)
+        if self.bias == "phases":
+            stream = generator(self.seed, self.purpose, round_, "phases")
+            turns = torch.rand(count, generator=stream, dtype=torch.float64)
+            return weights, (turns * (2.0 * math.pi)).to(device)
+        stream = generator(self.seed, self.purpose, round_, "points")
+        points = torch.randint(self.Z.shape[0], (count,), generator=stream).to(device)
+        chosen = self.Z[points].to(torch.float64)
+        return weights, -(chosen * weights.T.to(torch.float64)).sum(dim=1)
+
+    def _unit_scales(self, round_: int, count: int, step: int) -> float | Tensor:
+        """Return one scale, or one per unit; a plain number spares the device a transfer."""
+        if not self.auto:
+            return float(self.scales[step].to(torch.float32))
+        stream = generator(self.seed, self.purpose, round_, "scales")
+        low, high = self.scales
+        share = torch.rand(count, generator=stream, dtype=torch.float64)
+        drawn: Tensor = low * (high / low) ** share
+        return drawn.to(self.Z.device, torch.float32)
+
+    def step_scale(self, step: int) -> float:
+        """Return the scale of a step, for the log; with ``"auto"`` the middle of the range."""
+        return float(self.scales.log().mean().exp()) if self.auto else float(self.scales[step])
+
+
+def _orthogonal(normals: Tensor) -> Tensor:
+    """Turn the columns of a block (d + 1, m), whose last row are biases, into orthogonal ones of the same lengths.
+
+    Lengths and directions of normal vectors are independent, so that each column alone is as it was.
+    """
+    turned = normals.clone()
+    width = normals.shape[0] - 1
+    for start in range(0, normals.shape[1], width):
+        columns = normals[:-1, start : start + width].to(torch.float64)
+        basis, triangle = torch.linalg.qr(columns)
+        signs = torch.where(triangle.diagonal() < 0.0, -1.0, 1.0)
+        turned[:-1, start : start + width] = (basis * signs * columns.norm(dim=0)).to(normals.dtype)
+    return turned

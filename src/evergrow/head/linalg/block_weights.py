@@ -1,0 +1,321 @@
+"""Choosing a ridge for every block of columns, from statistics alone.
+
+Columns in blocks b, centred total scatter T, centred cross products Q and a ridge per block, ``L = diag(lambda_b)``:
+
+    P = (T + L)^-1        W = P Q        RSS = |Y|^2 - <W, Q> - <W, L W>        df = tr(P T)
+
+Generalised cross-validation ``N RSS / (N - 1 - df)^2`` falls where a block that does not help is given a larger ridge.
+With ``t_b = log lambda_b`` its slopes for all blocks follow from one factorisation,
+
+    dRSS / dt_b = 2 lambda_b <W, P L W>_b        ddf / dt_b = -lambda_b (tr P - tr P L P)_b
+
+(parts of the sums that belong to b; traces are estimated with the same random signs throughout), so that a handful of
+factorisations finds the best ridges of any number of blocks. Half the rows times the logarithm of the score counts like
+a log-likelihood, and ridges that differ between blocks pay ``sum (t_b - mean)^2 / (2 SPREAD^2)``: few rows say little.
+
+Solving with a ridge per block is solving with one ridge after column j was multiplied by its block's weight
+``w_b ~ lambda_b^-1/2``; weights are returned so that the energy of all columns together stays what it was.
+
+Where there are no more rows than columns, estimated traces mislead: as ridges vanish so do RSS and N - 1 - df, but not
+the error of an estimate. There P is formed. Where rows are far fewer, T = R^T R with R (r, d) of full rank, Q = R^T Z,
+and matrices of order r say the same, with R_b the columns of a block:
+
+    K = I + sum_b R_b R_b^T / lambda_b        RSS = |Y|^2 - |Z|^2 + |K^-1 Z|^2        df = r - tr K^-1
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evergrow.core.errors import NumericalError
+from evergrow.core.seeding import generator
+from evergrow.head.linalg.cholesky import CholeskyFactor, safe_cholesky
+from evergrow.head.linalg.eigen import symmetric_eigh
+
+SPREAD = 2.0
+"""How far, in natural logarithms, the ridges of blocks may be expected to lie apart before anything is seen. Chosen on
+training rows of birds and intents: 1 to 4 do alike."""
+
+PROBES = 32
+STEPS = 8
+
+LARGEST_BLOCK_WEIGHT = 1e3
+"""No weight is larger, or smaller than its inverse."""
+
+_START = 0.1
+"""Common ridge at which the search begins, in units of a row's energy."""
+
+_FURTHEST = 2.0
+"""Longest step, in natural logarithms of a ridge."""
+
+_DECADE = math.log(10.0)
+
+_FREE = 1.0
+"""What a ten times larger ridge may cost, as a log-likelihood, to be where the search begins."""
+
+_ENOUGH = 0.1
+"""Gain that a step promises, as a log-likelihood, below which the search ends."""
+
+
+@dataclass(frozen=True)
+class BlockChoice:
+    """Weights of blocks and what it took to find them.
+
+    Parameters
+    ----------
+    weights : tuple of float
+        What the columns of each block are multiplied by.
+    factorisations : int
+        How many it took.
+    """
+
+    weights: tuple[float, ...]
+    factorisations: int
+
+
+def choose_block_weights(
+    gram: Tensor,
+    cross: Tensor,
+    counts: Tensor,
+    blocks: Sequence[int],
+    given: Sequence[float] | None = None,
+    basis: Tensor | None = None,
+) -> BlockChoice:
+    """Choose the weights of blocks of columns.
+
+    Parameters
+    ----------
+    gram : Tensor of shape (k, k)
+        Sums of products of columns over all rows, G.
+    cross : Tensor of shape (k, C)
+        Sums of rows per class, Q.
+    counts : Tensor of shape (C,)
+        Rows per class.
+    blocks : sequence of int
+        Columns of each block; they add up to d.
+    given : sequence of float, optional
+        Weights that the columns of each block were multiplied by before; those returned come on top of them, and it is
+        both together that should not be far apart.
+    basis : Tensor of shape (d, k), optional
+        V, where the sums over columns are ``V G V^T`` and ``V Q``; without it they are G and Q. The columns of V can
+        also be the rows themselves, with the identity for G and one-hot targets for Q.
+
+    Examples
+    --------
+    The second block is noise:
+
+    >>> import torch
+    >>> from evergrow.head.linalg import choose_block_weights
+    >>> H = torch.randn(300, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> codes = torch.arange(300) % 3
+    >>> H[torch.arange(300), codes] += 1.0
+    >>> Y = torch.nn.functional.one_hot(codes, 3).double()
+    >>> useful, noise = choose_block_weights(H.T @ H, H.T @ Y, Y.sum(dim=0), (6, 6)).weights
+    >>> useful > 2 * noise
+    True
+    """
+    even = tuple(1.0 for _ in blocks)
+    counts = counts.to(gram)
+    rows, classes = float(counts.sum()), int((counts > 0).sum())
+    if len(blocks) < 2 or classes < 2 or rows - classes < 1.0:
+        return BlockChoice(even, 0)
+    mean = cross.sum(dim=1) / rows
+    gram, cross = gram - rows * torch.outer(mean, mean), cross - torch.outer(mean, counts)
+    mean = mean if basis is None else basis @ mean
+    search: _Search
+    if basis is not None and 2 * basis.shape[1] <= len(basis):
+        search = _ThinSearch(gram, cross, basis, counts, blocks, given)
+    else:
+        if basis is not None:
+            gram, cross = basis @ gram @ basis.T, basis @ cross
+        search = _DenseSearch(gram, cross, counts, blocks, given)
+    energy = float(search.energies.sum())
+    if not energy > 1e-10 * (energy + rows * float(mean.square().sum())):
+        return BlockChoice(even, 0)
+    # The search begins where all blocks count alike, whatever they were multiplied by: a block that is all but switched
+    # off has no slope that would lead back.
+    plain = float((search.energies / search.given.exp()).sum()) / rows
+    ridges = search.minimum(math.log(_START * plain) + search.given)
+    return BlockChoice(even if ridges is None else _weights(ridges, search.energies), search.tried)
+
+
+def _weights(ridges: Tensor, energies: Tensor) -> tuple[float, ...]:
+    """Return the weights of blocks with these logarithms of ridges, all columns' energy staying what it is."""
+    limit = 0.5 * math.log(LARGEST_BLOCK_WEIGHT)
+    weights = (-0.5 * (ridges - ridges.mean())).clamp(-limit, limit).exp()
+    kept = float((weights.square() * energies).sum())
+    weights = weights * math.sqrt(float(energies.sum()) / kept) if kept > 0.0 else weights
+    return tuple(weights.clamp(1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT).tolist())
+
+
+class _Search(ABC):
+    """Descends on the penalised score of cross-validation.
+
+    Parameters
+    ----------
+    columns : Tensor of shape (d,)
+        Energy of every column.
+    counts : Tensor of shape (C,)
+        Rows per class.
+    blocks : sequence of int
+        Columns of each block.
+    given : sequence of float or None
+        Weights of blocks before.
+    """
+
+    def __init__(
+        self, columns: Tensor, counts: Tensor, blocks: Sequence[int], given: Sequence[float] | None = None
+    ) -> None:
+        self.blocks, self.rows = list(blocks), float(counts.sum())
+        self.targets = self.rows - float(counts.square().sum()) / self.rows
+        self.owner = torch.repeat_interleave(torch.arange(len(blocks)), torch.tensor(self.blocks)).to(columns.device)
+        self.energies = self._by_block(columns)
+        # Columns w x with a ridge are columns x with a ridge that is w^2 times smaller.
+        self.given = 2.0 * torch.tensor(list(given or [1.0] * len(blocks)), dtype=torch.float64).log()
+        self.tried = 0
+
+    def _by_block(self, values: Tensor) -> Tensor:
+        """Return the sum of values (d,) over the columns of each block, on the CPU."""
+        return values.new_zeros(len(self.blocks)).index_add_(0, self.owner, values).cpu()
+
+    def minimum(self, ridges: Tensor) -> Tensor | None:
+        """Return the best logarithms of ridges, or None where no ridge can be judged: quasi-Newton steps (BFGS)."""
+        value, slopes = self._judge(ridges)
+        for _ in range(5):
+            # Where rows are many a small ridge changes nothing, and no slope shows which block would do without.
+            more, above = self._judge(ridges + _DECADE)
+            if math.isfinite(value) and not more < value + _FREE:
+                break
+            ridges, value, slopes = ridges + _DECADE, more, above
+        if not math.isfinite(value):
+            return None
+        curvature: Tensor | None = None  # inverse of it, as far as it is known
+        for _ in range(STEPS):
+            step = -slopes if curvature is None else -(curvature @ slopes)
+            # Nothing is known of the curvature at first; where slopes are small the minimum may be far away.
+            furthest = float(step.abs().max())
+            step = step * (_FURTHEST / max(furthest, 1e-12) if curvature is None else min(1.0, _FURTHEST / furthest))
+            if -float(step @ slopes) < _ENOUGH:
+                break
+            found = self._along(ridges, value, slopes, step)
+            if found is None:
+                break
+            after, lower, bent = found
+            curvature = _bent(curvature, after - ridges, bent - slopes)
+            ridges, value, slopes = after, lower, bent
+        return ridges
+
+    def _along(self, ridges: Tensor, value: float, slopes: Tensor, step: Tensor) -> tuple[Tensor, float, Tensor] | None:
+        """Return the first of ever shorter steps that pays, with value and slopes there, or None."""
+        for share in (1.0, 0.3, 0.1):
+            after = ridges + share * step
+            lower, bent = self._judge(after)
+            if lower <= value + 1e-4 * share * float(step @ slopes):
+                return after, lower, bent
+        return None
+
+    def _judge(self, ridges: Tensor) -> tuple[float, Tensor]:
+        """Return the penalised score and its slopes."""
+        score, slopes = self._score(ridges)
+        apart = ridges - self.given
+        apart = apart - apart.mean()
+        value = 0.5 * self.rows * score + float(apart.square().sum()) / (2.0 * SPREAD**2)
+        return value, 0.5 * self.rows * slopes + apart / SPREAD**2
+
+    def _score(self, ridges: Tensor) -> tuple[float, Tensor]:
+        """Return the logarithm of generalised cross-validation and its slopes."""
+        self.tried += 1
+        try:
+            rss, slack, rss_slopes, slack_slopes = self._parts(ridges)
+        except NumericalError:
+            return math.inf, torch.zeros_like(ridges)
+        # Both are differences of nearly equal numbers where the fit is nearly perfect: there, rather no score.
+        if rss <= 1e-10 * self.targets or slack <= 1e-6 * self.rows:
+            return math.inf, torch.zeros_like(ridges)
+        return math.log(self.rows * rss / slack**2), rss_slopes / rss - 2.0 * slack_slopes / slack
+
+    @abstractmethod
+    def _parts(self, ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
+        """Return RSS and ``N - 1 - df`` for logarithms of ridges, and the slopes of both, on the CPU."""
+
+
+class _DenseSearch(_Search):
+    """From a total scatter (d, d) and cross products (d, C)."""
+
+    def __init__(self, total: Tensor, cross: Tensor, *others: Any) -> None:
+        super().__init__(total.diagonal().clamp_min(0.0), *others)
+        self.total, self.cross = total, cross
+        self.is_exact = self.rows <= len(total)
+        signs = torch.randint(0, 2, (len(total), PROBES), generator=generator(0, "block weights", len(total)))
+        self.signs = signs.to(total).mul_(2.0).sub_(1.0)
+
+    def _parts(self, ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
+        ridge = ridges.to(self.total).exp()[self.owner]
+        matrix = self.total.clone()
+        matrix.diagonal().add_(ridge)
+        factor = safe_cholesky(matrix)
+        kept, shrinking, weights = (self._exact if self.is_exact else self._estimated)(factor, ridge)
+        shrunk = ridge[:, None] * weights
+        rss = self.targets - float((weights * self.cross).sum()) - float((weights * shrunk).sum())
+        slack = self.rows - 1.0 - len(kept) + float(kept.sum())
+        rss_slopes = 2.0 * self._by_block(ridge * (weights * factor.solve(shrunk)).sum(dim=1))
+        return rss, slack, rss_slopes, self._by_block(kept - shrinking)
+
+    def _exact(self, factor: CholeskyFactor, ridge: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the diagonals (d,) of ``L P`` and ``L P L P``, and W (d, C)."""
+        inverse = torch.cholesky_inverse(factor.lower)
+        weights = inverse @ self.cross
+        return ridge * inverse.diagonal(), ridge * (inverse.square_() @ ridge), weights
+
+    def _estimated(self, factor: CholeskyFactor, ridge: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        solved = factor.solve(torch.cat([self.cross, self.signs, ridge[:, None] * self.signs], dim=1))
+        weights, probes, weighted = torch.split(solved, [self.cross.shape[1], PROBES, PROBES], dim=1)
+        kept = ridge * (self.signs * probes).sum(dim=1) / PROBES
+        return kept, ridge * (probes * weighted).sum(dim=1) / PROBES, weights
+
+
+class _ThinSearch(_Search):
+    """From a total scatter ``V G V^T`` with V (d, k) of few columns, and cross products ``V Q``."""
+
+    def __init__(self, gram: Tensor, cross: Tensor, basis: Tensor, *others: Any) -> None:
+        values, vectors = symmetric_eigh(gram)
+        kept = values > 1e-12 * values[-1].clamp_min(0.0)
+        lengths, vectors = values[kept].sqrt(), vectors[:, kept]
+        root = lengths[:, None] * (vectors.T @ basis.T)
+        super().__init__(root.square().sum(dim=0), *others)
+        self.inner = [part @ part.T for part in torch.split(root, self.blocks, dim=1)]
+        self.seen = (vectors.T @ cross) / lengths[:, None]
+        self.rest = max(self.targets - float(self.seen.square().sum()), 0.0)
+
+    def _parts(self, ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
+        shares = (-ridges).exp()
+        matrix = torch.zeros_like(self.inner[0])
+        for share, part in zip(shares.tolist(), self.inner, strict=True):
+            matrix.add_(part, alpha=share)
+        inverse = torch.cholesky_inverse(safe_cholesky(matrix, shift=1.0).lower)
+        left = inverse @ self.seen
+        again, squared = inverse @ left, inverse @ inverse
+        rss = self.rest + float(left.square().sum())
+        slack = self.rows - 1.0 - len(inverse) + float(inverse.diagonal().sum())
+        rss_slopes = torch.stack([2.0 * (again * (part @ left)).sum() for part in self.inner])
+        slack_slopes = torch.stack([(squared * part).sum() for part in self.inner])
+        return rss, slack, shares * rss_slopes.cpu(), shares * slack_slopes.cpu()
+
+
+def _bent(inverse: Tensor | None, moved: Tensor, turned: Tensor) -> Tensor | None:
+    """Return the inverse of the curvature after slopes turned by so much on a move (BFGS)."""
+    along = float(moved @ turned)
+    if along <= 1e-12:
+        return inverse
+    one = torch.eye(len(moved), dtype=moved.dtype)
+    if inverse is None:
+        inverse = one * (along / float(turned @ turned))
+    mixing = one - torch.outer(moved, turned) / along
+    return mixing @ inverse @ mixing.T + torch.outer(moved, moved) / along

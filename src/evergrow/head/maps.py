@@ -1,0 +1,220 @@
+"""What a fitted head computes, as plain matrices: the form in which it leaves evergrow.
+
+Heads keep statistics and solve for their scores when asked; :meth:`~evergrow.head.abilities.Abilities.linear_map`
+gives the solution as one of these records. They say everything that an export has to know of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from evergrow.head.layers.layers import Units
+from evergrow.head.layers.normalize import normalize
+from evergrow.head.linalg import ShapeScores
+from evergrow.head.linalg.class_shapes import LIKELIEST
+
+if TYPE_CHECKING:
+    from evergrow.head.feature_blocks import FeatureBlocks
+    from evergrow.head.ridge_model import RidgeModel
+    from evergrow.head.shapes import ShapeModel
+
+
+@dataclass(frozen=True)
+class ShapeMap:
+    """What the shapes of classes add to linear scores: a quadratic in a few directions.
+
+    With ``p = z R + r`` the term of class c is ``max(vec(p p^T) . Q_c + p . L_c + k_c, f_c)``. It is added to the
+    scores of the likeliest classes of a row; the others get the smallest term among these, or 0 if that is larger.
+
+    Parameters
+    ----------
+    directions : Tensor of shape (d, k)
+        R.
+    shift : Tensor of shape (k,)
+        r.
+    quadratic : Tensor of shape (k k, C)
+        Q.
+    linear : Tensor of shape (k, C)
+        L.
+    constant : Tensor of shape (C,)
+        The k_c.
+    floor : Tensor of shape (C,)
+        The f_c.
+    likeliest : int
+        How many classes of a row are looked at.
+    """
+
+    directions: Tensor
+    shift: Tensor
+    quadratic: Tensor
+    linear: Tensor
+    constant: Tensor
+    floor: Tensor
+    likeliest: int
+
+    @classmethod
+    def of(cls, shapes: ShapeModel, scores: ShapeScores, blocks: FeatureBlocks | None = None) -> ShapeMap:
+        """Return the map of class shapes, on the CPU; ``blocks`` is what is done to features before."""
+        classes = len(scores.counts)
+        pairs = [scores.quadratic(code) for code in range(classes)]
+        matrices = torch.stack([matrix for matrix, _ in pairs])
+        means = scores.means()
+        inner = torch.einsum("cij,cj->ci", matrices, means)
+        constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor([value for _, value in pairs])
+        basis = shapes.basis if blocks is None else blocks.lift(shapes.basis)
+        return cls(
+            basis.cpu(),
+            -(shapes.centre @ shapes.basis).cpu(),
+            matrices.reshape(classes, -1).T.contiguous().cpu(),
+            (-2.0 * inner).T.contiguous().cpu(),
+            constant.cpu(),
+            scores.floors().cpu(),
+            min(LIKELIEST, classes),
+        )
+
+    def add(self, Z: Tensor, scores: Tensor) -> Tensor:
+        """Return scores (n, C) with the terms of normalised features Z (n, d) added."""
+        P = Z @ self.directions.to(Z) + self.shift.to(Z)
+        outer = (P[:, :, None] * P[:, None, :]).flatten(1)
+        terms = outer @ self.quadratic.to(Z) + P @ self.linear.to(Z) + self.constant.to(Z)
+        terms = torch.maximum(terms, self.floor.to(Z))
+        likeliest = scores.topk(self.likeliest, dim=1).indices
+        own = terms.gather(1, likeliest)
+        lowest = own.min(dim=1, keepdim=True).values.clamp_max(0.0)
+        return scores + lowest.expand_as(scores).scatter(1, likeliest, own)
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """Scores ``gain g(z W + b) A + z B + c`` of normalised features z, with the terms of class shapes if there are any.
+
+    Every head with one hidden layer is of this form: a direct link is part of B, and a head without units has only B.
+
+    Parameters
+    ----------
+    normalization : str
+        What is done to features first.
+    units : Units or None
+        The hidden layer.
+    readout : Tensor of shape (L, C) or None
+        A, class weights of the units.
+    linear : Tensor of shape (d, C) or None
+        B, class weights of the features.
+    constant : Tensor of shape (C,)
+        c.
+    dtype : torch.dtype
+        In which the head computes.
+    model : RidgeModel or None
+        The statistics that it was solved from.
+    shape : ShapeMap or None
+        What the shapes of classes add.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.lab.heads import SimpleCILClassifier
+    >>> found = SimpleCILClassifier().fit([[2.0, 0.0], [0.0, 3.0]], ["a", "b"]).linear_map()
+    >>> found.scores(torch.tensor([[5.0, 0.0]], dtype=torch.float64)).tolist()
+    [[1.0, 0.0]]
+    """
+
+    normalization: str
+    units: Units | None
+    readout: Tensor | None
+    linear: Tensor | None
+    constant: Tensor
+    dtype: torch.dtype = torch.float64
+    model: RidgeModel | None = None
+    shape: ShapeMap | None = None
+
+    def scores(self, Z: Tensor) -> Tensor:
+        """Return scores (n, C) of features Z (n, d)."""
+        Z = normalize(Z, self.normalization).to(self.dtype)
+        total = self.constant.expand(Z.shape[0], -1)
+        if self.units is not None and self.readout is not None:
+            total = total + self.units.apply(Z) @ self.readout
+        if self.linear is not None:
+            total = total + Z @ self.linear
+        return total if self.shape is None else self.shape.add(Z, total)
+
+
+@dataclass(frozen=True)
+class VoteMap:
+    """The mean of the members' softmaxes.
+
+    Parameters
+    ----------
+    members : tuple of LayerMap
+        Who votes.
+    """
+
+    members: tuple[LayerMap, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the members compute."""
+        return self.members[0].dtype
+
+    def scores(self, Z: Tensor) -> Tensor:
+        """Return scores (n, C) of features Z (n, d)."""
+        return torch.stack([torch.softmax(member.scores(Z), dim=1) for member in self.members]).mean(dim=0)
+
+
+@dataclass(frozen=True)
+class ContrastMap:
+    """AnaCP: unit outputs of a few ridge heads, averaged, through one more random layer.
+
+    With ``l_h`` the scores of head h, P the prototypes and O their image in the last layer, scores are
+    ``g(mean_h(l_h / |l_h P|) O) K``, and g is GELU.
+
+    Parameters
+    ----------
+    heads : tuple of LayerMap
+        From features to ``l_h`` (n, C).
+    prototypes : Tensor of shape (C, d)
+        P.
+    output : Tensor of shape (C, D)
+        O.
+    classifier : Tensor of shape (D, C)
+        K.
+    """
+
+    heads: tuple[LayerMap, ...]
+    prototypes: Tensor
+    output: Tensor
+    classifier: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the heads compute."""
+        return self.heads[0].dtype
+
+    def scores(self, Z: Tensor) -> Tensor:
+        """Return scores (n, C) of features Z (n, d)."""
+        unit = []
+        for head in self.heads:
+            scores = head.scores(Z)
+            unit.append(scores / (scores @ self.prototypes).norm(dim=1, keepdim=True).clamp_min(1e-12))
+        mean = torch.stack(unit).mean(dim=0)
+        return torch.nn.functional.gelu(mean @ self.output) @ self.classifier
+
+
+HeadMap = LayerMap | VoteMap | ContrastMap
+
+
+def layer_map(model: RidgeModel, weights: Tensor, offset: Tensor | None = None, factor: float = 1.0) -> LayerMap:
+    """Return the map of a ridge model with class weights (n_outputs, C), all multiplied by a factor."""
+    weights = weights.detach().cpu() * factor
+    parts = model.projection.readout_parts(weights)
+    constant = parts.constant if offset is None else parts.constant + offset.detach().cpu() * factor
+    units, linear = parts.units, parts.linear
+    if model.blocks is not None:
+        # z R W = z (R W): what is done to blocks becomes part of the matrices after it.
+        blocks = model.blocks.to(torch.device("cpu"))
+        units = None if units is None else replace(units, weights=blocks.lift(units.weights.cpu().to(torch.float64)))
+        linear = None if linear is None else blocks.lift(linear)
+    return LayerMap(model.normalization, units, parts.readout, linear, constant, weights.dtype, model)

@@ -1,0 +1,182 @@
+"""Data for runs: features as they are on disk, or computed on demand from images and texts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evergrow.adapt.cost import inference_gflops
+from evergrow.adapt.features import describe_features, featurize
+from evergrow.core.errors import ParameterError
+from evergrow.core.items import Items
+from evergrow.data import FeatureSet, RawSet, load_data
+from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
+
+
+@dataclass(frozen=True)
+class BackboneEntry:
+    """The backbone that a spec names for a data set; the arguments of :func:`evergrow.features.create_backbone`."""
+
+    name: str
+    weights: str | None = None
+    preset: str | dict[str, Any] = "timm"
+    options: dict[str, Any] = field(default_factory=dict)
+    recipe: str | list[str] = "final"
+
+
+@dataclass(frozen=True)
+class DataEntry:
+    """A data set by name or path, its name in tables, and what turns it into features.
+
+    Parameters
+    ----------
+    source : str
+        What :func:`evergrow.data.load_data` takes.
+    label : str
+        Name in tables.
+    backbone : BackboneEntry, optional
+        For images and texts.
+    options : dict
+        Fields of :class:`evergrow.data.DataOptions`.
+    """
+
+    source: str
+    label: str
+    backbone: BackboneEntry | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Raw data by rows, as a method takes them that trains its own network.
+
+    Parameters
+    ----------
+    data : RawSet
+        Images and labels.
+    backbone : Backbone
+        The frozen network that a method starts from.
+    fingerprint : str
+        What the plan knows the data by.
+    """
+
+    data: RawSet
+    backbone: Backbone
+    fingerprint: str
+
+    @property
+    def name(self) -> str:
+        """Name of the data set."""
+        return self.data.name
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self.data.class_names
+
+    @property
+    def y_train(self) -> NDArray[np.int64]:
+        """Labels of the training set."""
+        return self.data.y_train
+
+    @property
+    def y_test(self) -> NDArray[np.int64]:
+        """Labels of the test set."""
+        return self.data.y_test
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is no test set."""
+        return self.data.whole
+
+    def train(self, rows: NDArray[np.int64]) -> tuple[Items, NDArray[np.int64]]:
+        """Return these training images and their labels."""
+        return self.data.train.take(rows), self.data.y_train[rows]
+
+    def test(self, rows: NDArray[np.int64]) -> tuple[Items, NDArray[np.int64]]:
+        """Return these test images and their labels."""
+        return self.data.test.take(rows), self.data.y_test[rows]
+
+    def seen_by(self, backbone: Backbone) -> FeatureSet:
+        """Return the features of all images under a backbone that was adapted to the first task."""
+        return featurize(self.data, backbone, cache=False)
+
+
+class DataSource:
+    """Loads data sets on demand and keeps the last one, since runs come sorted by data set.
+
+    Parameters
+    ----------
+    device : str or torch.device
+        Where backbones compute.
+    """
+
+    def __init__(self, device: str | torch.device = "auto") -> None:
+        self._device = device
+        self._entry: DataEntry | None = None
+        self._data: FeatureSet | RawSet | None = None
+        self._backbone: Backbone | None = None
+        self._features: FeatureSet | None = None
+
+    def describe(self, entry: DataEntry) -> dict[str, Any]:
+        """Return what records say about the data, without computing features."""
+        data = self._load(entry)
+        if isinstance(data, FeatureSet):
+            return data.describe()
+        return describe_features(data, self.backbone(entry).spec)
+
+    def get(self, entry: DataEntry) -> FeatureSet:
+        """Return the features of an entry; images and texts go through its backbone, once."""
+        data = self._load(entry)
+        if isinstance(data, FeatureSet):
+            return data
+        if self._features is None:
+            self._features = featurize(data, self.backbone(entry))
+        return self._features
+
+    def images(self, entry: DataEntry) -> ImageData:
+        """Return the images of an entry and its backbone."""
+        data = self._load(entry)
+        if isinstance(data, FeatureSet) or data.kind != "image":
+            kind = "features" if isinstance(data, FeatureSet) else f"{data.kind}s"
+            raise ParameterError(
+                f"data set {entry.label!r} must be images for a method that trains its network, got {kind}"
+            )
+        return ImageData(data, self.backbone(entry), self.describe(entry)["fingerprint"])
+
+    def backbone(self, entry: DataEntry) -> Backbone:
+        """Return the backbone of an entry."""
+        self._load(entry)
+        if entry.backbone is None:
+            raise ParameterError(
+                f"data set {entry.label!r} must have a backbone, since it holds no features: add "
+                'backbone = "NAME" to its [[datasets]] table'
+            )
+        if self._backbone is None:
+            named = entry.backbone
+            preset = Preprocessing(**named.preset) if isinstance(named.preset, dict) else named.preset
+            self._backbone = create_backbone(
+                named.name, named.weights, preset, device=self._device, recipe=named.recipe, **named.options
+            )
+        return self._backbone
+
+    def gflops(self, entry: DataEntry) -> float | None:
+        """Return the operations of the backbone for one image, in units of 10^9; None without an image backbone."""
+        if entry.backbone is None:
+            return None
+        backbone = self.backbone(entry)
+        if not isinstance(backbone, ImageBackbone):
+            return None
+        return inference_gflops(backbone.module, backbone.transform.size, backbone.device)
+
+    def _load(self, entry: DataEntry) -> FeatureSet | RawSet:
+        if self._data is None or self._entry != entry:
+            self._data = self._backbone = self._features = None  # let go of the old one first
+            self._data = load_data(os.fspath(entry.source), **entry.options)
+            self._entry = entry
+        return self._data

@@ -1,0 +1,41 @@
+"""A public conformance suite: every promise that an incremental classifier makes, as a check to run.
+
+``run_checks("ranpac")`` runs it on a registered method, ``run_checks(MyClassifier)`` on a class of your own, and
+``iter_checks()`` yields every registered method under every check for a test runner:
+
+    @pytest.mark.parametrize("case", list(iter_checks()), ids=str)
+    def test_conformance(case):
+        result = case.run()
+        assert result.status != "failed", result.detail
+
+``run_tuner_checks`` and ``iter_tuner_checks`` do the same for tuners.
+"""
+
+from evergrow.lab.checks import inputs, properties  # noqa: F401 (register their checks)
+from evergrow.lab.checks.suite import (
+    CHECKS,
+    OPT_OUTS,
+    Case,
+    CheckFailure,
+    CheckResult,
+    CheckSkipped,
+    iter_checks,
+    run_checks,
+)
+from evergrow.lab.checks.tuners import TUNER_CHECKS, TUNER_OPT_OUTS, TunerCase, iter_tuner_checks, run_tuner_checks
+
+__all__ = [
+    "CHECKS",
+    "OPT_OUTS",
+    "TUNER_CHECKS",
+    "TUNER_OPT_OUTS",
+    "Case",
+    "CheckFailure",
+    "CheckResult",
+    "CheckSkipped",
+    "TunerCase",
+    "iter_checks",
+    "iter_tuner_checks",
+    "run_checks",
+    "run_tuner_checks",
+]

@@ -1,0 +1,16 @@
+"""``evergrow lab methods``: the names that specs and ``--method`` take."""
+
+from __future__ import annotations
+
+from evergrow.cli.console import Answer
+from evergrow.cli.options import Json
+from evergrow.cli.registry import command
+
+
+@command("lab methods")
+def methods(as_json: Json = False) -> Answer:
+    """List every method, by the name that specs use."""
+    from evergrow.lab.methods import list_methods
+
+    names = list_methods()
+    return Answer({"methods": names}, names)

@@ -1,0 +1,286 @@
+"""AnaCP: analytic contrastive projection, heads that pull features to contrasted prototypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
+from evergrow.core.seeding import derive_seed, generator, resolve_seed
+from evergrow.core.validation import check_choice, check_number
+from evergrow.head.base import HEADS
+from evergrow.head.classifier import SEEDS, Contents
+from evergrow.head.labels import LabelUpdate
+from evergrow.head.layers import GaussianProjection, Projection, read_projection
+from evergrow.head.layers.base import chunk_rows
+from evergrow.head.layers.normalize import normalize
+from evergrow.head.linalg import safe_cholesky
+from evergrow.head.linalg.state import read_gram
+from evergrow.head.maps import ContrastMap, layer_map
+from evergrow.head.migrations import nested, split_tensors
+from evergrow.head.regrouping import Regrouping, Renamable
+from evergrow.head.ridge_model import RidgeModel, read_counts
+from evergrow.lab.heads.prototypes import SharedGaussian, target_prototypes
+from evergrow.lab.heads.random_layer import empty_model, one_hot
+
+CHUNK_BYTES = 8 * 2**20
+"""Size of the activations of pseudo-features that are held at once: small enough to stay near the processor."""
+
+SINGLE_FROM = 1024
+"""Width from which ``dtype="auto"`` passes pseudo-features through the layers in float32, as the official code does."""
+
+
+@dataclass(frozen=True)
+class _Maps:
+    """What maps features to scores, in the type that the layers are evaluated in.
+
+    Parameters
+    ----------
+    heads : list of Tensor of shape (D, C)
+        Ridge weights of each head, to one-hot targets.
+    prototypes : Tensor of shape (C, d)
+        Targets; head weights times these are the official theta.
+    output : Tensor of shape (C, D)
+        Prototypes times the weights of the last layer.
+    """
+
+    heads: list[Tensor]
+    prototypes: Tensor
+    output: Tensor
+
+
+def _from_flat(old: Archive) -> Archive:
+    """Migrate from version 1, in which the tensors of every head and of the last layer had prefixes."""
+    state = dict(old.meta["state"])
+    parts = {"output": Archive("projection/gaussian", state.pop("output"), split_tensors(old.tensors, "output."))}
+    for index, model in enumerate(state.pop("heads")):
+        parts[f"head{index}"] = Archive("ridge-model", model, split_tensors(old.tensors, f"head{index}."))
+    own = {name: old.tensors[name] for name in ("sums", "counts", "spread")}
+    return nested(old, state, own, parts)
+
+
+@HEADS.register("anacp", version=2, former=("AnaCPClassifier",), migrations={1: _from_flat})
+class AnaCPClassifier(Renamable):
+    """Analytic contrastive projection (AnaCP; Momeni, Mazumder, Ke and Liu, NeurIPS 2025).
+
+    Features are L2-normalised. From class means and a shared covariance, target prototypes are made that lie
+    further apart; each of a few heads, a random GELU layer with ridge regression, maps features to
+    the prototype of their class; the mean of the heads' unit outputs goes through one more random GELU layer, on
+    which a ridge classifier is solved from scratch on pseudo-features drawn from N(mu_c, Sigma). No sample is kept.
+
+    Parameters
+    ----------
+    n_units : int
+        D, width of every random layer. 5000: the AnaCP repository.
+    alpha : float
+        Ridge of heads and classifier. 100: the AnaCP repository.
+    n_ensembles : int
+        Heads. 3: the AnaCP repository.
+    samples_per_class : int
+        Pseudo-features drawn per class. 100: the AnaCP repository.
+    variant : {"code", "paper"}
+        Where code and paper disagree. ``"code"``, which produced the published numbers: prototypes centred,
+        whitened, one added to every singular value, whitened *again*; the covariance gives the newest of t equal
+        tasks the weight 1 / (t + 1) and begins at 1e-4 I. ``"paper"``: not centred, every singular value moved by
+        one against the gradient of the mean absolute cosine, un-whitened; the covariance is the
+        sample-weighted average plus 1e-4 I.
+    dtype : {"auto", "float64", "float32"}
+        In which features and pseudo-features go through the layers. ``"auto"``: float64 below 1024 units, else
+        float32 as in the repository; statistics and solves are float64 always.
+    random_state : int, numpy generator or None
+        Seed of layers and pseudo-features. The classifier's layer is number 0, the heads' follow, as in the code.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        Labels learned, sorted.
+
+    Notes
+    -----
+    The pseudo-features of the class at position c always use the same normal numbers, so that the answer depends
+    on what was learned and not on how often it was asked for. One singular value is null through
+    centring; the code adds one to it too, in a direction that is rounding noise. Here that is the direction of the
+    centre (:func:`evergrow.lab.heads.prototypes.null_direction`).
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from evergrow.lab.heads import AnaCPClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = AnaCPClassifier(n_units=300, alpha=1.0, random_state=0)
+    >>> for first in (0, 5):
+    ...     task = (y // 5 * 5 == first)
+    ...     _ = model.partial_fit(X[task], y[task])
+    >>> model.score(X, y) > 0.93
+    True
+    """
+
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "settle", "linear-map"})
+
+    def __init__(
+        self,
+        n_units: int = 5000,
+        alpha: float = 100.0,
+        n_ensembles: int = 3,
+        samples_per_class: int = 100,
+        variant: str = "code",
+        dtype: str = "auto",
+        random_state: Any = None,
+        device: str | torch.device = "auto",
+    ) -> None:
+        self.n_units = n_units
+        self.alpha = alpha
+        self.n_ensembles = n_ensembles
+        self.samples_per_class = samples_per_class
+        self.variant = variant
+        self.dtype = dtype
+        self.random_state = random_state
+        self.device = device
+
+    def _check_params(self) -> None:
+        for name in ("n_units", "n_ensembles", "samples_per_class"):
+            check_number(name, getattr(self, name), low=1, integer=True)
+        check_number("alpha", self.alpha, low=0, low_open=True)
+        check_choice("variant", self.variant, ("code", "paper"))
+        check_choice("dtype", self.dtype, ("auto", "float64", "float32"))
+
+    def _reset(self) -> None:
+        for name in ("_heads", "_gaussian", "_output", "_maps", "_classifier", "_seed"):
+            self.__dict__.pop(name, None)
+
+    # -- learning ---------------------------------------------------------------------------------------
+
+    def _layer(self, index: int) -> GaussianProjection:
+        return GaussianProjection(self.n_units, "gelu", 1.0, "none", derive_seed(self._seed, "anacp", index))
+
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        codes = torch.from_numpy(labels.codes).to(Z.device)
+        if "_heads" in vars(self):
+            heads, gaussian, output = self._heads, self._gaussian, self._output
+            heads = [head.after_solve() for head in heads] if "_maps" in vars(self) else heads
+        else:
+            self._seed = resolve_seed(self.random_state)
+            output = self._layer(0).build(Z, Z)
+            ridge = float(self.alpha)
+            layers = [self._layer(index + 1).build(Z, Z) for index in range(self.n_ensembles)]
+            heads = [empty_model(layer, ridge, ridge, "l2") for layer in layers]
+            gaussian = SharedGaussian.empty(Z.shape[1], self.variant, Z)
+        learned = [head.learn(Z, codes, labels.columns) for head in heads]
+        self._commit(learned, gaussian.add(normalize(Z, "l2"), codes, labels.columns), output)
+
+    def _regroup(self, change: Regrouping) -> None:
+        # The running covariance of the official code is centred batch by batch on the means there were, so that two
+        # classes cannot become one as if they had been learned so; their order can change.
+        heads = [head.group(change.groups) for head in self._heads]
+        self._commit(heads, self._gaussian.select(change.order), self._output)
+
+    def _commit(self, heads: list[RidgeModel], gaussian: SharedGaussian, output: Projection) -> None:
+        self._heads, self._gaussian, self._output = heads, gaussian, output
+        for name in ("_maps", "_classifier"):
+            self.__dict__.pop(name, None)
+
+    # -- answering --------------------------------------------------------------------------------------
+
+    def _work_dtype(self) -> torch.dtype:
+        if self.dtype == "auto":
+            return torch.float64 if self.n_units < SINGLE_FROM else torch.float32
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+    def _lift(self, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the last layer's activations of rows X, chunk by chunk.
+
+        A head's output is ``l P`` with l the scores (n, C) of its ridge regression, because
+        theta = (A + alpha I)^-1 Q P. So ``u R_0 = (mean_h l_h / |l_h P|) (P R_0)``, and C numbers a row go into the
+        last layer instead of d.
+        """
+        X = X.to(self._work_dtype())
+        step = chunk_rows(self.n_units, X.element_size(), CHUNK_BYTES)
+        for start in range(0, X.shape[0], step):
+            rows = slice(start, min(start + step, X.shape[0]))
+            total = X.new_zeros(rows.stop - rows.start, len(self._maps.prototypes))
+            for head, weights in zip(self._heads, self._maps.heads):
+                scores = head.projection.transform(X[rows]) @ weights
+                total += scores / (scores @ self._maps.prototypes).norm(dim=1, keepdim=True).clamp_min(1e-12)
+            yield rows, torch.nn.functional.gelu((total / len(self._heads)) @ self._maps.output)
+
+    def _solve(self) -> None:
+        """Fit heads to prototypes, then the classifier to pseudo-features."""
+        alpha, dtype = float(self.alpha), self._work_dtype()
+        prototypes = target_prototypes(self._gaussian)
+        weights = [head.state.solve(alpha).weights.to(dtype) for head in self._heads]
+        output = prototypes @ self._output.units().weights.to(prototypes)
+        self._maps = _Maps(weights, prototypes.to(dtype), output.to(dtype))
+        X, codes = self._pseudo_features()
+        Y = one_hot(codes, len(prototypes), prototypes)
+        if X.shape[0] < self.n_units:
+            H = torch.cat([part for _, part in self._lift(X)]).to(Y.dtype)
+            self._classifier = H.T @ safe_cholesky(H @ H.T, shift=alpha).solve(Y)
+            return
+        gram, cross = Y.new_zeros(self.n_units, self.n_units), Y.new_zeros(self.n_units, len(prototypes))
+        for rows, H in self._lift(X):
+            gram += H.T @ H
+            cross += H.T @ Y[rows].to(dtype)
+        self._classifier = safe_cholesky(gram, shift=alpha).solve(cross)
+
+    def _pseudo_features(self) -> tuple[Tensor, Tensor]:
+        """Draw from N(mu_c, Sigma) for every class."""
+        means, count = self._gaussian.means.to(self._work_dtype()), self.samples_per_class
+        lower = safe_cholesky(self._gaussian.covariance()).lower.to(means)
+        normals = [
+            torch.randn(count, means.shape[1], generator=generator(self._seed, "anacp", "pseudo", index))
+            for index in range(len(means))
+        ]
+        noise = torch.cat(normals).to(means)
+        codes = torch.arange(len(means), device=means.device).repeat_interleave(count)
+        return means[codes] + noise @ lower.T, codes
+
+    def _solve_order(self) -> float:
+        return self.n_units
+
+    def _settle(self) -> None:
+        if "_classifier" not in vars(self):
+            self._solve()
+
+    def linear_map(self) -> ContrastMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        self._settle()
+        maps = self._maps
+        heads = tuple(layer_map(part, weights) for part, weights in zip(self._heads, maps.heads, strict=True))
+        classifier = self._classifier.cpu().to(maps.output.dtype)
+        return ContrastMap(heads, maps.prototypes.cpu(), maps.output.cpu(), classifier)
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        self._settle()
+        classifier = self._classifier.to(self._work_dtype())
+        return torch.cat([H @ classifier for _, H in self._lift(normalize(Z, "l2"))]).to(Z.dtype)
+
+    # -- files ------------------------------------------------------------------------------------------
+
+    def _contents(self) -> Contents:
+        parts = {f"head{index}": head.to_archive() for index, head in enumerate(self._heads)}
+        gaussian = self._gaussian
+        tensors = {"sums": gaussian.sums, "counts": gaussian.counts, "spread": gaussian.spread}
+        return Contents({"seed": self._seed}, tensors, {**parts, "output": self._output.to_archive()})
+
+    def _restore(self, fields: Fields) -> None:
+        self._seed, width = fields.integer("seed", **SEEDS), self.n_features_in_
+        count = len(fields.part_names()) - 1
+        fields.require(count == self.n_ensembles, f"it has {count} heads of {self.n_ensembles}")
+        heads = [self._read_model(fields, f"head{index}") for index in range(count)]
+        output = read_projection(fields.part("output"), self.device_, fields.inside("output"))
+        layers = [output, *(head.projection for head in heads)]
+        right = all((layer.n_features_in, layer.n_outputs) == (width, self.n_units) for layer in layers)
+        fields.require(right, "its layers are of another width than its settings say")
+        counts = read_counts(fields, "counts", len(self.classes_)).to(self.device_)
+        fields.require(all(torch.equal(head.counts, counts) for head in heads), "its heads learned other samples")
+        sums = fields.tensor("sums", (width, len(counts))).to(self.device_)
+        spread = read_gram(fields, "spread", width, self.device_)
+        self._commit(heads, SharedGaussian(sums, counts, spread, self.variant), output)

@@ -1,0 +1,224 @@
+"""LoRanPAC: a very wide random layer through an incremental truncated singular value decomposition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from evergrow.core.archive import Archive
+from evergrow.core.fields import Fields
+from evergrow.core.seeding import resolve_seed
+from evergrow.core.validation import check_choice, check_number
+from evergrow.head.base import HEADS
+from evergrow.head.classifier import SEEDS, Contents
+from evergrow.head.labels import LabelUpdate
+from evergrow.head.layers import GaussianProjection, Projection, read_projection
+from evergrow.head.layers.contrast import check_contrast
+from evergrow.head.linalg.state import check_size, read_gram, sum_columns, take_columns
+from evergrow.head.maps import LayerMap
+from evergrow.head.migrations import nested, split_tensors
+from evergrow.head.regrouping import Mergeable, Regrouping
+from evergrow.lab.heads.random_layer import one_hot
+from evergrow.lab.truncated import TruncatedBasis
+
+DOUBLE_UP_TO = 20_000
+"""Widest layer that ``dtype="auto"`` computes in float64; beyond, the basis alone would take gigabytes."""
+
+
+def _from_flat(old: Archive) -> Archive:
+    """Migrate from version 1, in which the tensors of the layer had a prefix."""
+    state = dict(old.meta["state"])
+    layer = Archive("projection/gaussian", state.pop("layer"), split_tensors(old.tensors, "layer."))
+    rest = {name: tensor for name, tensor in old.tensors.items() if not name.startswith("layer.")}
+    return nested(old, state, rest, {"layer": layer})
+
+
+@HEADS.register("loranpac", version=2, former=("LoRanPACClassifier",), migrations={1: _from_flat})
+class LoRanPACClassifier(Mergeable):
+    """Low-rank random projections (Peng, Elenter, Agterberg, Ribeiro and Vidal, ICLR 2025; formerly TSVD).
+
+    ``h = ReLU(z W)`` with E unit normal units. Instead of an E x E Gram matrix the leading singular directions U
+    of all lifted features are kept, cut back after every update, and the class scores are
+    ``h U (Sigma^2 + alpha I)^-1 U^T sum h y^T``. Directions kept: at most ``rank``, and at most ``1 - truncate`` of the
+    samples seen and of E. Memory is O(E (rank + classes)) whatever the number of tasks.
+
+    The authors' repository (loranpac) rotates and re-orthonormalises the whole basis at every update and
+    recomputes the weights at every forward batch; here an update costs a few reflections
+    (:mod:`evergrow.lab.truncated`) and the weights are solved once, when first asked for. Singular values
+    that are rounding noise are dropped instead of inverted. Where the number of samples is near E and alpha is 0
+    the method itself is unstable (its authors' code too): the accuracy then falls and recovers.
+
+    Parameters
+    ----------
+    n_units : int
+        E. 100,000: the repository (150,000 for CDDB with adapters).
+    rank : int
+        Largest number of directions. 10,000: the repository (20,000 for ObjectNet, OmniBenchmark and CDDB, 15,000
+        for CORe50 and DomainNet).
+    truncate : float
+        Share of the directions that is cut off. 0.25: the repository (0.2 in two of its configurations, 0.75 for
+        DomainNet).
+    alpha : float
+        Ridge. 0: the repository.
+    batch_size, buffer_rows : int
+        Lifted features are gathered in mini-batches and absorbed when (number of batches) x (rows of the last)
+        exceeds ``buffer_rows``, and at the end of every batch given. 1000 and 10,000: the repository without
+        first-session adaptation. They bound memory: ``buffer_rows`` x E numbers at a time.
+    dtype : {"auto", "float64", "float32"}
+        Of lifted features and basis. ``"auto"``: float64 up to 20,000 units and float32, as the repository has it,
+        beyond. The small core matrix is float64 always.
+    random_state : int, numpy generator or None
+        Seed of the layer.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        Labels learned, sorted.
+    rank_ : int
+        Directions kept now.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from evergrow.lab.heads import LoRanPACClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = LoRanPACClassifier(n_units=1000, rank=300, random_state=0)
+    >>> for first in (0, 5):
+    ...     task = (y // 5 * 5 == first)
+    ...     _ = model.partial_fit(X[task] / 16, y[task])
+    >>> model.score(X / 16, y) > 0.95, model.rank_
+    (True, 300)
+    """
+
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "settle", "linear-map"})
+
+    def __init__(
+        self,
+        n_units: int = 100_000,
+        rank: int = 10_000,
+        truncate: float = 0.25,
+        alpha: float = 0.0,
+        batch_size: int = 1000,
+        buffer_rows: int = 10_000,
+        dtype: str = "auto",
+        random_state: Any = None,
+        device: str | torch.device = "auto",
+    ) -> None:
+        self.n_units = n_units
+        self.rank = rank
+        self.truncate = truncate
+        self.alpha = alpha
+        self.batch_size = batch_size
+        self.buffer_rows = buffer_rows
+        self.dtype = dtype
+        self.random_state = random_state
+        self.device = device
+
+    def _check_params(self) -> None:
+        for name in ("n_units", "rank", "batch_size", "buffer_rows"):
+            check_number(name, getattr(self, name), low=1, integer=True)
+        check_number("truncate", self.truncate, low=0, high=1, high_open=True)
+        check_number("alpha", self.alpha, low=0)
+        check_choice("dtype", self.dtype, ("auto", "float64", "float32"))
+
+    def _reset(self) -> None:
+        for name in ("_layer", "_kept", "_cross", "_count", "_weights", "_seed"):
+            self.__dict__.pop(name, None)
+
+    def _work_dtype(self) -> torch.dtype:
+        if self.dtype == "auto":
+            return torch.float64 if self.n_units <= DOUBLE_UP_TO else torch.float32
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+    def _rank_limit(self, count: int) -> int:
+        """Return the directions to keep once ``count`` samples have been absorbed."""
+        share = 1.0 - self.truncate
+        return max(min(round(share * count), self.rank, round(share * self.n_units)), 1)
+
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        codes = torch.from_numpy(labels.codes).to(Z.device)
+        dtype, n_classes = self._work_dtype(), len(labels.classes)
+        if "_layer" in vars(self):
+            layer, kept, count = self._layer, self._kept, self._count
+            cross = take_columns(self._cross, labels.columns)
+        else:
+            self._seed = resolve_seed(self.random_state)
+            layer = GaussianProjection(self.n_units, "relu", 1.0, "none", self._seed).build(Z, Z)
+            check_contrast(layer, Z)
+            kept, count = TruncatedBasis.empty(self.n_units, dtype, Z.device), 0
+            cross = torch.zeros(self.n_units, n_classes, dtype=dtype, device=Z.device)
+        for rows in self._flushes(Z.shape[0]):
+            H = layer.transform(Z[rows].to(dtype))
+            check_size("X", H)
+            count += H.shape[0]
+            cross = cross.addmm(H.T, one_hot(codes[rows], n_classes, H))
+            kept = kept.absorb(H, self._rank_limit(count))
+        self._commit(layer, kept, cross, count)
+
+    def _regroup(self, change: Regrouping) -> None:
+        self._commit(self._layer, self._kept, sum_columns(self._cross, change.groups), self._count)
+
+    def _flushes(self, n: int) -> Iterator[slice]:
+        """Yield the rows that are absorbed together."""
+        start, batches = 0, 0
+        for stop in [*range(self.batch_size, n, self.batch_size), n]:
+            batches += 1
+            last = stop - (stop - 1) // self.batch_size * self.batch_size
+            if batches * last > self.buffer_rows or stop == n:
+                yield slice(start, stop)
+                start, batches = stop, 0
+
+    def _commit(self, layer: Projection, kept: TruncatedBasis, cross: Tensor, count: int) -> None:
+        self._layer, self._kept, self._cross, self._count = layer, kept, cross, count
+        self.__dict__.pop("_weights", None)
+
+    def _solve_order(self) -> float:
+        return self._kept.rank
+
+    def _settle(self) -> None:
+        if "_weights" not in vars(self):
+            self._weights = self._kept.solve(self._cross, float(self.alpha))
+
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        self._settle()
+        weights = self._weights.cpu()
+        constant = weights.new_zeros(weights.shape[1])
+        return LayerMap("none", self._layer.units(), weights, None, constant, weights.dtype)
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        self._settle()
+        parts = [H @ self._weights for _, H in self._layer.iter_transform(Z.to(self._weights.dtype))]
+        return torch.cat(parts).to(Z.dtype)
+
+    def _contents(self) -> Contents:
+        tensors = {"basis": self._kept.basis, "core": self._kept.core, "cross": self._cross}
+        return Contents({"count": self._count, "seed": self._seed}, tensors, {"layer": self._layer.to_archive()})
+
+    def _restore(self, fields: Fields) -> None:
+        self._seed, dtype, place = fields.integer("seed", **SEEDS), self._work_dtype(), self.device_
+        layer = read_projection(fields.part("layer"), place, fields.inside("layer"))
+        fields.require(layer.n_features_in == self.n_features_in_, "its layer is for features of another width")
+        cross = fields.tensor("cross", (layer.n_outputs, len(self.classes_)), dtype=dtype)
+        basis = fields.tensor("basis", (layer.n_outputs, None), dtype=dtype)
+        core = read_gram(fields, "core", basis.shape[1], place)
+        kept = TruncatedBasis(basis.to(place), core)
+        self._commit(layer, kept, cross.to(place), fields.integer("count", low=1))
+
+    @property
+    def rank_(self) -> int:
+        """Directions kept."""
+        self._require_fitted()
+        return self._kept.rank
+
+    @property
+    def singular_values_(self) -> list[float]:
+        """Singular values kept, largest first."""
+        self._require_fitted()
+        return [float(value) for value in self._kept.singular_values()]

@@ -1,0 +1,167 @@
+"""Class means, their shared covariance, and the contrasted target prototypes of AnaCP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from evergrow.head.layers.normalize import normalize
+from evergrow.head.linalg import symmetric_eigh
+from evergrow.head.linalg.state import take_columns
+from evergrow.head.ridge_model import select_counts
+from evergrow.lab.heads.random_layer import one_hot
+
+INITIAL_VARIANCE = 1e-4
+"""The covariance before any sample, in the official code."""
+
+EIGEN_FLOOR = 1e-8
+"""Added to eigenvalues before their root is taken, in the official code."""
+
+
+@dataclass(frozen=True)
+class SharedGaussian:
+    """Class means with one covariance for all; a record, never changed in place.
+
+    Parameters
+    ----------
+    sums : Tensor of shape (d, C)
+        Sum of the features of each class.
+    counts : Tensor of shape (C,)
+        Samples per class.
+    spread : Tensor of shape (d, d)
+        For ``"paper"`` the second moment of all features; for ``"code"`` the running covariance of the official code.
+    variant : {"code", "paper"}
+        Which covariance.
+    """
+
+    sums: Tensor
+    counts: Tensor
+    spread: Tensor
+    variant: str
+
+    @classmethod
+    def empty(cls, width: int, variant: str, like: Tensor) -> SharedGaussian:
+        """Return the Gaussian of no samples."""
+        spread = like.new_zeros(width, width)
+        if variant == "code":
+            spread.diagonal().fill_(INITIAL_VARIANCE)
+        counts = torch.zeros(0, dtype=torch.int64, device=like.device)
+        return cls(like.new_zeros(width, 0), counts, spread, variant)
+
+    @property
+    def means(self) -> Tensor:
+        """Class means (C, d)."""
+        return (self.sums / self.counts).T
+
+    def add(self, X: Tensor, codes: Tensor, columns: Sequence[int]) -> SharedGaussian:
+        """Return the Gaussian with rows X (n, d) of classes ``codes`` added; ``columns`` places the old classes.
+
+        The official code adds the new samples to its total before it merges the covariances,
+        ``Sigma <- (N Sigma + n S) / (N + n)`` with N counting them already, so that of t equal tasks the last has
+        weight 1 / (t + 1).
+        """
+        n_classes = len(columns)
+        sums = take_columns(self.sums, columns).addmm_(X.T, one_hot(codes, n_classes, X))
+        counts = select_counts(self.counts, columns) + torch.bincount(codes, minlength=n_classes)
+        if self.variant == "paper":
+            return SharedGaussian(sums, counts, self.spread.addmm(X.T, X), self.variant)
+        centred = X - (sums / counts).T[codes]
+        total, new = int(counts.sum()), X.shape[0]
+        spread = self.spread * (total / (total + new))
+        spread.addmm_(centred.T, centred, alpha=1.0 / (total + new))
+        return SharedGaussian(sums, counts, spread, self.variant)
+
+    def select(self, columns: Sequence[int]) -> SharedGaussian:
+        """Return the Gaussian with classes in another order."""
+        return replace(self, sums=take_columns(self.sums, columns), counts=select_counts(self.counts, columns))
+
+    def covariance(self) -> Tensor:
+        """Return the shared within-class covariance (d, d).
+
+        For ``"paper"`` it is the sample-weighted average, on 1e-4 I so that fewer samples than features can be
+        whitened too.
+        """
+        if self.variant == "code":
+            return self.spread
+        scaled = self.sums / self.counts.sqrt()
+        covariance = (self.spread - scaled @ scaled.T) / self.counts.sum()
+        covariance.diagonal().add_(INITIAL_VARIANCE)
+        return covariance
+
+
+def target_prototypes(gaussian: SharedGaussian) -> Tensor:
+    """Return the unit-length prototypes (C, d) that AnaCP's heads are fitted to."""
+    values, vectors = symmetric_eigh(gaussian.covariance())
+    roots = (values.clamp_min(0.0) + EIGEN_FLOOR).sqrt()
+    whiten = (vectors / roots) @ vectors.T
+    if gaussian.variant == "code":
+        prototypes = _spread_by_code(gaussian.means, whiten)
+    else:
+        prototypes = _spread_by_paper(gaussian.means, whiten, (vectors * roots) @ vectors.T)
+    return normalize(prototypes, "l2")
+
+
+def _spread_by_code(means: Tensor, whiten: Tensor) -> Tensor:
+    """Centre, whiten, add one to every singular value, whiten once more, add the centre."""
+    centre = means.mean(dim=0)
+    left, values, right = _thin_svd((means - centre) @ whiten)
+    null = values <= values.max() * max(means.shape) * torch.finfo(values.dtype).eps
+    right = torch.where(null[:, None], null_direction(right[~null], centre @ whiten), right)
+    if bool(null.any()):
+        # The left vector of the null value belongs to the common shift: all ones, of which sign does not matter.
+        ones = torch.full_like(left[:, :1], len(means) ** -0.5)
+        left = torch.where(null, ones, left)
+    return (left * (values + 1.0)) @ right @ whiten + centre
+
+
+def _thin_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    return left, values, right
+
+
+def null_direction(rows: Tensor, centre: Tensor) -> Tensor:
+    """Return the unit vector along the part of ``centre`` outside orthonormal ``rows``.
+
+    Centring leaves one singular value zero, whose right vector is any vector outside the others' span:
+    rounding noise in the official code, which adds one to that value as well. The centre's own direction makes it
+    a function of the data.
+    """
+    rest = centre - (centre @ rows.T) @ rows
+    rest = rest - (rest @ rows.T) @ rows
+    norm = float(rest.norm())
+    return rest / norm if norm > 1e-12 * float(centre.norm()) else torch.zeros_like(rest)
+
+
+def _spread_by_paper(means: Tensor, whiten: Tensor, colour: Tensor) -> Tensor:
+    """Move every singular value one step against the gradient of the mean absolute cosine, and un-whiten."""
+    left, values, right = _thin_svd(means @ whiten)
+    stepped = values - torch.sign(cosine_gradient(left, values))
+    return (left * stepped) @ right @ colour
+
+
+def cosine_gradient(left: Tensor, values: Tensor) -> Tensor:
+    """Return the derivative of the mean |cosine| between rows of ``left diag(values)`` by each value.
+
+    With unit rows u_i, ``d cos_ij / d s_k = (2 u_ik u_jk - cos_ij (u_ik^2 + u_jk^2)) / s_k``;
+    summed over pairs with the signs of the cosines.
+
+    Parameters
+    ----------
+    left : Tensor of shape (C, r)
+        Left singular vectors.
+    values : Tensor of shape (r,)
+        Singular values.
+    """
+    n = left.shape[0]
+    if n < 2:
+        return torch.zeros_like(values)
+    rows = left * values
+    unit = normalize(rows, "l2")
+    cosines = unit @ unit.T
+    cosines.fill_diagonal_(0.0)
+    pull = (unit * (torch.sign(cosines) @ unit)).sum(dim=0)
+    push = (unit.square() * cosines.abs().sum(dim=1, keepdim=True)).sum(dim=0)
+    return 2.0 * (pull - push) / (n * (n - 1)) / values.clamp_min(1e-300)

@@ -1,0 +1,154 @@
+"""What heads share that put an exactly incremental ridge regression on a frozen layer drawn once."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from evergrow.core.fields import Fields
+from evergrow.core.seeding import resolve_seed
+from evergrow.core.validation import check_number
+from evergrow.head.classifier import SEEDS, Contents
+from evergrow.head.labels import LabelUpdate
+from evergrow.head.layers import Projection
+from evergrow.head.layers.contrast import check_contrast
+from evergrow.head.linalg import RidgeSolution, create_state
+from evergrow.head.maps import LayerMap, layer_map
+from evergrow.head.regrouping import Mergeable, Regrouping
+from evergrow.head.ridge_model import RidgeModel
+
+EXACTNESS = 1e-4
+"""Share of the smallest ridge that the compact form of the statistics is told to stay exact for: what it may
+drop then moves the dual coefficients by less than 1e-6, so that the answer is the full ridge regression's."""
+
+
+def one_hot(codes: Tensor, n_classes: int, like: Tensor) -> Tensor:
+    """Return targets (n, C) in the type of ``like``."""
+    return torch.nn.functional.one_hot(codes, n_classes).to(like)
+
+
+def empty_model(layer: Projection, floor: float, alpha: float | None = None, rule: str = "none") -> RidgeModel:
+    """Return a model on a built layer that has learned nothing.
+
+    Parameters
+    ----------
+    layer : Projection
+        The frozen layer.
+    floor : float
+        The smallest ridge that will be asked for.
+    alpha : float or None
+        The one ridge that will be asked for, None if it will change.
+    rule : str
+        What is done to features before the layer.
+    """
+    device = layer.device
+    state = create_state("auto", layer.n_outputs, 0, alpha=alpha, floor=EXACTNESS * floor, device=device)
+    return RidgeModel(layer, rule, state, torch.zeros(0, dtype=torch.int64, device=device), None, frozenset())
+
+
+class RandomLayerRidge(Mergeable):
+    """A frozen random layer and recursive ridge regression; kinds differ in the layer and in the ridge.
+
+    The statistics are sums over samples, so the classifier after any sequence of batches is the ridge
+    regression on all of them together.
+    """
+
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "settle", "linear-map"})
+    n_units: int
+    alpha: float
+    random_state: Any
+
+    @abstractmethod
+    def _draw(self, seed: int) -> Projection:
+        """Return the layer, not yet built."""
+
+    def _ridge(self) -> float:
+        """Return the ridge to solve with."""
+        return float(self.alpha)
+
+    def _empty(self, layer: Projection) -> RidgeModel:
+        """Return a model on the layer that has learned nothing."""
+        return empty_model(layer, self._ridge(), self._ridge())
+
+    # -- hooks of the base ------------------------------------------------------------------------------
+
+    def _check_params(self) -> None:
+        check_number("n_units", self.n_units, low=1, integer=True)
+        check_number("alpha", self.alpha, low=0, low_open=True)
+
+    def _reset(self) -> None:
+        for name in ("_model", "_solution", "_seed"):
+            self.__dict__.pop(name, None)
+
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        codes = torch.from_numpy(labels.codes).to(Z.device)
+        self._commit(self._current(Z, codes, len(labels.classes)).learn(Z, codes, labels.columns))
+
+    def _regroup(self, change: Regrouping) -> None:
+        self._commit(self._model.group(change.groups))
+
+    def _current(self, Z: Tensor, codes: Tensor, n_classes: int) -> RidgeModel:
+        """Return the model so far; at first, draw its layer."""
+        if "_model" in vars(self):
+            return self._model.after_solve() if "_solution" in vars(self) else self._model
+        self._seed = resolve_seed(self.random_state)
+        layer = self._draw(self._seed).build(Z, one_hot(codes, n_classes, Z))
+        check_contrast(layer, Z)
+        return self._empty(layer)
+
+    def _commit(self, model: RidgeModel) -> None:
+        self._model = model
+        self.__dict__.pop("_solution", None)
+
+    def _solved(self) -> RidgeSolution:
+        if "_solution" not in vars(self):
+            self._solution = self._model.state.solve(self._ridge())
+        return self._solution
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        weights = self._solved().weights
+        out = Z.new_empty(Z.shape[0], weights.shape[1])
+        for rows, H in self._model.activations(Z):
+            torch.mm(H, weights, out=out[rows])
+        return out
+
+    def _solve_order(self) -> float:
+        return self._model.state.order
+
+    def _settle(self) -> None:
+        self._solved()
+
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        return layer_map(self._model, self._solved().weights)
+
+    def _contents(self) -> Contents:
+        return Contents({"seed": self._seed}, parts={"model": self._model.to_archive()})
+
+    def _restore(self, fields: Fields) -> None:
+        self._seed = fields.integer("seed", **SEEDS)
+        self._commit(self._read_model(fields, "model"))
+
+    # -- looking inside ---------------------------------------------------------------------------------
+
+    @property
+    def model_(self) -> RidgeModel:
+        """The layer and the statistics behind it, as a record that nobody changes."""
+        self._require_fitted()
+        return self._model
+
+    @property
+    def layer_(self) -> Projection:
+        """The frozen layer."""
+        self._require_fitted()
+        return self._model.projection
+
+    @property
+    def alpha_(self) -> float:
+        """The ridge in use."""
+        self._require_fitted()
+        return self._ridge()

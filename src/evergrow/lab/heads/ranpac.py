@@ -1,0 +1,201 @@
+"""RanPAC: a wide random ReLU layer and ridge regression with a ridge chosen anew on every task."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evergrow.core.fields import Fields
+from evergrow.core.seeding import generator
+from evergrow.core.validation import check_choice, check_number
+from evergrow.head.base import HEADS
+from evergrow.head.classifier import Contents
+from evergrow.head.labels import LabelUpdate
+from evergrow.head.layers import GaussianProjection, Projection
+from evergrow.head.layers.identity import IdentityProjection
+from evergrow.head.linalg import AlphaChoice, symmetric_eigh
+from evergrow.head.migrations import model_part
+from evergrow.head.ridge_model import RidgeModel
+from evergrow.lab.heads.random_layer import RandomLayerRidge, empty_model, one_hot
+
+RANPAC_ALPHAS = tuple(10.0**power for power in range(-8, 9))
+"""The grid of the official code: every decade from 1e-8 to 1e8."""
+
+TRAIN_SHARE = 0.8
+"""Share of a task's samples that the candidates are fitted on; the rest judges them."""
+
+
+@HEADS.register("ranpac", version=2, former=("RanPACClassifier",), migrations={1: model_part})
+class RanPACClassifier(RandomLayerRidge):
+    """Random projections and pre-trained models (McDonnell et al., NeurIPS 2023), the second phase.
+
+    ``h = ReLU(z W)`` with unit normal weights, class scores by ridge regression on all samples so far. As in the
+    authors' repository (RanPAC) the ridge is chosen anew on every batch given to ``fit`` or ``partial_fit``:
+    its samples are shuffled and cut 80/20, each ridge of the grid is fitted on the first part, and the one
+    with the smallest squared error on the second is used with the statistics of everything. Here the whole
+    grid costs one eigendecomposition, of the samples' or of the units' Gram matrix, whichever is
+    smaller; there it costs 17 solves of the order of the layer. Batches too small to be cut keep the
+    ridge there was.
+
+    Parameters
+    ----------
+    n_units : int
+        M, width of the layer. 10,000: the repository (5,000 for CDDB). 0 is its variant without random layer:
+        ridge regression on the features.
+    alpha : "task" or float
+        The ridge. ``"task"``: chosen on every task from 1e-8, 1e-7, ..., 1e8 as in the repository; a number
+        fixes it (LoRanPAC's copy of RanPAC offers that too).
+    random_state : int, numpy generator or None
+        Seed of the layer and of the cuts. (The repository seeds torch with 1 whatever is asked for.)
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        Labels learned, sorted.
+    alpha_ : float
+        The ridge in use, the last task's choice.
+    alphas_ : list of float
+        The choice at every batch.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from evergrow.lab.heads import RanPACClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = RanPACClassifier(n_units=500, random_state=0)
+    >>> for first in (0, 5):
+    ...     task = (y // 5 * 5 == first)
+    ...     _ = model.partial_fit(X[task] / 16, y[task])
+    >>> model.score(X / 16, y) > 0.97, len(model.alphas_)
+    (True, 2)
+    """
+
+    alpha: float | str  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        n_units: int = 10_000,
+        alpha: float | str = "task",
+        random_state: Any = None,
+        device: str | torch.device = "auto",
+    ) -> None:
+        self.n_units = n_units
+        self.alpha = alpha
+        self.random_state = random_state
+        self.device = device
+
+    def _check_params(self) -> None:
+        check_number("n_units", self.n_units, low=0, integer=True)
+        if isinstance(self.alpha, str):
+            check_choice("alpha", self.alpha, ("task",))
+        else:
+            check_number("alpha", self.alpha, low=0, low_open=True)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.__dict__.pop("_alphas", None)
+
+    def _draw(self, seed: int) -> Projection:
+        if self.n_units == 0:
+            return IdentityProjection()
+        return GaussianProjection(self.n_units, "relu", 1.0, "none", seed)
+
+    def _empty(self, layer: Projection) -> RidgeModel:
+        fixed = None if isinstance(self.alpha, str) else float(self.alpha)
+        return empty_model(layer, min(RANPAC_ALPHAS) if fixed is None else fixed, fixed)
+
+    def _ridge(self) -> float:
+        return float(self._alphas[-1])
+
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        codes = torch.from_numpy(labels.codes).to(Z.device)
+        model = self._current(Z, codes, len(labels.classes))
+        alphas = [*vars(self).get("_alphas", []), self._choose(model.projection, Z, codes)]
+        learned = model.learn(Z, codes, labels.columns)
+        self._alphas = alphas
+        self._commit(learned)
+
+    def _choose(self, layer: Projection, Z: Tensor, codes: Tensor) -> float:
+        """Return the ridge after this batch."""
+        if not isinstance(self.alpha, str):
+            return float(self.alpha)
+        earlier: list[float] = vars(self).get("_alphas", [])
+        stream = generator(self._seed, "ranpac", "cut", len(earlier))
+        order = torch.randperm(Z.shape[0], generator=stream).to(Z.device)
+        # Classes that are not in the batch have all-zero targets and weights: they add no error.
+        _, local = torch.unique(codes, return_inverse=True)
+        targets = one_hot(local, int(local.max()) + 1, Z)
+        choice = choose_on_cut(layer, Z[order], targets[order])
+        if choice is None:
+            return earlier[-1] if earlier else 1.0
+        return choice.alpha
+
+    def _contents(self) -> Contents:
+        contents = super()._contents()
+        return dataclasses.replace(contents, meta={**contents.meta, "alphas": self._alphas})
+
+    def _restore(self, fields: Fields) -> None:
+        self._alphas = fields.numbers("alphas")
+        fields.require(bool(self._alphas) and min(self._alphas) > 0.0, "its ridges are not all positive")
+        super()._restore(fields)
+
+    @property
+    def alphas_(self) -> list[float]:
+        """The ridge chosen at every batch."""
+        self._require_fitted()
+        return list(self._alphas)
+
+
+def choose_on_cut(layer: Projection, Z: Tensor, Y: Tensor, grid: Sequence[float] = RANPAC_ALPHAS) -> AlphaChoice | None:
+    """Fit every ridge on the first 80 % of the rows and return the one that fits the others best.
+
+    With the thin decomposition ``H H^T = U diag(d) U^T`` of the n rows fitted on, or ``H^T H = V diag(d) V^T``,
+
+        predictions for h = (h H^T U) (d + a)^-1 (U^T Y) = (h V) (d + a)^-1 (V^T H^T Y)
+
+    so that one eigendecomposition of order min(n, M) serves the whole grid.
+
+    Parameters
+    ----------
+    layer : Projection
+        The frozen layer, M wide.
+    Z : Tensor of shape (n, d)
+        Features in shuffled order.
+    Y : Tensor of shape (n, C)
+        One-hot targets.
+    grid : sequence of float
+        Candidates, ascending; the first of equals wins.
+
+    Returns
+    -------
+    AlphaChoice or None
+        None where one of the two parts would be empty.
+    """
+    cut = int(TRAIN_SHARE * Z.shape[0])
+    if cut < 1 or cut == Z.shape[0]:
+        return None
+    if cut < layer.n_outputs:
+        H = torch.cat([part for _, part in layer.iter_transform(Z[:cut])])
+        values, vectors = symmetric_eigh(H @ H.T)
+        cross, into = vectors.T @ Y[:cut], H.T @ vectors
+    else:
+        gram, moment = Z.new_zeros(layer.n_outputs, layer.n_outputs), Z.new_zeros(layer.n_outputs, Y.shape[1])
+        for rows, H in layer.iter_transform(Z[:cut]):
+            gram.addmm_(H.T, H)
+            moment.addmm_(H.T, Y[:cut][rows])
+        values, into = symmetric_eigh(gram)
+        cross = into.T @ moment
+    errors = dict.fromkeys(grid, 0.0)
+    for rows, H in layer.iter_transform(Z[cut:]):
+        coordinates, wanted = H @ into, Y[cut:][rows]
+        for alpha in grid:
+            fitted = (coordinates / (values.clamp_min(0.0) + alpha)) @ cross
+            errors[alpha] += float((fitted - wanted).square().sum()) / Y[cut:].numel()
+    best = min(grid, key=errors.__getitem__)
+    return AlphaChoice(best, best, errors)

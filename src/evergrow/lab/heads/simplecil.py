@@ -1,0 +1,126 @@
+"""SimpleCIL: the nearest class mean by cosine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evergrow.core.archive import Archive
+from evergrow.core.errors import NumericalError
+from evergrow.core.fields import Fields
+from evergrow.head.base import HEADS
+from evergrow.head.classifier import Contents
+from evergrow.head.labels import LabelUpdate
+from evergrow.head.layers.normalize import normalize
+from evergrow.head.linalg.state import sum_columns
+from evergrow.head.maps import LayerMap
+from evergrow.head.migrations import nested
+from evergrow.head.regrouping import Mergeable, Regrouping
+from evergrow.head.ridge_model import read_counts
+
+
+def _from_flat(old: Archive) -> Archive:
+    return nested(old, dict(old.meta["state"]), old.tensors)
+
+
+@HEADS.register("simplecil", version=2, former=("SimpleCILClassifier",), migrations={1: _from_flat})
+class SimpleCILClassifier(Mergeable):
+    """Cosine nearest class mean (Zhou, Cai, Ye, Zhan and Liu, "Revisiting class-incremental learning", IJCV 2024).
+
+    The prototype of a class is the plain mean of its features (RevisitingCIL and PILOT repositories: not normalised
+    before averaging); a sample goes to the prototype of largest cosine. There is no hyperparameter and nothing
+    random.
+
+    Parameters
+    ----------
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+    random_state : object
+        Taken as every method takes it, and of no effect: nothing is drawn.
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        Labels learned, sorted.
+    prototypes_ : ndarray of shape (C, d)
+        Class means.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.lab.heads import SimpleCILClassifier
+    >>> model = SimpleCILClassifier().fit([[1.0, 0.0], [3.0, 0.0]], ["east", "east"])
+    >>> _ = model.partial_fit([[0.0, 2.0]], ["north"])
+    >>> model.predict([[5.0, 1.0], [1.0, 5.0]]).tolist()
+    ['east', 'north']
+    """
+
+    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "linear-map"})
+    later_params: ClassVar[Mapping[str, Any]] = {"random_state": None}
+    _sums: Tensor
+    _counts: Tensor
+
+    def __init__(self, device: str | torch.device = "auto", random_state: Any = None) -> None:
+        self.device = device
+        self.random_state = random_state
+
+    def _check_params(self) -> None:
+        """There is nothing to check."""
+
+    def _reset(self) -> None:
+        for name in ("_sums", "_counts"):
+            self.__dict__.pop(name, None)
+
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        codes = torch.from_numpy(labels.codes).to(Z.device)
+        n_classes = len(labels.classes)
+        sums = Z.new_zeros(n_classes, Z.shape[1])
+        counts = torch.bincount(codes, minlength=n_classes)
+        if "_sums" in vars(self):
+            old = torch.tensor(labels.columns, device=Z.device)
+            known = old >= 0
+            sums[known], counts[known] = self._sums[old[known]], counts[known] + self._counts[old[known]]
+        sums = sums.index_add_(0, codes, Z)
+        if not bool(torch.isfinite(sums).all()):
+            raise NumericalError("sums of features must be finite, got some that are not: scale the features")
+        self._sums, self._counts = sums, counts
+
+    def _regroup(self, change: Regrouping) -> None:
+        sums, counts = sum_columns(self._sums.T, change.groups).T, sum_columns(self._counts[None, :], change.groups)[0]
+        self._sums, self._counts = sums.contiguous(), counts
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        # The cosine does not care how long the prototype is, so sums do as well as means.
+        return normalize(Z, "l2") @ normalize(self._sums, "l2").T
+
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        linear = normalize(self._sums, "l2").T.cpu()
+        return LayerMap("l2", None, None, linear, linear.new_zeros(linear.shape[1]))
+
+    def _contents(self) -> Contents:
+        return Contents(tensors={"sums": self._sums.T, "counts": self._counts})
+
+    def _restore(self, fields: Fields) -> None:
+        classes = len(self.classes_)
+        sums = fields.tensor("sums", (self.n_features_in_, classes))
+        self._sums = sums.T.contiguous().to(self.device_)
+        self._counts = read_counts(fields, "counts", classes).to(self.device_)
+
+    @property
+    def class_counts_(self) -> NDArray[np.int64]:
+        """Samples learned of each class."""
+        self._require_fitted()
+        return np.asarray(self._counts.cpu().numpy())
+
+    @property
+    def prototypes_(self) -> Any:
+        """Class means, one row per entry of ``classes_``."""
+        self._require_fitted()
+        return (self._sums / self._counts[:, None]).cpu().numpy()

@@ -1,0 +1,354 @@
+"""Any head on features of a backbone that was adapted to the first task."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import evergrow.head  # noqa: F401 (fills the registry)
+from evergrow.adapt.adaptation import Adaptation, adaptation_config
+from evergrow.adapt.adapted import AdaptedBackbone, adapted_from, shared_copy
+from evergrow.adapt.cost import Cost, inference_gflops
+from evergrow.adapt.fsa import adapt
+from evergrow.adapt.settings import FsaConfig
+from evergrow.adapt.tuners import adapting_tuners
+from evergrow.core.archive import Archive, Kind, register_kind
+from evergrow.core.errors import ParameterError, UnknownNameError
+from evergrow.core.fields import Fields
+from evergrow.core.items import Items
+from evergrow.core.registry import nearest
+from evergrow.core.settings import check_keys
+from evergrow.core.validation import check_choice
+from evergrow.features import ImageBackbone
+from evergrow.features.extraction import extract
+from evergrow.features.settings import ExtractConfig
+from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.classifier import Contents
+from evergrow.head.joined import options_for_blocks
+from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels, without_call_settings
+from evergrow.lab.methods.module_states import prefixed
+
+FSA_SUFFIX = "+fsa"
+"""What the name of a head ends in when the backbone is adapted to the first task before."""
+
+_OWN = ("backbone", "random_state", "device")
+
+
+def _from_version_1(old: Archive) -> Archive:
+    """Return an archive of evergrow 0.1 in the present layout: names of tensors told head and tuner apart."""
+    meta = without_call_settings(old)
+    state, parts = old.meta["state"], {}
+    parts["head"] = Archive(state["kind"], state["head"], prefixed(old.tensors, "head."))
+    if state["tuner"] is not None:
+        entry, base = state["tuner"], old.meta["backbone"]
+        about = {"base": base, "entry": entry, "config": None, "training": {}}
+        parts["adaptation"] = Archive("adaptation", about, prefixed(old.tensors, "tuner."))
+    return Archive("method/first-session", meta, {}, parts, version=2)
+
+
+KIND = register_kind("method/first-session", version=2, former=("FsaClassifier",), migrations={1: _from_version_1})
+
+
+class FsaClassifier(ImageClassifier):
+    """First-session adaptation, then an analytic head on the adapted features.
+
+    ``fit`` trains a tuner on the first task, freezes it, extracts the task's features as they look in evaluation, and
+    fits the head; ``partial_fit`` extracts features and updates the head. The head's random layer comes from a stream
+    of its own: it does not depend on how long the tuner was trained.
+
+    Parameters
+    ----------
+    head : str
+        One of the heads on features, for example ``"scl-mgsm"`` or ``"ranpac"``.
+    backbone : ImageBackbone, str or None
+        What is adapted; it stays as it is. None takes the strongest whose weights are on this machine.
+    adapt : str or None
+        What is trained: one of :func:`evergrow.adapt.tuners.adapting_tuners`. ``"auto"`` leaves that to ``fsa``, None
+        leaves the backbone frozen.
+    fsa : str, FsaConfig or dict
+        How: a recipe (``"ranpac"``, ``"anacp"``, ``"loranpac"``), settings, or settings as plain values.
+    epochs : int, optional
+        Epochs of the adaptation; by default what ``fsa`` says.
+    cache : False, None or path-like
+        Where extracted features are kept: nowhere, the default cache, or a folder.
+    checkpoint : path-like, optional
+        File to go on from after an interrupted adaptation.
+    progress : bool
+        Whether to show progress bars.
+    random_state : int, numpy generator or None
+        Seed of everything.
+    device : str
+        ``"auto"``: where the backbone computes.
+    **head_options
+        Options of the head.
+
+    Attributes
+    ----------
+    backbone_ : ImageBackbone
+        The adapted backbone (the given one for ``adapt=None``); what features are extracted with.
+    head_ : IncrementalClassifier
+        The head; to go on with it on features of ``backbone_`` is the same as to go on here.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.features import create_backbone
+    >>> from evergrow.lab.methods import FsaClassifier
+    >>> backbone = create_backbone("test_vit", weights="random", device="cpu")
+    >>> y = np.arange(24) % 4
+    >>> images = np.random.default_rng(0).integers(0, 256, (24, 32, 32, 3), dtype=np.uint8)
+    >>> model = FsaClassifier("simplecil", backbone, adapt="ssf", epochs=1)
+    >>> model = model.fit(images[y < 2], y[y < 2]).partial_fit(images[y >= 2], y[y >= 2])
+    >>> model.decision_function(images).shape, model.backbone_.spec.name
+    ((24, 4), 'test_vit+ssf')
+    """
+
+    min_first_classes = 2
+    backbone_: ImageBackbone
+    head_: IncrementalClassifier
+
+    def __init__(
+        self,
+        head: str = "scl-mgsm",
+        backbone: Any = None,
+        *,
+        adapt: str | None = "auto",
+        fsa: str | FsaConfig | Mapping[str, Any] = "ranpac",
+        epochs: int | None = None,
+        cache: str | os.PathLike[str] | Literal[False] | None = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: bool = False,
+        random_state: Any = 0,
+        device: str | torch.device = "auto",
+        **head_options: Any,
+    ) -> None:
+        self.head = head
+        self.backbone = backbone
+        self.adapt = adapt
+        self.fsa = fsa
+        self.epochs = epochs
+        self.cache = cache
+        self.checkpoint = checkpoint
+        self.progress = progress
+        self.random_state = random_state
+        self.device = device
+        self.head_options = head_options
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return all settings, those of the head among them."""
+        return {**super().get_params(deep=deep), **self.head_options}
+
+    def set_params(self, **params: Any) -> FsaClassifier:
+        """Change settings, of the head too."""
+        options = {name: params.pop(name) for name in list(params) if name not in self._param_names()}
+        super().set_params(**params)
+        self.head_options = {**self.head_options, **options}
+        return self
+
+    def config(self) -> FsaConfig | None:
+        """Return how the first session is adapted; None if it is not.
+
+        Examples
+        --------
+        >>> from evergrow.lab.methods import FsaClassifier
+        >>> FsaClassifier(adapt="vpt-deep", epochs=3).config().train.epochs
+        3
+        """
+        if self.adapt is None:
+            return None
+        config = FsaConfig.recipe(self.fsa) if isinstance(self.fsa, str) else adaptation_config(self.fsa)
+        if config is None:
+            raise ParameterError("fsa must be a recipe or settings, got None; adapt=None leaves the backbone frozen")
+        changes: dict[str, Any] = {} if self.adapt == "auto" else {"tuner": self.adapt}
+        if self.epochs is not None:
+            changes["epochs"] = self.epochs
+        return config.changed(**changes)
+
+    def _check_params(self) -> None:
+        if self.adapt is not None:
+            check_choice("adapt", self.adapt, ("auto", *adapting_tuners()))
+        self.config()
+        ExtractConfig(cache=self.cache, progress=self.progress)  # refuses what it cannot be extracted with
+        self._new_head(0, "cpu")._check_params()
+
+    def _new_head(self, seed: int, device: str, widths: tuple[int, ...] = ()) -> IncrementalClassifier:
+        """Return an unfitted head; an option that it does not have is an error that names the nearest."""
+        check_keys(self.head_options, head_options(self.head), f"option of {self.head}{FSA_SUFFIX}")
+        shared = {"random_state": seed, "device": device}
+        accepted = inspect.signature(HEADS[self.head].__init__).parameters
+        options = options_for_blocks(HEADS[self.head], widths, self.head_options)
+        return HEADS[self.head](**{n: v for n, v in shared.items() if n in accepted}, **options)
+
+    def _with_features(self, backbone: ImageBackbone) -> ImageBackbone:
+        """Return the backbone as it is: the head takes the blocks of any recipe."""
+        return backbone
+
+    def _reset(self) -> None:
+        for name in ("backbone_", "head_"):
+            self.__dict__.pop(name, None)
+
+    def _learn(self, items: Items, labels: TaskLabels) -> Cost:
+        if labels.n_old:
+            started = time.perf_counter()
+            self.head_.partial_fit(self._features(self.backbone_, items), labels.values)
+            return self._head_cost(Cost(inference_gflops=self.cost_.inference_gflops), len(items), started)
+        backbone, cost = self._adapted(items, labels.codes)
+        started = time.perf_counter()
+        head = self._new_head(self.seed_, str(self.device_), backbone.spec.blocks.widths)
+        head.fit(self._features(backbone, items), labels.values)
+        self.backbone_, self.head_ = backbone, head
+        return self._head_cost(cost, len(items), started)
+
+    def _adapted(self, items: Items, codes: NDArray[np.int64]) -> tuple[ImageBackbone, Cost]:
+        """Return the backbone that features are extracted with, and the cost of adapting it."""
+        config, base = self.config(), self.base_
+        if config is None:
+            if self.device_ != base.device:
+                base = ImageBackbone(shared_copy(base.module), base.spec, self.device_)
+            gflops = inference_gflops(base.module, base.transform.size, base.device)
+            return base, Cost(inference_gflops=gflops)
+        adapted = adapt(
+            base,
+            items,
+            codes,
+            config,
+            seed=self.seed_,
+            device=self.device_,
+            checkpoint=self.checkpoint,
+            progress=self.progress,
+        )
+        return adapted, adapted.cost
+
+    @staticmethod
+    def _head_cost(cost: Cost, n: int, started: float) -> Cost:
+        """Return a cost with the passes that extracted n images, and the time since ``started``."""
+        return replace(
+            cost,
+            train_seconds=cost.train_seconds + time.perf_counter() - started,
+            train_gflops=cost.train_gflops + n * cost.inference_gflops,
+        )
+
+    def _features(self, backbone: ImageBackbone, items: Items) -> NDArray[np.float32]:
+        return extract(backbone, items, cache=self.cache, progress=self.progress).joined
+
+    def _scores(self, items: Items) -> Tensor:
+        scores = self.head_.decision_function(self._features(self.backbone_, items))
+        if scores.ndim == 1:  # two classes, as scikit-learn has it: one signed column
+            scores = np.stack([-scores / 2, scores / 2], axis=1)
+        return torch.from_numpy(scores[:, np.searchsorted(self.classes_, self.arrival_)])
+
+    # -- files ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def archive_kind(cls) -> Kind:
+        """Return the kind of archive that it is written as, whatever the head."""
+        return KIND
+
+    @classmethod
+    def _known_params(cls, params: dict[str, Any]) -> list[str]:
+        head = params.get("head")
+        options = head_options(head) if isinstance(head, str) and head in HEADS else {}
+        return [*super()._known_params(params), *options]
+
+    def _contents(self) -> Contents:
+        parts = {"head": self.head_.to_archive()}
+        if isinstance(self.backbone_, AdaptedBackbone):
+            parts["adaptation"] = self.backbone_.adaptation().to_archive()
+        return Contents(parts=parts)
+
+    def _restore(self, fields: Fields) -> None:
+        head = HEADS[self.head].from_archive(fields.part("head"), self.device_, name=fields.inside("head"))
+        fields.require(bool(np.array_equal(head.classes_, self.classes_)), "its head knows other classes")
+        fields.require(head.n_features_in_ == self.base_.n_features, "its head takes features of another width")
+        backbone = self.base_
+        if fields.has("adaptation"):
+            adaptation = Adaptation.from_archive(fields.part("adaptation"), fields.inside("adaptation"))
+            backbone = adapted_from(self.base_, adaptation).to(self.device_)
+        fields.require((self.adapt is not None) == fields.has("adaptation"), "its settings and its backbone differ")
+        self.backbone_, self.head_ = backbone, head
+
+
+def head_options(head: str) -> dict[str, Any]:
+    """Return the options of a head that are its own, with their defaults.
+
+    Parameters
+    ----------
+    head : str
+        Name of the head.
+
+    Examples
+    --------
+    >>> from evergrow.lab.methods.fsa_classifier import head_options
+    >>> head_options("ranpac")
+    {'n_units': 10000, 'alpha': 'task'}
+    """
+    parameters = inspect.signature(HEADS[head].__init__).parameters.values()
+    return {item.name: item.default for item in parameters if item.name not in ("self", *_OWN)}
+
+
+def fsa_methods() -> list[str]:
+    """Return the names of all heads with first-session adaptation, sorted.
+
+    Examples
+    --------
+    >>> from evergrow.lab.methods.fsa_classifier import fsa_methods
+    >>> "ranpac+fsa" in fsa_methods()
+    True
+    """
+    return [f"{name}{FSA_SUFFIX}" for name in HEADS.names()]
+
+
+def fsa_options(name: str) -> dict[str, Any]:
+    """Return the options of ``"<head>+fsa"`` and their defaults: those of the adaptation, then the head's.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`fsa_methods`.
+
+    Examples
+    --------
+    >>> from evergrow.lab.methods.fsa_classifier import fsa_options
+    >>> options = fsa_options("ranpac+fsa")
+    >>> options["adapt"], options["n_units"]
+    ('auto', 10000)
+    """
+    parameters = inspect.signature(FsaClassifier.__init__).parameters.values()
+    left_out = ("self", "head", "head_options")
+    return {item.name: item.default for item in parameters if item.name not in left_out} | head_options(_head_of(name))
+
+
+def create_fsa(name: str, **options: Any) -> FsaClassifier:
+    """Return an unfitted ``"<head>+fsa"``.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`fsa_methods`.
+    **options
+        See :func:`fsa_options`.
+
+    Examples
+    --------
+    >>> from evergrow.lab.methods.fsa_classifier import create_fsa
+    >>> create_fsa("ranpac+fsa", n_units=100, adapt="ssf").head
+    'ranpac'
+    """
+    check_keys(options, fsa_options(name), f"option of method {name!r}")
+    return FsaClassifier(_head_of(name), **options)
+
+
+def _head_of(name: str) -> str:
+    if not name.endswith(FSA_SUFFIX) or name.removesuffix(FSA_SUFFIX) not in HEADS:
+        close = nearest(name, fsa_methods())
+        raise UnknownNameError(f"method must be the name of a head and {FSA_SUFFIX!r}, got {name!r}; nearest: {close}")
+    return name.removesuffix(FSA_SUFFIX)

@@ -1,0 +1,207 @@
+"""Joint fine-tuning: the ceiling that sees all images at once and trains every weight."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from evergrow.adapt.adapted import own_copy
+from evergrow.adapt.classifiers import CosineHead, Network
+from evergrow.adapt.cost import Cost, count_parameters, inference_gflops, training_gflops
+from evergrow.adapt.loop import TrainConfig, train
+from evergrow.core.archive import Archive
+from evergrow.core.errors import InputError
+from evergrow.core.fields import Fields
+from evergrow.core.items import Items, concat_items
+from evergrow.features import ImageBackbone
+from evergrow.features.extraction import extract
+from evergrow.head.classifier import Contents
+from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels, without_call_settings
+
+
+def _from_version_1(old: Archive) -> Archive:
+    """Return an archive of evergrow 0.1 in the present layout."""
+    meta = without_call_settings(old)
+    return Archive(old.kind, meta, old.tensors, version=2)
+
+
+@IMAGE_METHODS.register("joint-ft", version=2, former=("JointFineTuning",), migrations={1: _from_version_1})
+class JointFineTuning(ImageClassifier):
+    """A network fine-tuned on everything seen so far, as if all of it came at once.
+
+    A reference for what training could reach, not a continual learner: it **keeps all images** it has been given
+    and trains from the backbone's weights anew when asked for an answer after an update. The backbone stays as it is;
+    a copy of its network is trained, with a cosine classifier on top. ``cost_`` is that of the last training.
+
+    Parameters
+    ----------
+    backbone : ImageBackbone, str or None
+        Where training starts from. None takes the strongest whose weights are on this machine.
+    epochs, batch_size : int
+        30 and 128: the RanPAC repository.
+    lr, head_lr : float
+        1e-4 for the network and 0.01 for the classifier, constant: the RanPAC repository.
+    momentum, weight_decay : float
+        0.9 and 5e-4 of SGD: the RanPAC repository.
+    precision : {"auto", "float32", "bfloat16", "float16"}
+        See :class:`~evergrow.adapt.TrainConfig`.
+    checkpoint : path-like, optional
+        File to go on from after an interruption; the number of classes is added to its name.
+    progress : bool
+        Whether to show a progress bar.
+    random_state : int, numpy generator or None
+        Seed of everything.
+    device : str
+        ``"auto"``: where the backbone computes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.features import create_backbone
+    >>> from evergrow.lab.methods import JointFineTuning
+    >>> backbone = create_backbone("test_vit", weights="random", device="cpu")
+    >>> y = np.arange(12) % 3
+    >>> images = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
+    >>> model = JointFineTuning(backbone, epochs=1)
+    >>> model.fit(images[y < 2], y[y < 2]).partial_fit(images[y == 2], y[y == 2]).predict(images).shape
+    (12,)
+    """
+
+    joint = True
+
+    def __init__(
+        self,
+        backbone: Any = None,
+        *,
+        epochs: int = 30,
+        batch_size: int = 128,
+        lr: float = 1e-4,
+        head_lr: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 5e-4,
+        precision: str = "auto",
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: bool = False,
+        random_state: Any = 0,
+        device: str | torch.device = "auto",
+    ) -> None:
+        self.backbone = backbone
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.head_lr = head_lr
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.precision = precision
+        self.checkpoint = checkpoint
+        self.progress = progress
+        self.random_state = random_state
+        self.device = device
+
+    def config(self) -> TrainConfig:
+        """Return how the network is trained."""
+        return TrainConfig(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            head_lr=self.head_lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            schedule="constant",
+            precision=self.precision,  # type: ignore[arg-type]
+        )
+
+    def _check_params(self) -> None:
+        self.config()
+
+    def _reset(self) -> None:
+        for name in ("_tasks", "_network"):
+            self.__dict__.pop(name, None)
+
+    def _learn(self, items: Items, labels: TaskLabels) -> Cost:
+        if labels.n_old and "_tasks" not in vars(self):
+            raise InputError(
+                "partial_fit must come after fit, got a classifier read from a file, which holds no images: "
+                "call fit with all of them"
+            )
+        before: tuple[Any, ...] = vars(self).get("_tasks", ())
+        tasks = (*before, (items, labels.codes))
+        concat_items([part for part, _ in tasks])  # refuses what does not go together
+        self._tasks = tasks
+        self.__dict__.pop("_network", None)
+        return Cost()
+
+    def network(self) -> Network:
+        """Return the network fine-tuned on everything so far, training it if that is still to be done."""
+        if "_network" not in vars(self):
+            self._network = self._train()
+        return self._network
+
+    def _train(self) -> Network:
+        items = concat_items([part for part, _ in self._tasks])
+        codes = np.concatenate([codes for _, codes in self._tasks])
+        network, config = self._new_network(), self.config()
+        size = self.base_.transform.size
+        log = train(
+            network,
+            config.groups(network.backbone.parameters(), network.head.parameters()),
+            items,
+            codes,
+            config,
+            preprocessing=self.base_.transform,
+            seed=self.seed_,
+            purpose=("joint-ft",),
+            checkpoint=self._checkpoint(),
+            identity={"backbone": self.base_.spec.weights_hash},
+            progress=self.progress,
+        )
+        step = training_gflops(network, network.parameters(), size, self.device_, cross_entropy)
+        self.cost_ = Cost(
+            trainable_parameters=count_parameters(network.parameters()),
+            train_seconds=log.seconds,
+            inference_gflops=inference_gflops(network, size, self.device_),
+            train_gflops=step * log.samples,
+            epochs=len(log.losses),
+            samples=log.samples,
+            peak_memory_bytes=log.peak_memory_bytes,
+        )
+        return network.requires_grad_(False).eval()
+
+    def _new_network(self) -> Network:
+        """Return the backbone's network with a fresh classifier for all classes."""
+        head = CosineHead(self.base_.n_features, len(self.arrival_), self.seed_, "joint-ft")
+        return Network(own_copy(self.base_.module), head).to(self.device_)
+
+    def _checkpoint(self) -> Path | None:
+        if self.checkpoint is None:
+            return None
+        path = Path(self.checkpoint)
+        return path.with_name(f"{path.stem}-{len(self.arrival_)}{path.suffix}")
+
+    def _scores(self, items: Items) -> Tensor:
+        network = self.network()
+        spec = replace(self.base_.spec, n_features=len(self.arrival_))
+        # The loader and the checked precision of extraction serve any network; nothing is kept of what it gives.
+        logits = extract(ImageBackbone(network, spec, self.device_), items, cache=False).features
+        return torch.from_numpy(np.array(logits))
+
+    def _contents(self) -> Contents:
+        return Contents({}, dict(self.network().state_dict()))
+
+    def _restore(self, fields: Fields) -> None:
+        shapes = {f"backbone.{name}": value for name, value in self.base_.module.state_dict().items()}
+        head = {"head.weight": (len(self.arrival_), self.base_.n_features), "head.scale": (1,)}
+        tensors = {name: fields.tensor(name, value.shape, dtype=value.dtype) for name, value in shapes.items()}
+        tensors |= {name: fields.tensor(name, shape, dtype=torch.float32) for name, shape in head.items()}
+        strange = set(fields.tensor_names()) - set(tensors)
+        fields.require(not strange, f"{min(strange, default='')!r} is no part of the network")
+        network = self._new_network()
+        network.load_state_dict(tensors)
+        self._network = network.requires_grad_(False).eval()

@@ -1,0 +1,378 @@
+"""Accuracy matrix to A_last, A_avg and forgetting, in both conventions that papers mix up.
+
+Everything starts from the matrix ``a[t, j]``: accuracy on task j's test samples after session t (both from
+0), NaN where j > t because task j has not arrived yet. Accuracies are fractions; tables turn them into
+percent.
+
+Accuracy within tasks (:func:`within_tasks`, also called task-aware or task-incremental accuracy) is a diagnostic beside
+them: the answer is taken among the classes of the sample's own task only, so what it lacks of 1 are errors inside
+tasks, and what it has above the usual accuracy are samples lost to classes of other tasks and to nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from evergrow.core.errors import InputError, LabelError
+from evergrow.core.validation import check_choice
+
+CONVENTIONS = ("samples", "tasks")
+"""``"samples"``: top-1 over all seen test samples; ``"tasks"``: mean of the per-task accuracies."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The numbers a paper prints, from one accuracy matrix.
+
+    Parameters
+    ----------
+    by_samples, by_tasks : ndarray of shape (T,)
+        Accuracy after every session in the two conventions.
+    a_last, a_avg : float
+        Last entry and plain mean of ``by_samples``, which is what the paper's tables hold.
+    a_last_tasks, a_avg_tasks : float
+        The same of ``by_tasks``.
+    f_avg : float
+        Average forgetting; NaN for a single session.
+    """
+
+    by_samples: NDArray[np.float64]
+    by_tasks: NDArray[np.float64]
+    a_last: float
+    a_avg: float
+    a_last_tasks: float
+    a_avg_tasks: float
+    f_avg: float
+
+
+@dataclass(frozen=True)
+class WithinTasks:
+    """Accuracy where every answer is taken among the classes of the sample's own task.
+
+    Parameters
+    ----------
+    accuracy : float
+        Over all samples; NaN without any.
+    by_task : ndarray of shape (T,)
+        Of each task; NaN for a task without samples.
+    counts : ndarray of int of shape (T,)
+        Samples of each task.
+    """
+
+    accuracy: float
+    by_task: NDArray[np.float64]
+    counts: NDArray[np.int64]
+
+
+def task_accuracies(
+    y_true: ArrayLike, y_pred: ArrayLike, task_ids: ArrayLike, n_tasks: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return one row of the accuracy matrix from one set of predictions.
+
+    Parameters
+    ----------
+    y_true, y_pred : array-like of shape (n,)
+        Labels and predictions of the test samples of all tasks seen so far.
+    task_ids : array-like of int of shape (n,)
+        The task that each sample belongs to.
+    n_tasks : int
+        Length of the row.
+
+    Returns
+    -------
+    accuracies : ndarray of shape (n_tasks,)
+        NaN for a task without test samples.
+    counts : ndarray of int of shape (n_tasks,)
+        Test samples of each task.
+
+    Examples
+    --------
+    >>> from evergrow.lab.metrics import task_accuracies
+    >>> row, counts = task_accuracies([0, 0, 1, 2], [0, 1, 1, 2], [0, 0, 0, 1], n_tasks=3)
+    >>> [round(float(a), 3) for a in row], counts.tolist()
+    ([0.667, 1.0, nan], [3, 1, 0])
+    """
+    truth, guess, tasks = np.asarray(y_true), np.asarray(y_pred), np.asarray(task_ids, dtype=np.int64)
+    if truth.ndim != 1 or not truth.shape == guess.shape == tasks.shape:
+        raise InputError(
+            "y_true, y_pred and task_ids must be 1-D and of one length, "
+            f"got shapes {truth.shape}, {guess.shape} and {tasks.shape}"
+        )
+    if len(tasks) and not 0 <= tasks.min() <= tasks.max() < n_tasks:
+        raise InputError(f"task_ids must lie in 0..{n_tasks - 1}, got {tasks.min()}..{tasks.max()}")
+    counts = np.bincount(tasks, minlength=n_tasks).astype(np.int64)
+    hits = np.bincount(tasks, weights=truth == guess, minlength=n_tasks)
+    with np.errstate(invalid="ignore"):
+        return hits / counts, counts
+
+
+def accuracy_matrix(rows: list[Any]) -> NDArray[np.float64]:
+    """Stack rows of growing or equal length into the square matrix, NaN above the diagonal.
+
+    Parameters
+    ----------
+    rows : list of array-like
+        Row t holds at least t + 1 accuracies; whatever stands beyond task t is ignored.
+
+    Returns
+    -------
+    ndarray of shape (T, T)
+
+    Examples
+    --------
+    >>> from evergrow.lab.metrics import accuracy_matrix
+    >>> accuracy_matrix([[1.0], [0.9, 0.8]]).tolist()
+    [[1.0, nan], [0.9, 0.8]]
+    """
+    matrix = np.full((len(rows), len(rows)), np.nan)
+    for t, row in enumerate(rows):
+        values = np.asarray(row, dtype=np.float64)
+        if values.ndim != 1 or len(values) <= t:
+            raise InputError(f"row {t} must hold at least {t + 1} accuracies, got shape {values.shape}")
+        matrix[t, : t + 1] = values[: t + 1]
+    return matrix
+
+
+def session_accuracies(
+    matrix: ArrayLike, counts: ArrayLike | None = None, *, convention: str = "samples"
+) -> NDArray[np.float64]:
+    """Return the accuracy after every session.
+
+    Parameters
+    ----------
+    matrix : array-like of shape (T, T)
+        ``a[t, j]``.
+    counts : array-like of int of shape (T,), optional
+        Test samples of each task; needed for ``"samples"``.
+    convention : {"samples", "tasks"}
+        ``"samples"`` weights each task with its test samples, which equals top-1 accuracy over the test
+        samples of all seen classes (PILOT, the paper's A_i on D_{1:i}); ``"tasks"`` is the plain mean of the
+        per-task accuracies (RanPAC's "ave_acc", AnaCP). They differ on unbalanced sets.
+
+    Returns
+    -------
+    ndarray of shape (T,)
+        NaN after sessions before which no test sample was seen.
+
+    Examples
+    --------
+    >>> from evergrow.lab.metrics import session_accuracies
+    >>> a = [[1.0, float("nan")], [0.5, 0.8]]
+    >>> session_accuracies(a, [300, 100]).round(3).tolist()
+    [1.0, 0.575]
+    >>> session_accuracies(a, convention="tasks").round(3).tolist()
+    [1.0, 0.65]
+    """
+    check_choice("convention", convention, CONVENTIONS)
+    a = _square(matrix)
+    if convention == "samples":
+        if counts is None:
+            raise InputError("counts must be given for convention='samples', got None")
+        weights = np.asarray(counts, dtype=np.float64)
+        if weights.shape != (len(a),) or (weights < 0).any():
+            raise InputError(f"counts must be {len(a)} numbers >= 0, got shape {weights.shape}")
+    else:
+        weights = np.ones(len(a))
+    # A task without test samples (in a stream with repeated classes) has a NaN accuracy and no weight.
+    used = np.tril(np.ones_like(a)) * ~np.isnan(a) * weights
+    with np.errstate(invalid="ignore"):
+        return np.asarray((used * np.nan_to_num(a)).sum(axis=1) / used.sum(axis=1))
+
+
+def average_forgetting(matrix: ArrayLike) -> float:
+    """Return the paper's average forgetting, lower is better.
+
+    F_avg = 1/(T-1) sum_{j=1}^{T-1} ( max_{t in {j..T-1}} a_{t,j} - a_{T,j} )
+
+    (``scl_mgsm.tex``, appendix "Analysis of Average Forgetting"). The maximum leaves out the last session,
+    so a task that improves at the end counts as negative; PILOT's variant includes it and is never negative.
+
+    Parameters
+    ----------
+    matrix : array-like of shape (T, T)
+        ``a[t, j]``.
+
+    Returns
+    -------
+    float
+        NaN if there is only one session; tasks without test samples do not count.
+
+    Examples
+    --------
+    >>> from evergrow.lab.metrics import average_forgetting
+    >>> nan = float("nan")
+    >>> round(average_forgetting([[0.9, nan, nan], [0.95, 0.8, nan], [0.7, 0.85, 0.6]]), 4)
+    0.1
+    """
+    a = _square(matrix)
+    drops = [
+        a[j:-1, j].max() - a[-1, j]
+        for j in range(len(a) - 1)
+        if not np.isnan(a[-1, j])  # NaN in the last row means no test samples, hence NaN in every row
+    ]
+    return float(np.mean(drops)) if drops else float("nan")
+
+
+def summarize(matrix: ArrayLike, counts: ArrayLike) -> Summary:
+    """Return A_last, A_avg (plain mean over sessions) and F_avg in both conventions.
+
+    The paper prints A_avg as 1/(t+1) times a sum of t terms; the plain mean is what its numbers are.
+
+    Parameters
+    ----------
+    matrix : array-like of shape (T, T)
+        ``a[t, j]``.
+    counts : array-like of int of shape (T,)
+        Test samples of each task.
+
+    Returns
+    -------
+    Summary
+
+    Examples
+    --------
+    >>> from evergrow.lab.metrics import summarize
+    >>> s = summarize([[1.0, float("nan")], [0.5, 0.8]], [300, 100])
+    >>> round(s.a_last, 4), round(s.a_avg, 4), round(s.a_last_tasks, 4), s.f_avg
+    (0.575, 0.7875, 0.65, 0.5)
+    """
+    by_samples = session_accuracies(matrix, counts)
+    by_tasks = session_accuracies(matrix, convention="tasks")
+    return Summary(
+        by_samples=by_samples,
+        by_tasks=by_tasks,
+        a_last=float(by_samples[-1]),
+        a_avg=_mean(by_samples),
+        a_last_tasks=float(by_tasks[-1]),
+        a_avg_tasks=_mean(by_tasks),
+        f_avg=average_forgetting(matrix),
+    )
+
+
+def first_tasks(task_classes: Iterable[ArrayLike]) -> dict[Any, int]:
+    """Return the task in which every class was first seen.
+
+    A class that comes again later stays with its first task, as its test samples do in a stream.
+
+    Parameters
+    ----------
+    task_classes : iterable of array-like
+        The classes of task 0, 1, ...
+
+    Returns
+    -------
+    dict
+        From class to task.
+
+    Examples
+    --------
+    >>> from evergrow.lab.metrics import first_tasks
+    >>> first_tasks([["cat", "dog"], ["dog", "owl"]])
+    {'cat': 0, 'dog': 0, 'owl': 1}
+    """
+    first: dict[Any, int] = {}
+    for task, labels in enumerate(task_classes):
+        for label in np.asarray(labels).tolist():
+            first.setdefault(label, task)
+    return first
+
+
+def within_tasks(
+    scores: ArrayLike,
+    classes: ArrayLike,
+    y_true: ArrayLike,
+    class_tasks: Mapping[Any, int],
+    n_tasks: int | None = None,
+) -> WithinTasks:
+    """Return the accuracy of the best-scored class among those of each sample's own task.
+
+    Parameters
+    ----------
+    scores : array-like of shape (n, C)
+        Larger means more likely. Of equal scores the first column wins, as in argmax.
+    classes : array-like of shape (C,)
+        The class of every column.
+    y_true : array-like of shape (n,)
+        Labels, each among ``classes``.
+    class_tasks : mapping
+        The one task of every class, counted from 0; :func:`first_tasks` decides about a class that comes in several.
+        It may name classes that have no column.
+    n_tasks : int, optional
+        Length of the answer per task; by default up to the last task of ``class_tasks``.
+
+    Returns
+    -------
+    WithinTasks
+
+    Raises
+    ------
+    LabelError
+        For a label that has no column, and a column that has no task.
+    InputError
+        For shapes that do not fit, and scores that are not a number.
+
+    Examples
+    --------
+    >>> from evergrow.lab.metrics import within_tasks
+    >>> scores = [[0.1, 0.3, 0.6], [0.2, 0.1, 0.7], [0.5, 0.4, 0.1]]  # overall, none is right
+    >>> within = within_tasks(scores, [5, 6, 7], [6, 6, 7], {5: 0, 6: 0, 7: 1})
+    >>> round(within.accuracy, 3), within.by_task.tolist(), within.counts.tolist()
+    (0.667, [0.5, 1.0], [2, 1])
+    """
+    values, columns, truth = np.asarray(scores, dtype=np.float64), np.asarray(classes), np.asarray(y_true)
+    if values.shape != (*truth.shape, *columns.shape) or values.ndim != 2:
+        raise InputError(
+            "scores must have a row per entry of y_true and a column per entry of classes, both 1-D, "
+            f"got shapes {values.shape}, {truth.shape} and {columns.shape}"
+        )
+    if np.isnan(values).any():
+        raise InputError("scores must be numbers, got NaN")
+    places = _column_places(columns, class_tasks)
+    unseen = sorted({label for label in truth.tolist() if label not in places}, key=str)
+    if unseen:
+        raise LabelError(f"y_true must only hold labels among classes, got {unseen[:5]} besides")
+    column_tasks = np.array([class_tasks[label] for label in columns.tolist()], dtype=np.int64)
+    truth_at = np.array([places[label] for label in truth.tolist()], dtype=np.int64)
+    tasks = column_tasks[truth_at]
+    answers = np.zeros_like(truth_at)
+    for task in np.unique(tasks):
+        rows, allowed = np.flatnonzero(tasks == task), np.flatnonzero(column_tasks == task)
+        answers[rows] = allowed[values[np.ix_(rows, allowed)].argmax(axis=1)]
+    length = max(class_tasks.values(), default=-1) + 1 if n_tasks is None else n_tasks
+    if length <= tasks.max(initial=-1):
+        raise InputError(f"n_tasks must be at least {tasks.max() + 1}, the tasks of y_true, got {n_tasks}")
+    by_task, counts = task_accuracies(truth_at, answers, tasks, length)
+    accuracy = float(np.mean(answers == truth_at)) if len(truth) else float("nan")
+    return WithinTasks(accuracy, by_task, counts)
+
+
+def _column_places(columns: NDArray[Any], class_tasks: Mapping[Any, int]) -> dict[Any, int]:
+    """Return the column of every class, each of which must have one task."""
+    labels = columns.tolist()
+    places = {label: place for place, label in enumerate(labels)}
+    if len(places) != len(labels):
+        raise LabelError(f"classes must all differ, got {len(places)} different ones in {len(labels)} columns")
+    homeless = [label for label in labels if label not in class_tasks]
+    if homeless:
+        raise LabelError(f"class_tasks must hold a task for every entry of classes, got none for {homeless[:5]}")
+    negative = [label for label in labels if class_tasks[label] < 0]
+    if negative:
+        raise InputError(f"class_tasks must be numbers >= 0, got {class_tasks[negative[0]]} for {negative[0]!r}")
+    return places
+
+
+def _square(matrix: ArrayLike) -> NDArray[np.float64]:
+    a = np.asarray(matrix, dtype=np.float64)
+    if a.ndim != 2 or a.shape[0] != a.shape[1] or len(a) == 0:
+        raise InputError(f"matrix must be square with at least one session, got shape {a.shape}")
+    return a
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")

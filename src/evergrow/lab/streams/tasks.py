@@ -1,0 +1,261 @@
+"""Which samples arrive when: tasks as index arrays over labels, nothing copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from typing import Protocol as Interface
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from evergrow.core.errors import InputError, LabelError
+from evergrow.core.seeding import derive_seed
+from evergrow.lab.streams.orders import DEFAULT_SEED, class_order, disjoint_order
+from evergrow.lab.streams.protocol import Protocol
+
+Indices = NDArray[np.int64]
+
+
+class Labelled(Interface):
+    """A data set as a stream sees it: labels of a training and a test set."""
+
+    @property
+    def y_train(self) -> NDArray[Any]:
+        """Labels of the training set."""
+
+    @property
+    def y_test(self) -> NDArray[Any]:
+        """Labels of the test set."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is no test set."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The classes and samples that arrive in one session.
+
+    Parameters
+    ----------
+    index : int
+        Number of the session, from 0.
+    classes : ndarray
+        Labels in its training samples; in plain class-incremental streams, in the order of arrival.
+    new_classes : ndarray
+        Those of them that no earlier task had.
+    train : ndarray of int
+        Rows of the training set, in the (seeded) order in which they arrive.
+    test : ndarray of int
+        Rows of the test set whose class is new in this task, sorted; over all tasks they partition the test
+        samples of the seen classes, so per-task accuracies add up to the overall one.
+    """
+
+    index: int
+    classes: NDArray[Any]
+    new_classes: NDArray[Any]
+    train: Indices
+    test: Indices
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """A protocol applied to the labels of a data set.
+
+    Parameters
+    ----------
+    protocol : Protocol
+        Settings.
+    seed : int
+        Seed of the class order and of every other draw.
+    order : ndarray
+        Labels in the order of arrival.
+    tasks : tuple of Task
+        The sessions.
+    """
+
+    protocol: Protocol
+    seed: int
+    order: NDArray[Any]
+    tasks: tuple[Task, ...]
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+    def batches(self, task: Task) -> Iterator[Indices]:
+        """Yield the training rows of a task: all at once, or mini-batch by mini-batch in an online stream."""
+        size = self.protocol.batch_size or max(len(task.train), 1)
+        for start in range(0, len(task.train), size):
+            yield task.train[start : start + size]
+
+    def seen_test(self, upto: int) -> tuple[Indices, Indices]:
+        """Return the test rows of tasks 0..upto and the task that each belongs to."""
+        parts = [task.test for task in self.tasks[: upto + 1]]
+        return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+
+
+def make_stream(
+    y_train: ArrayLike,
+    y_test: ArrayLike,
+    protocol: Protocol | None = None,
+    *,
+    seed: int = DEFAULT_SEED,
+    earlier_seeds: Sequence[int] = (),
+) -> Stream:
+    """Split labelled samples into the tasks of a protocol.
+
+    Parameters
+    ----------
+    y_train, y_test : array-like of shape (n,), (m,)
+        Labels; every test label must occur in training.
+    protocol : Protocol, optional
+        Settings; B-0 Inc-10 by default.
+    seed : int
+        Decides the class order (numpy's legacy permutation) and, from streams derived by name, which samples
+        blur or repeat and the order of the samples within a task.
+    earlier_seeds : sequence of int
+        For ``protocol.disjoint``: the seeds whose first tasks must not be touched.
+
+    Returns
+    -------
+    Stream
+
+    Examples
+    --------
+    >>> from evergrow.lab.streams import Protocol, make_stream
+    >>> labels = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    >>> stream = make_stream(labels, labels, Protocol(increment=2, shuffle=False))
+    >>> [(task.classes.tolist(), task.test.tolist()) for task in stream]
+    [([0, 1], [0, 1, 2, 3]), ([2, 3], [4, 5, 6, 7]), ([4], [8, 9])]
+    """
+    protocol = protocol or Protocol()
+    classes, codes = np.unique(_labels("y_train", y_train), return_inverse=True)
+    test_codes = _test_codes(classes, _labels("y_test", y_test))
+    if protocol.disjoint:
+        order = disjoint_order(len(classes), seed, earlier_seeds, protocol.n_initial)
+    else:
+        order = class_order(len(classes), seed, shuffle=protocol.shuffle)
+    sizes = protocol.task_sizes(len(classes))
+    home = np.empty(len(classes), dtype=np.int64)  # the task that a class belongs to
+    home[order] = np.repeat(np.arange(len(sizes)), sizes)
+    task_of_row = _assign_rows(codes, home, len(sizes), protocol, seed)
+    tasks = _collect(classes, order, codes, test_codes, task_of_row)
+    return Stream(protocol, seed, classes[order], _shuffled(tasks, seed))
+
+
+def stream_of(
+    data: Labelled,
+    protocol: Protocol | None = None,
+    *,
+    seed: int = DEFAULT_SEED,
+    earlier_seeds: Sequence[int] = (),
+) -> Stream:
+    """Return the tasks of a data set, as row numbers; see :func:`make_stream`.
+
+    Without a protocol it is B-0 Inc-10, in natural order where the data set has a fixed order of classes.
+
+    Raises
+    ------
+    InputError
+        If there is no test set to evaluate tasks on.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.data import FeatureSet
+    >>> from evergrow.lab.streams import Protocol, stream_of
+    >>> X, y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
+    >>> stream = stream_of(FeatureSet("toy", X, y, X, y), Protocol(increment=2, shuffle=False))
+    >>> stream.tasks[1].test.tolist()
+    [4, 5]
+    """
+    if data.whole:
+        raise InputError("A stream needs a test set, and these data have none: load them with split='auto'.")
+    protocol = protocol or Protocol(shuffle=not getattr(data, "fixed_order", False))
+    return make_stream(data.y_train, data.y_test, protocol, seed=seed, earlier_seeds=earlier_seeds)
+
+
+def _labels(name: str, y: ArrayLike) -> NDArray[Any]:
+    labels = np.asarray(y)
+    if labels.ndim != 1 or len(labels) == 0 or labels.dtype.kind not in "biuUS":
+        raise LabelError(
+            f"{name} must be a non-empty 1-D array of integers or strings, got shape {labels.shape} of {labels.dtype}"
+        )
+    return labels
+
+
+def _test_codes(classes: NDArray[Any], y_test: NDArray[Any]) -> Indices:
+    unknown = np.setdiff1d(y_test, classes)
+    if len(unknown):
+        raise LabelError(f"y_test must only hold labels of y_train, got {unknown[:5].tolist()} besides")
+    return np.searchsorted(classes, y_test).astype(np.int64)
+
+
+def _assign_rows(codes: Indices, home: Indices, n_tasks: int, protocol: Protocol, seed: int) -> Indices:
+    """Return the task of every training row."""
+    if protocol.blur:
+        return _blurred(codes, home, n_tasks, protocol, seed)
+    if protocol.repeat:
+        return _repeated(codes, home, n_tasks, protocol.repeat, seed)
+    return home[codes]
+
+
+def _blurred(codes: Indices, home: Indices, n_tasks: int, protocol: Protocol, seed: int) -> Indices:
+    """Move a share of the samples of some classes to tasks drawn at random (Si-Blurry's two ratios)."""
+    rng = np.random.default_rng(derive_seed(seed, "stream", "blur"))
+    n_blurry = round(protocol.blurry_classes * len(home))
+    blurry = np.isin(codes, rng.permutation(len(home))[:n_blurry])
+    rows = rng.permutation(np.flatnonzero(blurry))
+    moved = rows[: round(protocol.blur * len(rows))]
+    tasks = home[codes]
+    tasks[moved] = rng.integers(n_tasks, size=len(moved))
+    # No task may come up empty: one that lost all its samples and gained none gets its own back.
+    for task in np.setdiff1d(np.arange(n_tasks), tasks):
+        tasks[np.flatnonzero(home[codes] == task)] = task
+    return tasks
+
+
+def _repeated(codes: Indices, home: Indices, n_tasks: int, repeat: float, seed: int) -> Indices:
+    """Share the samples of each class out evenly over its own task and the later ones it comes again in."""
+    rng = np.random.default_rng(derive_seed(seed, "stream", "repeat"))
+    tasks = home[codes]
+    for code in range(len(home)):
+        later = np.arange(home[code] + 1, n_tasks)
+        visits = np.concatenate([[home[code]], later[rng.random(len(later)) < repeat]])
+        rows = rng.permutation(np.flatnonzero(codes == code))
+        tasks[rows] = visits[np.arange(len(rows)) % len(visits)]
+    return tasks
+
+
+def _collect(
+    classes: NDArray[Any], order: Indices, codes: Indices, test_codes: Indices, task_of_row: Indices
+) -> list[Task]:
+    """Turn the assignment of rows to tasks into task records."""
+    tasks: list[Task] = []
+    seen = np.zeros(len(classes), dtype=bool)
+    for index in range(int(task_of_row.max()) + 1):
+        train = np.flatnonzero(task_of_row == index)
+        present = np.zeros(len(classes), dtype=bool)
+        present[codes[train]] = True
+        new = present & ~seen
+        test = np.flatnonzero(new[test_codes])
+        tasks.append(Task(index, classes[order[present[order]]], classes[order[new[order]]], train, test))
+        seen |= present
+    return tasks
+
+
+def _shuffled(tasks: list[Task], seed: int) -> tuple[Task, ...]:
+    """Put the rows within each task in seeded order, as every training loader of the field does.
+
+    A method that holds out the last fifth of a task, as RanPAC does, must not get whole classes there.
+    """
+    shuffled = []
+    for task in tasks:
+        rng = np.random.default_rng(derive_seed(seed, "stream", "rows", task.index))
+        shuffled.append(Task(task.index, task.classes, task.new_classes, rng.permutation(task.train), task.test))
+    return tuple(shuffled)

@@ -1,6 +1,0 @@
-"""Images and tables: records -> tables, figures and one HTML page, beside the paper's published results."""
-
-from evergrow.report.build import Report, build_report
-from evergrow.report.published import Published, load_published
-
-__all__ = ["Published", "Report", "build_report", "load_published"]

@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.adapt.tiny import stripes, tiny_vit
+from torch import nn
+from torch.nn.functional import cross_entropy, linear, normalize
+
+from evergrow.adapt import Adaptation, CheckpointError, FsaConfig, TrainConfig, adapt, adapted_from
+from evergrow.adapt.classifiers import CosineHead, Lift, LinearHead
+from evergrow.adapt.data import TrainingSeed, training_images
+from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners, create_tuner, tuners_of
+from evergrow.core.archive import read_archive, write_archive
+from evergrow.core.errors import (
+    FileFormatError,
+    LabelError,
+    NotFittedError,
+    ParameterError,
+    UnknownNameError,
+    WeightsError,
+)
+from evergrow.core.items import Texts
+from evergrow.core.seeding import derive_seed
+from evergrow.features import ImageBackbone, create_backbone, hash_weights
+from evergrow.features.base import Backbone
+from evergrow.features.extraction import extract
+from evergrow.head import HEADS
+from evergrow.lab.methods.fsa_classifier import FsaClassifier, create_fsa, fsa_methods, fsa_options
+
+QUICK = FsaConfig.recipe(epochs=2, batch_size=16)
+
+
+def state(module: nn.Module) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in module.state_dict().values()])
+
+
+# -- adaptation -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", adapting_tuners())
+def test_adaptation_leaves_the_backbone_as_it_was(kind: str) -> None:
+    backbone, (items, y) = tiny_vit(), stripes(3, 8)
+    flags = [parameter.requires_grad for parameter in backbone.module.parameters()]
+    before = extract(backbone, items, cache=False).features
+    adapted = adapt(backbone, items, y, QUICK.changed(tuner=kind))
+    assert hash_weights(backbone.module) == backbone.spec.weights_hash
+    assert tuners_of(backbone.module) == []
+    assert [parameter.requires_grad for parameter in backbone.module.parameters()] == flags
+    np.testing.assert_array_equal(extract(backbone, items, cache=False).features, before)
+    after = extract(adapted, items, cache=False).features
+    assert np.abs(after - before).max() > 1e-4
+    assert not any(parameter.requires_grad for parameter in [*adapted.module.parameters(), *adapted.tuner.parameters()])
+    # The frozen weights are shared, not copied.
+    assert next(adapted.module.parameters()).data_ptr() == next(backbone.module.parameters()).data_ptr()
+
+
+def test_the_protocol_is_ranpacs() -> None:
+    """The default settings, by a loop of torch's own tools on the same batches."""
+    config = FsaConfig(settings={"dropout": 0.1}, train=TrainConfig(epochs=3, batch_size=48))
+    assert (config.tuner, config.head, config.lift) == ("adapter", "cosine", 0)
+    official = FsaConfig.recipe("ranpac")
+    assert official.train == TrainConfig(
+        epochs=20, batch_size=48, lr=0.01, momentum=0.9, weight_decay=5e-4, optimizer="sgd", schedule="cosine"
+    )
+    backbone, (items, y) = tiny_vit(), stripes(3, 21)
+    adapted = adapt(backbone, items, y, config, seed=4)
+
+    module = tiny_vit().module
+    tuner = create_tuner("adapter", module, seed=4)
+    drawn = CosineHead(24, 3, 4, "fsa")
+    weight, scale = drawn.weight.detach().clone().requires_grad_(), torch.ones(1, requires_grad=True)
+    assert float(weight.detach().abs().max()) <= 24**-0.5
+    optimizer = torch.optim.SGD([*tuner.parameters(), weight, scale], lr=0.01, momentum=0.9, weight_decay=5e-4)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
+    source = training_images(
+        items,
+        y,
+        config.train,
+        preprocessing=backbone.transform,
+        seeds=TrainingSeed(4, ("fsa",)),
+        device=torch.device("cpu"),
+    )
+    module.train()
+    with torch.random.fork_rng(devices=[]):
+        for epoch in range(3):
+            torch.manual_seed(derive_seed(4, "train", "fsa", "dropout", epoch))
+            for x, codes in source.epoch(epoch):
+                logits = scale * linear(normalize(module(x)), normalize(weight))
+                optimizer.zero_grad()
+                cross_entropy(logits, codes).backward()
+                optimizer.step()
+            scheduler.step()
+    torch.testing.assert_close(state(adapted.tuner), state(tuner), rtol=1e-5, atol=1e-7)
+
+
+def test_recipes() -> None:
+    anacp = FsaConfig.recipe("anacp")
+    assert anacp.head == "linear"
+    assert anacp.settings["bottleneck"] == 8
+    assert anacp.settings["activation"] == "none"
+    assert (anacp.train.optimizer, anacp.train.epochs, anacp.train.batch_size) == ("adam", 10, 128)
+    assert (anacp.train.lr, anacp.train.head_lr) == (1e-4, 1e-3)
+    assert FsaConfig.recipe("loranpac").lift == 100_000
+    assert FsaConfig.recipe("anacp", tuner="ssf").settings == {}
+    backbone, (items, y) = tiny_vit(), stripes(3, 4)
+    adapt(backbone, items, y, FsaConfig.recipe("anacp", epochs=1))
+    adapt(backbone, items, y, FsaConfig.recipe("loranpac", epochs=1, lift=50))
+
+
+def test_the_lift_passes_gradients_and_stays() -> None:
+    lift = Lift(4, 30, 0)
+    z = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    torch.testing.assert_close(lift(z), (z @ lift.weight.T).clamp(min=0))
+    lift(z).sum().backward()
+    assert z.grad is not None
+    assert z.grad.abs().sum() > 0
+    assert list(lift.parameters()) == []
+
+
+def test_heads_come_from_their_own_streams() -> None:
+    assert torch.equal(CosineHead(6, 3, 0, "a").weight, CosineHead(6, 3, 0, "a").weight)
+    assert not torch.equal(CosineHead(6, 3, 0, "a").weight, CosineHead(6, 3, 0, "b").weight)
+    head = LinearHead(6, 3, 0)
+    z = torch.ones(2, 6)
+    torch.testing.assert_close(head(z), z @ head.weight.T + head.bias)
+
+
+def test_an_interrupted_adaptation_ends_in_the_same_tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import evergrow.adapt.loop as loop
+
+    backbone, (items, y) = tiny_vit(), stripes(3, 8)
+    config = QUICK.changed(epochs=3)
+    whole = adapt(backbone, items, y, config)
+    original, calls = loop._Run._step, 0
+
+    def step(self: Any, *batch: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        return original(self, *batch)
+
+    path = tmp_path / "fsa.safetensors"
+    monkeypatch.setattr(loop._Run, "_step", step)
+    with pytest.raises(KeyboardInterrupt):
+        adapt(backbone, items, y, config, checkpoint=path)
+    assert tuners_of(backbone.module) == []
+    again = adapt(backbone, items, y, config, checkpoint=path)
+    assert again.log is not None
+    assert again.log.resumed_epochs == 1
+    assert torch.equal(state(again.tuner), state(whole.tuner))
+    assert again.spec == whole.spec
+    for other in (config.changed(tuner="ssf"), config.changed(settings={"bottleneck": 8}), config.changed(lr=0.1)):
+        with pytest.raises(CheckpointError):
+            adapt(backbone, items, y, other, checkpoint=path)
+    with pytest.raises(CheckpointError, match="backbone"):
+        adapt(tiny_vit(seed=1), items, y, config, checkpoint=path)
+    adapt(backbone, items, y, config.changed(workers=1), checkpoint=path)  # decides nothing
+
+
+def test_what_cannot_be_adapted_is_refused_before_training() -> None:
+    items, y = stripes(3, 4)
+    resnet = create_backbone("test_resnet", weights="random", device="cpu")
+    assert isinstance(resnet, ImageBackbone)
+    for kind in ("adapter", "vpt-deep", "vpt-shallow", "lora"):
+        with pytest.raises(UnsupportedModelError):
+            adapt(resnet, items, y, QUICK.changed(tuner=kind))
+    with pytest.raises(LabelError, match="at least 2"):
+        adapt(tiny_vit(), items, np.zeros(12, dtype=np.int64), QUICK)
+    tuned = tiny_vit()
+    create_tuner("ssf", tuned.module)
+    with pytest.raises(ParameterError, match="no tuner"):
+        adapt(tuned, items, y, QUICK)
+
+
+def test_labels_of_any_kind_train_what_their_numbers_do() -> None:
+    items, y = stripes(3, 4)
+    named = adapt(tiny_vit(), items, np.array(["ant", "bee", "cat"])[y], QUICK)
+    for labels in (y, y * 7 + 3):
+        assert adapt(tiny_vit(), items, labels, QUICK).spec == named.spec
+
+
+def test_ssf_serves_a_resnet_and_leaves_its_statistics() -> None:
+    backbone = create_backbone("test_resnet", weights="random", device="cpu", seed=1)
+    assert isinstance(backbone, ImageBackbone)
+    items, y = stripes(2, 9, side=32)
+    adapted = adapt(backbone, items, y, QUICK.changed(tuner="ssf", epochs=1))  # the last batch holds two images
+    assert hash_weights(adapted.module) == backbone.spec.weights_hash
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"tuner": "prefix"}, {"head": "mlp"}, {"lift": -1}, {"settings": {"rank": 4}}, {"settings": 3}]
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError):
+        FsaConfig(**wrong)
+    with pytest.raises(UnknownNameError, match="'epochs'"):
+        FsaConfig.recipe(epoch=3)
+
+
+def test_an_adapted_backbone_can_be_made_again(tmp_path: Path) -> None:
+    backbone, (items, y) = tiny_vit(), stripes(3, 6)
+    adapted = adapt(backbone, items, y, QUICK)
+    assert adapted.spec.weights_hash != backbone.spec.weights_hash
+    write_archive(tmp_path / "adaptation", adapted.adaptation().to_archive())
+    adaptation = Adaptation.from_archive(read_archive(tmp_path / "adaptation"), "adaptation")
+    again = adapted_from(tiny_vit(), adaptation)
+    assert again.spec == adapted.spec
+    assert again.adaptation().describe() == adapted.adaptation().describe()
+    assert FsaConfig.from_dict(adaptation.config or {}) == QUICK
+    a, b = (extract(model, items, cache=False).features for model in (adapted, again))
+    np.testing.assert_array_equal(a, b)
+    with pytest.raises(WeightsError, match="trained on"):
+        adapted_from(tiny_vit(seed=3), adaptation)
+
+
+def test_caches_tell_adapted_backbones_apart(tmp_path: Path) -> None:
+    backbone, (items, y) = tiny_vit(), stripes(3, 6)
+    first, second = (adapt(backbone, items, y, QUICK.changed(tuner="ssf"), seed=seed) for seed in (0, 1))
+    found = [extract(model, items, cache=tmp_path) for model in (backbone, first, second, first)]
+    assert [item.from_cache for item in found] == [False, False, False, True]
+    assert not np.array_equal(found[1].features, found[2].features)
+
+
+# -- classifier -------------------------------------------------------------------------------------------
+
+
+def tasks(n_classes: int = 6, per_class: int = 8) -> list[tuple[Any, np.ndarray]]:
+    items, y = stripes(n_classes, per_class)
+    half = n_classes // 2
+    return [(items.take(np.flatnonzero(rows)), y[rows]) for rows in (y < half, y >= half)]
+
+
+def test_fit_and_partial_fit_are_adaptation_extraction_and_head() -> None:
+    (first, y1), (second, y2) = tasks()
+    backbone = tiny_vit()
+    model = FsaClassifier("ranpac", backbone, fsa=QUICK, adapt="ssf", random_state=3, n_units=60)
+    model.fit(first, y1).partial_fit(second, y2)
+    adapted = adapt(backbone, first, y1, QUICK.changed(tuner="ssf"), seed=3)
+    head = HEADS["ranpac"](n_units=60, random_state=3, device="cpu")
+    for items, y in ((first, y1), (second, y2)):
+        head.partial_fit(extract(adapted, items, cache=False).features, y)
+    features = extract(adapted, second, cache=False).features
+    np.testing.assert_array_equal(model.decision_function(second), head.decision_function(features))
+    assert model.backbone_.spec == adapted.spec
+    # Going on with the public parts is the same as going on with the classifier.
+    np.testing.assert_array_equal(
+        model.head_.predict(extract(model.backbone_, second, cache=False).features), model.predict(second)
+    )
+
+
+def test_more_epochs_do_not_change_the_random_projection() -> None:
+    ((items, y), _) = tasks()
+    layers = []
+    for epochs in (1, 3):
+        model = FsaClassifier("ranpac", tiny_vit(), fsa=QUICK, epochs=epochs, n_units=50).fit(items, y)
+        tensors = [item for part in model.head_.to_archive().walk() for item in part.tensors.items()]
+        layers.append(next(value for name, value in tensors if name.endswith("weights")))
+    assert layers[0].shape == (24, 50)
+    assert torch.equal(*layers)
+
+
+def test_without_adaptation_the_backbone_is_the_given_one() -> None:
+    (first, y1), (second, y2) = tasks()
+    backbone = tiny_vit()
+    model = FsaClassifier("simplecil", backbone, adapt=None).fit(first, y1).partial_fit(second, y2)
+    assert model.backbone_ is backbone
+    head = HEADS["simplecil"]()
+    for items, y in ((first, y1), (second, y2)):
+        head.partial_fit(extract(backbone, items, cache=False).features, y)
+    np.testing.assert_array_equal(model.predict(first), head.predict(extract(backbone, first, cache=False).features))
+    assert model.cost_.trainable_parameters == 0
+
+
+def test_labels_may_be_strings_in_any_order_of_arrival() -> None:
+    (first, y1), (second, y2) = tasks(4)
+    names = np.array(["zebra", "ant", "moth", "bee"])
+    model = FsaClassifier("simplecil", tiny_vit(), adapt="ssf", epochs=1)
+    model.fit(first, names[y1]).partial_fit(second, names[y2])
+    assert model.classes_.tolist() == ["ant", "bee", "moth", "zebra"]
+    assert model.arrival_.tolist() == ["ant", "zebra", "bee", "moth"]
+    scores = model.decision_function(second)
+    np.testing.assert_array_equal(model.classes_[scores.argmax(axis=1)], model.predict(second))
+    np.testing.assert_array_equal(model.predict(second), model.head_.predict(model._features(model.backbone_, second)))
+    with pytest.raises(LabelError, match="strings as before"):
+        model.partial_fit(second, y2)
+    assert len(model.classes_) == 4
+
+
+def test_two_classes_have_two_columns() -> None:
+    items, y = stripes(2, 6)
+    model = FsaClassifier("simplecil", tiny_vit(), adapt="ssf", epochs=1).fit(items, y)
+    scores = model.decision_function(items)
+    assert scores.shape == (12, 2)
+    np.testing.assert_array_equal(model.predict(items), scores.argmax(axis=1))
+    assert model.score(items, y) > 0.9
+
+
+@pytest.mark.parametrize("adapt_by", ["adapter", None])
+def test_saved_and_loaded_it_answers_the_same_and_goes_on(tmp_path: Path, adapt_by: str | None) -> None:
+    (first, y1), (second, y2) = tasks()
+    path = tmp_path / "model.evg"
+    model = FsaClassifier("ranpac", tiny_vit(), adapt=adapt_by, fsa=QUICK, n_units=40, alpha=0.5).fit(first, y1)
+    model.save(path)
+    for backbone in (None, tiny_vit()):
+        again = FsaClassifier.load(path, backbone=backbone)
+        np.testing.assert_array_equal(again.decision_function(first), model.decision_function(first))
+        assert again.cost_ == model.cost_
+        assert again.head_options == {"n_units": 40, "alpha": 0.5}
+    model.partial_fit(second, y2)
+    again.partial_fit(second, y2)
+    np.testing.assert_array_equal(again.predict(second), model.predict(second))
+    with pytest.raises(WeightsError, match="trained on"):
+        FsaClassifier.load(path, backbone=tiny_vit(seed=5))
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(FileFormatError):
+        FsaClassifier.load(path, backbone=tiny_vit())
+
+
+def test_a_failed_fit_leaves_what_was_learned() -> None:
+    ((items, y), _) = tasks()
+    model = FsaClassifier("simplecil", tiny_vit(), adapt="ssf", epochs=1).fit(items, y)
+    before = model.predict(items)
+    with pytest.raises(LabelError, match="at least 2"):
+        model.fit(items, np.zeros(len(items), dtype=np.int64))
+    resnet = create_backbone("test_resnet", weights="random", device="cpu")
+    model.set_params(backbone=resnet, adapt="adapter")
+    with pytest.raises(UnsupportedModelError):
+        model.fit(items, y)
+    np.testing.assert_array_equal(model.predict(items), before)
+
+
+def test_names_and_options() -> None:
+    assert fsa_methods() == [f"{name}+fsa" for name in HEADS.names()]
+    assert fsa_options("ranpac+fsa").items() >= {"adapt": "auto", "fsa": "ranpac", "n_units": 10_000}.items()
+    model = create_fsa("ranpac+fsa", n_units=30, adapt="lora")
+    assert model.get_params()["n_units"] == 30
+    assert model.set_params(n_units=20).head_options == {"n_units": 20}
+    with pytest.raises(UnknownNameError, match="'n_units'"):
+        create_fsa("ranpac+fsa", n_unit=30)
+    with pytest.raises(UnknownNameError, match=r"ranpac\+fsa"):
+        create_fsa("ranpak+fsa")
+    items, y = stripes(2, 2)
+    with pytest.raises(UnknownNameError, match="'n_units'"):
+        FsaClassifier("ranpac", tiny_vit(), n_unit=3).fit(items, y)
+    with pytest.raises(ParameterError, match="adapt must be one of"):
+        FsaClassifier("ranpac", tiny_vit(), adapt="adaptor").fit(items, y)
+    with pytest.raises(ParameterError, match="n_units"):
+        FsaClassifier("ranpac", tiny_vit(), n_units=-3).fit(items, y)
+
+
+def test_wrong_input_is_refused() -> None:
+    items, y = stripes(2, 2)
+    with pytest.raises(NotFittedError, match="learn something first"):
+        FsaClassifier("simplecil", tiny_vit()).predict(items)
+    with pytest.raises(ValueError, match="images"):
+        FsaClassifier("simplecil", tiny_vit()).fit(Texts(("a", "b")), [0, 1])
+    with pytest.raises(LabelError, match="one label per row"):
+        FsaClassifier("simplecil", tiny_vit()).fit(items, y[:-1])
+
+    class Other(Backbone):
+        spec = tiny_vit().spec
+
+        def encode(self, batch: Any) -> torch.Tensor:
+            return torch.zeros(len(batch), 24)
+
+        def to(self, device: Any) -> Other:
+            return self
+
+    with pytest.raises(ParameterError, match="ImageBackbone"):
+        FsaClassifier("simplecil", Other()).fit(items, y)

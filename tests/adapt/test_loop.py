@@ -1,0 +1,474 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from evergrow.adapt import CheckpointError, TrainConfig, TrainingError, train
+from evergrow.adapt.crops import Cropper, Crops, draw_crops
+from evergrow.adapt.data import TrainingSeed, training_images
+from evergrow.core.errors import FileFormatError, ImageError, InputError, ParameterError, UnknownNameError
+from evergrow.core.items import ImageArrays, ImageFiles, Texts
+from evergrow.features import Preprocessing, decode_image, train_transform
+
+SIDE = 8
+SEEN = Preprocessing.pilot(SIDE)
+
+
+class Net(nn.Module):
+    """A small network with everything that may go wrong: dropout, batch normalisation, a frozen part."""
+
+    def __init__(self, n_classes: int = 3, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.frozen = nn.Linear(3 * SIDE * SIDE, 12)
+            self.norm = nn.BatchNorm1d(12)
+            self.out = nn.Linear(12, n_classes)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.norm(self.frozen(x.flatten(1))))
+        return self.out(nn.functional.dropout(h, 0.3, self.training))
+
+
+def images(n: int = 25, seed: int = 0) -> tuple[ImageArrays, np.ndarray]:
+    y = np.arange(n) % 3
+    noise = np.random.default_rng(seed).integers(0, 60, (n, 12, 10, 3))
+    return ImageArrays((noise + 90 * y[:, None, None, None]).astype(np.uint8)), y
+
+
+def run(net: nn.Module, config: TrainConfig, **options: Any) -> Any:
+    items, y = options.pop("data", None) or images()
+    return train(net, net.parameters(), items, y, config, preprocessing=SEEN, **{"seed": 0, **options})
+
+
+def weights(net: nn.Module) -> torch.Tensor:
+    return torch.cat([value.flatten().double() for value in net.state_dict().values()])
+
+
+# -- settings ---------------------------------------------------------------------------------------------
+
+
+def test_rates_are_those_of_torchs_schedulers() -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    for config, make in (
+        (TrainConfig(epochs=7), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 7)),
+        (
+            TrainConfig(epochs=7, schedule="steps", milestones=(2, 5), gamma=0.3),
+            lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 5], gamma=0.3),
+        ),
+    ):
+        optimizer = torch.optim.SGD([parameter], lr=config.lr)
+        scheduler, wanted = make(optimizer), []
+        for _ in range(7):
+            wanted.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        np.testing.assert_allclose([config.rate(epoch) for epoch in range(7)], wanted, rtol=1e-6)
+
+
+def test_codas_cosine_ends_above_zero() -> None:
+    config = TrainConfig(epochs=20, lr=1e-3, schedule="coda-cosine")
+    assert config.rate(0) == 1e-3
+    assert config.rate(19) == pytest.approx(1e-3 * math.cos(0.495 * math.pi))
+    assert TrainConfig(epochs=1, schedule="coda-cosine").factor(0) == 1.0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epochs": 0},
+        {"batch_size": 1.5},
+        {"lr": 0},
+        {"head_lr": -1},
+        {"optimizer": "lion"},
+        {"schedule": "linear"},
+        {"precision": "float64"},
+        {"milestones": (1.5,)},
+        {"crop_scale": (0.5, 0.1)},
+        {"workers": -1},
+        {"augment": 1},
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        TrainConfig(**wrong)
+
+
+def test_settings_survive_json() -> None:
+    config = TrainConfig(schedule="steps", milestones=(3, 4), head_lr=0.5)
+    assert TrainConfig.from_dict(config.to_dict()) == config
+    with pytest.raises(UnknownNameError, match="'epochs'"):
+        TrainConfig.from_dict({"epoch": 3})
+
+
+# -- the loop ---------------------------------------------------------------------------------------------
+
+
+def test_a_training_is_what_a_plain_loop_does() -> None:
+    """Same order and images, then torch's own tools."""
+    items, y = images()
+    config = TrainConfig(epochs=3, batch_size=8, lr=0.1)
+    ours, plain = Net(), Net()
+    run(ours, config, seed=5)
+    source = training_images(items, y, config, preprocessing=SEEN, seeds=TrainingSeed(5), device=torch.device("cpu"))
+    plain.train()
+    plain.norm.eval()
+    optimizer = torch.optim.SGD(
+        [p for p in plain.parameters() if p.requires_grad], lr=0.1, momentum=0.9, weight_decay=5e-4
+    )
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
+    from evergrow.core.seeding import derive_seed
+
+    with torch.random.fork_rng(devices=[]):
+        for epoch in range(3):
+            torch.manual_seed(derive_seed(5, "train", "dropout", epoch))
+            for x, codes in source.epoch(epoch):
+                optimizer.zero_grad()
+                cross_entropy(plain(x), codes).backward()
+                optimizer.step()
+            scheduler.step()
+    torch.testing.assert_close(weights(ours), weights(plain), rtol=1e-6, atol=1e-8)
+
+
+def test_only_what_is_asked_for_changes() -> None:
+    net = Net()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    net.eval()
+    state = torch.random.get_rng_state()
+    items, y = images()
+    train(net, net.out.parameters(), items, y, TrainConfig(epochs=1), preprocessing=SEEN, seed=0)
+    changed = {name for name, value in net.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"out.weight", "out.bias"}
+    assert not any(part.training for part in net.modules())
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_groups_have_their_own_rates() -> None:
+    net = Net()
+    before = net.norm.weight.detach().clone()
+    config = TrainConfig(epochs=1, lr=1e-30, head_lr=0.1)
+    items, y = images()
+    groups = config.groups(net.norm.parameters(), net.out.parameters())
+    start = net.out.weight.detach().clone()
+    train(net, groups, items, y, config, preprocessing=SEEN, seed=0)
+    assert torch.equal(net.norm.weight, before)
+    assert not torch.equal(net.out.weight, start)
+
+
+def test_seed_and_purpose_decide_and_nothing_else() -> None:
+    config = TrainConfig(epochs=2, batch_size=8)
+    first, again, other, task = Net(), Net(), Net(), Net()
+    run(first, config)
+    torch.rand(3)  # the global state plays no part
+    run(again, config)
+    run(other, config, seed=1)
+    run(task, config, purpose=("task", 1))
+    assert torch.equal(weights(first), weights(again))
+    assert not torch.equal(weights(first), weights(other))
+    assert not torch.equal(weights(first), weights(task))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_an_interrupted_training_ends_in_the_same_weights(tmp_path: Path, optimizer: Any) -> None:
+    config = TrainConfig(epochs=4, batch_size=8, optimizer=optimizer)
+    whole = Net()
+    log = run(whole, config)
+
+    class Stop(KeyboardInterrupt):
+        pass
+
+    broken, path = Net(), tmp_path / "training.safetensors"
+    seen = 0
+
+    def interrupting(logits: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        nonlocal seen
+        seen += 1
+        if seen == 11:  # in the third epoch of four steps each
+            raise Stop
+        return cross_entropy(logits, codes)
+
+    with pytest.raises(Stop):
+        run(broken, config, checkpoint=path, loss=interrupting)
+    resumed = Net()
+    second = run(resumed, config, checkpoint=path)
+    assert second.resumed_epochs == 2
+    assert torch.equal(weights(resumed), weights(whole))
+    assert second.losses == log.losses
+    finished = Net()
+    third = run(finished, config, checkpoint=path)
+    assert third.resumed_epochs == 4
+    assert third.images_per_second == 0
+    assert torch.equal(weights(finished), weights(whole))
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "training.safetensors"
+    config = TrainConfig(epochs=1)
+    run(Net(), config, checkpoint=path, identity={"backbone": "a"})
+    untouched = Net()
+    before = weights(untouched)
+    for change in (
+        {"config": config.changed(lr=0.5)},
+        {"seed": 3},
+        {"identity": {"backbone": "b"}},
+        {"data": images(seed=9)},
+        {"purpose": ("other",)},
+    ):
+        options = {"config": config, "identity": {"backbone": "a"}, **change}
+        with pytest.raises(CheckpointError, match=r"differs in 1 of|differs in 2 of"):
+            run(untouched, checkpoint=path, **options)
+    with pytest.raises(CheckpointError, match="shapes"):
+        run(Net(4), config, checkpoint=path, identity={"backbone": "a"})
+    assert torch.equal(weights(untouched), before)
+    assert run(Net(), config.changed(workers=0), checkpoint=path, identity={"backbone": "a"}).resumed_epochs == 1
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "training.safetensors"
+    run(Net(), TrainConfig(epochs=1), checkpoint=path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(FileFormatError):
+        run(Net(), TrainConfig(epochs=1), checkpoint=path)
+
+
+def test_a_last_batch_of_one_and_a_class_with_one_image() -> None:
+    items, y = images(9)
+    y[-1] = 3
+    net = Net(4)
+    log = train(net, net.parameters(), items, y, TrainConfig(epochs=2, batch_size=4), preprocessing=SEEN, seed=0)
+    assert log.steps == 6
+    assert log.samples == 18
+    assert all(math.isfinite(loss) for loss in log.losses)
+
+
+def test_a_loss_that_is_not_finite_is_an_error_and_takes_the_epoch_back(tmp_path: Path) -> None:
+    net = Net()
+    after: list[torch.Tensor] = []
+
+    def failing(logits: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        value = cross_entropy(logits, codes)
+        return value * math.nan if len(after) == 1 else value
+
+    path = tmp_path / "training.safetensors"
+    with pytest.raises(TrainingError, match="epoch 2 of 3 in float32"):
+        run(
+            net,
+            TrainConfig(epochs=3),
+            loss=failing,
+            checkpoint=path,
+            on_epoch=lambda log: after.append(weights(net).clone()),
+        )
+    assert torch.equal(weights(net), after[0])
+    assert run(Net(), TrainConfig(epochs=3), checkpoint=path).resumed_epochs == 1
+
+
+def test_what_half_precision_cannot_do_is_done_in_float32(caplog: pytest.LogCaptureFixture) -> None:
+    """In bfloat16 the loss is made infinite; the epoch is run again as if float32 had been asked for."""
+    config = TrainConfig(epochs=2, batch_size=8, precision="bfloat16")
+
+    def loss(logits: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        value = cross_entropy(logits.float(), codes)
+        return value * math.inf if logits.dtype == torch.bfloat16 else value
+
+    net, exact = Net(), Net()
+    with caplog.at_level("WARNING"):
+        log = run(net, config, loss=loss)
+    assert log.precision == "float32"
+    assert "going on in float32" in caplog.text
+    run(exact, config.changed(precision="float32"), loss=loss)
+    assert torch.equal(weights(net), weights(exact))
+
+
+def test_bfloat16_trains(tmp_path: Path) -> None:
+    net = Net()
+    log = run(net, TrainConfig(epochs=3, batch_size=8, lr=0.1, precision="bfloat16"))
+    assert log.precision == "bfloat16"
+    assert log.losses[-1] < log.losses[0]
+    assert net.out.weight.dtype == torch.float32
+
+
+def test_wrong_input_is_refused() -> None:
+    items, y = images()
+    net = Net()
+    with pytest.raises(InputError, match="as many as codes"):
+        run(net, TrainConfig(), data=(items, y[:-1]))
+    with pytest.raises(InputError, match="text"):
+        run(net, TrainConfig(), data=(Texts(("a",)), np.zeros(1, dtype=np.int64)))
+    with pytest.raises(ParameterError, match="float16"):
+        run(net, TrainConfig(precision="float16"))
+    with pytest.raises(ParameterError, match="folder that exists"):
+        run(net, TrainConfig(), checkpoint="no/such/folder/training.safetensors")
+    with pytest.raises(ParameterError, match="requires gradients"):
+        train(net, net.frozen.parameters(), items, y, TrainConfig(), preprocessing=SEEN, seed=0)
+
+
+# -- images ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "bytes_from"), [("bilinear", (0, 256)), ("bicubic", (60, 196))])
+def test_crops_on_tensors_are_pillows(name: Any, bytes_from: tuple[int, int]) -> None:
+    """The same box by Pillow, enlarging and shrinking, mirrored or not; Pillow rounds between its two passes.
+
+    A cubic overshoots, and which pass is cut off first is Pillow's choice: its bytes stay away from the ends.
+    """
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(*bytes_from, (6, 40, 50, 3), dtype=np.uint8)
+    boxes = torch.tensor([[3, 5, 7, 6], [0, 0, 40, 50], [10, 9, 1, 1], [5, 0, 30, 41], [0, 30, 16, 16], [1, 1, 38, 9]])
+    crops = Crops(boxes, torch.tensor([False, True, False, True, True, False]))
+    for size in (16, 24):
+        transform = train_transform(Preprocessing.pilot(size), interpolation=name)
+        ours = Cropper(transform, torch.device("cpu"))(torch.from_numpy(pixels), crops)
+        for row, (top, left, height, width) in enumerate(boxes.tolist()):
+            image = Image.fromarray(pixels[row]).crop((left, top, left + width, top + height))
+            image = image.resize((size, size), Image.Resampling[name.upper()])
+            if crops.flips[row]:
+                image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            wanted = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+            assert float((ours[row] - wanted).abs().max()) <= 1.01 / 255
+
+
+def test_cubic_crops_stay_bytes() -> None:
+    """Black beside white: what overshoots is cut off."""
+    pixels = torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
+    pixels[:, :, 4:] = 255
+    transform = train_transform(Preprocessing.pilot(32), interpolation="bicubic")
+    made = Cropper(transform, torch.device("cpu"))(pixels, Crops(torch.tensor([[0, 0, 8, 8]]), torch.tensor([False])))
+    assert float(made.min()) == 0
+    assert float(made.max()) == 1
+
+
+@pytest.mark.parametrize("wanted", ["bilinear", "bicubic", "lanczos"])
+def test_crops_are_resized_as_evaluation_is(wanted: Any) -> None:
+    """In memory and from files; a filter that batches cannot do goes image by image."""
+    items, y = images(6)
+    seen = replace(SEEN, interpolation=wanted)
+    config = TrainConfig(interpolation="evaluation", crop_scale=(1.0, 1.0))
+    source = TrainingSeed(0, ("test",))
+    made = training_images(items, y, config, preprocessing=seen, seeds=source, device=torch.device("cpu"))
+    assert made._transform.interpolation == wanted
+    assert len(next(iter(made.epoch(0)))[0]) == 6
+    other = training_images(items, y, TrainConfig(), preprocessing=seen, seeds=source, device=torch.device("cpu"))
+    assert other._transform.interpolation == "bilinear"
+    with pytest.raises(ParameterError, match="interpolation"):
+        TrainConfig(interpolation="nearest")  # type: ignore[arg-type]
+
+
+def test_drawn_crops_follow_the_law_of_the_transform() -> None:
+    """Area, proportions and places against many draws of the one-image transform."""
+    transform = train_transform(Preprocessing.pilot(16))
+    crops = draw_crops(transform, 4000, 32, 48, torch.Generator().manual_seed(0)).boxes.double()
+    image = decode_image(np.zeros((32, 48, 3), dtype=np.uint8))
+    source = torch.Generator().manual_seed(1)
+    wanted = torch.tensor([transform._box(image, source) for _ in range(4000)]).double()
+    for ours, theirs in zip(crops.T, wanted.T):
+        assert abs(float(ours.mean() - theirs.mean())) < 4 * float(theirs.std()) / math.sqrt(2000)
+        assert abs(float(ours.std() / theirs.std()) - 1) < 0.08
+
+
+def test_a_strip_gets_the_centred_box() -> None:
+    transform = train_transform(Preprocessing.pilot(16), scale=(1.0, 1.0))
+    crops = draw_crops(transform, 3, 10, 100, torch.Generator().manual_seed(0))
+    assert crops.boxes.tolist() == [[0, 43, 10, 13]] * 3
+
+
+def test_files_give_the_same_batches_with_any_number_of_workers(tmp_path: Path) -> None:
+    items, y = images(10)
+    names = tuple(f"{row}.png" for row in range(10))
+    for row, name in enumerate(names):
+        Image.fromarray(items.raw(row)).save(tmp_path / name)
+    files = ImageFiles(tmp_path, names)
+    batches = {}
+    for workers in (0, 2):
+        source = training_images(
+            files,
+            y,
+            TrainConfig(batch_size=4, workers=workers),
+            preprocessing=SEEN,
+            seeds=TrainingSeed(0),
+            device=torch.device("cpu"),
+        )
+        batches[workers] = list(source.epoch(1))
+    assert [len(codes) for _, codes in batches[0]] == [4, 4, 2]
+    for (x, codes), (other, same) in zip(batches[0], batches[2]):
+        assert torch.equal(x, other)
+        assert torch.equal(codes, same)
+    (tmp_path / "3.png").write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"3\.png"):
+        train(Net(), Net().parameters(), files, y, TrainConfig(epochs=1), preprocessing=SEEN, seed=0)
+
+
+def test_without_augmentation_images_look_as_in_evaluation() -> None:
+    items, y = images(5)
+    source = training_images(
+        items,
+        y,
+        TrainConfig(batch_size=5, augment=False),
+        preprocessing=SEEN,
+        seeds=TrainingSeed(0),
+        device=torch.device("cpu"),
+    )
+    ((x, codes),) = source.epoch(0)
+    order = torch.randperm(5, generator=TrainingSeed(0).generator("order", 0))
+    for place, row in enumerate(order.tolist()):
+        assert torch.equal(x[place], SEEN(decode_image(items.raw(row))))
+        assert codes[place] == y[row]
+
+
+def test_grey_images_have_three_equal_channels() -> None:
+    items = ImageArrays(np.random.default_rng(0).integers(0, 256, (4, 12, 12), dtype=np.uint8))
+    source = training_images(
+        items,
+        np.zeros(4, dtype=np.int64),
+        TrainConfig(),
+        preprocessing=SEEN,
+        seeds=TrainingSeed(0),
+        device=torch.device("cpu"),
+    )
+    ((x, _),) = source.epoch(0)
+    assert x.shape == (4, 3, SIDE, SIDE)
+    assert torch.equal(x[:, 0], x[:, 2])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["auto", "float16", "float32"])
+def test_a_gpu_trains_without_waiting_for_it(precision: Any, device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("concerns GPUs")
+    net, items = Net().to(device), images(24)
+    log = run(net, TrainConfig(epochs=3, batch_size=8, lr=0.1, precision=precision), data=items)
+    assert log.losses[-1] < log.losses[0]
+    assert log.peak_memory_bytes > 0
+    source = training_images(
+        *items, TrainConfig(batch_size=8), preprocessing=SEEN, seeds=TrainingSeed(0), device=device
+    )
+    steps = source.epoch(0)
+    next(steps)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rest = list(steps)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(rest) == 2
+
+
+@pytest.mark.cuda
+def test_images_on_a_gpu_are_those_on_a_cpu(device: torch.device) -> None:
+    items, y = images()
+    config = TrainConfig(batch_size=8)
+    first, second = (
+        list(training_images(items, y, config, preprocessing=SEEN, seeds=TrainingSeed(0), device=where).epoch(2))
+        for where in (torch.device("cpu"), device)
+    )
+    for (x, codes), (other, same) in zip(first, second):
+        assert float((x - other.cpu()).abs().max()) <= 1.01 / 255
+        assert torch.equal(codes, same.cpu())

@@ -1,0 +1,110 @@
+"""Tuners in files: old ones are read, wrong ones change nothing, and none takes more memory than its file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from tests.altered import altered
+
+from evergrow.adapt.tuners import Tuner, create_tuner, list_tuners, load_tuner, restore_tuner, tuners_of
+from evergrow.adapt.tuners.files import SavedTuner
+from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.errors import EvergrowError, FileFormatError
+
+SETTINGS: dict[str, dict[str, Any]] = {"adapter": {"bottleneck": 2}, "lora": {"rank": 2}, "sdlora": {"rank": 2}}
+
+
+def vit() -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=2)
+    return model.eval()
+
+
+def made(name: str, model: torch.nn.Module) -> Tuner:
+    tuner = create_tuner(name, model, **SETTINGS.get(name, {}))
+    if name == "sdlora":
+        tuner.start_task(1)  # type: ignore[operator]
+    return tuner
+
+
+@pytest.mark.parametrize("name", list_tuners())
+def test_a_tuner_out_of_a_file_is_the_one_that_was_written(name: str, tmp_path: Path) -> None:
+    tuner = made(name, vit())
+    with torch.no_grad():
+        for parameter in tuner.parameters():
+            parameter += 0.1
+    tuner.save(tmp_path / "tuner")
+    again = load_tuner(tmp_path / "tuner", vit())
+    assert again.config == tuner.config
+    assert {key: value.tolist() for key, value in again.state_dict().items()} == {
+        key: value.tolist() for key, value in tuner.state_dict().items()
+    }
+    again.save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "tuner").read_bytes()
+
+
+@pytest.mark.parametrize("name", list_tuners())
+def test_whatever_is_wrong_is_a_typed_error_and_leaves_the_model_alone(name: str) -> None:
+    model = vit()
+    archive, refused, images = made(name, vit()).saved().to_archive(), 0, torch.zeros(1, 3, 16, 16)
+    with torch.no_grad():
+        before = model(images)
+    for what, wrong in altered(archive):
+        try:
+            tuner = restore_tuner(SavedTuner.from_archive(wrong), model)
+        except EvergrowError:
+            refused += 1
+        else:
+            assert all(bool(torch.isfinite(value).all()) for value in tuner.state_dict().values()), what
+            tuner.remove()
+        assert tuners_of(model) == [], what
+    with torch.no_grad():
+        assert torch.equal(model(images), before)
+    assert refused > 50
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("adapter", "bottleneck"), ("lora", "rank"), ("sdlora", "rank"), ("vpt-deep", "tokens")]
+)
+def test_a_setting_in_a_file_asks_for_no_memory(name: str, setting: str) -> None:
+    saved = made(name, vit()).saved()
+    huge = replace(saved, settings={**saved.settings, setting: 10**8})
+    with pytest.raises(FileFormatError, match="must fit a state of"):
+        restore_tuner(huge, vit())
+
+
+def test_a_field_of_a_later_version_is_written_again(tmp_path: Path) -> None:
+    archive = made("ssf", vit()).saved().to_archive()
+    write_archive(tmp_path / "tuner", replace(archive, meta={**archive.meta, "later": [1, 2]}))
+    load_tuner(tmp_path / "tuner", vit()).save(tmp_path / "again")
+    assert read_archive(tmp_path / "again").meta["later"] == [1, 2]
+
+
+def test_a_tuner_older_than_a_setting_has_its_default(tmp_path: Path) -> None:
+    tuner = made("lora", vit())
+    archive = tuner.saved().to_archive()
+    settings = {key: value for key, value in archive.meta["settings"].items() if key != "targets"}
+    write_archive(tmp_path / "tuner", replace(archive, meta={**archive.meta, "settings": settings}))
+    assert load_tuner(tmp_path / "tuner", vit()).config == tuner.config
+    made("lora", vit()).load(tmp_path / "tuner")
+
+
+def test_files_of_the_first_version_have_another_name_for_settings() -> None:
+    saved = made("lora", vit()).saved()
+    meta = {"tuner": "lora", "config": saved.settings, "seed": 0, "architecture": saved.architecture}
+    assert SavedTuner.from_archive(Archive("Tuner", meta, saved.tensors)).settings == saved.settings
+
+
+def test_parameters_that_overflow_are_a_file_error() -> None:
+    archive = made("lora", vit()).saved().to_archive()
+    key = next(iter(archive.tensors))
+    huge = replace(archive, tensors={**archive.tensors, key: torch.full_like(archive.tensors[key], 1e30)})
+    with pytest.raises(FileFormatError, match="as numbers of at most 1e"):
+        SavedTuner.from_archive(huge)
+    with pytest.raises(EvergrowError, match="alpha must be"):
+        create_tuner("lora", vit(), alpha=-1e308)

@@ -1,0 +1,132 @@
+"""Scaling and shifting against a forward pass written out in functions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from evergrow.adapt.tuners import UnmergeableError, UnsupportedModelError, create_tuner
+
+
+def test_vit_is_scaled_after_eight_kinds_of_layers(make_model, images, shaken) -> None:
+    model = make_model("vit_small_patch14_reg4_dinov2", init_values=0.3)
+    tuner = shaken(create_tuner("ssf", model))
+    state, w = tuner.state_dict(), model.state_dict()
+
+    def ssf(x, name):
+        return x * state[f"layers.{name}.gamma"] + state[f"layers.{name}.beta"]
+
+    def linear(x, name):
+        return ssf(functional.linear(x, w[f"{name}.weight"], w[f"{name}.bias"]), name)
+
+    def norm(x, name):
+        return ssf(functional.layer_norm(x, (48,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-6), name)
+
+    x = functional.conv2d(images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride=8)
+    x = ssf(x.flatten(2).transpose(1, 2), "patch_embed.proj") + w["pos_embed"]
+    x = torch.cat([w["cls_token"].expand(3, -1, -1), w["reg_token"].expand(3, -1, -1), x], dim=1)
+    for b in ("blocks.0", "blocks.1"):
+        qkv = linear(norm(x, f"{b}.norm1"), f"{b}.attn.qkv").reshape(3, -1, 3, 3, 16).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        mixed = torch.softmax(q @ k.transpose(-2, -1) / 4, dim=-1) @ v
+        x = x + w[f"{b}.ls1.gamma"] * linear(mixed.transpose(1, 2).reshape(3, -1, 48), f"{b}.attn.proj")
+        hidden = functional.gelu(linear(norm(x, f"{b}.norm2"), f"{b}.mlp.fc1"))
+        x = x + w[f"{b}.ls2.gamma"] * linear(hidden, f"{b}.mlp.fc2")
+    torch.testing.assert_close(model(images), norm(x, "norm")[:, 0])
+    assert len(state) == 2 * (1 + 2 * 6 + 1)
+
+
+def test_resnet_is_scaled_after_every_convolution_and_norm(make_model, images, shaken) -> None:
+    model = make_model("test_resnet", small=False, num_classes=4)
+    tuner = shaken(create_tuner("ssf", model))
+    state = tuner.state_dict()
+
+    def ssf(x, name):
+        return x * state[f"layers.{name}.gamma"][:, None, None] + state[f"layers.{name}.beta"][:, None, None]
+
+    def step(x, name):
+        return ssf(model.get_submodule(name)(x), name)
+
+    tuner.disable()
+    x = step(images, "conv1.0")
+    x = model.conv1[2](step(x, "conv1.1"))
+    x = model.conv1[5](step(step(x, "conv1.3"), "conv1.4"))
+    x = model.maxpool(model.act1(step(step(x, "conv1.6"), "bn1")))
+    for name in ("layer1.0", "layer2.0", "layer3.0", "layer4.0"):
+        block = model.get_submodule(name)
+        numbers = [n for n in (1, 2, 3) if hasattr(block, f"conv{n}")]
+        y = x
+        for n in numbers:
+            y = step(step(y, f"{name}.conv{n}"), f"{name}.bn{n}")
+            if n != numbers[-1]:
+                y = block.get_submodule(f"act{n}")(y)
+        if block.downsample is not None:
+            paths = [(f"{name}.downsample.{i}", part) for i, part in enumerate(block.downsample)]
+            for path, part in paths:
+                x = step(x, path) if f"layers.{path}.gamma" in state else part(x)
+        x = block.get_submodule(f"act{numbers[-1]}")(y + x)
+    expected = model.forward_head(x)
+    tuner.enable()
+    torch.testing.assert_close(model(images), expected)
+    assert "layers.fc.gamma" not in state
+
+
+def test_starts_near_the_base_model() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 20_000))
+    state = create_tuner("ssf", model).state_dict()
+    gamma, beta = state["layers.0.gamma"], state["layers.0.beta"]
+    for value, mean in ((gamma, 1.0), (beta, 0.0)):
+        assert value.mean() == pytest.approx(mean, abs=1e-3)
+        assert value.std() == pytest.approx(0.02, rel=0.05)
+    assert torch.corrcoef(torch.stack([gamma, beta]))[0, 1].abs() < 0.03
+
+
+def test_merging_gives_biases_where_there_were_none_and_takes_them_back(make_model, images, shaken) -> None:
+    model = make_model("test_resnet", small=False, num_classes=4)
+    keys = list(model.state_dict())
+    tuner = shaken(create_tuner("ssf", model))
+    tuned = model(images)
+    tuner.merge()
+    assert "layer1.0.conv1.bias" in model.state_dict()
+    torch.testing.assert_close(model(images), tuned, rtol=1e-4, atol=1e-4)
+    tuner.remove()
+    assert list(model.state_dict()) == keys
+
+
+def test_norms_with_an_activation_are_scaled_before_it(make_model, images, shaken) -> None:
+    model = make_model("test_efficientnet", small=False, num_classes=4)
+    tuner = shaken(create_tuner("ssf", model))
+    tuned = model(images)
+    assert "layers.bn1.gamma" in tuner.state_dict()
+    tuner.merge()  # only possible if nothing stands between norm and scale
+    torch.testing.assert_close(model(images), tuned, rtol=1e-4, atol=1e-4)
+
+
+def test_patterns_choose_layers(make_model) -> None:
+    tuner = create_tuner("ssf", make_model(), layers=("*.norm?", "norm"))
+    names = list(tuner.trainable_counts())
+    assert names == ["blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2", "norm", "total"]
+    with pytest.raises(UnsupportedModelError, match="layers that match"):
+        create_tuner("ssf", make_model(), layers=("nothing",))
+
+
+def test_layers_that_cannot_absorb_are_named(make_model, images, shaken) -> None:
+    rms = make_model("test_vit4", small=False, num_classes=0, img_size=32)
+    tuner = shaken(create_tuner("ssf", rms))
+    tuned = rms(images)
+    with pytest.raises(UnmergeableError, match=r"blocks.0.norm1 must have a weight and a bias .* got RmsNorm"):
+        tuner.merge()
+    torch.testing.assert_close(rms(images), tuned, rtol=0, atol=0)
+    standardised = create_tuner("ssf", make_model("test_nfnet", small=False))
+    with pytest.raises(UnmergeableError, match="ScaledStdConv2d"):
+        standardised.merge()
+
+
+def test_weights_that_are_read_from_elsewhere_are_refused(make_model) -> None:
+    attention = torch.nn.TransformerEncoderLayer(8, 2)
+    with pytest.raises(UnsupportedModelError, match=r"self_attn.out_proj must be called by itself"):
+        create_tuner("ssf", attention)
+    assert all(parameter.requires_grad for parameter in attention.parameters())
+    tuner = create_tuner("ssf", attention, layers=("linear?", "norm?"))
+    assert len(tuner.state_dict()) == 8

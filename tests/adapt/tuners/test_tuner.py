@@ -1,0 +1,285 @@
+"""What all tuners share: names, settings, switching, files and the model they sit on."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from evergrow.adapt.tuners import (
+    ArchitectureError,
+    TunerError,
+    UnmergeableError,
+    UnsupportedModelError,
+    create_tuner,
+    list_tuners,
+    load_tuner,
+    tuners_of,
+)
+from evergrow.core.errors import (
+    EvergrowError,
+    FileFormatError,
+    InputError,
+    ParameterError,
+    UnknownNameError,
+)
+
+
+def test_unknown_names_and_settings_name_the_nearest(make_model) -> None:
+    with pytest.raises(UnknownNameError, match="nearest: 'adapter'"):
+        create_tuner("adaptor", make_model())
+    with pytest.raises(UnknownNameError, match="got 'bottlneck'; nearest: 'bottleneck'"):
+        create_tuner("adapter", make_model(), bottlneck=3)
+    with pytest.raises(UnknownNameError, match="nearest: 'vpt-deep'"):
+        create_tuner("vpt", make_model())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("adapter", {"bottleneck": 0}, "bottleneck must be an integer >= 1, got 0"),
+        ("adapter", {"dropout": 1.0}, "dropout must be a number >= 0 and < 1, got 1.0"),
+        ("adapter", {"activation": "gelu"}, "activation must be one of 'relu', 'none'"),
+        ("adapter", {"blocks": (0, 0)}, "blocks must be None or distinct block numbers"),
+        ("adapter", {"blocks": ()}, "blocks must be None or distinct block numbers"),
+        ("lora", {"rank": 1.5}, "rank must be an integer >= 1, got 1.5"),
+        ("lora", {"targets": "qv"}, "targets must be distinct names"),
+        ("ssf", {"std": -1}, "std must be a number >= 0, got -1"),
+        ("ssf", {"layers": "norm"}, "layers must be None or patterns"),
+        ("vpt-deep", {"tokens": 0}, "tokens must be an integer >= 1, got 0"),
+        ("prefix", {"source": "pool"}, "source must be one of 'own', 'provider'"),
+        ("sdlora", {"magnitude": float("nan")}, "magnitude must be a number"),
+        ("additive", {"std": None}, "std must be a number >= 0, got None"),
+    ],
+)
+def test_settings_out_of_range(make_model, name, settings, message) -> None:
+    model = make_model()
+    with pytest.raises(ParameterError, match=message):
+        create_tuner(name, model, **settings)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_bad_model_and_seed(make_model) -> None:
+    with pytest.raises(ParameterError, match=r"model must be a torch.nn.Module, got str"):
+        create_tuner("adapter", "vit_tiny_patch16_224")
+    with pytest.raises(ParameterError, match="seed must be an integer"):
+        create_tuner("adapter", make_model(), seed=0.5)
+
+
+@pytest.mark.parametrize("name", [name for name in list_tuners() if name != "ssf"])
+def test_models_without_blocks_are_refused(make_model, name) -> None:
+    model = make_model("test_resnet", small=False)
+    with pytest.raises(UnsupportedModelError, match=r"must be a vision transformer .* got ResNet"):
+        create_tuner(name, model)
+    assert tuners_of(model) == []
+    assert issubclass(UnsupportedModelError, EvergrowError)
+    assert issubclass(UnsupportedModelError, TypeError)
+
+
+@pytest.mark.parametrize("name", ["adapter", "vpt-deep", "prefix", "additive"])
+def test_tuners_that_cannot_merge_say_so(make_model, images, shaken, name) -> None:
+    model = make_model()
+    tuner = shaken(create_tuner(name, model))
+    tuned = model(images)
+    with pytest.raises(UnmergeableError, match=f"got '{name}'"):
+        tuner.merge()
+    torch.testing.assert_close(model(images), tuned, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("pair", [("ssf", "lora"), ("lora", "ssf"), ("sdlora", "lora")])
+def test_tuners_in_the_same_layers_do_not_merge_over_each_other(make_model, images, shaken, pair) -> None:
+    model = make_model()
+    first, second = (shaken(create_tuner(name, model)) for name in pair)
+    tuned = model(images)
+    with pytest.raises(UnmergeableError, match="must be alone in the layers"):
+        second.merge()
+    second.disable()
+    alone = model(images)
+    first.merge(final=True)
+    torch.testing.assert_close(model(images), alone, rtol=1e-4, atol=1e-5)
+    second.enable()
+    torch.testing.assert_close(model(images), tuned, rtol=1e-4, atol=1e-5)
+    second.merge()
+    torch.testing.assert_close(model(images), tuned, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["prompts first", "adapter first"])
+def test_adapters_see_prompts_before_they_are_dropped(make_model, images, shaken, order) -> None:
+    model = make_model()
+    names = ("vpt-deep", "adapter") if order == "prompts first" else ("adapter", "vpt-deep")
+    for name in names:
+        shaken(create_tuner(name, model))
+    other = make_model()
+    for name in reversed(names):
+        shaken(create_tuner(name, other))
+    torch.testing.assert_close(model(images), other(images), rtol=1e-5, atol=1e-5)
+
+
+def test_a_removed_tuner_keeps_its_parameters_only(make_model, tmp_path) -> None:
+    tuner = create_tuner("lora", make_model())
+    tuner.remove()
+    tuner.remove()
+    tuner.save(tmp_path / "tuner.safetensors")
+    assert tuner.removed
+    assert not tuner.enabled
+    for call in (tuner.enable, tuner.merge):
+        with pytest.raises(TunerError, match="it was removed: create a new one"):
+            call()
+
+
+def test_removal_inside_a_disabled_stretch(make_model, images) -> None:
+    model = make_model()
+    expected = model(images)
+    tuner = create_tuner("ssf", model)
+    with tuner.disable():
+        tuner.remove()
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
+
+
+def test_files_hold_names_that_explain_themselves(make_model, tmp_path) -> None:
+    path = tmp_path / "tuner.safetensors"
+    create_tuner("adapter", make_model(), bottleneck=4).save(path)
+    assert set(load_file(path)) == {
+        f"layers.blocks.{i}.{part}_{kind}" for i in (0, 1) for part in ("down", "up") for kind in ("weight", "bias")
+    }
+
+
+def test_files_of_another_kind_setting_or_architecture_change_nothing(make_model, images, shaken, tmp_path) -> None:
+    model = make_model()
+    tuner = shaken(create_tuner("adapter", model, bottleneck=4))
+    expected = model(images)
+    paths = {name: tmp_path / f"{name}.safetensors" for name in ("lora", "wide", "deep", "heads", "cut")}
+    create_tuner("lora", make_model()).save(paths["lora"])
+    create_tuner("adapter", make_model(), bottleneck=8).save(paths["wide"])
+    create_tuner("adapter", make_model(depth=3), bottleneck=4).save(paths["deep"])
+    create_tuner("adapter", make_model(num_heads=2), bottleneck=4).save(paths["heads"])
+    paths["cut"].write_bytes(paths["wide"].read_bytes()[:-7])
+    with pytest.raises(ParameterError, match=r"must hold a 'adapter' tuner .* got 'lora'"):
+        tuner.load(paths["lora"])
+    with pytest.raises(ParameterError, match=r"differs in \['bottleneck'\]; use load_tuner"):
+        tuner.load(paths["wide"])
+    for name in ("deep", "heads"):
+        with pytest.raises(ArchitectureError, match="model must have the architecture that"):
+            tuner.load(paths[name])
+        with pytest.raises(ArchitectureError, match="VisionTransformer with"):
+            load_tuner(paths[name], make_model())
+    with pytest.raises(FileFormatError):
+        tuner.load(paths["cut"])
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
+
+
+def test_the_classifier_is_no_part_of_the_architecture(make_model, images, shaken, tmp_path) -> None:
+    path = tmp_path / "tuner.safetensors"
+    shaken(create_tuner("ssf", make_model(num_classes=10))).save(path)
+    assert load_tuner(path, make_model(num_classes=0)).enabled
+
+
+def test_a_state_that_does_not_fit_changes_nothing(make_model, images, shaken) -> None:
+    model = make_model()
+    tuner = shaken(create_tuner("adapter", model, bottleneck=4))
+    expected, state = model(images), dict(tuner.state_dict())
+    name = next(iter(state))
+    wrong = {key: torch.zeros_like(tensor) for key, tensor in state.items()}
+    with pytest.raises(InputError, match=r"must have .* of shape .* got None"):
+        tuner.load_state_dict({key: tensor for key, tensor in wrong.items() if key != name})
+    with pytest.raises(InputError, match="got \\(1,\\)"):
+        tuner.load_state_dict({**wrong, list(state)[-1]: torch.zeros(1)})
+    with pytest.raises(InputError, match="'extra' of shape None"):
+        tuner.load_state_dict({**wrong, "extra": torch.zeros(1)})
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
+
+
+def test_states_are_not_loaded_into_merged_weights(make_model) -> None:
+    tuner = create_tuner("lora", make_model())
+    tuner.merge()
+    with pytest.raises(TunerError, match="must not be merged"):
+        tuner.load_state_dict(tuner.state_dict())
+
+
+def test_tuners_are_found_on_their_model(make_model) -> None:
+    model = make_model()
+    tuners = [create_tuner(name, model) for name in ("ssf", "lora")]
+    assert tuners_of(model) == tuners
+    tuners[0].remove()
+    assert tuners_of(model) == tuners[1:]
+
+
+def test_a_copied_model_has_tuners_of_its_own(make_model, images, shaken) -> None:
+    for name in list_tuners():
+        model = make_model()
+        tuner = shaken(create_tuner(name, model))
+        expected = model(images)
+        twin = copy.deepcopy(model)
+        (copied,) = tuners_of(twin)
+        tuner.disable()
+        torch.testing.assert_close(twin(images), expected, rtol=0, atol=0, msg=name)
+        copied.remove()
+        torch.testing.assert_close(twin(images), model(images), rtol=0, atol=0, msg=name)
+
+
+def test_batch_norm_trains_again_when_no_tuner_is_on(make_model, images) -> None:
+    model = make_model("test_resnet", small=False)
+    tuner = create_tuner("ssf", model)
+    model.train()
+    before = model.bn1.running_mean.clone()
+    model(images)
+    assert torch.equal(model.bn1.running_mean, before)
+    assert model.bn1.training
+    with tuner.disable():
+        model(images)
+    assert not torch.equal(model.bn1.running_mean, before)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.parametrize("name", list_tuners())
+def test_tuners_work_on_a_gpu(make_model, images, shaken, name) -> None:
+    model = make_model()
+    expected = (shaken(create_tuner(name, model)), model(images))[1]
+    there = make_model().cuda()
+    tuner = shaken(create_tuner(name, there))
+    assert all(parameter.is_cuda for parameter in tuner.parameters())
+    torch.testing.assert_close(there(images.cuda()).cpu(), expected, rtol=1e-3, atol=1e-3)
+    with torch.autocast("cuda", dtype=torch.float16):
+        answer = there(images.cuda())
+    answer.float().square().mean().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in tuner.parameters())
+    torch.testing.assert_close(answer.float().cpu(), expected, rtol=0.1, atol=0.1)
+    there.cpu()
+    tuner.cpu()
+    torch.testing.assert_close(there(images), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def pretrained(shared):
+    """Return the pre-trained ViT-S/8 that lies beside some checkouts, without its classifier."""
+    import timm
+
+    path = shared / "weights" / "vit_small_p8_64_tinyimagenet.safetensors"
+    if not path.is_file():
+        pytest.skip(f"no pre-trained weights in {path.parent}")
+    model = timm.create_model("vit_small_patch16_224", img_size=64, patch_size=8, num_classes=200)
+    model.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
+    model.reset_classifier(0)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", list_tuners())
+def test_real_weights_survive_tuners_to_the_bit(pretrained, shaken, name) -> None:
+    images = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 64, 64)).astype(np.float32))
+    with torch.no_grad():
+        expected = pretrained(images)
+        tuner = shaken(create_tuner(name, pretrained))
+        assert not torch.equal(pretrained(images), expected)
+        if tuner.mergeable:
+            tuned = pretrained(images)
+            tuner.merge()
+            gap = (pretrained(images) - tuned).abs().max() / tuned.abs().max()
+            assert gap < 1e-4
+        tuner.disable()
+        assert torch.equal(pretrained(images), expected)
+        tuner.remove()
+        assert torch.equal(pretrained(images), expected)

@@ -1,0 +1,99 @@
+"""Prompts against a loop over the blocks written by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evergrow.adapt.tuners import TunerError, UnsupportedModelError, create_tuner
+
+VARIANTS = [
+    ("vit_tiny_patch16_224", {}),
+    ("vit_small_patch14_reg4_dinov2", {"init_values": 0.3}),
+    ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg"}),
+    ("vit_tiny_patch16_224", {"dynamic_img_size": True}),
+    ("deit_tiny_distilled_patch16_224", {}),
+]
+
+
+def tokens(model, images):
+    return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_deep_prompts_are_appended_and_dropped_in_every_block(make_model, images, shaken, name, options) -> None:
+    model = make_model(name, **options)
+    tuner = shaken(create_tuner("vpt-deep", model, tokens=3))
+    state = tuner.state_dict()
+    x = tokens(model, images)
+    with tuner.disable():
+        for index, block in enumerate(model.blocks):
+            prompts = state[f"layers.blocks.{index}.prompts"].expand(len(images), -1, -1)
+            x = block(torch.cat([x, prompts], dim=1))[:, :-3]
+        expected = model.forward_head(model.norm(x))
+    torch.testing.assert_close(model(images), expected)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_shallow_prompts_run_through_and_do_not_reach_the_pooling(make_model, images, shaken, name, options) -> None:
+    model = make_model(name, **options)
+    tuner = shaken(create_tuner("vpt-shallow", model, tokens=3))
+    prompts = tuner.state_dict()["layers.blocks.0.prompts"].expand(len(images), -1, -1)
+    with tuner.disable():
+        x = torch.cat([tokens(model, images), prompts], dim=1)
+        for block in model.blocks:
+            x = block(x)
+        expected = model.forward_head(model.norm(x[:, :-3]))
+    torch.testing.assert_close(model(images), expected)
+    assert model.forward_features(images).shape == x[:, :-3].shape
+
+
+@pytest.mark.parametrize("name", ["vpt-deep", "vpt-shallow"])
+def test_rotary_positions_are_those_without_prompts(make_model, images, shaken, name) -> None:
+    """Masking the prompts out by huge negative keys must give the base model back: points did not shift."""
+    model = make_model("vit_small_patch16_dinov3", init_values=0.5)
+    expected = model(images)
+    shaken(create_tuner(name, model, tokens=3))
+    assert not torch.allclose(model(images), expected, atol=1e-4)
+
+    from evergrow.adapt.tuners import AttentionEdit, AttentionSite
+
+    class IgnoreTail(AttentionEdit):
+        def heads(self, x, q, k, v):
+            q = torch.cat([q, torch.ones_like(q[..., :1])], dim=-1)
+            blind = torch.zeros_like(k[..., :1])
+            blind[:, :, -3:] = -1e6
+            k = torch.cat([k, blind], dim=-1)
+            # One more channel changes the scale of the dot products; take that back.
+            return q * (q.shape[-1] / (q.shape[-1] - 1)) ** 0.5, k, v
+
+    for block in model.blocks:
+        AttentionSite.of(block.attn).add(IgnoreTail())
+    torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_prompts_start_at_zero_unless_told(make_model) -> None:
+    state = create_tuner("vpt-deep", make_model()).state_dict()
+    assert [tuple(tensor.shape) for tensor in state.values()] == [(5, 48), (5, 48)]
+    assert not any(tensor.any() for tensor in state.values())
+    spread = create_tuner("vpt-deep", make_model(), tokens=50, std=0.02).state_dict()["layers.blocks.0.prompts"]
+    assert spread.std() == pytest.approx(0.02, rel=0.1)
+
+
+def test_images_of_other_sizes(make_model, shaken) -> None:
+    model = make_model(dynamic_img_size=True)
+    create_tuner("vpt-deep", model)
+    assert model(torch.zeros(2, 3, 48, 40)).shape == (2, 48)
+
+
+@pytest.mark.parametrize("name", ["vit_relpos_small_patch16_224", "beit_base_patch16_224"])
+def test_relative_positions_are_refused(make_model, name) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"blocks.0 must attend to any number of tokens"):
+        create_tuner("vpt-deep", make_model(name))
+
+
+def test_masks_are_refused(make_model, images) -> None:
+    model = make_model()
+    create_tuner("vpt-deep", model)
+    with pytest.raises(TunerError, match="attn_mask must be None"):
+        model(images, attn_mask=torch.zeros(17, 17))

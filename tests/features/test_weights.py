@@ -1,0 +1,223 @@
+"""Weights files: what is read, what is taken off, what does not fit, and that nothing is half loaded."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from evergrow.core.errors import ParameterError, WeightsError
+from evergrow.features import create_backbone, hash_weights, load_weights, read_weights
+
+NAME = "test_resnet"
+
+
+@pytest.fixture(scope="module")
+def trained() -> nn.Module:
+    """Return a small classifier whose weights stand for trained ones."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return timm.create_model(NAME, num_classes=10).eval()
+
+
+def expected(trained: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return trained.forward_head(trained.forward_features(batch), pre_logits=True)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt", ".bin"])
+def test_files_of_every_ending_give_the_features_of_the_model(tmp_path: Path, trained: nn.Module, suffix: str) -> None:
+    path = tmp_path / f"w{suffix}"
+    (save_file if suffix == ".safetensors" else torch.save)(trained.state_dict(), path)
+    backbone = create_backbone(NAME, weights=path, device="cpu")
+    batch = torch.rand(2, 3, 160, 160)
+    torch.testing.assert_close(backbone.encode(batch), expected(trained, batch))
+    assert backbone.spec.weights == f"file:{path}"
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model": state, "optimizer": {"lr": 0.1}},
+        lambda state: {"state_dict_ema": state, "state_dict": {k: v * 0 for k, v in state.items()}},
+        lambda state: {f"module.{k}": v for k, v in state.items()},
+        lambda state: {"state_dict": {f"_orig_mod.module.{k}": v for k, v in state.items()}},
+        lambda state: {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")},
+        lambda state: {k: v.half() if v.is_floating_point() else v for k, v in state.items()},
+    ],
+)
+def test_usual_wrappings_are_taken_off(tmp_path: Path, trained: nn.Module, wrap: Callable[..., object]) -> None:
+    path = tmp_path / "checkpoint.pth"
+    torch.save(wrap(trained.state_dict()), path)
+    backbone = create_backbone(NAME, weights=str(path), device="cpu")
+    batch = torch.rand(1, 3, 160, 160)
+    torch.testing.assert_close(backbone.encode(batch), expected(trained, batch), atol=2e-3, rtol=2e-3)
+
+
+def test_another_architecture_is_refused_with_the_first_differences(tmp_path: Path, trained: nn.Module) -> None:
+    path = tmp_path / "resnet.safetensors"
+    save_file(trained.state_dict(), path)
+    with pytest.raises(WeightsError, match=r"must fit VisionTransformer, but .*differs in \d+ of \d+ names: cls_token"):
+        create_backbone("test_vit", weights=path, device="cpu")
+
+
+def test_another_width_is_refused_with_both_shapes(tmp_path: Path) -> None:
+    path = tmp_path / "wide.safetensors"
+    save_file(timm.create_model("test_vit", num_classes=0, embed_dim=96, num_heads=3).state_dict(), path)
+    with pytest.raises(WeightsError, match=r"cls_token is \(1, 1, 96\) instead of \(1, 1, 64\); .*; \.\.\.$"):
+        create_backbone("test_vit", weights=path, device="cpu")
+
+
+def test_another_patch_size_is_not_resampled_on_the_quiet(tmp_path: Path) -> None:
+    path = tmp_path / "patch8.safetensors"
+    save_file(timm.create_model("test_vit", num_classes=0, patch_size=8, img_size=80).state_dict(), path)
+    with pytest.raises(WeightsError, match=r"patch_embed\.proj\.weight"):
+        create_backbone("test_vit", weights=path, device="cpu")
+
+
+def test_position_embeddings_are_resampled_for_another_image_size(tmp_path: Path) -> None:
+    path = tmp_path / "large.safetensors"
+    large = timm.create_model("test_vit", num_classes=0, img_size=224).eval()
+    save_file(large.state_dict(), path)
+    small = create_backbone("test_vit", weights=path, device="cpu", img_size=96)
+    large.set_input_size(img_size=96)
+    batch = torch.rand(2, 3, 96, 96)
+    with torch.no_grad():
+        torch.testing.assert_close(small.encode(batch), large(batch))
+    assert small.transform.size == (96, 96)
+
+
+def test_dinov2_as_its_authors_published_it(tmp_path: Path) -> None:
+    name, path = "vit_base_patch14_dinov2.lvd142m", tmp_path / "dinov2_vitb14_pretrain.pth"
+    model = timm.create_model(name, num_classes=0, depth=1, img_size=140).eval()
+    torch.save(model.state_dict() | {"mask_token": torch.zeros(1, 768)}, path)
+    backbone = create_backbone(name, weights=path, device="cpu", depth=1, img_size=140)
+    batch = torch.rand(1, 3, 140, 140)
+    with torch.no_grad():
+        torch.testing.assert_close(backbone.encode(batch), model(batch))
+    assert create_backbone(name, weights=path, device="cpu", depth=1, img_size=98).n_features == 768
+
+
+def test_nothing_is_half_loaded(trained: nn.Module) -> None:
+    module = timm.create_model(NAME, num_classes=0)
+    before = hash_weights(module)
+    state = trained.state_dict()
+    state["layer4.0.conv2.weight"] = state["layer4.0.conv2.weight"][:, :1]
+    with pytest.raises(WeightsError, match=r"differs in 1 of \d+ names: layer4\.0\.conv2\.weight is"):
+        load_weights(module, state, source="cut.pth")
+    state = trained.state_dict() | {"layer4.0.conv1.weight": torch.full((0,), 1.0)}
+    with pytest.raises(WeightsError):
+        load_weights(module, state, source="cut.pth")
+    state = trained.state_dict() | {"bn1.bias": trained.state_dict()["bn1.bias"] * float("nan")}
+    with pytest.raises(WeightsError, match=r"bn1\.bias of nan\.pth holds NaN"):
+        load_weights(module, state, source="nan.pth")
+    assert hash_weights(module) == before
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (Path("executed"),))
+
+
+def test_python_objects_are_never_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "harmful.pth"
+    torch.save({"state_dict": Harmful()}, path)
+    with pytest.raises(WeightsError, match=r"harmful\.pth, which is damaged or holds objects"):
+        read_weights(path)
+    plain = tmp_path / "plain.pt"
+    plain.write_bytes(pickle.dumps(Harmful(), protocol=2))
+    with pytest.raises(WeightsError):
+        read_weights(plain)
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "message"),
+    [
+        ("w.npz", b"", "must end in"),
+        ("w.pth", None, "must exist"),
+        ("w.pth", b"", "must be readable|tensors and plain"),
+        ("w.pth", b"hello, this is text", "must be readable|tensors and plain"),
+        ("w.safetensors", b"", "must be readable"),
+        ("w.safetensors", b"\xff" * 64, "must be readable"),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, name: str, body: bytes | None, message: str) -> None:
+    path = tmp_path / name
+    if body is not None:
+        path.write_bytes(body)
+    with pytest.raises(WeightsError, match=message):
+        read_weights(path)
+
+
+def test_files_without_tensors(tmp_path: Path) -> None:
+    torch.save({"epoch": 3}, tmp_path / "a.pth")
+    torch.save([1, 2], tmp_path / "b.pth")
+    for name in ("a.pth", "b.pth"):
+        with pytest.raises(WeightsError, match="must hold tensors by name"):
+            read_weights(tmp_path / name)
+
+
+def test_misspelled_words_are_no_paths(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="'random' or the path of a file, got 'randm'; nearest: 'random'"):
+        create_backbone(NAME, weights="randm")
+    with pytest.raises(ParameterError, match="weights must be"):
+        create_backbone(NAME, weights=3)  # type: ignore[arg-type]
+    with pytest.raises(WeightsError, match="must exist"):
+        create_backbone(NAME, weights=str(tmp_path / "none.pth"))
+
+
+def test_hash_tells_names_types_shapes_and_values_apart() -> None:
+    class Holder(nn.Module):
+        def __init__(self, **tensors: torch.Tensor) -> None:
+            super().__init__()
+            for name, value in tensors.items():
+                self.register_buffer(name, value)
+
+    zeros = torch.zeros(4)
+    different = [
+        Holder(a=zeros),
+        Holder(b=zeros),
+        Holder(a=zeros.reshape(2, 2)),
+        Holder(a=zeros.to(torch.int32)),
+        Holder(a=zeros.bfloat16()),
+        Holder(a=zeros + 1),
+        Holder(a=zeros, b=zeros),
+        Holder(a=torch.zeros(0)),
+        Holder(a=torch.tensor(0.0)),
+    ]
+    assert len({hash_weights(module) for module in different}) == len(different)
+    assert hash_weights(Holder(b=zeros, a=zeros)) == hash_weights(Holder(a=zeros, b=zeros))
+    layout = torch.rand(2, 3, 4, 4)
+    assert hash_weights(Holder(a=layout)) == hash_weights(Holder(a=layout.to(memory_format=torch.channels_last)))
+
+
+def test_real_half_precision_weights_with_a_classifier(shared: Path) -> None:
+    path = shared / "weights" / "vit_small_p8_64_tinyimagenet.safetensors"
+    if not path.is_file():
+        pytest.skip("no such weights beside this checkout")
+    backbone = create_backbone("vit_small_patch16_224", weights=path, device="cpu", img_size=64, patch_size=8)
+    assert backbone.n_features == 384
+    assert backbone.transform.size == (64, 64)
+    plain = timm.create_model("vit_small_patch16_224", img_size=64, patch_size=8, num_classes=200).eval()
+    plain.load_state_dict(read_weights(path))
+    plain.reset_classifier(0)
+    batch = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(backbone.encode(batch), plain(batch))
+
+
+def test_names_of_another_version_give_the_same_hash():
+    inner = torch.nn.Linear(3, 2)
+    old, new = torch.nn.ModuleDict({"auto_model": inner}), torch.nn.ModuleDict({"model": inner})
+    one, other = torch.nn.Sequential(old), torch.nn.Sequential(new)
+    assert hash_weights(one) != hash_weights(other)
+    assert hash_weights(one, lambda name: name.replace(".auto_model.", ".model.", 1)) == hash_weights(other)

@@ -1,0 +1,197 @@
+"""MGSM: the three forms agree with each other and with a transcription of the paper's equations."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.data import VitLike
+from benchmarks.paper_equations import PaperConstruction
+
+from evergrow.core.errors import ConstructionError, ConstructionWarning, InputError, ParameterError
+from evergrow.head.layers import GuidedConfig, GuidedProjection
+from evergrow.head.layers.residual import FORMS, choose_form
+from evergrow.head.layers.units import UnitSampler
+
+FORM_NAMES = list(FORMS)
+
+
+@pytest.fixture(scope="module")
+def task():
+    source = VitLike(5, d=40, seed=3)
+    return source.sample(list(range(5)), 90)
+
+
+SETTINGS = {"block_size": 10, "n_candidates": 4, "scales": (0.004, 0.02), "tol": 0.0, "max_units": 120}
+
+
+def grow(task, **options):
+    return GuidedProjection(random_state=1, **{**SETTINGS, **options}).build(*task)
+
+
+def test_equals_the_papers_equations(task):
+    Z, Y = task
+    layer = grow(task, contraction=0.9999)
+    sampler = UnitSampler(Z, SETTINGS["scales"], "gaussian", 1, "mgsm")
+
+    def draw(round_):
+        weights, bias = sampler.units(round_, sampler.normals(round_, 4, 10), 0)
+        blocks = zip(weights.double().split(10, dim=1), bias.split(10))
+        return list(blocks)
+
+    paper = PaperConstruction(Z, Y, alpha=0.01, contraction=0.9999, draw=draw)
+    paper.grow_to(120)
+    ours = np.array([record.rmse for record in layer.log]) ** 2 * Y.numel()
+    assert np.allclose(ours, paper.residuals, rtol=1e-7)
+    assert torch.allclose(layer.transform(Z), paper.H, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORM_NAMES)
+def test_forms_agree(task, form, device):
+    reference = grow(task, form="dense-dual")
+    Z, Y = (t.to(device) for t in task)
+    other = GuidedProjection(random_state=1, form=form, **SETTINGS).build(Z, Y)
+    assert other.form == form
+    for a, b in zip(reference.log, other.log, strict=True):
+        assert a.rmse == pytest.approx(b.rmse, rel=1e-8)
+        assert a.drop_exact == pytest.approx(b.drop_exact, rel=1e-6)
+    assert torch.equal(reference.weights, other.weights.cpu())
+
+
+def test_log_is_consistent_with_a_ridge_fit(task):
+    Z, Y = task
+    layer = grow(task)
+    H = layer.transform(Z)
+    width = layer.log[3].n_units
+    part = H[:, :width]
+    W = torch.linalg.solve(part.T @ part + 0.01 * torch.eye(width, dtype=torch.float64), part.T @ Y)
+    assert layer.log[3].rmse == pytest.approx(float((Y - part @ W).square().mean().sqrt()), rel=1e-8)
+    drops = [a.rmse**2 - b.rmse**2 for a, b in zip(layer.log, layer.log[1:])]
+    assert np.allclose(np.array(drops) * Y.numel(), [r.drop_exact for r in layer.log[1:]], rtol=1e-6)
+    for record in layer.log:
+        assert record.coupling == pytest.approx(record.drop_exact - record.drop_theorem)
+        assert record.tried % SETTINGS["n_candidates"] == 0
+
+
+def test_every_block_contracts_the_residual(task):
+    layer = grow(task, contraction=0.99)
+    energies = [r.rmse**2 for r in layer.log]
+    assert all(b <= 0.99 * a * (1 + 1e-12) for a, b in itertools.pairwise(energies))
+
+
+def test_statuses(task):
+    assert grow(task, tol=10.0, n_units=5).status == "converged"
+    assert grow(task, max_units=30, contraction=0.9999).status == "capped"
+    with pytest.warns(ConstructionWarning, match="exhausted at .* units with an RMSE of"):
+        layer = grow(task, scales=(1e-6,), contraction=0.9, max_units=1000)
+    assert layer.status == "exhausted"
+    with pytest.raises(ConstructionError, match="exhausted"):
+        grow(task, scales=(1e-6,), contraction=0.9, max_units=1000, on_exhausted="raise")
+
+
+def test_nothing_admissible_at_all(task):
+    with pytest.raises(ConstructionError, match="at least one block"):
+        grow(task, scales=(1e-9,), contraction=1e-9)
+
+
+def test_printed_inequality_stops_early(task):
+    """The finding that makes `exact` the default: the literal inequality admits little after the first block."""
+    with pytest.warns(ConstructionWarning):
+        literal = grow(task, criterion="theorem", max_units=1000)
+    assert literal.n_units <= 20
+    assert literal.status == "exhausted"
+
+
+def test_schedule_never_goes_back_unless_reset(task):
+    with pytest.warns(ConstructionWarning):
+        advance = grow(task, scales=(1e-5, 0.004, 0.02), contraction=0.9, max_units=2000)
+    scales = [r.scale for r in advance.log]
+    assert scales == sorted(scales)
+    reset = grow(task, scales=(1e-5, 0.004), schedule="reset", contraction=0.95, max_units=40)
+    assert reset.n_units == 40
+    assert all(record.tried == 8 for record in reset.log[1:]), "every block after the first tries the first scale again"
+
+
+def test_per_column_is_stricter(task):
+    Z, Y = task
+    layer = grow(task, per_column=True, contraction=0.995)
+    for width, before in zip([r.n_units for r in layer.log[1:4]], [r.n_units for r in layer.log[:3]]):
+        errors = []
+        for columns in (before, width):
+            H = layer.transform(Z)[:, :columns]
+            W = torch.linalg.solve(H.T @ H + 0.01 * torch.eye(columns, dtype=torch.float64), H.T @ Y)
+            errors.append((Y - H @ W).square().sum(dim=0))
+        assert bool((errors[1] <= 0.995 * errors[0] * (1 + 1e-9)).all())
+
+
+def test_last_block_is_cut_to_the_cap(task):
+    assert grow(task, max_units=37, contraction=0.9999).n_units == 37
+
+
+def test_fixed_width_is_filled(task):
+    layer = grow(task, n_units=200, tol=0.3)
+    assert layer.n_units == 200
+    assert layer.n_guided < 200
+    assert layer.status == "converged"
+
+
+def test_candidates_do_not_depend_on_their_number(task):
+    Z, _ = task
+    sampler = UnitSampler(Z, (0.1,), "gaussian", 0, "x")
+    assert torch.equal(sampler.normals(3, 2, 10), sampler.normals(3, 5, 10)[:2])
+
+
+@pytest.mark.parametrize("bias", ["gaussian", "points"])
+@pytest.mark.parametrize("scales", ["paper", "auto", (0.1, 0.2)])
+def test_same_seed_same_layer_whatever_else_runs(task, scales, bias):
+    options = {"scales": scales, "bias": bias, "n_units": 50, "tol": 0.0}
+    a = grow(task, **options)
+    torch.manual_seed(123)
+    torch.randn(1000)
+    b = grow(task, **options)
+    assert torch.equal(a.weights, b.weights)
+    assert torch.equal(a.bias, b.bias)
+
+
+def test_auto_scales_follow_the_features(task):
+    Z, Y = task
+    a = GuidedProjection(scales="auto", n_units=400, tol=0.0, random_state=0).build(Z, Y)
+    b = GuidedProjection(scales="auto", n_units=400, tol=0.0, random_state=0).build(100.0 * Z, Y)
+    spread_a = ((Z - Z.mean(0)) @ a.weights.double()).std(dim=0)
+    spread_b = ((100 * Z - 100 * Z.mean(0)) @ b.weights.double()).std(dim=0)
+    assert float(spread_a.min()) > 0.2
+    assert float(spread_a.max()) < 5.0
+    assert float(spread_b.min()) > 0.2
+    assert float(spread_b.max()) < 5.0
+
+
+def test_base_is_taken_into_account(task):
+    Z, Y = task
+    layer = GuidedProjection(random_state=1, **{**SETTINGS, "scales": (0.3,), "max_units": 30}).build(Z, Y, base=Z)
+    H = torch.cat([Z, layer.transform(Z)], dim=1)
+    W = torch.linalg.solve(H.T @ H + 0.01 * torch.eye(H.shape[1], dtype=torch.float64), H.T @ Y)
+    assert layer.log[-1].rmse == pytest.approx(float((Y - H @ W).square().mean().sqrt()), rel=1e-6)
+
+
+def test_config_rejects_with_the_nearest_name():
+    with pytest.raises(ParameterError, match="nearest: 'block_size'"):
+        GuidedProjection(blocksize=3)
+    with pytest.raises(ParameterError, match="contraction must be a number > 0 and < 1"):
+        GuidedConfig(contraction=1.0)
+    for options in ({"scales": ()}, {"scales": "papr"}, {"scales": (0.1, -1)}, {"scales": 3}):
+        with pytest.raises(ParameterError, match="scale"):
+            GuidedConfig(**options)
+
+
+def test_bad_data(task):
+    Z, Y = task
+    with pytest.raises(InputError, match="finite"):
+        GuidedProjection().build(Z * float("inf"), Y)
+    with pytest.raises(InputError, match="rows"):
+        GuidedProjection().build(Z, Y[:-1])
+
+
+def test_choice_of_form_respects_memory():
+    assert choose_form(600, 768, 15_000, 500, rank=600, memory_bytes=2**30) == "dense-dual"
+    assert choose_form(20_000, 768, 15_000, 500, rank=769, memory_bytes=2**30) == "factored-dual"
+    assert choose_form(600, 768, 100, 500, rank=100, memory_bytes=1000) == "primal"

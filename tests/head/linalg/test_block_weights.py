@@ -1,0 +1,209 @@
+"""Weights of blocks: slopes against differences, the score against dense inverses, sensible where there is little."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from evergrow.head.linalg import CompactState, DenseState, choose_block_weights
+from evergrow.head.linalg import block_weights as module
+
+SIZES = (5, 9, 4)
+
+
+def statistics(rows: int, seed: int = 0, noise: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return sums over rows whose first block separates four classes, whose second is noise, whose third helps."""
+    source = torch.Generator().manual_seed(seed)
+    codes = torch.arange(rows) % 4
+    H = noise * torch.randn(rows, sum(SIZES), generator=source, dtype=torch.float64)
+    H[torch.arange(rows), codes] += 2.0
+    H[torch.arange(rows), 14 + codes] += 0.7
+    Y = torch.nn.functional.one_hot(codes, 4).double()
+    return H.T @ H, H.T @ Y, Y.sum(dim=0)
+
+
+def search(gram: torch.Tensor, cross: torch.Tensor, counts: torch.Tensor) -> module._DenseSearch:
+    mean = cross.sum(dim=1) / counts.sum()
+    total = gram - counts.sum() * torch.outer(mean, mean)
+    return module._DenseSearch(total, cross - torch.outer(mean, counts), counts, SIZES)
+
+
+def test_score_is_that_of_a_diagonal_ridge_by_hand():
+    gram, cross, counts = statistics(300)
+    made, ridges = search(gram, cross, counts), torch.tensor([0.5, 3.0, 1.0], dtype=torch.float64)
+    made.signs = math.sqrt(len(gram)) * torch.eye(len(gram), dtype=torch.float64)  # exact traces
+    module_probes, module.PROBES = module.PROBES, len(gram)
+    try:
+        score, _ = made._score(ridges)
+    finally:
+        module.PROBES = module_probes
+    T, Q, n = made.total.numpy(), made.cross.numpy(), 300.0
+    R = np.diag(np.repeat(np.exp(ridges.numpy()), SIZES))
+    W = np.linalg.inv(T + R) @ Q
+    rss = n - float((counts**2).sum()) / n - 2 * np.sum(W * Q) + np.sum(W * (T @ W))
+    df = np.trace(np.linalg.inv(T + R) @ T)
+    assert score == pytest.approx(math.log(n * rss / (n - 1 - df) ** 2), rel=1e-9)
+
+
+def check_slopes(made: module._Search) -> None:
+    at = torch.tensor([0.3, 2.0, -0.5], dtype=torch.float64)
+    _, slopes = made._judge(at)
+    for block in range(3):
+        move = torch.zeros(3, dtype=torch.float64)
+        move[block] = 1e-5
+        difference = (made._judge(at + move)[0] - made._judge(at - move)[0]) / 2e-5
+        assert float(slopes[block]) == pytest.approx(difference, rel=1e-5, abs=1e-5)
+
+
+def test_slopes_are_those_of_the_score():
+    check_slopes(search(*statistics(200)))
+
+
+def test_noise_is_switched_off_and_energy_stays():
+    gram, cross, counts = statistics(2000)
+    choice = choose_block_weights(gram, cross, counts, SIZES)
+    useful, noise, helpful = choice.weights
+    assert useful > 3 * noise
+    assert helpful > noise
+    assert choice.factorisations <= 20
+    energies = search(gram, cross, counts).energies
+    weighted = float((torch.tensor(choice.weights, dtype=torch.float64).square() * energies).sum())
+    assert weighted == pytest.approx(float(energies.sum()))
+
+
+def test_minimum_is_lower_than_any_of_a_grid():
+    made = search(*statistics(400))
+    best = made.minimum(torch.zeros(3, dtype=torch.float64))
+    lowest = min(
+        made._judge(torch.tensor([a, b, c], dtype=torch.float64))[0]
+        for a in range(-2, 7, 2)
+        for b in range(-2, 9, 2)
+        for c in range(-2, 7, 2)
+    )
+    assert made._judge(best)[0] <= lowest + 0.5
+
+
+def test_few_rows_stay_near_equal():
+    near = choose_block_weights(*statistics(12), SIZES).weights
+    far = choose_block_weights(*statistics(2000), SIZES).weights
+    assert max(near) / min(near) < 0.5 * max(far) / min(far)
+
+
+def test_weights_come_on_top_of_those_given():
+    gram, cross, counts = statistics(400)
+    once = torch.tensor(choose_block_weights(gram, cross, counts, SIZES).weights, dtype=torch.float64)
+    columns = torch.repeat_interleave(once, torch.tensor(SIZES))
+    again = choose_block_weights(
+        columns[:, None] * gram * columns, columns[:, None] * cross, counts, SIZES, once.tolist()
+    )
+    assert again.weights == pytest.approx((1.0, 1.0, 1.0), rel=0.15)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_units_of_the_features_do_not_matter(scale):
+    gram, cross, counts = statistics(200)
+    plain = choose_block_weights(gram, cross, counts, SIZES).weights
+    assert choose_block_weights(scale**2 * gram, scale * cross, counts, SIZES).weights == pytest.approx(plain, rel=1e-3)
+
+
+def test_nothing_to_choose_from_is_equal():
+    gram, cross, counts = statistics(200)
+    assert choose_block_weights(gram, cross, counts, (18,)).weights == (1.0,)
+    one = choose_block_weights(gram, cross[:, :1], counts[:1], SIZES)  # one class
+    assert one.weights == (1.0, 1.0, 1.0)
+    assert choose_block_weights(torch.zeros_like(gram), torch.zeros_like(cross), counts, SIZES).weights == one.weights
+    lonely = torch.eye(4, 18, dtype=torch.float64)  # one row of each class
+    alone = choose_block_weights(lonely.T @ lonely, lonely.T, torch.ones(4), SIZES)
+    assert alone.weights == one.weights
+
+
+def test_a_constant_block_does_no_harm():
+    gram, cross, counts = statistics(300)
+    gram[5:14], gram[:, 5:14], cross[5:14] = 0.0, 0.0, 0.0
+    weights = choose_block_weights(gram, cross, counts, SIZES).weights
+    assert all(0.0 < weight < 100.0 for weight in weights)
+
+
+@pytest.mark.parametrize("form", [DenseState, CompactState])
+def test_scaled_statistics_are_those_of_scaled_rows(form):
+    source = torch.Generator().manual_seed(1)
+    H = torch.randn(6, 10, generator=source, dtype=torch.float64)
+    Y, scale = torch.eye(6, 3).double(), torch.rand(10, generator=source, dtype=torch.float64) + 0.5
+    made = form.create(10, 3) if form is DenseState else form.create(10, 3, floor=1e-6)
+    stats = made.update(H, Y).reduced().scaled(scale)
+    rows = stats.project(H * scale)
+    assert torch.allclose(rows.T @ rows, stats.gram, atol=1e-9)
+    assert torch.allclose(rows.T @ Y, stats.cross, atol=1e-9)
+    whole, sums, basis = stats.part(slice(2, 7))
+    assert (basis is None) == (form is DenseState)
+    if basis is not None:
+        whole, sums = basis @ whole @ basis.T, basis @ sums
+    assert torch.allclose(whole, (H * scale)[:, 2:7].T @ (H * scale)[:, 2:7], atol=1e-9)
+    assert torch.allclose(sums, (H * scale)[:, 2:7].T @ Y, atol=1e-9)
+
+
+def few(rows: int, apart: float = 4.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows of 60 columns, of which the first tell three classes, and their targets."""
+    codes = torch.arange(rows) % 3
+    H = torch.randn(rows, 60, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 1.0
+    H[torch.arange(rows), codes] += apart
+    return H, torch.nn.functional.one_hot(codes, 3).double()
+
+
+WIDE = (20, 30, 10)
+
+
+def searches(rows: int) -> list[module._Search]:
+    """Return the search in both forms, the first where it may be."""
+    H, Y = few(rows)
+    one, counts, centred = torch.eye(rows).double() - 1.0 / rows, Y.sum(dim=0), H - H.mean(dim=0)
+    dense = module._DenseSearch(centred.T @ centred, centred.T @ Y, counts, WIDE)
+    assert dense.is_exact
+    return [module._ThinSearch(one, Y - Y.mean(dim=0), H.T, counts, WIDE), dense]
+
+
+@pytest.mark.parametrize("rows", [15, 60])
+def test_score_of_few_rows_is_that_of_a_diagonal_ridge_by_hand(rows):
+    ridges = torch.tensor([0.5, 3.0, 1.0], dtype=torch.float64)
+    X, Y = (part.numpy() - part.numpy().mean(axis=0) for part in few(rows))
+    R = np.diag(np.repeat(np.exp(ridges.numpy()), WIDE))
+    hat = X @ np.linalg.inv(X.T @ X + R) @ X.T
+    rss, df = np.sum((Y - hat @ Y) ** 2), np.trace(hat)
+    for made in searches(rows):
+        assert made._score(ridges)[0] == pytest.approx(math.log(rows * rss / (rows - 1 - df) ** 2), rel=1e-8)
+
+
+def test_slopes_of_few_rows_are_those_of_the_score():
+    thin, dense = searches(30)
+    check_slopes(thin)
+    check_slopes(dense)
+    at = torch.tensor([0.3, 2.0, -0.5], dtype=torch.float64)
+    assert thin._judge(at)[1].tolist() == pytest.approx(dense._judge(at)[1].tolist(), rel=1e-9)
+
+
+def test_few_rows_that_can_be_fitted_do_not_ask_for_no_ridge():
+    for made in searches(30):
+        ridges = [torch.full((3,), log, dtype=torch.float64) for log in (-6.0, -4.0, -2.0)]
+        lowest, low, other = (made._score(ridge)[0] for ridge in ridges)
+        assert lowest == pytest.approx(low, abs=1e-2)  # as both go to zero their ratio stays
+        assert low == pytest.approx(other, abs=0.1)
+
+
+@pytest.mark.parametrize("rows", [12, 30, 60, 90])  # as many as columns and fewer, and more
+def test_the_coordinates_of_the_same_rows_do_not_matter(rows):
+    H, Y = few(rows, apart=2.0)
+    counts, given = Y.sum(dim=0), (1.0, 0.7, 1.3)
+    expected = choose_block_weights(H.T @ H, H.T @ Y, counts, WIDE, given)
+    stats = CompactState.create(60, 3, floor=1e-9).update(H, Y).reduced()
+    for gram, cross, basis in [(torch.eye(rows).double(), Y, H.T), (stats.gram, stats.cross, stats.basis)]:
+        found = choose_block_weights(gram, cross, counts, WIDE, given, basis)
+        assert found.weights == pytest.approx(expected.weights, rel=1e-8)
+        assert found.factorisations == expected.factorisations
+
+
+def test_copies_of_one_row_are_equal_in_their_own_coordinates():
+    H, Y = torch.ones(8, 40, dtype=torch.float64), torch.nn.functional.one_hot(torch.arange(8) % 2, 2).double()
+    assert choose_block_weights(torch.eye(8).double(), Y, Y.sum(dim=0), (20, 20), basis=H.T).weights == (1.0, 1.0)

@@ -1,0 +1,421 @@
+"""The identities every form of the ridge state must keep, against independent computations."""
+
+import dataclasses
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+from evergrow.core.errors import InputError, NumericalError, ParameterError
+from evergrow.head.linalg import (
+    AutoState,
+    CompactState,
+    DenseState,
+    RecursiveState,
+    RidgeState,
+    Totals,
+    create_state,
+    read_state,
+)
+from evergrow.head.linalg import auto as auto_module
+
+ALPHA = 0.3
+SOLVERS = ["dense", "recursive", "compact", "auto"]
+
+
+def make(solver, L=30, C=4, device="cpu"):
+    return create_state(solver, L, C, alpha=ALPHA, floor=ALPHA * 1e-9, device=device)
+
+
+def problem(rng, n=80, L=30, C=4):
+    H = torch.randn(n, L, generator=rng, dtype=torch.float64)
+    return H, torch.randn(n, C, generator=rng, dtype=torch.float64)
+
+
+def batch_ridge(H, Y, alpha=ALPHA):
+    """Least squares on the augmented system by QR: no Gram matrix is formed."""
+    H, Y = H.cpu().numpy(), Y.cpu().numpy()
+    A = np.vstack([H, np.sqrt(alpha) * np.eye(H.shape[1])])
+    B = np.vstack([Y, np.zeros((H.shape[1], Y.shape[1]))])
+    q, r = scipy.linalg.qr(A, mode="economic")
+    return torch.from_numpy(scipy.linalg.solve_triangular(r, q.T @ B))
+
+
+def relative(a, b):
+    return float((a.cpu() - b.cpu()).norm() / b.cpu().norm())
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("sizes", [[80], [1] * 80, [3, 50, 27]])
+def test_incremental_equals_batch(solver, sizes, rng, device):
+    H, Y = problem(rng)
+    state = make(solver, device=device)
+    for h, y in zip(H.split(sizes), Y.split(sizes)):
+        state = state.update(h, y)
+    assert state.count == 80
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-9
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_any_alpha(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver)
+    state = state.update(H, Y)
+    for alpha in (1e-3, 0.3, 50.0):
+        assert relative(state.solve(alpha).weights, batch_ridge(H, Y, alpha)) < 1e-8
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_order_of_samples_is_irrelevant(solver, rng):
+    H, Y = problem(rng)
+    order = torch.randperm(80, generator=rng)
+    a, b = make(solver), make(solver)
+    a = a.update(H, Y)
+    for index in order.split(7):
+        b = b.update(H[index], Y[index])
+    assert relative(a.solve(ALPHA).weights, b.solve(ALPHA).weights) < 1e-10
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_downdate_undoes_update(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver)
+    state = state.update(H, Y)
+    state = state.downdate(H[50:], Y[50:])
+    assert state.count == 50
+    assert state.sq_targets == pytest.approx(float(Y[:50].square().sum()))
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H[:50], Y[:50])) < 1e-8
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(SOLVERS, SOLVERS)))
+def test_merge_equals_learning_both(first, second, rng):
+    H, Y = problem(rng)
+    a, b = make(first), make(second)
+    a = a.update(H[:50], Y[:50])
+    b = b.update(H[50:], Y[50:])
+    before = b.solve(ALPHA).weights.clone()
+    a = a.merge(b)
+    assert a.count == 80
+    assert relative(a.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-8
+    assert torch.equal(b.solve(ALPHA).weights, before), "the other side must not change"
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_new_targets_start_at_zero_and_can_be_dropped(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver, C=2)
+    state = state.update(H[:40], Y[:40, :2])
+    state = state.select_targets([1, -1, 0])
+    tail = Y[40:, [1, 2, 0]]
+    state = state.update(H[40:], tail)
+    joint = torch.cat([torch.stack([Y[:40, 1], torch.zeros(40), Y[:40, 0]], dim=1), tail])
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, joint)) < 1e-8
+    state = state.select_targets([2])
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, joint[:, 2:])) < 1e-8
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_failure_in_a_later_batch_changes_nothing(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver)
+    state = state.update(H[:40], Y[:40])
+    weights = state.solve(ALPHA).weights.clone()
+    bad = H[60:].clone()
+    bad[3, 3] = float("nan")
+    with pytest.raises(InputError, match="row 3"):
+        state.accumulate([(H[40:60], Y[40:60]), (bad, Y[60:])])
+    assert state.count == 40
+    assert torch.equal(state.solve(ALPHA).weights, weights)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_every_operation_leaves_the_state_as_it_was(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver).update(H[:40], Y[:40])
+    before = pickle.dumps(state)
+    learned = state.update(H[40:], Y[40:])
+    learned.downdate(H[40:], Y[40:])
+    learned.merge(state)
+    state.merge(learned)
+    state.select_targets([0, -1, 2])
+    state.with_totals(Totals(3, 1.0))
+    state.after_solve()
+    state.solve(ALPHA)
+    state.solve(2 * ALPHA)
+    state.reduced()
+    assert pickle.dumps(state) == before
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        state.seen = Totals()
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_every_form_bounds_what_it_has_changed(solver, rng):
+    state = create_state(solver, 2000, 1, alpha=0.1, floor=0.1).update(low_rank(rng, 50, L=2000), torch.ones(50, 1))
+    assert 0.0 <= state.error_bound(0.1) <= 1e-2
+    assert state.error_bound(0.2) == state.error_bound(0.1) / 2
+    with pytest.raises(ParameterError, match="alpha must be"):
+        state.error_bound(0.0)
+
+
+def test_an_unknown_solver_is_refused_by_name():
+    with pytest.raises(ParameterError, match="solver must be one of the registered names, got 'dence'"):
+        make("dence")
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_restore_is_bitwise(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver)
+    state = state.update(H, Y)
+    back = read_state(state.to_archive(), torch.device("cpu"))
+    assert type(back) is type(state)
+    assert torch.equal(back.solve(ALPHA).weights, state.solve(ALPHA).weights)
+    back = back.update(H, Y)
+    assert back.count == 160
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_float32_rows_are_accumulated_in_float64(solver, rng):
+    H, Y = problem(rng)
+    state = make(solver)
+    state = state.update(H.float(), Y.float())
+    weights = state.solve(ALPHA).weights
+    assert weights.dtype == torch.float64
+    assert relative(weights, batch_ridge(H, Y)) < 1e-6
+
+
+def test_bad_input(rng):
+    state = make("dense")
+    with pytest.raises(InputError, match="30 columns"):
+        state.update(torch.zeros(2, 29), torch.zeros(2, 4))
+    with pytest.raises(InputError, match="2 rows"):
+        state.update(torch.zeros(2, 30), torch.zeros(3, 4))
+    for alpha in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ParameterError, match="alpha must be"):
+            state.solve(alpha)
+    with pytest.raises(InputError, match="equal shape"):
+        state.merge(DenseState.create(29, 4))
+
+
+def test_recursive_refuses_to_unlearn_what_was_never_learned(rng):
+    state = RecursiveState.create(5, 1, alpha=0.1)
+    H = torch.randn(10, 5, generator=rng, dtype=torch.float64)
+    with pytest.raises(NumericalError, match="learned before"):
+        state.downdate(H, torch.zeros(10, 1))
+    assert state.count == 0
+
+
+def low_rank(rng, n, L=400, rank=12, noise=0.0):
+    left = torch.randn(n, rank, generator=rng, dtype=torch.float64)
+    right = torch.randn(rank, L, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    return 0.5 + left @ right + noise * torch.randn(n, L, generator=rng, dtype=torch.float64)
+
+
+def test_compact_finds_the_rank_and_stays_within_its_bound(rng):
+    state, dense = CompactState.empty(400, 2, budget=1e-3), DenseState.create(400, 2)
+    for _ in range(10):
+        H = low_rank(rng, 60, noise=1e-5)
+        Y = torch.randn(60, 2, generator=rng, dtype=torch.float64)
+        state = state.update(H, Y)
+        dense = dense.update(H, Y)
+    assert state.rank == 13
+    assert 0 < state.dropped <= state.budget
+    test = low_rank(rng, 50)
+    a, b = (test @ s.solve(1.0).weights for s in (state, dense))
+    assert relative(a, b) <= state.error_bound(1.0) == state.dropped
+
+
+def test_compact_budget_is_never_exceeded(rng):
+    state = CompactState.empty(200, 1, budget=1e-2)
+    for _ in range(60):
+        H = 1e-2 * torch.randn(5, 200, generator=rng, dtype=torch.float64)
+        state = state.update(H, torch.zeros(5, 1))
+        assert state.dropped <= state.budget
+    basis = state.basis
+    assert torch.allclose(basis.T @ basis, torch.eye(state.rank, dtype=torch.float64), atol=1e-12)
+
+
+def test_auto_switches_once_when_the_rank_is_high(rng, monkeypatch):
+    monkeypatch.setattr(auto_module, "DENSE_BELOW", 10)
+    state = AutoState.create(60, 2, alpha=None, floor=1e-6)
+    assert state.form == "compact"
+    H, Y = problem(rng, n=200, L=60, C=2)
+    forms = []
+    for h, y in zip(H.split(10), Y.split(10)):
+        state = state.update(h, y)
+        forms.append(state.form)
+    assert forms[0] == "compact"
+    assert forms[-1] == "dense"
+    assert sum(a != b for a, b in itertools.pairwise(forms)) == 1
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-9
+
+
+def test_auto_takes_the_recursion_for_small_batches_of_a_fixed_ridge(rng, monkeypatch):
+    monkeypatch.setattr(auto_module, "DENSE_BELOW", 10)
+    state = AutoState.create(300, 2, alpha=ALPHA, floor=ALPHA * 1e-9)
+    H, Y = problem(rng, n=300, L=300, C=2)
+    for h, y in zip(H.split(2), Y.split(2)):
+        state = state.update(h, y).after_solve()
+    assert state.form == "recursive"
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-9
+
+
+def test_auto_stays_compact_when_the_rank_is_low(rng):
+    state = AutoState.create(2000, 1, alpha=0.1, floor=0.1)
+    for _ in range(5):
+        state = state.update(low_rank(rng, 200, L=2000), torch.ones(200, 1))
+    assert state.form == "compact"
+    assert state.nbytes < 0.05 * 8 * 2000**2
+
+
+@pytest.mark.parametrize(("n", "form"), [(40, "compact"), (200, "dense")])
+def test_part_is_compact_only_where_that_is_few_bytes(rng, monkeypatch, n, form):
+    monkeypatch.setattr(auto_module, "DENSE_BELOW", 10)
+    H, Y = problem(rng, n=500, L=500)
+    first = AutoState.create(500, 4, alpha=None, floor=ALPHA * 1e-9).update(H[:300], Y[:300])
+    assert not first.empty_like()._ends_dense()  # nobody said what it is for
+    part = first.empty_like().expecting(5_000)
+    assert part.growth > 0.9
+    learned = part.update(H[300 : 300 + n], Y[300 : 300 + n])
+    assert learned.form == form
+    kept = read_state(part.to_archive(), torch.device("cpu"), "part")
+    assert (kept.growth, kept.expected) == (part.growth, 5_000)
+    assert relative(first.merge(learned).solve(ALPHA).weights, batch_ridge(H[: 300 + n], Y[: 300 + n])) < 1e-9
+
+
+def test_the_papers_regime_keeps_its_digits():
+    """Kappa about 1e9: dense within 1e-8 of batch ridge, recursive within 1e-6, after 40 updates."""
+    g = torch.Generator().manual_seed(1)
+    d, L, n = 100, 600, 40
+    weights = 0.004 * torch.randn(d, L, generator=g, dtype=torch.float64)
+    dense, recursive = DenseState.create(L, 3), RecursiveState.create(L, 3, alpha=0.01)
+    rows, targets = [], []
+    for _ in range(40):
+        H = torch.sigmoid(3.0 * torch.randn(n, d, generator=g, dtype=torch.float64) @ weights)
+        Y = torch.eye(3, dtype=torch.float64)[torch.randint(3, (n,), generator=g)]
+        dense = dense.update(H, Y)
+        recursive = recursive.update(H, Y)
+        rows.append(H)
+        targets.append(Y)
+    H, Y = torch.cat(rows), torch.cat(targets)
+    values = torch.linalg.eigvalsh(dense.gram)
+    assert 1e7 < float(values[-1] + 0.01) / 0.01 < 1e10
+    truth = H @ batch_ridge(H, Y, 0.01)
+    assert relative(H @ dense.solve(0.01).weights, truth) < 1e-8
+    assert relative(H @ recursive.solve(0.01).weights, truth) < 1e-6
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 50 rows, and a list of the numbers of rows that the compact form was given."""
+    monkeypatch.setattr(auto_module, "BLOCK_ROWS", 50)
+    monkeypatch.setattr(auto_module, "DENSE_BELOW", 20)
+    given = []
+    original = CompactState._accumulate
+
+    def accumulate(self, batches, sign):
+        pairs = list(batches)
+        given.extend(len(H) for H, _ in pairs)
+        return original(self, pairs, sign)
+
+    monkeypatch.setattr(CompactState, "_accumulate", accumulate)
+    return given
+
+
+def test_auto_leaves_the_compact_form_in_the_middle_of_a_batch(rng, small_blocks):
+    """Rows of full rank are not all taken in compactly first: after two blocks it is plain what is coming."""
+    H, Y = problem(rng, n=1000, L=300)
+    state = AutoState.create(300, 4, alpha=None, floor=ALPHA * 1e-9)
+    state = state.accumulate([(H[:700], Y[:700]), (H[700:], Y[700:])])
+    assert state.form == "dense"
+    assert small_blocks in ([50], [50, 50])
+    assert (state.count, state.rows_learned) == (1000, 1000)
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-9
+
+
+def test_auto_stays_compact_through_a_long_batch_of_low_rank(rng, small_blocks):
+    H, Y = problem(rng, n=1000, L=30)
+    H = H @ torch.randn(30, 400, generator=rng, dtype=torch.float64)
+    state = AutoState.create(400, 4, alpha=None, floor=ALPHA * 1e-9)
+    state = state.update(H, Y)
+    assert state.form == "compact"
+    assert small_blocks == [50] * 20
+    assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-7
+
+
+def test_auto_keeps_form_and_numbers_where_a_later_batch_fails(rng, small_blocks):
+    H, Y = problem(rng, n=500, L=300)
+    state = AutoState.create(300, 4, alpha=None, floor=ALPHA * 1e-9)
+    state = state.update(H[:20], Y[:20])
+    before = pickle.dumps(state)
+
+    def batches():
+        yield H[20:400], Y[20:400]
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        state.accumulate(batches())
+    assert pickle.dumps(state) == before
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("L", [30, 2000])
+def test_an_empty_batch_changes_nothing(solver, L, rng):
+    state = make(solver, L=L)
+    H, Y = problem(rng, n=5, L=L)
+    state = state.update(H, Y)
+    before = state.solve(ALPHA).weights
+    state = state.update(H[:0], Y[:0])
+    state = state.downdate(H[:0], Y[:0])
+    state = state.accumulate([])
+    assert state.count == 5
+    assert torch.equal(state.solve(ALPHA).weights, before)
+
+
+def test_sums_that_overflow_are_a_file_error():
+    from evergrow.core.archive import Archive
+    from evergrow.core.errors import FileFormatError
+    from evergrow.head.linalg import DenseState, read_state
+
+    archive = DenseState.create(3, 1, alpha=1.0, floor=1.0).update(torch.eye(3), torch.ones(3, 1)).to_archive()
+    huge = Archive(
+        archive.kind, archive.meta, {**archive.tensors, "gram": 1e307 * archive.tensors["gram"]}, {}, archive.version
+    )
+    with pytest.raises(FileFormatError, match="cannot be added up"):
+        read_state(huge, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("key", ["cross", "weights"])
+def test_numbers_that_no_data_can_make_are_a_file_error(solver, key, rng):
+    from evergrow.core.archive import Archive
+    from evergrow.core.errors import FileFormatError
+    from evergrow.head.linalg import read_state
+
+    H, Y = problem(rng)
+    archive = make(solver, L=H.shape[1]).update(H, Y).to_archive()
+    if key not in archive.tensors:
+        pytest.skip("this form keeps no such matrix")
+    tensors = {**archive.tensors, key: 1e200 * archive.tensors[key]}
+    with pytest.raises(FileFormatError, match=f"'{key}' as numbers of at most"):
+        read_state(Archive(archive.kind, archive.meta, tensors, archive.parts, archive.version), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "any form"])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_grouped_targets_equal_learning_with_their_sums(solver, own, rng):
+    H, _ = problem(rng)
+    Y = torch.nn.functional.one_hot(torch.arange(80) % 4, 4).double()
+    groups = [[2], [3, 0], [1]]
+    state = make(solver).update(H, Y)
+    grouped = state.group_targets(groups) if own else RidgeState.group_targets(state, groups)
+    taught = torch.stack([Y[:, group].sum(dim=1) for group in groups], dim=1)
+    assert relative(grouped.solve(ALPHA).weights, batch_ridge(H, taught)) < 1e-9
+    assert grouped.totals == state.totals
+    more = torch.randn(7, 30, generator=rng, dtype=torch.float64)
+    labels = torch.nn.functional.one_hot(torch.arange(7) % 3, 3).double()
+    wanted = batch_ridge(torch.cat([H, more]), torch.cat([taught, labels]))
+    assert relative(grouped.update(more, labels).solve(ALPHA).weights, wanted) < 1e-9

@@ -1,0 +1,255 @@
+"""What heads, models, layers and statistics write and read: nested, checked, and with room for what comes later."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.head.test_abilities import OURS, data, fitted
+
+from evergrow import SCLClassifier
+from evergrow.core.archive import KINDS, Archive, read_archive, write_archive
+from evergrow.core.errors import FileFormatError, InputError, NewerSchemaError, ParameterError
+from evergrow.head import HEADS, IncrementalClassifier
+from evergrow.head.labels import written_labels
+from evergrow.lab.heads import SimpleCILClassifier
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_head_is_written_under_the_name_that_users_know(name: str, tmp_path: Path) -> None:
+    head = fitted(name)
+    archive = head.to_archive()
+    assert archive.kind == f"head/{name}"
+    kinds = [part.kind for part in archive.walk()]
+    assert all(kind in KINDS for kind in kinds)
+    assert not any(type(head).__name__ in kind for kind in kinds)
+    head.save(tmp_path / "a")
+    back = HEADS[name].load(tmp_path / "a")
+    np.testing.assert_array_equal(back.class_scores(data()[0]), head.class_scores(data()[0]))
+    back.save(tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_answering_changes_no_file(name: str, tmp_path: Path) -> None:
+    head = fitted(name)
+    head.save(tmp_path / "a")
+    head.predict(data()[0])
+    head.save(tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_field_of_a_later_version_is_kept(name: str) -> None:
+    archive = fitted(name).to_archive()
+    later = dataclasses.replace(archive, meta={**archive.meta, "later": {"a": [1, 2]}})
+    back = HEADS[name].from_archive(later)
+    assert back.partial_fit(*data((3, 4))).to_archive().meta["later"] == {"a": [1, 2]}
+    assert "later" not in back.fit(*data()).to_archive().meta
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_newer_layout_is_refused(name: str) -> None:
+    archive = fitted(name).to_archive()
+    with pytest.raises(NewerSchemaError, match="upgrade with"):
+        HEADS[name].from_archive(dataclasses.replace(archive, version=archive.version + 1))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_another_head_is_refused(name: str) -> None:
+    other = "ri" if name != "ri" else "acil"
+    with pytest.raises(FileFormatError, match=f"must hold 'head/{other}', got 'head/{name}'"):
+        HEADS[other].from_archive(fitted(name).to_archive())
+
+
+# -- what does not fit ----------------------------------------------------------------------------------------
+
+
+def inside(archive: Archive, *path: str) -> Archive:
+    for name in path:
+        archive = archive.parts[name]
+    return archive
+
+
+def set_meta(*path: str, **values: Any) -> Callable[[Archive], None]:
+    return lambda archive: inside(archive, *path).meta.update(values)
+
+
+def set_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor], *path: str) -> Callable[[Archive], None]:
+    def edit(archive: Archive) -> None:
+        tensors = inside(archive, *path).tensors
+        tensors[name] = change(tensors[name])
+
+    return edit
+
+
+def scaled(value: float, *place: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.clone()
+        tensor[place] = value
+        return tensor
+
+    return change
+
+
+STATE = ("model", "state", "inner")
+LAYER = ("model", "layer")
+CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
+    "labels twice": (set_meta(labels={"kind": "i", "values": [0, 0, 2]}), "label occurs twice"),
+    "labels unsorted": (set_meta(labels={"kind": "i", "values": [0, 2, 1]}), "not sorted"),
+    "labels mixed": (set_meta(labels={"kind": "i", "values": [0, "1", 2]}), "of their kind"),
+    "labels too large": (set_meta(labels={"kind": "i", "values": [0, 1, 2**70]}), "out of range"),
+    "labels of no kind": (set_meta(labels={"kind": "O", "values": [0, 1, 2]}), "'kind' as one of"),
+    "a label too few": (set_meta(labels={"kind": "i", "values": [0, 1]}), "another number of classes"),
+    "no labels": (lambda archive: archive.meta.pop("labels"), "'labels'"),
+    "another width": (set_meta(n_features=7), "features of another width"),
+    "no width": (set_meta(n_features=0), "'n_features'"),
+    "names of features": (set_meta(feature_names=["a"]), "number of features than names"),
+    "a setting out of range": (lambda archive: archive.meta["params"].update(alpha=-1.0), "alpha must be"),
+    "a setting of no kind": (lambda archive: archive.meta["params"].update(block_size=[1]), "block_size must be"),
+    "a setting that only learning looks at": (
+        lambda archive: archive.meta["params"].update(verbose=[0]),
+        "verbose must be",
+    ),
+    "an unknown setting": (lambda archive: archive.meta["params"].update(alfa=1.0), "nearest: 'alpha'"),
+    "no device": (lambda archive: archive.meta["params"].update(device="toaster"), "must name a device"),
+    "a seed": (set_meta(seed="x"), "'seed'"),
+    "negative counts": (set_tensor("counts", scaled(-1, 0), "model"), "no or too many samples"),
+    "too many counts": (set_tensor("counts", scaled(99, 0), "model"), "more samples than were learned"),
+    "too few samples": (set_meta(*STATE, sq_targets=3.0), "targets are not those of its classes"),
+    "fewer counts": (set_tensor("counts", lambda t: t[:2], "model"), "'counts'"),
+    "another rule": (set_meta("model", normalization="l3"), "'normalization'"),
+    "lineage": (set_meta("model", lineage=[3]), "'lineage'"),
+    "statistics of another width": (
+        lambda archive: inside(archive, *STATE).tensors.update(
+            gram=torch.eye(3, dtype=torch.float64), cross=torch.ones(3, 3, dtype=torch.float64)
+        ),
+        "another width than its layer",
+    ),
+    "a Gram matrix that is not symmetric": (set_tensor("gram", scaled(5.0, 0, 1), *STATE), "not symmetric"),
+    "a negative square": (set_tensor("gram", scaled(-5.0, 0, 0), *STATE), "negative diagonal"),
+    "no number": (set_tensor("cross", scaled(float("nan"), 0, 0), *STATE), "finite"),
+    "single precision": (set_tensor("gram", lambda t: t.float(), *STATE), "'gram'"),
+    "no statistics": (lambda archive: inside(archive, "model").parts.pop("state"), "'state' as an archive"),
+    "a form within itself": (
+        lambda archive: inside(archive, "model", "state").parts.update(inner=inside(archive, "model", "state")),
+        "holds itself",
+    ),
+    "layer and statistics exchanged": (
+        lambda archive: inside(archive, "model").parts.update(layer=inside(archive, *STATE)),
+        "must hold a projection",
+    ),
+    "an unknown activation": (set_meta(*LAYER, activation="bend"), "'activation'"),
+    "two activations": (set_meta(*LAYER, activation="tanh"), "two activations"),
+    "units without inputs": (set_tensor("weights", lambda t: t[:0], *LAYER), "no inputs"),
+    "a bias too few": (set_tensor("bias", lambda t: t[1:], *LAYER), "'bias'"),
+    "units of integers": (set_tensor("weights", lambda t: t.to(torch.int64), *LAYER), "floating-point"),
+    "a construction that never was": (set_meta(*LAYER, status="lost"), "'status'"),
+    "more guided units than units": (set_meta(*LAYER, n_guided=10_000), "'n_guided'"),
+    "a log of no records": (set_meta(*LAYER, log=[[1, 2]]), "other fields"),
+    "a log of words": (set_meta(*LAYER, log=[["x"] * 8]), "log"),
+    "settings of the construction": (
+        lambda archive: inside(archive, *LAYER).meta["config"].update(tol="x"),
+        "settings of the construction",
+    ),
+}
+
+
+def without_constants(archive: Archive) -> Archive:
+    """Return a deep copy whose parts can be changed."""
+    parts = {name: without_constants(part) for name, part in archive.parts.items()}
+    config = {key: dict(value) if isinstance(value, dict) else value for key, value in archive.meta.items()}
+    return dataclasses.replace(archive, meta=config, tensors=dict(archive.tensors), parts=parts)
+
+
+@pytest.mark.parametrize("what", list(CHANGES))
+def test_what_does_not_fit_is_a_file_error(what: str, tmp_path: Path) -> None:
+    change, match = CHANGES[what]
+    archive = without_constants(fitted("scl-mgsm").to_archive())
+    change(archive)
+    with pytest.raises(FileFormatError, match=match):
+        SCLClassifier.from_archive(archive)
+
+
+REST: dict[str, list[tuple[Callable[[Archive], Any], str]]] = {
+    "ranpac": [
+        (set_meta(alphas=[]), "not all positive"),
+        (set_meta(alphas=[1.0, 0.0]), "not all positive"),
+        (set_meta(alphas=["x"]), "'alphas'"),
+    ],
+    "klda": [
+        (lambda archive: archive.parts.pop("1"), "1 members of 2"),
+        (lambda archive: archive.meta["params"].update(n_ensembles=3), "2 members of 3"),
+        (set_tensor("counts", lambda t: t + torch.tensor([1, -1, 0]), "1"), "other samples"),
+        (set_meta(gamma=-1.0), "'gamma'"),
+    ],
+    "anacp": [
+        (lambda archive: archive.meta["params"].update(n_units=31), "another width"),
+        (lambda archive: archive.parts.pop("head1"), "2 heads of 3"),
+        (set_tensor("counts", lambda t: t + torch.tensor([1, -1, 0])), "other samples"),
+        (set_tensor("spread", scaled(-1.0, 0, 0)), "negative diagonal"),
+        (set_tensor("sums", lambda t: t[1:]), "'sums'"),
+    ],
+    "loranpac": [
+        (set_tensor("basis", lambda t: t[1:]), "'basis'"),
+        (set_tensor("core", scaled(9e9, 0, 1)), "not symmetric"),
+        (set_tensor("cross", lambda t: t.float()), "'cross'"),
+        (set_meta(count=0), "'count'"),
+    ],
+    "simplecil": [
+        (set_tensor("sums", lambda t: t[:, :2]), "'sums'"),
+        (set_tensor("counts", scaled(0, 1)), "no or too many samples"),
+    ],
+    "joint-lp": [
+        (set_tensor("codes", scaled(3, 0)), "classes that it does not know"),
+        (set_tensor("kept", lambda t: t[1:]), "'codes'"),
+        (set_tensor("kept", scaled(float("inf"), 0, 0)), "finite"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "place"), [(name, i) for name, several in REST.items() for i in range(len(several))])
+def test_what_does_not_fit_a_rival_is_a_file_error(name: str, place: int) -> None:
+    change, match = REST[name][place]
+    archive = without_constants(fitted(name).to_archive())
+    change(archive)
+    with pytest.raises(FileFormatError, match=match):
+        HEADS[name].from_archive(archive)
+
+
+def test_a_number_in_a_file_of_0_1_that_contradicts_its_tensors_is_refused() -> None:
+    path = Path(__file__).parents[1] / "files" / "v0_1" / "heads" / "scl-dense.evg"
+    archive = read_archive(path)
+    archive.meta["state"]["model"]["state"]["n_targets"] = 30_000_000
+    with pytest.raises(FileFormatError, match="n_targets"):
+        SCLClassifier.from_archive(archive)
+
+
+# -- what can be written --------------------------------------------------------------------------------------
+
+
+def test_labels_that_json_cannot_hold_are_refused_on_writing() -> None:
+    with pytest.raises(InputError, match="to be saved"):
+        written_labels(np.array([b"a", b"b"]))
+
+
+def test_a_head_that_is_registered_nowhere_cannot_be_written(tmp_path: Path) -> None:
+    class Nameless(IncrementalClassifier):  # type: ignore[misc]
+        _check_params = _reset = _learn = _scores = _contents = _restore = lambda self, *args: None
+
+    with pytest.raises(ParameterError, match="Nameless must be registered as a method"):
+        Nameless.archive_kind()
+
+
+def test_a_device_that_a_machine_lacks_is_the_cpu(tmp_path: Path) -> None:
+    archive = without_constants(fitted("simplecil").to_archive())
+    for device in ("cuda:99", "mps", "meta", "xpu"):
+        archive.meta["params"]["device"] = device
+        write_archive(tmp_path / "m.evg", archive)
+        back = SimpleCILClassifier.load(tmp_path / "m.evg")
+        assert back.device_.type == "cpu" or device == "mps"

@@ -1,0 +1,197 @@
+"""Bad input gets a typed error that says what was expected and what came, and changes nothing."""
+
+import numpy as np
+import pytest
+import torch
+
+from evergrow import SCLClassifier
+from evergrow.core.errors import DeviceError, EvergrowError, InputError, LabelError, NotFittedError, ParameterError
+from evergrow.head.ridge_model import RidgeModel
+
+SMALL = {"n_units": 30, "block_size": 10, "random_state": 0, "scales": "auto", "alpha": 0.05}
+
+
+@pytest.fixture
+def model(blobs):
+    X, y = blobs
+    return SCLClassifier(**SMALL).fit(X[:200], y[:200])
+
+
+def spoiled(X, value):
+    X = X.copy()
+    X[7, 3] = value
+    return X
+
+
+BATCHES = {
+    "nan": (lambda X, y: (spoiled(X, np.nan), y), InputError, "NaN"),
+    "infinity": (lambda X, y: (spoiled(X, np.inf), y), InputError, "infinity"),
+    "wrong width": (lambda X, y: (X[:, :4], y), InputError, "4 features.*10 features"),
+    "empty batch": (lambda X, y: (X[:0], y[:0]), InputError, "0 sample"),
+    "one dimension": (lambda X, y: (X[0], y), InputError, "2D array"),
+    "labels too short": (lambda X, y: (X, y[:-1]), LabelError, r"one label per row of X \(100\), got 99"),
+    "labels of another kind": (lambda X, y: (X, y.astype(str)), LabelError, "must be integers as before, got strings"),
+    "continuous labels": (lambda X, y: (X, y + 0.5), LabelError, "class labels"),
+    "two-dimensional labels": (lambda X, y: (X, np.eye(6)[y]), LabelError, "1-D"),
+    "no labels": (lambda X, y: (X, None), LabelError, "got None"),
+    "mixed labels": (lambda X, y: (X, [1, "a"] * 50), LabelError, "label"),
+    "complex": (lambda X, y: (X + 1j, y), InputError, "Complex"),
+    "text": (lambda X, y: (np.full(X.shape, "a"), y), InputError, "X must be"),
+    "nan tensor": (lambda X, y: (torch.from_numpy(spoiled(X, np.nan)), y), InputError, "row 7"),
+    "narrow tensor": (lambda X, y: (torch.from_numpy(X[:, :4].copy()), y), InputError, "10 columns, got 4"),
+    "empty tensor": (lambda X, y: (torch.zeros(0, 10), y[:0]), InputError, "at least one row"),
+    "complex tensor": (lambda X, y: (torch.from_numpy(X) + 1j, y), InputError, "must be real"),
+}
+
+
+@pytest.mark.parametrize("name", list(BATCHES))
+def test_bad_batches_raise_and_change_nothing(name, model, blobs):
+    X, y = blobs
+    make, error, message = BATCHES[name]
+    before, counts = model.decision_function(X), model.class_counts_.copy()
+    with pytest.raises(error, match=message):
+        model.partial_fit(*make(X[200:], y[200:]))
+    assert np.array_equal(before, model.decision_function(X))
+    assert np.array_equal(counts, model.class_counts_)
+    assert model.classes_.tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("name", ["nan", "wrong width", "one dimension", "narrow tensor"])
+def test_bad_queries(name, model, blobs):
+    make, error, message = BATCHES[name]
+    X, _ = make(blobs[0][:100], blobs[1][:100])
+    for ask in (model.predict, model.predict_proba, model.decision_function, model.novelty_score):
+        with pytest.raises(error, match=message):
+            ask(X)
+
+
+def test_a_failure_in_the_middle_of_learning_changes_nothing(model, blobs, monkeypatch):
+    X, y = blobs
+    before = model.decision_function(X)
+    real = RidgeModel._batches
+
+    def breaks(self, *args, **kwargs):
+        yield next(real(self, *args, **kwargs))
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(RidgeModel, "_batches", breaks)
+    with pytest.raises(MemoryError):
+        model.partial_fit(X, y + 100)
+    assert np.array_equal(before, model.decision_function(X))
+    assert model.classes_.tolist() == list(range(6))
+
+
+def test_one_class_in_the_first_task(blobs):
+    X, y = blobs
+    with pytest.raises(LabelError, match="at least 2 classes, got 1"):
+        SCLClassifier(**SMALL).fit(X[y == 0], y[y == 0])
+
+
+def test_a_failed_fit_leaves_a_fitted_learner_as_it_was(model, blobs):
+    X, y = blobs
+    before = model.decision_function(X)
+    for bad in ((X[:, :4], y[:-1]), (X[:, :4], np.zeros(300, int)), (X * np.nan, y)):
+        with pytest.raises(InputError):
+            model.fit(*bad)
+        assert np.array_equal(before, model.decision_function(X))
+
+
+def test_asked_before_fit(blobs):
+    X, y = blobs
+    model = SCLClassifier(**SMALL)
+    for call in (
+        lambda: model.predict(X),
+        lambda: model.predict_proba(X),
+        lambda: model.novelty_score(X),
+        lambda: model.unlearn(X, y),
+        lambda: model.forget_classes([1]),
+        lambda: model.regularize(1.0),
+        lambda: model.spawn(),
+        lambda: model.merge(model),
+        lambda: model.save("nowhere"),
+        lambda: model.alpha_,
+        lambda: model.n_units_,
+        lambda: model.diagnostics(),
+    ):
+        with pytest.raises(NotFittedError, match="must learn something first"):
+            call()
+
+
+PARAMETERS = [
+    ({"alpha": 0.0}, "alpha must be a number > 0, got 0.0"),
+    ({"alpha": -1}, "alpha"),
+    ({"alpha": float("nan")}, "alpha"),
+    ({"alpha": "gvc"}, "nearest: 'gcv'"),
+    ({"block_size": 0}, "block_size must be an integer >= 1, got 0"),
+    ({"n_candidates": 1.5}, "n_candidates"),
+    ({"contraction": 1.0}, "contraction"),
+    ({"tol": -0.1}, "tol"),
+    ({"scales": "papr"}, "scales"),
+    ({"scales": []}, "scales"),
+    ({"activation": "sigmoyd"}, "nearest: 'sigmoid'"),
+    ({"criterion": "exakt"}, "nearest: 'exact'"),
+    ({"readout": "lda"}, "readout"),
+    ({"max_units": 0}, "max_units"),
+    ({"n_units": 50_000}, "n_units must be an integer >= 0 and <= 20000"),
+    ({"projection": "mgms"}, "nearest: 'mgsm'"),
+    ({"solver": "densee"}, "nearest: 'dense'"),
+    ({"normalize": "l3"}, "normalize"),
+    ({"device": "gpu please"}, "device"),
+    ({"random_state": "seven"}, "random_state"),
+]
+
+
+@pytest.mark.parametrize(("setting", "message"), PARAMETERS)
+def test_bad_parameters(setting, message, blobs):
+    with pytest.raises(ParameterError, match=message):
+        SCLClassifier(**{**SMALL, **setting}).fit(*blobs)
+
+
+def test_bad_ridge_later(model):
+    for alpha in (0, -1.0, float("inf"), "big", None):
+        with pytest.raises(ParameterError, match="alpha must be"):
+            model.regularize(alpha)
+
+
+def test_a_gpu_where_none_is(blobs):
+    missing = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(DeviceError, match="must exist"):
+        SCLClassifier(**SMALL, device=missing).fit(*blobs)
+
+
+def test_announced_classes(model, blobs):
+    X, y = blobs
+    with pytest.raises(LabelError, match="among the classes"):
+        model.partial_fit(X, y, classes=[0, 1])
+
+
+@pytest.mark.parametrize("form", ["float16", "float32", "fortran", "strided", "read-only", "list", "tensor", "half"])
+def test_other_forms_of_the_same_numbers_give_the_same_model(form, blobs):
+    X, y = blobs
+    X = X.astype(np.float16).astype(np.float64)  # representable everywhere
+    make = {
+        "float16": lambda: X.astype(np.float16),
+        "float32": lambda: X.astype(np.float32),
+        "fortran": lambda: np.asfortranarray(X),
+        "strided": lambda: np.repeat(X, 2, axis=1)[:, ::2],
+        "read-only": lambda: _frozen(X),
+        "list": lambda: X.tolist(),
+        "tensor": lambda: torch.from_numpy(X.copy()),
+        "half": lambda: torch.from_numpy(X.copy()).half(),
+    }
+    reference = SCLClassifier(**SMALL).fit(X, y)
+    given = make[form]()
+    other = SCLClassifier(**SMALL).fit(given, y)
+    assert np.allclose(reference.decision_function(X), other.decision_function(given), rtol=0, atol=1e-12)
+
+
+def _frozen(X):
+    X = X.copy()
+    X.setflags(write=False)
+    return X
+
+
+def test_every_error_is_ours_and_familiar():
+    for error in (InputError, LabelError, ParameterError):
+        assert issubclass(error, EvergrowError)
+        assert issubclass(error, ValueError)

@@ -1,0 +1,289 @@
+"""The denoised readout: against plain matrices, exact under every change, sensible where there is next to nothing."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from evergrow import SCLClassifier
+from evergrow.core.errors import MergeError
+from evergrow.head.layers.normalize import normalize
+
+
+def make(**settings: Any) -> SCLClassifier:
+    return SCLClassifier.recommended(**{"n_units": 60, "random_state": 0, "shape_directions": 6, **settings})
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    y = rng.permutation(np.repeat(np.arange(8), [40, 40, 30, 30, 20, 20, 10, 4]))
+    centres = rng.normal(size=(8, 12))
+    spread = np.exp(rng.normal(size=(8, 12)) / 2)
+    return centres[y] + 0.8 * spread[y] * rng.normal(size=(len(y), 12)), y
+
+
+def by_hand(model: SCLClassifier, X: np.ndarray, y: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Return the scores from rows, with every matrix formed and inverted."""
+    classes, alpha = np.unique(y), model.alpha_
+    Zn = normalize(torch.from_numpy(X), model._model.normalization)
+    Zq = normalize(torch.from_numpy(queries), model._model.normalization)
+    H, Q = model.layer_.transform(Zn).numpy(), model.layer_.transform(Zq).numpy()
+    M = np.stack([H[y == c].mean(axis=0) for c in classes])
+    n = np.array([(y == c).sum() for c in classes], dtype=float)
+    W = sum((H[y == c] - m).T @ (H[y == c] - m) for c, m in zip(classes, M))
+    B = np.linalg.inv(W + alpha * np.eye(H.shape[1]))
+    f = len(y) - len(classes)
+    u = np.trace(B @ W)
+    v = u / (n * (1 - u / f))
+
+    def spread(q: np.ndarray) -> float:
+        t = max(np.maximum(q - v, 0).mean(), 1e-6 * q.mean())
+        for _ in range(20):
+            w = (t + v) ** -2.0
+            t = max((w * (q - v)).sum() / w.sum(), 1e-6 * q.mean())
+        return float(t)
+
+    D = M - M.mean(axis=0)
+    t = spread(f * np.einsum("ci,ij,cj->c", D, B, D))
+    w = (1 / (t + v)) / (1 / (t + v)).sum()
+    D = M - w @ M
+    K = f * D @ B @ D.T
+    t = spread(np.diag(K))
+    values, vectors = np.linalg.eigh(K / np.sqrt(np.outer(v, v)))
+    prior = 0.5 * np.sqrt(np.outer(v, v)) * (vectors @ np.diag(np.maximum(values - 1, 0)) @ vectors.T)
+    prior = prior + 0.5 * t * np.eye(len(n))
+    F = prior @ np.linalg.inv(prior + np.diag(v))
+    energy = np.diag(F @ K @ F.T) - F**2 @ v - 0.1 * (t / (t + v)) ** 2 * (np.diag(K) - v - t)
+    scores = f * (Q - w @ M) @ B @ D.T @ F.T - 0.5 * energy
+    return scores + shapes_by_hand(model, Zn.numpy(), y, Zq.numpy())
+
+
+def shapes_by_hand(model: SCLClassifier, Z: np.ndarray, y: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    shapes, nu = model._model.shapes, model._derived.choice.strength
+    P, Q = ((rows - shapes.centre.numpy()) @ shapes.basis.numpy() for rows in (Z, queries))
+    groups = [P[y == c] for c in np.unique(y)]
+    scatters = [(g - g.mean(axis=0)).T @ (g - g.mean(axis=0)) for g in groups]
+    common = sum(scatters) / (len(y) - len(groups))
+    common = common + 0.1 * np.trace(common) / len(common) * np.eye(len(common))
+    columns = []
+    for g, S in zip(groups, scatters):
+        m = len(g) - 1
+        own = (S + nu * common) / (m + nu)
+        d = Q - g.mean(axis=0)
+        gap = np.linalg.inv(common) - np.linalg.inv(own)
+        ratio = np.einsum("ni,ij,nj->n", d, gap, d) + np.linalg.slogdet(common)[1] - np.linalg.slogdet(own)[1]
+        known = min(max((m + 1 - 10) / 20, 0.0), 1.0)  # of so few rows the shape is hardly known
+        columns.append(known * m / (m + nu) * np.maximum(ratio / 2, -20.0))
+    return np.stack(columns, axis=1)
+
+
+def assert_same(one: SCLClassifier, other: SCLClassifier, X: np.ndarray, rtol: float = 1e-7) -> None:
+    one.settle()
+    other.settle()
+    assert one.classes_.tolist() == other.classes_.tolist()
+    assert one.alpha_ == pytest.approx(other.alpha_)
+    mine, theirs = one.class_scores(X), other.class_scores(X)
+    np.testing.assert_allclose(mine, theirs, rtol=0, atol=rtol * np.abs(theirs).max())
+
+
+def test_scores_against_plain_matrices(data):
+    X, y = data
+    model = make().fit(X, y)
+    np.testing.assert_allclose(model.class_scores(X[:50]), by_hand(model, X, y, X[:50]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["dense", "auto", "compact", "recursive"])
+def test_batches_equal_everything_at_once(data, solver):
+    X, y = data
+    first = np.isin(y, [0, 1, 2])
+    together = make(solver=solver).fit(X[first], y[first]).partial_fit(X[~first], y[~first])
+    bit_by_bit = make(solver=solver).fit(X[first], y[first])
+    rest = np.flatnonzero(~first)
+    for rows in np.array_split(rest, 30):
+        bit_by_bit.partial_fit(X[rows], y[rows])
+        bit_by_bit.predict(X[:3])  # asked in between, so that solutions are followed
+    assert_same(bit_by_bit, together, X)
+
+
+def test_answers_without_settling_are_those_of_the_last_choice(data):
+    X, y = data
+    model = make().fit(X[:180], y[:180])
+    model.predict(X[:1])
+    choice = model._derived.choice
+    model.partial_fit(X[180:], y[180:])
+    followed = model.class_scores(X[:20])
+    assert model._derived.choice == choice
+    fresh = make().fit(X[:180], y[:180]).partial_fit(X[180:], y[180:])
+    fresh._derived.choice = choice
+    np.testing.assert_allclose(followed, fresh.class_scores(X[:20]), rtol=1e-8, atol=1e-8)
+
+
+def test_unlearning_and_forgetting(data):
+    X, y = data
+    first = np.isin(y, [0, 1, 2])
+    whole = make().fit(X[first], y[first]).partial_fit(X[~first], y[~first])
+    whole.predict(X[:1])
+    gone = np.flatnonzero(~first)[:9]
+    kept = np.setdiff1d(np.flatnonzero(~first), gone)
+    never = make().fit(X[first], y[first]).partial_fit(X[kept], y[kept])
+    assert_same(whole.unlearn(X[gone], y[gone]), never, X)
+    exact = make(class_moments=True).fit(X[first], y[first]).partial_fit(X[~first], y[~first])
+    without = make(class_moments=True).fit(X[first], y[first]).partial_fit(X[~first & (y != 5)], y[~first & (y != 5)])
+    assert_same(exact.forget_classes([5]), without, X, rtol=1e-5)
+
+
+def test_merging(data):
+    X, y = data
+    first = np.isin(y, [0, 1, 2])
+    base = make().fit(X[first], y[first])
+    worker, rest = base.spawn(), np.flatnonzero(~first)
+    worker.partial_fit(X[rest[:40]], y[rest[:40]])
+    base.partial_fit(X[rest[40:]], y[rest[40:]]).merge(worker)
+    together = make().fit(X[first], y[first]).partial_fit(X[rest], y[rest])
+    assert_same(base, together, X)
+
+
+def test_learners_with_and_without_shapes_do_not_merge(data):
+    X, y = data
+    one = make().fit(X, y)
+    other = make(projection=one.layer_, shape_directions=0, direct_link=False).fit(X[::-1], y[::-1])
+    with pytest.raises(MergeError, match="whether shapes of classes are kept"):
+        one.merge(other)
+
+
+def test_files(data, tmp_path):
+    X, y = data
+    model = make().fit(X, y)
+    model.save(tmp_path / "a.evg")
+    model.predict(X[:1])
+    loaded = SCLClassifier.load(tmp_path / "a.evg")
+    np.testing.assert_allclose(loaded.class_scores(X), model.class_scores(X), rtol=1e-12)
+    loaded.save(tmp_path / "b.evg")
+    assert (tmp_path / "a.evg").read_bytes() == (tmp_path / "b.evg").read_bytes()
+    solved = SCLClassifier.load(tmp_path / "a.evg")
+    solved.adopt_solution(model.solution())
+    assert np.array_equal(solved.class_scores(X), model.class_scores(X))
+    assert solved._derived.scatter is None  # nothing had to be factored
+
+
+def test_a_class_of_five_is_recognised():
+    rng = np.random.default_rng(3)
+    centres = rng.normal(size=(21, 40)) / 3
+
+    def rows(c: int, n: int) -> np.ndarray:
+        return centres[c] + rng.normal(size=(n, 40)) * np.linspace(0.1, 1.0, 40)
+
+    X = np.concatenate([rows(c, 120) for c in range(20)] + [rows(20, 5)])
+    y = np.repeat(np.arange(21), [120] * 20 + [5])
+    fresh = rows(20, 200)
+    old = np.concatenate([rows(c, 20) for c in range(20)])
+    recall, others = {}, {}
+    for readout in ("discriminant", "denoised"):
+        model = make(readout=readout, n_units=200, shape_directions=16).fit(X, y)
+        recall[readout] = (model.predict(fresh) == 20).mean()
+        others[readout] = (model.predict(old) == np.repeat(np.arange(20), 20)).mean()
+    assert recall["denoised"] > recall["discriminant"] + 0.1
+    assert others["denoised"] > others["discriminant"] - 0.02
+
+
+def test_prior(data):
+    X, y = data
+    uniform, counts = make().fit(X, y), make(prior="counts").fit(X, y)
+    gap = counts.class_scores(X) - uniform.class_scores(X)
+    np.testing.assert_allclose(gap, np.broadcast_to(np.log(np.bincount(y) / len(y)), gap.shape), rtol=1e-6)
+
+
+CASES = {
+    "one row per class": (np.random.default_rng(0).normal(size=(6, 4)), np.arange(6)),
+    "two rows": (np.random.default_rng(0).normal(size=(2, 4)), np.arange(2)),
+    "constant features": (np.ones((12, 4)), np.arange(12) % 3),
+    "zero features": (np.zeros((12, 4)), np.arange(12) % 3),
+    "copies of one row per class": (
+        np.repeat(np.random.default_rng(0).normal(size=(4, 5)), 3, axis=0),
+        np.repeat(np.arange(4), 3),
+    ),
+    "one class has a second row": (np.random.default_rng(0).normal(size=(6, 4)), np.array([0, 0, 1, 2, 3, 4])),
+    "one feature": (np.random.default_rng(0).normal(size=(30, 1)), np.arange(30) % 3),
+    "equal means": (np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 2),
+    "huge features": (1e12 * np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 4),
+    "tiny features": (1e-12 * np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 4),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("settings", [{}, {"n_units": 0}, {"normalize": "none"}], ids=["", "link", "unnormalised"])
+def test_degenerate_data_gets_finite_answers(case, settings):
+    X, y = CASES[case]
+    model = make(**settings).fit(X, y)
+    for _ in range(2):
+        scores = model.class_scores(X)
+        assert np.isfinite(scores).all()
+        assert np.isfinite(model.predict_proba(X)).all()
+        assert np.isfinite(model.novelty_score(X)).all()
+        model.partial_fit(X[:1], [99])  # one sample of a new class works at any time
+    assert model.predict(X[:1]).shape == (1,)
+
+
+def test_one_row_per_class_is_the_nearest_mean():
+    rng = np.random.default_rng(1)
+    X, y = rng.normal(size=(10, 6)), np.arange(10)
+    model = make(n_units=0, normalize="none").fit(X, y)
+    queries = X[rng.integers(0, 10, 50)] + 0.3 * rng.normal(size=(50, 6))
+    nearest = ((queries[:, None] - X[None]) ** 2).sum(axis=2).argmin(axis=1)
+    assert np.array_equal(model.predict(queries), nearest)
+
+
+@pytest.mark.slow
+def test_five_thousand_classes():
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(5000, 16))
+    y = np.repeat(np.arange(5000), 2)
+    X = centres[y] + 0.1 * rng.normal(size=(10_000, 16))
+    model = make(n_units=50, shape_directions=4).fit(X[:100], y[:100])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.partial_fit(X[100:], y[100:])
+        assert (model.predict(centres[::50]) == np.arange(5000)[::50]).mean() > 0.8
+
+
+def test_the_link_alone(data):
+    X, y = data
+    model = make(n_units=0).fit(X, y)
+    assert model.n_units_ == 0
+    assert model.score(X, y) > 0.6
+
+
+@pytest.mark.parametrize("projection", ["mgsm", "gaussian"])
+@pytest.mark.parametrize("units", ["activation", "fourier", "orthogonal-fourier"])
+def test_every_family_of_units(data, projection, units):
+    X, y = data
+    model = make(projection=projection, units=units, scales="auto").fit(X, y)
+    assert model.n_units_ == 60
+    assert model.score(X, y) > 0.7
+
+
+def test_orthogonal_units_are(data):
+    X, y = data
+    weights = make(n_units=12).fit(X, y).layer_.inner.weights.double()
+    unit = weights / weights.norm(dim=0)
+    torch.testing.assert_close(unit.T @ unit, torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_a_wider_layer_begins_with_the_units_of_a_narrower(data):
+    X, y = data
+    narrow, wide = (make(n_units=n).fit(X, y).layer_.inner.weights for n in (300, 600))
+    assert torch.equal(narrow, wide[:, :300])
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_units": 0}, {"shape_directions": 0}])
+def test_the_map_that_leaves_evergrow(data, settings):
+    X, y = data
+    model = make(**settings).fit(X, y)
+    found = model.linear_map()
+    assert (found.shape is None) == (settings.get("shape_directions") == 0)
+    np.testing.assert_allclose(found.scores(torch.from_numpy(X)).numpy(), model.class_scores(X), rtol=1e-8, atol=1e-8)

@@ -1,0 +1,290 @@
+"""Features in blocks: against a diagonal ridge by hand, exact under every change, nonsense in files refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from evergrow import SCLClassifier
+from evergrow.core.archive import Archive
+from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
+from evergrow.export.head_maps import read_head
+from evergrow.head.denoised import column_scale
+from evergrow.head.feature_blocks import BLOCKS, FeatureBlocks, reduction
+from evergrow.head.shapes import ShapeModel
+
+SIZES = (8, 12, 5)
+
+
+def make(**settings: Any) -> SCLClassifier:
+    wanted = {"n_units": 40, "random_state": 0, "shape_directions": 6, "blocks": SIZES, **settings}
+    return SCLClassifier.recommended(**wanted)
+
+
+def joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts], axis=1) / 3**0.5
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """A block that tells classes apart, one that is noise, one that tells a little."""
+    rng = np.random.default_rng(0)
+    y = rng.permutation(np.repeat(np.arange(6), [60, 60, 40, 40, 20, 8]))
+    parts = [
+        rng.normal(size=(6, 8))[y] + 0.8 * rng.normal(size=(len(y), 8)),
+        rng.normal(size=(len(y), 12)),
+        0.4 * rng.normal(size=(6, 5))[y] + rng.normal(size=(len(y), 5)),
+    ]
+    return joined(parts), y
+
+
+def test_scores_are_those_of_a_diagonal_ridge_by_hand(data):
+    X, y = data
+    model = make(shape_directions=0).fit(X, y)
+    scores, weights = model.class_scores(X), model._derived.choice.weights
+    H = model.layer_.transform(torch.from_numpy(X) * model.model_.blocks.column_weights()).numpy()
+    ridge = model.alpha_ / np.concatenate([np.ones(40), np.repeat(np.square(weights), SIZES)])
+    M = np.stack([H[y == c].mean(axis=0) for c in range(6)])
+    W = sum((H[y == c] - M[c]).T @ (H[y == c] - M[c]) for c in range(6))
+    B = np.linalg.inv(W + np.diag(ridge))
+    n, f = np.bincount(y).astype(float), len(y) - 6
+    u = np.trace(B @ W)
+    v = u / (n * (1 - u / f))
+    # Differences of scores between rows are linear in them: F (M - centre) B (h - h'), whatever the offsets are.
+    plain = f * H @ B @ (M - M.mean(axis=0)).T
+    plain = plain - plain[0]
+    mixed = scores - scores[0]
+    F = np.linalg.lstsq(plain, mixed, rcond=None)[0]
+    assert np.allclose(plain @ F, mixed, atol=1e-8 * np.abs(mixed).max())
+    from evergrow.head.linalg import MeanEstimates
+
+    solved = torch.from_numpy(B @ M.T)
+    estimates = MeanEstimates.of(torch.from_numpy(M.T.copy()), solved, torch.from_numpy(v), float(f))
+    assert np.allclose(H @ estimates.weights.numpy() + estimates.offset.numpy(), scores, rtol=1e-7, atol=1e-7)
+
+
+def test_noise_counts_less_and_accuracy_gains(data):
+    X, y = data
+    model, plain = make().fit(X[::2], y[::2]), make(blocks=None, normalize="none").fit(X[::2], y[::2])
+    weights = model.block_weights_
+    assert weights[0] > 2 * weights[1]
+    assert np.mean(weights**2) == pytest.approx(1.0)
+    assert model.score(X[1::2], y[1::2]) >= plain.score(X[1::2], y[1::2])
+    assert plain.block_weights_ is None
+    assert plain.blocks_ is None
+    assert [block["columns"] for block in model.blocks_] == list(SIZES)
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_units": 0}, {"max_features": 12}, {"solver": "dense"}])
+def test_parts_are_the_whole(data, settings):
+    X, y = data
+    first = np.isin(y, [0, 1, 2])
+    parts, whole = make(**settings), make(**settings)
+    parts.partial_fit(X[first], y[first])
+    parts.predict(X[:3])  # a solution that follows must not change what comes out
+    for start in range(0, int((~first).sum()), 20):
+        parts.partial_fit(X[~first][start : start + 20], y[~first][start : start + 20])
+        parts.predict(X[:3])
+    whole.partial_fit(X[first], y[first]).partial_fit(X[~first], y[~first])
+    for model in (parts, whole):
+        model.settle()
+    assert np.allclose(parts.class_scores(X), whole.class_scores(X), rtol=1e-5, atol=1e-5)
+    assert parts.block_weights_ == pytest.approx(whole.block_weights_, rel=1e-5)
+
+
+def test_unlearned_is_never_learned(data):
+    X, y = data
+    first = np.isin(y, [0, 1, 2])
+    taken = np.zeros(len(y), dtype=bool)
+    taken[~first] = np.arange((~first).sum()) % 3 == 0
+    model, never = make(), make()
+    model.partial_fit(X[first], y[first]).partial_fit(X[~first], y[~first]).predict(X[:2])
+    model.unlearn(X[taken], y[taken]).settle()
+    never.partial_fit(X[first], y[first]).partial_fit(X[~first & ~taken], y[~first & ~taken]).settle()
+    assert np.allclose(model.class_scores(X), never.class_scores(X), rtol=1e-5, atol=1e-5)
+
+
+def test_merged_is_learned_together(data):
+    X, y = data
+    first = np.isin(y, [0, 1, 2])
+    model, together = make().partial_fit(X[first], y[first]), make().partial_fit(X[first], y[first])
+    other = model.spawn().partial_fit(X[~first], y[~first])
+    model.merge(other).settle()
+    together.partial_fit(X[~first], y[~first]).settle()
+    assert np.allclose(model.class_scores(X), together.class_scores(X), rtol=1e-5, atol=1e-5)
+    assert np.array_equal(model.branch().class_scores(X), model.class_scores(X))
+    forgetful = make(class_moments=True).partial_fit(X[first], y[first]).partial_fit(X[~first], y[~first])
+    without = make(class_moments=True).partial_fit(X[first], y[first])
+    without.partial_fit(X[~first & (y != 5)], y[~first & (y != 5)])
+    forgetful.forget_classes([5]).settle()
+    without.settle()
+    assert np.allclose(forgetful.class_scores(X), without.class_scores(X), rtol=1e-5, atol=1e-5)
+
+
+def test_layers_of_other_blocks_do_not_merge(data):
+    X, y = data
+    model = make().fit(X, y)
+    for other in (make(blocks=(8, 17)), make(blocks=None, normalize="none"), make(max_features=12)):
+        with pytest.raises(MergeError, match="one frozen layer"):
+            model.merge(other.fit(X[1:], y[1:]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_units": 0}, {"max_features": 9}, {"n_units": 0, "max_features": 9}])
+def test_files_and_maps_give_the_same(data, settings, tmp_path: Path):
+    X, y = data
+    model = make(**settings).fit(X[:200], y[:200])
+    model.predict(X[:2])
+    model.partial_fit(X[200:], y[200:])
+    scores, novelty = model.class_scores(X), model.novelty_score(X[:9])
+    model.save(tmp_path / "model")
+    loaded = SCLClassifier.load(tmp_path / "model")
+    loaded.settle()
+    model.settle()
+    assert np.allclose(loaded.class_scores(X), model.class_scores(X), rtol=1e-8, atol=1e-8)
+    assert loaded.blocks_ == model.blocks_
+    assert np.isfinite(scores).all()
+    assert np.isfinite(novelty).all()
+    branch = SCLClassifier.load(tmp_path / "model")
+    branch.adopt_solution(model.solution())
+    assert np.array_equal(branch.class_scores(X), model.class_scores(X))
+    assert branch.block_weights_ == pytest.approx(model.block_weights_)
+    found, _ = read_head(model)
+    assert np.allclose(found.scores(torch.from_numpy(X)).numpy(), model.class_scores(X), rtol=1e-9, atol=1e-9)
+    outs = model.fold_outs(X[:20], y[:20])
+    assert np.isfinite(outs.log_losses).all()
+
+
+def test_fold_outs_are_those_of_a_model_without_the_rows(data):
+    X, y = data
+    model = make().fit(X, y)
+    model.predict(X[:2])
+    choice = model._derived.choice
+    rest = model.branch().unlearn(X[:5], y[:5])
+    rest._derived.choice, rest._derived.readout = replace(choice, rows=len(y) - 5), None
+    terms = rest.novelty_terms(X[:5])
+    assert np.allclose(model.fold_outs(X[:5], y[:5]).terms, terms, rtol=1e-6, atol=1e-6)
+
+
+def test_reduction_keeps_what_separates(data):
+    X, y = data
+    bases = reduction(torch.from_numpy(X), torch.from_numpy(y), SIZES, 14, 0)
+    assert sum(basis.shape[1] for basis in bases) == 14
+    for basis in bases:
+        assert torch.allclose(basis.T @ basis, torch.eye(basis.shape[1], dtype=basis.dtype), atol=1e-10)
+    model = make(max_features=14, n_units=0).fit(X, y)
+    assert sum(model.model_.blocks.kept) == 14
+    assert model.model_.blocks.kept[0] >= 5  # what separates six classes
+    assert model.score(X, y) > 0.9 * make(n_units=0).fit(X, y).score(X, y)
+
+
+def test_reduction_beyond_the_first_task_is_filled_up():
+    Z = torch.randn(4, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bases = reduction(Z, torch.tensor([0, 0, 1, 1]), (20, 10), 15, 3)
+    again = reduction(Z, torch.tensor([0, 0, 1, 1]), (20, 10), 15, 3)
+    assert sum(basis.shape[1] for basis in bases) == 15
+    assert all(torch.equal(one, two) for one, two in zip(bases, again, strict=True))
+    centred = Z[:, :20] - Z[:, :20].mean(dim=0)
+    assert torch.allclose(centred @ bases[0] @ bases[0].T, centred, atol=1e-9)  # what there was is kept
+
+
+def test_lift_and_lower_are_inverse():
+    bases = reduction(torch.randn(40, 25, dtype=torch.float64), torch.arange(40) % 4, SIZES, 10, 0)
+    blocks = FeatureBlocks(SIZES, (1.0, 0.5, 2.0), bases)
+    weights = torch.randn(10, 3, dtype=torch.float64)
+    Z = torch.randn(7, 25, dtype=torch.float64)
+    assert torch.allclose(blocks.apply(Z) @ weights, Z @ blocks.lift(weights))
+    assert torch.allclose(blocks.lower(blocks.lift(weights)), weights)
+
+
+def test_wrong_blocks_are_refused(data):
+    X, y = data
+    with pytest.raises(InputError, match=r"X must have 26 columns.*got 25"):
+        make(blocks=(8, 12, 6)).fit(X, y)
+    for blocks in ((), (0, 25), "ab", (1.5, 23.5), 25):
+        with pytest.raises(ParameterError, match="blocks must be"):
+            make(blocks=blocks, normalize="none").fit(X, y)
+    with pytest.raises(ParameterError, match="normalize must be 'none'"):
+        make(normalize="l2").fit(X, y)
+    with pytest.raises(ParameterError, match="max_features must be"):
+        make(max_features=2).fit(X, y)
+
+
+def test_other_readouts_take_blocks_too(data):
+    X, y = data
+    for readout in ("ridge", "discriminant"):
+        model = make(readout=readout, shape_directions=0).fit(X, y)
+        assert model.score(X, y) > 0.6
+
+
+def _damaged(archive: Archive, change: dict[str, Any]) -> Archive:
+    part = archive.parts["model"].parts["blocks"]
+    part.meta.update(change.get("meta", {}))
+    part.tensors.update(change.get("tensors", {}))
+    return archive
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"meta": {"weights": [1.0, float("nan"), 1.0]}},
+        {"meta": {"weights": [1.0, -1.0, 1.0]}},
+        {"meta": {"weights": [1.0, 0.0, 1.0]}},
+        {"meta": {"weights": [1.0, 1e30, 1.0]}},
+        {"meta": {"weights": [1.0, 1.0]}},
+        {"meta": {"weights": "abc"}},
+        {"meta": {"sizes": [8, 12, 6]}},
+        {"meta": {"sizes": [-8, 28, 5]}},
+        {"meta": {"sizes": []}},
+        {"meta": {"sizes": [2**62, 1, 1]}},
+        {"tensors": {"basis0": torch.ones(8, 4, dtype=torch.float64)}},
+        {"tensors": {"basis0": torch.zeros(8, 9, dtype=torch.float64)}},
+        {"tensors": {"basis1": torch.full((12, 2), float("inf"), dtype=torch.float64)}},
+    ],
+)
+def test_nonsense_in_a_file_is_refused(data, change):
+    X, y = data
+    archive = make(max_features=12).fit(X, y).to_archive()
+    with pytest.raises(FileFormatError):
+        SCLClassifier.from_archive(_damaged(archive, change))
+
+
+@pytest.mark.parametrize("weights", [[1.0, float("inf"), 1.0], [1.0, 1e9, 1.0], [1.0, 1.0], [0.0, 1.0, 1.0]])
+def test_nonsense_weights_of_a_solution_are_refused(data, weights):
+    X, y = data
+    model = make().fit(X, y)
+    model.predict(X[:2])
+    solution = model.solution()
+    solution.parts["choice"].meta["weights"] = weights
+    with pytest.raises(FileFormatError):
+        model.adopt_solution(solution)
+
+
+def test_no_scale_without_blocks(data):
+    X, y = data
+    model = make(blocks=None).fit(X, y)
+    assert column_scale(model.model_, ()) is None
+    assert BLOCKS.name not in str(model.to_archive().parts["model"].parts.keys())
+
+
+def test_directions_of_many_features_are_the_principal_ones(monkeypatch):
+    rows = torch.randn(300, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = rows * torch.logspace(0, -2, 200, dtype=torch.float64)
+    exact = ShapeModel.first(rows, 6).basis
+    monkeypatch.setattr("evergrow.head.shapes._WIDE", 100)
+    assert torch.allclose(ShapeModel.first(rows, 6).basis, exact, atol=1e-6)
+
+
+def test_directions_of_few_rows_are_those_of_the_whole_decomposition():
+    rows = torch.randn(9, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows = torch.cat([rows, rows[:3]])  # of rank 8 once they are centred, whatever their number
+    found = ShapeModel.first(rows, 128).basis
+    centred = rows - rows.mean(dim=0)
+    values, vectors = torch.linalg.eigh(centred.T @ centred)
+    assert found.shape == (40, int((values > 1e-10 * values.max()).sum()))
+    expected = vectors.flip(1)[:, : found.shape[1]]
+    assert torch.allclose((found.T @ expected).abs(), torch.eye(found.shape[1], dtype=torch.float64), atol=1e-9)

@@ -1,0 +1,192 @@
+"""Rows as if they had not been learned: against models that never saw them, and terms against plain matrices."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from evergrow import SCLClassifier
+from evergrow.core.errors import InputError, ParameterError, UnsupportedError
+from evergrow.head import denoised
+from evergrow.head.layers.normalize import normalize
+from evergrow.head.linalg import SolvedScatter
+from evergrow.head.temperatures import TEMPERATURES, best_temperature, guessed_temperature, mean_log_losses
+
+Data = tuple[np.ndarray, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    rng = np.random.default_rng(0)
+    y = rng.permutation(np.repeat(np.arange(6), [40, 40, 30, 30, 20, 4]))
+    return rng.normal(size=(6, 12))[y] + 0.8 * rng.normal(size=(len(y), 12)), y
+
+
+def make(X: np.ndarray, y: np.ndarray, **settings: Any) -> SCLClassifier:
+    options = {"n_units": 60, "random_state": 0, "device": "cpu", "shape_directions": 6, **settings}
+    return SCLClassifier.recommended(**options).fit(X, y)
+
+
+def without(model: SCLClassifier, X: np.ndarray, y: np.ndarray) -> SCLClassifier:
+    """Return a model of the same layer, ridge and strength that has learned only these rows."""
+    rest = model.spawn().partial_fit(X, y)
+    model.predict(X[:1])
+    assert model._derived.choice is not None
+    rest._derived.choice = dataclasses.replace(model._derived.choice, rows=len(y))
+    return rest
+
+
+def losses_by_hand(scores: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    found = []
+    for warmth in TEMPERATURES:
+        scaled = scores / warmth
+        scaled = scaled - scaled.max(axis=1, keepdims=True)
+        found.append(np.mean(np.log(np.exp(scaled).sum(axis=1)) - scaled[np.arange(len(codes)), codes]))
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"solver": "dense"}, {"solver": "compact"}, {"prior": "counts"}, {"shape_directions": 0}, {"alpha": 0.5}],
+    ids=str,
+)
+def test_rows_are_scored_as_by_a_model_that_never_saw_them(data: Data, settings: dict[str, Any]) -> None:
+    X, y = data
+    model = make(X, y, **settings)
+    folds = np.where(np.arange(len(y)) % 3 == 0, np.arange(len(y)) % 4, -1)
+    chosen = folds >= 0
+    found = model.fold_outs(X[chosen], y[chosen], folds[chosen])
+    scores, terms = np.empty((chosen.sum(), 6)), np.empty((chosen.sum(), 6))
+    for fold in np.unique(folds[chosen]):
+        rest, mine = without(model, X[folds != fold], y[folds != fold]), folds[chosen] == fold
+        scores[mine] = rest.decision_function(X[folds == fold])
+        terms[mine] = rest.novelty_terms(X[folds == fold])
+    np.testing.assert_allclose(found.log_losses, losses_by_hand(scores, y[chosen]), rtol=1e-6)
+    np.testing.assert_allclose(found.terms, terms, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(
+        model.novelty_without(X[chosen], y[chosen], folds[chosen]), model._novelty_standard().score(found.terms)
+    )
+
+
+def test_terms_are_the_formulas(data: Data) -> None:
+    X, y = data
+    model = make(X, y)
+    queries = np.concatenate([X[:20], 3.0 * X[:5, ::-1]])
+    H, Q = (
+        model.layer_.transform(normalize(torch.from_numpy(part.copy()), model._model.normalization)).numpy()
+        for part in (X, queries)
+    )
+    n = np.bincount(y).astype(float)
+    M = np.stack([H[y == c].mean(axis=0) for c in range(6)])
+    W = sum((H[y == c] - M[c]).T @ (H[y == c] - M[c]) for c in range(6))
+    f, B = len(y) - 6, np.linalg.inv(W + model.alpha_ * np.eye(H.shape[1]))
+    D, R = M - H.mean(axis=0), Q - H.mean(axis=0)
+    pair = lambda a, b: f * a @ B @ b.T  # noqa: E731
+    energy, z, q = np.diag(pair(R, R)), pair(R, D), np.diag(pair(D, D))
+    inside = np.einsum("ic,cd,id->i", z, np.linalg.pinv(pair(D, D), rcond=1e-10), z)
+    whole = np.linalg.inv(W + model.alpha_ * np.eye(H.shape[1]) + (D.T * n) @ D)
+    away = (energy[:, None] - 2 * z + q) / (1 + 1 / n)
+    used = np.trace(B @ W)
+    expected = np.stack(
+        [
+            away.min(axis=1) - f * np.einsum("ij,jk,ik->i", R, whole, R),
+            -(z / np.sqrt(energy[:, None] * q)).max(axis=1),
+            -(z / np.sqrt(inside[:, None] * q)).max(axis=1),
+            ((inside[:, None] - 2 * z + q) / (1 + 1 / n)).min(axis=1),
+            (energy - inside) / (used / (1 - used / f)),
+            1 / n[away.argmin(axis=1)],
+        ],
+        axis=1,
+    )
+    np.testing.assert_allclose(model.novelty_terms(queries), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_small_batches_factor_nothing_of_the_order_of_the_layer(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = data
+    model = make(X[5:], y[5:])
+    model.novelty_score(X)
+    model.partial_fit(X[:5], y[:5])
+
+    def refuse(*_: Any) -> SolvedScatter:
+        raise AssertionError("factored")
+
+    monkeypatch.setattr(SolvedScatter, "of", refuse)
+    monkeypatch.setattr(denoised, "choose", refuse)
+    model.fold_outs(X[:5], y[:5], np.arange(5))
+    model.novelty_score(X)
+
+
+def test_without_calibration_novelty_is_about_standard_and_finds_other_things(data: Data) -> None:
+    X, y = data
+    rng = np.random.default_rng(1)
+    model = make(X, y)
+    fresh = model.novelty_without(X, y, np.arange(len(y)) % 7)
+    assert abs(np.median(fresh)) < 2.5
+    assert 0.2 < fresh.std() < 5
+    strange = model.novelty_score(4.0 * rng.normal(size=(50, 12)))
+    assert np.median(strange) > np.quantile(fresh, 0.9)
+    assert model.temperature_ == pytest.approx(guessed_temperature(model._derived.spread or 0.0))
+
+
+@pytest.mark.parametrize("solver", ["dense", "compact"])
+def test_little_to_go_by(data: Data, solver: str) -> None:
+    X, y = data
+    whole = make(X, y, solver=solver)
+    first = np.array([np.flatnonzero(y == c)[0] for c in range(6)])
+    one_each = whole.spawn().partial_fit(X[first], y[first])
+    copies = whole.spawn().partial_fit(np.repeat(X[first], 4, axis=0), np.repeat(y[first], 4))
+    one_class = whole.spawn().partial_fit(X[y == 3], y[y == 3])
+    one_row = whole.spawn().partial_fit(X[:1], y[:1])
+    for model in (one_each, copies, one_class, one_row):
+        assert np.isfinite(model.novelty_score(np.concatenate([X, 1e3 * np.eye(12)]))).all()
+        assert np.isfinite(model.predict_proba(X)).all()
+        assert model.temperature_ >= 1.0
+    found = copies.fold_outs(np.repeat(X[first], 4, axis=0), np.repeat(y[first], 4), np.arange(24) % 4)
+    assert np.isfinite(found.terms).all()
+    assert np.isfinite(found.log_losses).all()
+
+
+def test_calibration_stays_with_the_head_and_its_file(data: Data) -> None:
+    X, y = data
+    model = make(X[y < 5], y[y < 5])
+    before = model.novelty_score(X)
+    standard = dataclasses.replace(model._novelty_standard(), spread=2.0 * model._novelty_standard().spread)
+    assert model.calibrate(temperature=3.0, novelty=standard).temperature_ == 3.0
+    assert not np.allclose(model.novelty_score(X), before)
+    back = SCLClassifier.from_archive(model.to_archive())
+    assert back.temperature_ == 3.0
+    np.testing.assert_array_equal(back.novelty_score(X), model.novelty_score(X))
+    assert model.branch().partial_fit(X[y == 5], y[y == 5]).temperature_ == 3.0
+    assert model.spawn().partial_fit(X, y).temperature_ != 3.0
+    np.testing.assert_array_equal(model.calibrate().novelty_score(X), before)
+    with pytest.raises(ParameterError, match="temperature"):
+        model.calibrate(temperature=0.0)
+
+
+def test_other_readouts_are_not_calibrated_by_rows(data: Data) -> None:
+    X, y = data
+    model = make(X, y, readout="discriminant", shape_directions=0)
+    assert not model.is_calibrated_by_rows
+    for ask in (
+        lambda: model.fold_outs(X, y),
+        lambda: model.novelty_terms(X),
+        lambda: model.calibrate(temperature=1.0),
+    ):
+        with pytest.raises(UnsupportedError, match="denoised"):
+            ask()
+
+
+def test_losses_have_their_minimum_at_the_right_temperature() -> None:
+    source = torch.Generator().manual_seed(0)
+    scores = torch.randn(4000, 5, generator=source, dtype=torch.float64)
+    codes = torch.multinomial(torch.softmax(scores, dim=1), 1, generator=source)[:, 0]
+    assert best_temperature(mean_log_losses(7.0 * scores, codes)) == pytest.approx(7.0, rel=0.1)
+    falling = [float(-k) for k in range(len(TEMPERATURES))]
+    assert best_temperature(falling) == TEMPERATURES[-1]
+    assert best_temperature(falling[::-1]) == TEMPERATURES[0]
+    with pytest.raises(InputError, match="57"):
+        best_temperature([1.0])

@@ -1,0 +1,83 @@
+"""Weights of novelty from sums: what they favour, in any order, and what far things get."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import nnls
+
+from evergrow.head.novelty_pool import (
+    DEFAULT_WEIGHTS,
+    KnownTerms,
+    NoveltyPool,
+    nonnegative_minimiser,
+)
+
+
+def known(seed: int, n: int = 300, size: int = 1000) -> KnownTerms:
+    return KnownTerms.of(np.random.default_rng(seed).normal(size=(n, 6)) * [3, 1, 1, 2, 0.3, 0.01] + 1.0, size)
+
+
+def test_terms_that_tell_new_classes_get_the_weight() -> None:
+    pool = NoveltyPool((known(0),))
+    np.testing.assert_allclose(pool.weights(), DEFAULT_WEIGHTS / 4)
+    rows = np.random.default_rng(1).normal(size=(200, 6)) * [3, 1, 1, 2, 0.3, 0.01] + 1.0
+    rows[:, 1] += 3.0
+    rows[:, 0] -= 6.0  # of less than no use
+    found = pool.measured(rows, 1000)
+    assert found is not None
+    weights = NoveltyPool(pool.known, (found,)).weights()
+    assert weights.argmax() == 1
+    assert weights[1] > 0.5
+    assert (weights >= 0).all()
+    assert weights.sum() == pytest.approx(1.0)
+    assert NoveltyPool().measured(rows, 10) is None
+
+
+def test_the_order_of_batches_plays_no_part() -> None:
+    parts = tuple(known(seed, n=50 + seed, size=500 + 100 * seed) for seed in range(5))
+    pool = NoveltyPool(parts)
+    new = np.random.default_rng(9).normal(size=(60, 6)) + 2.0
+    unknown = tuple(found for size in (500, 700, 900) if (found := pool.measured(new + size / 500, size)) is not None)
+    one = NoveltyPool(parts, unknown).standard()
+    other = NoveltyPool(parts[::-1], (unknown[1], unknown[2], unknown[0])).standard()
+    np.testing.assert_allclose(one.weights, other.weights, rtol=1e-9)
+    np.testing.assert_allclose(one.score(new), other.score(new), rtol=1e-9)
+
+
+def test_far_things_and_what_is_no_number_are_unknown() -> None:
+    standard = NoveltyPool((known(0),)).standard()
+    usual = np.ones((3, 6))
+    usual[1, 4] = 1.0 + 0.3 * 60  # sixty spreads of energy outside the span
+    usual[2] = np.finfo(np.float64).max
+    scores = standard.score(usual)
+    assert abs(scores[0]) < 1
+    assert scores[1] > 40
+    assert scores[2] > 1e300
+    assert standard.score(np.full((1, 6), np.nan))[0] > 1e300
+
+
+def test_few_rows_of_the_nearest_class_are_allowed_for() -> None:
+    rng = np.random.default_rng(0)
+    inverse = rng.choice([0.02, 0.2], size=2000)
+    terms = np.concatenate([rng.normal(size=(2000, 5)) + 10 * inverse[:, None], inverse[:, None]], axis=1)
+    scores = NoveltyPool((KnownTerms.of(terms, 2000),)).standard().score(terms)
+    assert scores.mean() == pytest.approx(0.0, abs=1e-9)
+    few, many = scores[inverse == 0.2], scores[inverse == 0.02]
+    assert few.mean() - many.mean() < 0.3
+
+
+def test_a_term_that_never_varies_decides_nothing() -> None:
+    rows = np.random.default_rng(0).normal(size=(100, 6))
+    rows[:, 2] = -1.0
+    standard = NoveltyPool((KnownTerms.of(rows, 100),)).standard()
+    off = rows.copy()
+    off[:, 2] += 1e-8
+    assert np.abs(standard.score(off) - standard.score(rows)).max() < 1e-3
+
+
+def test_minimisers_are_those_of_a_solver() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        A, b = rng.normal(size=(8, 5)), rng.normal(size=8)
+        np.testing.assert_allclose(nonnegative_minimiser(A.T @ A, A.T @ b), nnls(A, b)[0], atol=1e-9)

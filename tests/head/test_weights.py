@@ -1,0 +1,160 @@
+"""Samples that count for more or less than one: integers are copies, and what was weighed can be taken out again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from evergrow.core.errors import InputError, LabelError, UnlearnError, UnsupportedError
+from evergrow.head import SCLClassifier
+from evergrow.head.base import HEADS
+from evergrow.head.linalg import ClassGeometry, DenseState, SolvedScatter
+from evergrow.lab.heads import SimpleCILClassifier
+from evergrow.lab.methods import create_method, list_methods
+
+Data = tuple[np.ndarray, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    rng = np.random.default_rng(0)
+    y = np.arange(300) % 5
+    return rng.normal(size=(300, 10)) + 3.0 * np.eye(10)[y], y
+
+
+def head(**options: object) -> SCLClassifier:
+    return SCLClassifier.recommended(**{"n_units": 40, "random_state": 0, "shape_directions": 6, **options})
+
+
+@pytest.mark.parametrize("solver", ["dense", "compact"])
+@pytest.mark.parametrize("prior", ["uniform", "counts"])
+def test_integer_weights_are_copies(data: Data, solver: str, prior: str) -> None:
+    X, y = data
+    first = head(solver=solver, prior=prior).fit(X[:100], y[:100])
+    times = np.random.default_rng(1).integers(0, 4, size=150)
+    rows, labels = X[100:250], y[100:250]
+    weighed = first.branch().partial_fit(rows, labels, sample_weight=times).settle()
+    copied = first.branch().partial_fit(np.repeat(rows, times, axis=0), np.repeat(labels, times)).settle()
+    assert weighed.alpha_ == pytest.approx(copied.alpha_, rel=1e-9)
+    for ask in ("decision_function", "predict_proba", "novelty_score", "novelty_terms"):
+        np.testing.assert_allclose(getattr(weighed, ask)(X), getattr(copied, ask)(X), rtol=1e-6, atol=1e-7)
+    assert weighed.class_counts_.sum() == 100 + (times > 0).sum()
+
+
+@pytest.mark.parametrize("rows", [30, 250])  # few rows are followed, many are solved for anew
+def test_what_was_weighed_can_be_taken_out(data: Data, rows: int, tmp_path: Path) -> None:
+    X, y = data
+    weights = np.random.default_rng(2).uniform(0.1, 4.0, size=300)
+    first = head(alpha=0.5).fit(X[:50], y[:50])
+    first.decision_function(X[:1])
+    more = slice(50, 50 + rows)
+    learned = first.branch().partial_fit(X[more], y[more], sample_weight=weights[more])
+    gone = slice(50, 50 + rows // 2)
+    learned.decision_function(X[:1])
+    learned.unlearn(X[gone], y[gone], sample_weight=weights[gone])
+    rest = slice(50 + rows // 2, 50 + rows)
+    never = head(alpha=0.5).fit(X[:50], y[:50]).partial_fit(X[rest], y[rest], sample_weight=weights[rest])
+    np.testing.assert_allclose(
+        learned.settle().decision_function(X), never.settle().decision_function(X), rtol=1e-6, atol=1e-6
+    )
+    learned.save(tmp_path / "head.evg")
+    again = SCLClassifier.load(tmp_path / "head.evg")
+    assert (again.settle().decision_function(X) == learned.decision_function(X)).all()
+    assert torch.equal(again.model_.mass, learned.model_.mass)
+
+
+def test_following_weighted_rows_is_solving_anew() -> None:
+    source = torch.Generator().manual_seed(0)
+    H = torch.randn(40, 6, generator=source, dtype=torch.float64)
+    codes, weights = torch.arange(40) % 3, torch.rand(40, generator=source, dtype=torch.float64) * 3 + 0.1
+
+    def solved(rows: slice) -> SolvedScatter:
+        targets = torch.nn.functional.one_hot(codes[rows], 3).double()
+        root = weights[rows].sqrt()[:, None]
+        stats = DenseState.create(6, 3).update(H[rows] * root, targets * root).reduced()
+        masses = torch.bincount(codes[rows], weights[rows], minlength=3)
+        return SolvedScatter.of(ClassGeometry.of(stats, masses), alpha=0.3)
+
+    whole = solved(slice(0, 40))
+    grown = solved(slice(0, 30)).learned(H[30:], codes[30:], [0, 1, 2], weights[30:])
+    shrunk = whole.unlearned(H[30:], codes[30:], weights[30:])
+    for found, wanted in ((grown, whole), (shrunk, solved(slice(0, 30)))):
+        torch.testing.assert_close(found.counts, wanted.counts)
+        torch.testing.assert_close(found.solve_means(), wanted.solve_means())
+        assert found.trace_inverse() == pytest.approx(wanted.trace_inverse())
+
+
+def test_rows_are_scored_as_if_their_weight_had_not_been_learned(data: Data) -> None:
+    X, y = data
+    weights = np.random.default_rng(3).uniform(0.2, 3.0, size=300)
+    learned = head(alpha=0.5).partial_fit(X, y, sample_weight=weights)
+    rows = slice(0, 20)
+    found = learned.fold_outs(X[rows], y[rows], sample_weight=weights[rows])
+    rest = head(alpha=0.5).fit(X, y).spawn().partial_fit(X[20:], y[20:], sample_weight=weights[20:])
+    np.testing.assert_allclose(found.terms, rest.novelty_terms(X[rows]), rtol=1e-6, atol=1e-7)
+
+
+def test_masses_of_merged_heads_add_up(data: Data) -> None:
+    X, y = data
+    first = head().fit(X[:100], y[:100])
+    other = first.spawn().partial_fit(X[100:], y[100:], sample_weight=np.full(200, 0.5))
+    first.merge(other)
+    np.testing.assert_allclose(first.model_.mass.numpy(), 20 + 40 * 0.5)
+    assert first.class_counts_.tolist() == [60] * 5
+    assert first.forget_classes([0]).model_.mass.shape == (4,)
+
+
+def test_refusals(data: Data) -> None:
+    X, y = data
+    learned = head().partial_fit(X, y, sample_weight=np.full(300, 2.0))
+    with pytest.raises(UnlearnError, match="weights that they were learned with"):
+        learned.unlearn(X, y)
+    with pytest.raises(InputError, match=r"sample_weight must be one number per row \(300\)"):
+        learned.partial_fit(X, y, sample_weight=np.ones(299))
+    with pytest.raises(InputError, match="numbers"):
+        learned.partial_fit(X, y, sample_weight=["a"] * 300)
+    with pytest.raises(UnsupportedError, match="denoised"):
+        SCLClassifier(n_units=20).partial_fit(X, y, sample_weight=np.full(300, 2.0))
+    assert [name for name in HEADS.names() if HEADS[name].can("weights")] == ["scl-mgsm"]
+    with pytest.raises(UnsupportedError, match=r"count for more or less than one \(scl-mgsm can\)"):
+        SimpleCILClassifier().partial_fit(X, y, sample_weight=np.full(300, 2.0))
+
+
+def test_a_weight_below_one_is_still_a_mean(data: Data) -> None:
+    X, y = data
+    light = head(alpha=0.5, n_units=0, shape_directions=0).partial_fit(X[:10], y[:10], sample_weight=np.full(10, 0.1))
+    scatter = ClassGeometry.of(light.model_.state.reduced(), light.model_.mass)
+    rows = torch.cat([part for _, part in light.model_.activations(torch.from_numpy(X[:10]))])
+    reduced = light.model_.state.reduced().project(rows)
+    for code in range(5):
+        torch.testing.assert_close(scatter.means[:, code], reduced[torch.from_numpy(y[:10] == code)].mean(dim=0))
+
+
+# -- settings that every head takes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_every_method_takes_a_seed_and_a_device(name: str) -> None:
+    made = create_method(name, random_state=0, device="cpu")
+    assert (made.random_state, made.device) == (0, "cpu")
+
+
+def test_a_cap_on_the_units_is_kept_to(data: Data) -> None:
+    assert SCLClassifier.recommended(max_units=25, random_state=0).fit(*data).n_units_ == 25
+    assert SCLClassifier.recommended(max_units=4000).n_units == 3000
+    assert SCLClassifier.recommended(max_units=200, n_units=50).n_units == 50
+
+
+def test_one_class_to_begin_with(data: Data) -> None:
+    X, y = data
+    one = head(normalize="none").fit(X[y == 0], y[y == 0])
+    assert set(one.predict(X).tolist()) == {0}
+    known, other = one.novelty_score(X[y == 0]), one.novelty_score(X[y != 0])
+    assert np.median(other) > known.max()
+    one.partial_fit(X, y)
+    assert one.score(X, y) > 0.9
+    with pytest.raises(LabelError, match="at least 2 classes"):
+        SCLClassifier(n_units=20).fit(X[y == 0], y[y == 0])

@@ -1,0 +1,28 @@
+"""The specs under experiments/ load, and say how they are run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from evergrow.lab.bench import load_spec
+from evergrow.lab.bench.mechanism import load_mechanism
+from evergrow.lab.methods import list_methods
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_spec_loads_and_names_its_command(path: Path) -> None:
+    text = path.read_text()
+    analyses = "[[analyses]]" in text
+    assert f"evergrow bench {'mechanism' if analyses else 'run'} experiments/{path.name}" in text
+    assert "Expected" in text
+    named = set(re.findall(r'\[\[methods\]\]\nname = "([^"]+)"', text))
+    if named - set(list_methods()):
+        pytest.skip(f"not registered yet: {sorted(named - set(list_methods()))}")
+    spec = load_mechanism(path).common if analyses else load_spec(path)
+    assert spec.name == path.stem
+    assert spec.output == FOLDER / "records" / path.stem

@@ -1,0 +1,106 @@
+"""Specs over images: features are computed once, on demand, and records say from what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import confusion_matrix
+
+from evergrow.core.errors import ParameterError
+from evergrow.core.items import ImageArrays
+from evergrow.data import load_data
+from evergrow.features import create_backbone
+from evergrow.features.extraction import extract
+from evergrow.lab.bench import SpecError, expand, load_spec, run_bench
+from evergrow.lab.methods import create_method
+
+SPEC = """
+seeds = [1993]
+device = "cpu"
+output = "out"
+confusion = true
+
+[[methods]]
+name = "simplecil"
+
+[[datasets]]
+path = "images.npz"
+backbone = "test_resnet"
+weights = "random"
+
+[[protocols]]
+increment = 2
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(6), 5)
+    shades = rng.integers(0, 256, (6, 1, 1, 3))
+    X = np.clip(shades[y] + rng.integers(-20, 20, (30, 16, 16, 3)), 0, 255).astype(np.uint8)
+    np.savez(tmp_path / "images.npz", X_train=X, y_train=y, X_test=X[::2], y_test=y[::2])
+    (tmp_path / "spec.toml").write_text(SPEC)
+    return tmp_path / "spec.toml"
+
+
+def test_a_run_equals_extraction_and_learning_by_hand(spec: Path) -> None:
+    outcome = run_bench(load_spec(spec))
+    assert outcome.exit_code == 0
+    (record,) = outcome.records
+    backbone = create_backbone("test_resnet", "random", device="cpu")
+    assert record.dataset["backbone"]["weights_hash"] == backbone.spec.weights_hash
+    data = load_data(spec.parent / "images.npz")
+    assert isinstance(data.train, ImageArrays)
+    head = create_method("simplecil", device="cpu")
+    head.fit(extract(backbone, data.train, cache=False).features, data.y_train)
+    answers = head.predict(extract(backbone, data.test, cache=False).features)
+    assert record.results["a_last"] == pytest.approx((answers == data.y_test).mean())
+    assert np.array_equal(record.extra["confusion"]["matrix"], confusion_matrix(data.y_test, answers))
+
+
+def test_the_backbone_decides_the_run_but_the_place_of_the_images_does_not(spec: Path, tmp_path: Path) -> None:
+    (run,) = expand(load_spec(spec))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "images.npz").write_bytes((spec.parent / "images.npz").read_bytes())
+    (other / "spec.toml").write_text(SPEC)
+    assert expand(load_spec(other / "spec.toml"))[0].run_id == run.run_id
+    (other / "spec.toml").write_text(SPEC.replace("test_resnet", "test_vit"))
+    assert expand(load_spec(other / "spec.toml"))[0].run_id != run.run_id
+
+
+def test_images_without_a_backbone_are_refused_before_anything_runs(spec: Path) -> None:
+    spec.write_text(SPEC.replace('backbone = "test_resnet"\nweights = "random"\n', ""))
+    with pytest.raises(ParameterError, match="must have a backbone"):
+        expand(load_spec(spec))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('backbone = "test_resnet"\n', "", "line 12: weights must come with a backbone"),
+        ('weights = "random"', "options = { test_sise = 0.2 }", "line 13.*nearest: 'test_size'"),
+        ('weights = "random"', "options = { test_size = 2 }", "line 13: test_size must be"),
+        ('weights = "random"', "backbone_options = 3", "backbone_options must be a table"),
+        ('weights = "random"', 'recipe = "riche"', "line 13: recipe must be 'auto', 'final', 'rich', 'max' or"),
+    ],
+)
+def test_mistakes_are_found_with_their_line(spec: Path, old: str, new: str, message: str) -> None:
+    spec.write_text(SPEC.replace(old, new))
+    with pytest.raises(SpecError, match=message):
+        load_spec(spec)
+
+
+def test_a_recipe_gives_joined_blocks_and_is_in_the_record(spec: Path) -> None:
+    spec.write_text(SPEC.replace('weights = "random"', 'weights = "random"\nrecipe = ["final", "mean@-2"]'))
+    (record,) = run_bench(load_spec(spec)).records
+    assert record.dataset["backbone"]["recipe"] == {"blocks": ["final", "mean@-2"], "widths": [96, 192]}
+    data = load_data(spec.parent / "images.npz")
+    backbone = create_backbone("test_resnet", "random", device="cpu", recipe=["final", "mean@-2"])
+    head = create_method("simplecil", device="cpu")
+    head.fit(extract(backbone, data.train, cache=False).joined, data.y_train)
+    answers = head.predict(extract(backbone, data.test, cache=False).joined)
+    assert record.results["a_last"] == pytest.approx((answers == data.y_test).mean())

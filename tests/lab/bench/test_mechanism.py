@@ -1,0 +1,409 @@
+"""Mechanism analyses: figures against independent computations, and records that survive anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.commands import evergrow
+from tests.lab.bench.conftest import blobs
+
+from evergrow.core.errors import FileFormatError, ParameterError
+from evergrow.core.seeding import generator
+from evergrow.data import load_features
+from evergrow.lab.bench import SpecError
+from evergrow.lab.bench.analyses import ANALYSES, Analysis
+from evergrow.lab.bench.mechanism import load_mechanism, plan_mechanism, run_mechanism
+from evergrow.lab.methods import create_method
+from evergrow.lab.records import AnalysisRecord, read_analyses, read_analysis, read_record, read_records
+from evergrow.lab.streams import Protocol, stream_of
+
+SPEC = """
+name = "tiny"
+seeds = [1993]
+device = "cpu"
+threads = 1
+
+[[datasets]]
+path = "blobs.npz"
+label = "Blobs"
+
+[[protocols]]
+increment = 3
+
+[[analyses]]
+name = "conditioning"
+options = { n_samples = 20, alphas = [0.1, 10] }
+
+[[analyses.methods]]
+name = "ri"
+label = "RI"
+options = { n_units = 12 }
+"""
+
+WriteSpec = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> WriteSpec:
+    """Write spec.toml, with replacements made, beside its data."""
+    np.savez(tmp_path / "blobs.npz", **blobs())
+
+    def write(*changes: tuple[str, str], add: str = "") -> Path:
+        text = SPEC
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "spec.toml"
+        path.write_text(text + add)
+        return path
+
+    return write
+
+
+def run(path: Path, **options: Any):
+    return run_mechanism(load_mechanism(path), output=path.parent / "out", **options)
+
+
+def only(path: Path) -> AnalysisRecord:
+    outcome = run(path)
+    assert [step.status for step in outcome.steps] == ["ok"], outcome.records[0].error
+    return outcome.records[0]
+
+
+def given(path: Path, name: str, **options: Any):
+    """The data, its tasks and the head after the first task, made without the bench."""
+    data = load_features(path.parent / "blobs.npz")
+    stream = stream_of(data, Protocol(increment=3), seed=1993)
+    head = create_method(name, random_state=1993, device="cpu", **options)
+    head.fit(*data.train(stream.tasks[0].train))
+    return data, stream, head
+
+
+def sigmoid_units(head: Any, X: np.ndarray) -> np.ndarray:
+    W, b = (np.asarray(tensor, dtype=np.float64) for tensor in (head.layer_.units().weights, head.layer_.units().bias))
+    return 1.0 / (1.0 + np.exp(-(X.astype(np.float64) @ W + b)))
+
+
+# -- figures --------------------------------------------------------------------------------------------
+
+
+def test_conditioning_of_features_is_that_of_their_singular_values(write: WriteSpec) -> None:
+    path = write()
+    record = only(path)
+    data, _, head = given(path, "ri", n_units=12)
+    rows = torch.randperm(len(data.y_train), generator=generator(1993, "mechanism", "samples"))[:20].numpy()
+    sigma = np.linalg.svd(sigmoid_units(head, data.X_train[rows]), compute_uv=False)
+    features = record.results["features"]
+    assert features["shape"] == [20, 12]
+    np.testing.assert_allclose(
+        [features["sigma_max"], features["sigma_2"], features["sigma_min"], features["condition_number"]],
+        [sigma[0], sigma[1], sigma[-1], sigma[0] / sigma[-1]],
+        rtol=1e-5,
+    )
+    assert features["rank"] == np.linalg.matrix_rank(sigmoid_units(head, data.X_train[rows]))
+    assert record.results["condition_number"] == features["condition_number"]
+
+
+def test_conditioning_of_p_over_stages(write: WriteSpec) -> None:
+    path = write()
+    record = only(path)
+    data, stream, head = given(path, "ri", n_units=12)
+    stages, ridges = record.results["stages"], record.results["ridges"]
+    assert [ridge["alpha"] for ridge in ridges] == [0.1, 10.0]
+    assert stages["classes"] == [3, 6, 7]
+    assert stages["samples"] == [18, 36, 42]
+    gram = np.zeros((12, 12))
+    for stage, task in enumerate(stream):
+        H = sigmoid_units(head, data.X_train[task.train])
+        gram += H.T @ H
+        np.testing.assert_allclose(stages["gram_eig_max"][stage], np.linalg.norm(gram, 2), rtol=1e-5)
+        for ridge in ridges:
+            P = gram + ridge["alpha"] * np.eye(12)
+            expected = {
+                "condition_number": np.linalg.cond(P),
+                "eig_max": np.linalg.norm(P, 2),
+                "eig_min": 1.0 / np.linalg.norm(np.linalg.inv(P), 2),
+                "norm": np.linalg.norm(P, "fro"),
+                "inverse_norm": np.linalg.norm(np.linalg.inv(P), "fro"),
+                "effective_rank": np.trace(gram @ np.linalg.inv(P)),
+            }
+            for name, value in expected.items():
+                np.testing.assert_allclose(ridge[name][stage], value, rtol=1e-5, err_msg=name)
+
+
+def test_conditioning_takes_the_method_s_own_ridge_by_default(write: WriteSpec) -> None:
+    record = only(write((", alphas = [0.1, 10]", ""), ("n_units = 12", "n_units = 12, alpha = 0.7")))
+    assert [ridge["alpha"] for ridge in record.results["ridges"]] == [0.7]
+
+
+def test_every_layer_sees_the_same_samples(write: WriteSpec) -> None:
+    outcome = run(
+        write(add='[[analyses.methods]]\nname = "ri"\nlabel = "again"\noptions = { n_units = 12, alpha = 3 }')
+    )
+    first, second = outcome.records
+    assert first.results == second.results  # the ridge of RI changes nothing about its layer
+
+
+@pytest.mark.parametrize("name", ["ri", "scsm", "scl-mgsm"])
+def test_similarity_is_the_cosine_of_columns(write: WriteSpec, name: str) -> None:
+    options = "n_units = 12" if name != "scl-mgsm" else "n_units = 12, block_size = 4, scales = [0.5, 1.0]"
+    path = write(
+        ('"conditioning"', '"similarity"'),
+        ("n_samples = 20, alphas = [0.1, 10]", "n_bases = 5"),
+        ('"ri"', f'"{name}"'),
+        ("n_units = 12", options),
+    )
+    found = only(path).results
+    extra = {"block_size": 4, "scales": [0.5, 1.0]} if name == "scl-mgsm" else {}
+    data, stream, head = given(path, name, n_units=12, **extra)
+    H = sigmoid_units(head, data.X_train[stream.tasks[0].train])[:, found["units"]]
+    norms = np.sqrt((H**2).sum(axis=0))
+    cosine = H.T @ H / np.outer(norms, norms)
+    np.testing.assert_allclose(found["matrix"], cosine, atol=6e-5)
+    np.testing.assert_allclose(found["centred_matrix"], np.corrcoef(H.T), atol=6e-5)
+    off = ~np.eye(5, dtype=bool)
+    assert found["mean_abs"] == pytest.approx(np.abs(cosine[off]).mean(), rel=1e-5)
+    assert found["centred_mean_abs"] == pytest.approx(np.abs(np.corrcoef(H.T)[off]).mean(), rel=1e-5)
+    W = np.asarray(head.layer_.units().weights, dtype=np.float64)[:, found["units"]]
+    unit = W / np.linalg.norm(W, axis=0)
+    assert found["weights_mean_abs"] == pytest.approx(np.abs((unit.T @ unit)[off]).mean(), rel=1e-5)
+    assert found["n_units"] == 12
+    assert found["units"] == sorted(set(found["units"]))
+
+
+def test_residual_is_that_of_ridge_regression_on_the_units(write: WriteSpec) -> None:
+    path = write(
+        ('"conditioning"', '"residual"'),
+        ("n_samples = 20, alphas = [0.1, 10]", "max_points = 3"),
+        ('"ri"', '"scl-mgsm"'),
+        ("n_units = 12", "block_size = 2, max_units = 20, scales = [0.5, 1.0], alpha = 0.1, tol = 0"),
+    )
+    found = only(path).results
+    data, stream, head = given(path, "scl-mgsm", block_size=2, max_units=20, scales=[0.5, 1.0], alpha=0.1, tol=0.0)
+    log = found["log"]
+    assert len(log["n_units"]) == 3
+    assert log["n_units"][0] == 2
+    assert log["n_units"][-1] == found["n_guided"] == found["n_units"] == 2 * found["n_blocks"]
+    assert found["status"] == head.status_
+    X, y = data.train(stream.tasks[0].train)
+    Y = (y[:, None] == np.unique(y)).astype(np.float64)
+    for width, rmse in zip(log["n_units"], log["rmse"]):
+        H = sigmoid_units(head, X)[:, :width]
+        W = np.linalg.solve(H.T @ H + 0.1 * np.eye(width), H.T @ Y)
+        assert rmse == pytest.approx(np.sqrt(np.mean((Y - H @ W) ** 2)), rel=1e-4)
+    assert found["rmse"] == log["rmse"][-1]
+
+
+def test_sweep_and_xi_learn_to_the_end(write: WriteSpec) -> None:
+    method = ('"ri"', '"scl-mgsm"')
+    options = ("n_units = 12", "block_size = 4, max_units = 12, scales = [0.5, 1.0]")
+    nothing = ("options = { n_samples = 20, alphas = [0.1, 10] }\n", "")
+    path = write(('"conditioning"', '"sweep"'), nothing, method, options)
+    record = only(path)
+    data, stream, head = given(path, "scl-mgsm", block_size=4, max_units=12, scales=[0.5, 1.0])
+    accuracies = []
+    for task in stream:
+        if task.index:
+            head.partial_fit(*data.train(task.train))
+        X, y = data.test(stream.seen_test(task.index)[0])
+        accuracies.append(np.mean(head.predict(X) == y))
+    assert record.results["a_last"] == pytest.approx(accuracies[-1], rel=1e-5)
+    assert record.results["a_avg"] == pytest.approx(np.mean(accuracies), rel=1e-5)
+    assert record.results["n_units"] == head.n_units_
+    assert record.results["trajectory"][-1][1] == len(head.construction_log_) * 4
+    assert record.memory["peak_rss_bytes"] >= record.memory["start_rss_bytes"] > 0
+
+    same = only(write(('"conditioning"', '"xi"'), nothing, method, options))
+    assert same.results["by_samples"] == record.results["by_samples"]
+    # In units of the features' spread, the same xi are other numbers.
+    X = data.X_train[stream.tasks[0].train].astype(np.float64)
+    rms = np.sqrt(((X - X.mean(axis=0)) ** 2).sum(axis=1).mean())
+    assert same.results["feature_rms"] == pytest.approx(rms, rel=1e-5)
+    scaled = options[1].replace("[0.5, 1.0]", f"[{float(0.5 * rms)!r}, {float(rms)!r}]")
+    unit = ("n_samples = 20, alphas = [0.1, 10]", 'unit = "rms"')
+    relative = only(write(('"conditioning"', '"xi"'), unit, method, (options[0], scaled)))
+    assert relative.results["scales"] == pytest.approx([0.5, 1.0], rel=1e-5)
+    assert relative.results["by_samples"] == record.results["by_samples"]
+
+
+def test_layers_that_are_drawn_can_be_swept(write: WriteSpec) -> None:
+    nothing = ("options = { n_samples = 20, alphas = [0.1, 10] }\n", "")
+    found = only(write(('"conditioning"', '"sweep"'), nothing)).results
+    assert found["status"] == "drawn"
+    assert (found["n_units"], found["n_guided"], found["rmse"]) == (12, 0, None)
+    assert found["layer_bytes"] == (5 + 2) * 12 * 4  # float32 weights, float64 biases
+    assert found["state_bytes"] >= 12 * 12 * 8
+
+
+# -- records --------------------------------------------------------------------------------------------
+
+
+def test_records_are_of_their_own_kind(write: WriteSpec) -> None:
+    outcome = run(write())
+    path = outcome.folder / outcome.steps[0].run.file_name
+    assert read_analysis(path) == outcome.records[0]
+    with pytest.raises(FileFormatError, match="run record, got one of kind 'evergrow-analysis'"):
+        read_record(path)
+    assert read_records(outcome.folder) == ([], [])  # a folder may hold both kinds
+    assert len(read_records(path)[1]) == 1
+    assert read_analyses(outcome.folder) == (outcome.records, [])
+    assert str(outcome.folder.parent) not in path.read_text()
+
+
+def test_finished_analyses_are_skipped_and_only_then(write: WriteSpec) -> None:
+    path = write(("seeds = [1993]", "seeds = [1993, 1994]"))
+    first = run(path)
+    again = run(path)
+    assert [step.action for step in again.steps] == ["skip", "skip"]
+    assert again.records == first.records
+    damaged = first.folder / first.steps[1].run.file_name
+    damaged.write_text(damaged.read_text()[:50])
+    assert [step.action for step in run(path).steps] == ["skip", "run"]
+    other = plan_mechanism(load_mechanism(write(("n_samples = 20", "n_samples = 21"))), output=first.folder)
+    assert [step.action for step in other.steps] == ["run"]
+
+
+def test_newer_and_garbled_records(write: WriteSpec) -> None:
+    path = write()
+    outcome = run(path)
+    file = outcome.folder / outcome.steps[0].run.file_name
+    text = file.read_text()
+    file.write_text(text.replace('"schema_version": 1', '"schema_version": 99'))
+    again = run(path)
+    assert [step.status for step in again.steps] == ["newer"]
+    assert "99" in file.read_text()
+    for old, new in (('"status": "ok"', '"status": "fine"'), ('"analysis": "cond', '"analysys": "cond')):
+        assert old in text
+        file.write_text(text.replace(old, new))
+        with pytest.raises(FileFormatError):
+            read_analysis(file)
+    assert [step.status for step in run(path).steps] == ["ok"]
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """Make the analysis of conditioning raise what is put into this list."""
+    errors: list[BaseException] = []
+    real = ANALYSES["conditioning"]
+
+    def measure(*args: Any) -> dict[str, Any]:
+        if errors:
+            raise errors.pop()
+        return real.measure(*args)
+
+    monkeypatch.setitem(ANALYSES._items, "conditioning", Analysis(real.settings, real.needs, measure))
+    return errors
+
+
+def test_failures_are_recorded_and_the_rest_goes_on(write: WriteSpec, broken: list[BaseException]) -> None:
+    path = write(("seeds = [1993]", "seeds = [1993, 1994]"))
+    broken.append(RuntimeError("broken"))
+    outcome = run(path)
+    assert [step.status for step in outcome.steps] == ["failed", "ok"]
+    assert outcome.exit_code == 1
+    record = read_analysis(outcome.folder / outcome.steps[0].run.file_name)
+    assert record.error is not None
+    assert record.error["message"] == "broken"
+    assert "Traceback" in record.error["traceback"]
+    assert record.results == {}
+    assert [step.action for step in run(path).steps] == ["failed", "skip"]
+    assert [step.status for step in run(path, retry_failed=True).steps] == ["ok", "ok"]
+
+
+def test_ctrl_c_is_safe(write: WriteSpec, broken: list[BaseException]) -> None:
+    path = write(("seeds = [1993]", "seeds = [1993, 1994]"))
+    broken.append(KeyboardInterrupt())
+    outcome = run(path)
+    assert outcome.exit_code == 130
+    assert [step.status for step in outcome.steps] == ["cancelled", "pending"]
+    assert [step.status for step in run(path).steps] == ["ok", "ok"]
+
+
+# -- specs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "hint"),
+    [
+        ("seeds = [1993]", "seed = [1993]", 3, "'seeds'"),
+        ("[[analyses]]", "[[analysis]]\n[[analyses]]", 14, "'analyses'"),
+        ('"conditioning"', '"conditoning"', 15, "'conditioning'"),
+        ("n_samples", "n_sample", 16, "'n_samples'"),
+        ("n_samples = 20", "n_samples = 1", 16, "n_samples must be an integer >= 2, got 1"),
+        ("alphas = [0.1, 10]", "alphas = 3", 16, "alphas must be a list"),
+        ("options = { n_samples = 20, alphas = [0.1, 10] }", "options = 3", 16, "options must be a table"),
+        ('label = "RI"', 'lable = "RI"', 20, "'label'"),
+        ('"ri"', '"rj"', 19, "'ri'"),
+        ("n_units = 12", "n_unit = 12", 21, "'n_units'"),
+        ("n_units = 12", "n_units = 0", 21, ">= 1, got 0"),
+        ('"conditioning"\noptions', '"conditioning"\nseeds = 3\noptions', 16, "seeds must be a list"),
+        ("increment = 3", "incremnet = 3", 12, "'increment'"),
+    ],
+)
+def test_a_typo_is_answered_with_line_and_nearest_key(
+    write: WriteSpec, old: str, new: str, line: int, hint: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_mechanism(write((old, new)))
+    assert f"line {line}:" in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_methods_must_have_what_an_analysis_looks_at(write: WriteSpec) -> None:
+    nothing = ("options = { n_samples = 20, alphas = [0.1, 10] }\n", "")
+    with pytest.raises(SpecError, match="must have layer_, alpha_, got 'simplecil'"):
+        load_mechanism(write(('"ri"', '"simplecil"'), ("options = { n_units = 12 }", "")))
+    with pytest.raises(SpecError, match="must have construction_log_, status_, got 'ri'"):
+        load_mechanism(write(('"conditioning"', '"residual"'), nothing))
+    with pytest.raises(SpecError, match="must have scales, got 'scsm'"):
+        load_mechanism(write(('"conditioning"', '"xi"'), nothing, ('"ri"', '"scsm"')))
+    with pytest.raises(SpecError, match=r"at least one \[\[analyses.methods\]\]"):
+        load_mechanism(write(add='[[analyses]]\nname = "sweep"\n'))
+
+
+def test_same_analysis_twice_is_an_error(write: WriteSpec) -> None:
+    add = SPEC[SPEC.index("[[analyses]]") :]
+    with pytest.raises(ParameterError, match="same settings twice: conditioning"):
+        plan_mechanism(load_mechanism(write(add=add)))
+
+
+# -- command line ---------------------------------------------------------------------------------------
+
+
+def mechanism(*args: object):
+    return evergrow("bench", "mechanism", *args)
+
+
+def test_command(write: WriteSpec, tmp_path: Path) -> None:
+    path, out = write(), tmp_path / "out"
+    planned = mechanism(path, "-o", out, "--dry-run")
+    assert planned.exit_code == 0, planned.output
+    assert "1 analyses: 1 run" in planned.stdout
+    assert not out.exists()
+    done = mechanism(path, "-o", out)
+    assert done.exit_code == 0, done.output
+    assert "[1/1] ok | conditioning | RI | Blobs | B-0 Inc-3 | seed 1993 | n_units 12" in done.stderr
+    again = json.loads(mechanism(path, "-o", out, "--json").stdout)
+    assert again["analyses"][0]["action"] == "skip"
+    assert again["analyses"][0]["figures"]["n_units"] == 12
+    assert "skip " in mechanism(path, "-o", out).stdout
+
+
+def test_command_failures(write: WriteSpec, tmp_path: Path, broken: list[BaseException]) -> None:
+    path, out = write(), tmp_path / "out"
+    broken.append(RuntimeError("broken"))
+    failed = mechanism(path, "-o", out)
+    assert failed.exit_code == 1
+    assert "RuntimeError: broken" in failed.stderr
+    again = mechanism(path, "-o", out)
+    assert again.exit_code == 1
+    assert "--retry-failed" in again.stdout
+    wrong = mechanism(write(("seeds", "sedes")))
+    assert wrong.exit_code == 2
+    assert "nearest: 'seeds'" in wrong.stderr

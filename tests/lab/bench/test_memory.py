@@ -1,0 +1,49 @@
+"""Peak memory is the run's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from evergrow.lab.bench.memory import PeakMemory
+
+SCRIPT = """
+import json
+import numpy as np, torch
+from evergrow.lab.bench.memory import PeakMemory
+
+peak = PeakMemory(torch.device("cpu"))
+before = peak.read()["peak_rss_bytes"]
+block = np.ones(8_000_000)
+grown = peak.read()["peak_rss_bytes"]
+del block
+fresh = PeakMemory(torch.device("cpu")).read()
+print(json.dumps([before, grown, fresh["peak_rss_bytes"], fresh["rss_scope"]]))
+"""
+
+
+def test_peak_memory_sees_an_allocation() -> None:
+    peak = PeakMemory(torch.device("cpu"))
+    before = peak.read()["peak_rss_bytes"]
+    block = np.ones(16_000_000)
+    grown = peak.read()["peak_rss_bytes"]
+    assert before is None or grown >= before + 0.5 * block.nbytes  # earlier tests may give memory back meanwhile
+
+
+@pytest.mark.slow
+def test_peak_memory_sees_an_allocation_and_is_reset() -> None:
+    # A process of its own: in this one earlier tests have left memory that may be given back at any moment.
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    before, grown, fresh, scope = json.loads(done.stdout)
+    assert grown >= before + 0.9 * 64_000_000
+    if scope == "run":
+        assert fresh < grown
+
+
+def test_without_cuda_there_is_no_figure_for_it() -> None:
+    assert PeakMemory(torch.device("cpu")).read()["peak_cuda_bytes"] is None

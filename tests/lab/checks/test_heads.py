@@ -1,0 +1,74 @@
+"""Every registered head under every check."""
+
+from __future__ import annotations
+
+import pytest
+
+from evergrow.head import HEADS
+from evergrow.lab.checks import CHECKS, OPT_OUTS, Case, CheckFailure, iter_checks
+from evergrow.lab.checks.data import make_check_data
+
+
+@pytest.mark.parametrize("case", list(iter_checks()), ids=str)
+def test_conformance(case: Case) -> None:
+    result = case.run()
+    if result.status == "skipped":
+        pytest.skip(result.detail)
+    assert result.status in ("passed", "excused"), result.detail
+
+
+@pytest.mark.parametrize(("method", "check"), sorted(OPT_OUTS))
+def test_excuses_are_needed(method: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A promise that a method keeps after all, on every one of several scenes, needs no excuse."""
+    assert method in HEADS
+    case = next(iter_checks([method], [check]))
+    assert case.excuse
+    broken = 0
+    for seed in range(5):
+        monkeypatch.setattr("evergrow.lab.checks.properties.make_check_data", lambda seed=seed: make_check_data(seed))
+        try:
+            CHECKS[check](case.factory)
+        except CheckFailure:
+            broken += 1
+    assert broken > 0
+
+
+@pytest.mark.parametrize(
+    "check", ["incremental_equals_joint", "sample_order_is_irrelevant", "batch_split_is_irrelevant"]
+)
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("ranpac", {"alpha": 1.0}),
+        ("klda", {"gamma": 0.05}),
+        ("anacp", {"variant": "paper"}),
+        ("joint-lp", {"solver": "analytic"}),
+    ],
+)
+def test_settings_that_the_excuses_name_have_the_property(method: str, settings: dict[str, object], check: str) -> None:
+    small = next(iter_checks([method], [check])).factory
+    CHECKS[check](lambda **more: small(**settings, **more))
+
+
+def test_analytic_probe_conforms_without_excuses() -> None:
+    small = next(iter_checks(["joint-lp"])).factory
+    for check in CHECKS.names():
+        if check != "device":
+            CHECKS[check](lambda **more: small(solver="analytic", **more))
+
+
+@pytest.mark.parametrize("settings", [{"inverse": "pinv"}, {"n_ensembles": 3}])
+def test_variants_of_klda_conform_too(settings: dict[str, object]) -> None:
+    small = next(iter_checks(["klda"])).factory
+    for check in ("predict_is_pure", "save_load_equal", "batch_split_is_irrelevant", "one_sample_updates"):
+        CHECKS[check](lambda **more: small(**settings, **more))
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_features": 5}])
+def test_features_in_blocks_conform_too(settings: dict[str, object]) -> None:
+    blocks = {"readout": "denoised", "direct_link": True, "alpha": "gcv", "blocks": (5, 3), **settings}
+    small = next(iter_checks(["scl-mgsm"])).factory
+    for check in CHECKS.names():
+        excused = ("scl-mgsm", check) in OPT_OUTS or check in ("device", "first_batch_may_be_one_sample")
+        if not excused:  # the layer is the first task's, and wants two classes
+            CHECKS[check](lambda **more: small(**{**blocks, **more}))

@@ -1,0 +1,143 @@
+"""The suite itself: learners that break a promise must be caught, and only where they break it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from evergrow.core.errors import UnknownNameError
+from evergrow.core.fields import Fields
+from evergrow.head.classifier import Contents
+from evergrow.head.labels import LabelUpdate
+from evergrow.lab.checks import CHECKS, iter_checks, run_checks
+from evergrow.lab.heads import SimpleCILClassifier
+
+
+def failures(kind: type[SimpleCILClassifier]) -> set[str]:
+    return {result.check for result in run_checks(kind) if result.status == "failed"}
+
+
+class Impure(SimpleCILClassifier):
+    """Learns from what it is asked."""
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        out = super()._scores(Z)
+        self._sums = self._sums + 0.01 * Z.mean(dim=0)[:, None]
+        return out
+
+
+class Growing(SimpleCILClassifier):
+    """Keeps every batch."""
+
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        super()._learn(Z, labels)
+        self._kept = [*getattr(self, "_kept", []), Z]
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._kept = []
+
+    def _contents(self) -> Contents:
+        contents = super()._contents()
+        contents.tensors["kept"] = torch.cat(self._kept)
+        return contents
+
+    def _restore(self, fields: Fields) -> None:
+        super()._restore(fields)
+        self._kept = [fields.tensor("kept")]
+
+
+class HalfLearned(SimpleCILClassifier):
+    """Learns labels before it looks at features."""
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Any:
+        if hasattr(self, "_sums"):
+            self._sums = self._sums * 1.5 + 1.0
+        return super().partial_fit(X, y, classes)
+
+
+class Dicey(SimpleCILClassifier):
+    """Draws from the global generator."""
+
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        super()._learn(Z + 0.1 * torch.randn(Z.shape), labels)
+
+
+class Recent(SimpleCILClassifier):
+    """Weights later samples more."""
+
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        super()._learn(Z * torch.linspace(0.1, 1.0, len(Z), dtype=Z.dtype)[:, None], labels)
+
+
+class Forgetful(SimpleCILClassifier):
+    """Loses its numbers in a file."""
+
+    def _contents(self) -> Contents:
+        contents = super()._contents()
+        contents.tensors["sums"] = contents.tensors["sums"].half().double()
+        return contents
+
+
+class Neighbourly(SimpleCILClassifier):
+    """Answers by the batch it is asked in."""
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        return super()._scores(Z - Z.mean(dim=0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "caught"),
+    [
+        (SimpleCILClassifier, set()),
+        (Impure, {"predict_is_pure"}),
+        (Growing, {"state_is_bounded_in_tasks"}),
+        (HalfLearned, {"bad_input_changes_nothing"}),
+        (Dicey, {"same_seed_same_answer", "global_rng_is_left_alone"}),
+        (Recent, {"sample_order_is_irrelevant", "batch_split_is_irrelevant", "incremental_equals_joint"}),
+        (Forgetful, {"save_load_equal"}),
+        (Neighbourly, {"rows_are_answered_one_by_one"}),
+    ],
+)
+def test_broken_learners_are_caught(kind: type[SimpleCILClassifier], caught: set[str]) -> None:
+    found = failures(kind)
+    assert caught <= found if caught else not found
+
+
+def test_a_factory_is_told_only_what_it_accepts() -> None:
+    results = run_checks(lambda: SimpleCILClassifier(device="cpu"), ["same_seed_same_answer"])
+    assert [result.status for result in results] == ["passed"]
+
+
+def test_failure_carries_the_reason() -> None:
+    (result,) = run_checks(Growing, ["state_is_bounded_in_tasks"])
+    assert "bytes must not grow from batch 8 to batch 16" in result.detail
+
+
+def test_excused_methods_are_reported_with_the_reason() -> None:
+    (result,) = run_checks("loranpac", ["incremental_equals_joint"])
+    assert result.status == "excused"
+    assert "cut off" in result.detail
+
+
+def test_unknown_names_are_errors() -> None:
+    with pytest.raises(UnknownNameError, match="nearest: 'ranpac'"):
+        run_checks("rampac")
+    with pytest.raises(UnknownNameError, match="nearest: 'predict_is_pure'"):
+        list(iter_checks(["ranpac"], ["predict_is_pur"]))
+
+
+def test_every_check_says_what_it_requires() -> None:
+    for name in CHECKS.names():
+        assert (CHECKS[name].__doc__ or "").startswith("Require"), name
+
+
+def test_scenes_are_exact_in_float16() -> None:
+    from evergrow.lab.checks.data import make_check_data
+
+    data = make_check_data()
+    np.testing.assert_array_equal(data.X.astype(np.float16).astype(np.float64), data.X)

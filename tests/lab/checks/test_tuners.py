@@ -1,0 +1,140 @@
+"""Every registered tuner on every backbone under every check, and tuners that break a promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("timm")
+
+from evergrow.adapt.tuners import TUNERS, LoRATuner, UnmergeableError
+from evergrow.adapt.tuners.host import Handle
+from evergrow.core.errors import UnknownNameError
+from evergrow.lab.checks.suite import CheckFailure, CheckSkipped
+from evergrow.lab.checks.tuner_setup import BACKBONES, Setup
+from evergrow.lab.checks.tuners import (
+    TUNER_CHECKS,
+    TUNER_OPT_OUTS,
+    TunerCase,
+    iter_tuner_checks,
+    run_tuner_checks,
+)
+
+
+@pytest.mark.parametrize("case", list(iter_tuner_checks()), ids=str)
+def test_conformance(case: TunerCase) -> None:
+    result = case.run()
+    if result.status == "skipped":
+        pytest.skip(result.detail)
+    assert result.status in ("passed", "excused"), result.detail
+
+
+def test_every_tuner_is_checked_on_a_vision_transformer() -> None:
+    for tuner in TUNERS.names():
+        statuses = {result.status for result in run_tuner_checks(tuner, BACKBONES["dinov2"])}
+        assert statuses <= {"passed", "excused"}
+
+
+@pytest.mark.parametrize(("tuner", "check"), sorted(TUNER_OPT_OUTS))
+def test_excuses_are_needed(tuner: str, check: str) -> None:
+    case = next(iter_tuner_checks([tuner], ["vit"], [check]))
+    assert case.excuse
+    with pytest.raises((CheckFailure, UnmergeableError)):
+        TUNER_CHECKS[check](case.setup)
+
+
+@pytest.mark.parametrize("tuner", ["vpt-deep", "vpt-shallow"])
+def test_settings_that_the_excuses_name_have_the_property(tuner: str) -> None:
+    TUNER_CHECKS["start_is_named_by_the_seed"](Setup(tuner, BACKBONES["vit"], {"std": 0.02}))
+
+
+def test_other_settings_conform_too() -> None:
+    anacp = {"bottleneck": 8, "scale": 1.0, "dropout": 0.0, "activation": "none", "placement": "mlp"}
+    everything = {"rank": 2, "alpha": 4.0, "targets": ("q", "k", "v", "proj", "fc1", "fc2")}
+    for tuner, settings in (("adapter", anacp), ("lora", everything), ("sdlora", everything | {"alpha": None})):
+        settings = {key: value for key, value in settings.items() if value is not None}
+        for check in TUNER_CHECKS.names():
+            if (tuner, check) not in TUNER_OPT_OUTS:
+                TUNER_CHECKS[check](Setup(tuner, BACKBONES["vit"], settings))
+
+
+class Leaky(LoRATuner):
+    """Lets the first weight of the backbone learn too."""
+
+    def _attach(self) -> Iterator[Handle]:
+        next(self.model.parameters()).requires_grad_(True)
+        yield from super()._attach()
+
+
+class Sticky(LoRATuner):
+    """Forgets a hook when it is switched off."""
+
+    def _attach(self) -> Iterator[Handle]:
+        _, *rest = super()._attach()
+        yield from rest
+
+
+class Dicey(LoRATuner):
+    """Draws from the global generator."""
+
+    def _build(self, model: nn.Module) -> None:
+        super()._build(model)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter += 0.01 * torch.randn_like(parameter)
+
+
+class Meddling(LoRATuner):
+    """Writes into the backbone's weights."""
+
+    def _build(self, model: nn.Module) -> None:
+        super()._build(model)
+        with torch.no_grad():
+            next(model.parameters()).mul_(1.001)
+
+
+class Sloppy(LoRATuner):
+    """Folds half of what it computes."""
+
+    def _plan(self, fold: Any) -> None:
+        for change in self._changes[:1]:
+            change.plan(fold)
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken"),
+    [
+        (Leaky, "only_the_tuner_gets_gradients"),
+        (Sticky, "disabled_is_the_base_model"),
+        (Sticky, "removed_is_the_base_model"),
+        (Sticky, "several_coexist"),
+        (Dicey, "start_is_named_by_the_seed"),
+        (Meddling, "disabled_is_the_base_model"),
+        (Meddling, "removed_is_the_base_model"),
+        (Sloppy, "merge_equals_unmerged"),
+    ],
+)
+def test_broken_promises_are_caught(kind: type[LoRATuner], broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TUNERS._items, "lora", kind)
+    (result,) = run_tuner_checks("lora", BACKBONES["vit"], [broken])
+    assert result.status == "failed"
+    assert "CheckFailure" in result.detail
+
+
+def test_backbones_that_a_tuner_cannot_serve_are_skipped_with_the_reason() -> None:
+    (result,) = run_tuner_checks("adapter", BACKBONES["resnet"], ["several_coexist"])
+    assert result.status == "skipped"
+    assert "must be a vision transformer" in result.detail
+    with pytest.raises(CheckSkipped, match="whose attention adds the bias"):
+        TUNER_CHECKS["merge_equals_unmerged"](Setup("ssf", BACKBONES["eva"]))
+
+
+def test_unknown_names_are_errors() -> None:
+    with pytest.raises(UnknownNameError):
+        list(iter_tuner_checks(["adaptor"]))
+    with pytest.raises(UnknownNameError):
+        list(iter_tuner_checks(["adapter"], ["vit"], ["save_lode_equal"]))

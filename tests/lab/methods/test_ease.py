@@ -1,0 +1,142 @@
+"""EASE, recomputed image by image and class by class."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.lab.methods.rival_toys import colours, shown, small_backbone, tasks
+from torch import Tensor
+
+from evergrow.adapt.tuners import create_tuner
+from evergrow.core.errors import ParameterError
+from evergrow.core.items import ImageArrays
+from evergrow.features.vision import ImageBackbone
+from evergrow.lab.methods.ease import EASEClassifier, EaseState
+
+SIZES = [2, 3, 1]
+TASK_OF = [task for task, size in enumerate(SIZES) for _ in range(size)]
+
+
+def learned(sizes: list[int] = SIZES, **options: Any) -> EASEClassifier:
+    model = EASEClassifier(small_backbone(), **{"epochs": 2, "lr": 0.5, "batch_size": 12, "bottleneck": 6, **options})
+    for items, labels in tasks(sizes):
+        model.partial_fit(items, labels)
+    return model
+
+
+@cache
+def three_tasks() -> EASEClassifier:
+    """Return a method that has learned three tasks; made once and only looked at."""
+    return learned()
+
+
+def features(backbone: ImageBackbone, adapter: dict[str, Tensor] | None, items: ImageArrays) -> Tensor:
+    """Features under one adapter, which is put on the backbone by itself."""
+    images = shown(backbone, items)
+    if adapter is None:
+        return backbone.encode(images).double()
+    tuner = create_tuner("adapter", backbone.module, bottleneck=6)
+    tuner.load_state_dict(adapter)
+    result = backbone.encode(images).double()
+    tuner.remove()
+    return result
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(a @ b / (a.norm() * b.norm()))
+
+
+def expected_prototypes(state: EaseState, *, recalculate: bool) -> dict[tuple[int, int], Tensor]:
+    """All prototypes by block and class: means of shown images, and the complement by plain loops."""
+    backbone, found = small_backbone(), {}
+    for task, (items, labels) in enumerate(tasks(SIZES)):
+        for block in range(task + 1):
+            z = features(backbone, state.adapters[block], items)
+            for label in np.unique(labels):
+                found[block, int(label)] = z[torch.from_numpy(labels == label)].mean(dim=0)
+    seen = dict(found)
+    for old, home in enumerate(TASK_OF):
+        for block in range(home + 1, len(SIZES)):
+            wanted = range(block, len(SIZES)) if recalculate else (block,)
+            new = [label for label, task in enumerate(TASK_OF) if task in wanted]
+            weights = [math.exp(cosine(seen[home, old], seen[home, j])) for j in new]
+            shares = [weight / sum(weights) for weight in weights]
+            found[block, old] = sum(s * seen[block, j] for s, j in zip(shares, new, strict=True))  # type: ignore[assignment]
+    return found
+
+
+@pytest.mark.parametrize("recalculate", [True, False])
+def test_prototypes_by_plain_loops(recalculate: bool) -> None:
+    state: EaseState = (three_tasks() if recalculate else learned(recalc_sim=False))._state
+    expected = expected_prototypes(state, recalculate=recalculate)
+    assert len(expected) == 3 * 6
+    for (block, label), prototype in expected.items():
+        torch.testing.assert_close(state.means.prototypes[block, label], prototype, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_scores_by_plain_loops(plain: bool) -> None:
+    model = learned(alpha=0.3, beta=0.7, use_init_ptm=plain)
+    state: EaseState = model._state
+    items, _ = colours([0, 3, 5], 2, seed=8)
+    blocks: list[dict[str, Tensor] | None] = [*([None] if plain else []), *state.adapters]
+    z = [features(small_backbone(), adapter, items) for adapter in blocks]
+    scores = model.decision_function(items)
+    for n in range(len(items)):
+        for label, task in enumerate(TASK_OF):
+            expected = 0.0
+            for block in range(len(blocks)):
+                weight = 1.0 if block == task + plain else 0.7 if plain and block == 0 else 0.3 / 2
+                expected += weight * cosine(z[block][n], state.means.prototypes[block, label])
+            assert scores[n, label] == pytest.approx(expected, abs=1e-4)
+
+
+def test_adapters_are_fresh_for_every_task_and_then_stay() -> None:
+    model, before = three_tasks(), learned([2, 3])
+    for old, now in zip(before._state.adapters, model._state.adapters, strict=False):
+        assert all(torch.equal(old[name], now[name]) for name in old)
+    assert any(adapter["layers.blocks.1.up_weight"].abs().max() > 0 for adapter in model._state.adapters)
+    first, second = learned([2, 2], epochs=1, lr=1e-9)._state.adapters  # as they were drawn, but for rounding
+    name = "layers.blocks.0.down_weight"
+    assert (first[name] - second[name]).abs().max() > 0.01
+
+
+def test_one_pass_per_adapter() -> None:
+    once = learned([2], epochs=1).cost_.inference_gflops
+    assert three_tasks().cost_.inference_gflops == pytest.approx(3 * once, rel=0.02)
+
+
+def test_a_class_that_comes_again_has_true_means_under_the_new_adapter() -> None:
+    model = learned([2, 2])
+    items, labels = colours([0, 4], 6, seed=3)
+    model.partial_fit(items, labels)
+    state: EaseState = model._state
+    z = features(small_backbone(), state.adapters[2], items)
+    mean = z[torch.from_numpy(labels == 0)].mean(dim=0)
+    torch.testing.assert_close(state.means.prototypes[2, 0], mean, rtol=1e-4, atol=1e-5)
+    first, _ = next(tasks([2]))
+    old = features(small_backbone(), state.adapters[0], first)[torch.from_numpy(next(tasks([2]))[1] == 0)]
+    again = features(small_backbone(), state.adapters[0], items)[torch.from_numpy(labels == 0)]
+    both = torch.cat([old, again]).mean(dim=0)
+    torch.testing.assert_close(state.means.prototypes[0, 0], both, rtol=1e-4, atol=1e-5)
+    assert state.means.home.tolist() == [0, 0, 1, 1, 2]
+
+
+def test_max_adapters_stops_training_but_not_learning() -> None:
+    model = learned(max_adapters=1)
+    assert model.n_adapters_ == 1
+    assert model.cost_.epochs == 2
+    assert model._state.means.home.tolist() == [0] * 6
+    items, labels = colours(list(range(6)), 5, seed=9)
+    assert model.score(items, labels) >= 0.9
+
+
+def test_options_out_of_range_are_refused() -> None:
+    for options in ({"alpha": -1}, {"bottleneck": 0}, {"max_adapters": 0}, {"recalc_sim": 1}, {"beta": "much"}):
+        with pytest.raises(ParameterError, match=next(iter(options))):
+            learned([2], **options)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.adapt.tiny import stripes, tiny_vit
+
+from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.items import Texts
+from evergrow.features import hash_weights
+from evergrow.lab.methods import IMAGE_METHODS, JointFineTuning
+
+QUICK = {"epochs": 2, "batch_size": 16}
+
+
+def test_it_is_registered_with_the_published_settings() -> None:
+    model = IMAGE_METHODS["joint-ft"]()
+    assert isinstance(model, JointFineTuning)
+    config = model.config()
+    assert (config.epochs, config.batch_size, config.lr, config.head_lr) == (30, 128, 1e-4, 0.01)
+    assert (config.momentum, config.weight_decay, config.schedule) == (0.9, 5e-4, "constant")
+
+
+def test_task_by_task_is_the_same_as_at_once_and_the_backbone_stays() -> None:
+    items, y = stripes(4, 6)
+    order = np.argsort(y, kind="stable")
+    items, y = items.take(order), y[order]
+    backbone = tiny_vit()
+    flags = [parameter.requires_grad for parameter in backbone.module.parameters()]
+    at_once = JointFineTuning(backbone, **QUICK).fit(items, y)
+    by_task = JointFineTuning(backbone, **QUICK)
+    for rows in (y < 2, y >= 2):
+        by_task.partial_fit(items.take(np.flatnonzero(rows)), y[rows])
+    np.testing.assert_array_equal(at_once.decision_function(items), by_task.decision_function(items))
+    assert hash_weights(backbone.module) == backbone.spec.weights_hash
+    assert [parameter.requires_grad for parameter in backbone.module.parameters()] == flags
+    moved = [
+        not torch.equal(ours, theirs)
+        for ours, theirs in zip(at_once.network().backbone.parameters(), backbone.module.parameters())
+    ]
+    assert all(moved)
+
+
+def test_it_learns_what_the_frozen_start_cannot_say() -> None:
+    items, y = stripes(3, 20)
+    test, z = stripes(3, 10, seed=7)
+    untrained = JointFineTuning(tiny_vit(), epochs=1, lr=1e-12, head_lr=1e-12).fit(items, y)
+    model = JointFineTuning(tiny_vit(), epochs=150, batch_size=16, lr=0.002, head_lr=0.03).fit(items, y)
+    assert untrained.score(test, z) < 0.5  # the random network sees next to no difference
+    assert model.score(test, z) > 0.8
+
+
+def test_training_waits_until_it_is_asked_and_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    items, y = stripes(3, 4)
+    model = JointFineTuning(tiny_vit(), **QUICK)
+    calls = []
+    original = JointFineTuning._train
+    monkeypatch.setattr(JointFineTuning, "_train", lambda self: calls.append(1) or original(self))
+    model.fit(items, y).partial_fit(items, y + 3)
+    assert calls == []
+    model.predict(items)
+    model.predict(items)
+    assert calls == [1]
+    assert model.cost_.samples == 2 * 24
+
+
+def test_saved_and_loaded_it_answers_the_same(tmp_path: Path) -> None:
+    items, y = stripes(3, 4)
+    model = JointFineTuning(tiny_vit(), **QUICK).fit(items, y)
+    path = tmp_path / "joint.evg"
+    model.save(path)
+    again = JointFineTuning.load(path, backbone=tiny_vit())
+    np.testing.assert_array_equal(again.decision_function(items), model.decision_function(items))
+    with pytest.raises(InputError, match="holds no images"):
+        again.partial_fit(items, y + 3)
+
+
+def test_an_interrupted_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import evergrow.adapt.loop as loop
+
+    items, y = stripes(3, 8)
+    whole = JointFineTuning(tiny_vit(), **QUICK).fit(items, y)
+    broken = JointFineTuning(tiny_vit(), **QUICK, checkpoint=tmp_path / "joint.safetensors").fit(items, y)
+    original, calls = loop._Run._step, 0
+
+    def step(self, *batch):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        return original(self, *batch)
+
+    monkeypatch.setattr(loop._Run, "_step", step)
+    with pytest.raises(KeyboardInterrupt):
+        broken.predict(items)
+    np.testing.assert_array_equal(broken.decision_function(items), whole.decision_function(items))
+    assert [path.name for path in tmp_path.iterdir()] == ["joint-3.safetensors"]
+
+
+def test_wrong_settings_and_images_are_refused() -> None:
+    items, y = stripes(2, 3)
+    with pytest.raises(ParameterError, match="epochs"):
+        JointFineTuning(tiny_vit(), epochs=0).fit(items, y)
+    model = JointFineTuning(tiny_vit(), **QUICK).fit(items, y)
+    other, z = stripes(2, 3, side=20)
+    with pytest.raises(InputError, match="one size"):
+        model.partial_fit(other, z + 2)
+    assert model.classes_.tolist() == [0, 1]
+    with pytest.raises(InputError, match=r"must be images.*got texts"):
+        model.partial_fit(Texts(("a",)), z[:1] + 2)

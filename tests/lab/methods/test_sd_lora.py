@@ -1,0 +1,95 @@
+"""SD-LoRA: the answer by weights written out, magnitudes and directions over tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.lab.methods.rival_toys import colours, shown, small_backbone, tasks
+
+from evergrow.core.errors import ParameterError
+from evergrow.lab.methods.sd_lora import SDLoRAClassifier
+
+
+def learned(sizes: list[int], **options: Any) -> SDLoRAClassifier:
+    settings = {"epochs": 4, "lr": 0.1, "batch_size": 12, "rank": 3, **options}
+    model = SDLoRAClassifier(small_backbone(), **settings)
+    for items, labels in tasks(sizes):
+        model.partial_fit(items, labels)
+    return model
+
+
+def test_answers_by_weights_written_out() -> None:
+    """W + sum of a_i B_i A_i / (|B_i| |A_i|) over earlier tasks + a_t B_t A_t, in the rows of queries and values."""
+    model, history = SDLoRAClassifier(small_backbone(), epochs=4, lr=0.1, batch_size=12, rank=3), []
+    for task in tasks([2, 3, 2]):
+        model.partial_fit(*task)
+        history.append(model._state.modules["tuner"])
+    scalars = model.magnitudes_
+    assert len(scalars) == 3
+    assert all(abs(value - 0.8) > 1e-6 for value in scalars)
+    backbone = small_backbone()
+    for number, block in enumerate(backbone.module.blocks):  # type: ignore[arg-type]
+        for place, target in ((0, "q"), (2, "v")):
+            prefix = f"layers.blocks.{number}.attn.{target}"
+            delta = torch.zeros(24, 24)
+            for i, trained in enumerate(history):
+                A, B = trained[f"{prefix}.A"], trained[f"{prefix}.B"]
+                assert B.abs().max() > 0
+                delta += scalars[i] * (B @ A) / (B.norm() * A.norm() if i < 2 else 1.0)
+            block.attn.qkv.weight.data[place * 24 : (place + 1) * 24] += delta
+    items, _ = colours([0, 2, 6], 3, seed=8)
+    rows = model._state.weights
+    expected = backbone.encode(shown(backbone, items)) @ rows.weight.T + rows.bias
+    torch.testing.assert_close(torch.from_numpy(model.decision_function(items)).float(), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_task_starts_with_all_magnitudes_set_back_and_trains_them_all() -> None:
+    model = learned([2, 2])
+    with model._training_network(model._state.modules, 2) as body:
+        assert body.trained.magnitudes.tolist() == pytest.approx([0.8, 0.8, 0.8])
+        assert body.trained.magnitudes.requires_grad
+        trained = {name.rpartition(".")[2] for name, value in body.trained.named_parameters() if value.requires_grad}
+    assert trained == {"A", "B", "values"}
+
+
+def test_directions_of_earlier_tasks_have_length_one_and_stay() -> None:
+    model = learned([2, 2, 2])
+    before = learned([2, 2])._state.modules["tuner"]
+    for name, rows in model._state.modules["tuner"].items():
+        if name.endswith("past_rows"):
+            assert rows.shape == (6, 24)
+            assert rows[:3].norm().item() == pytest.approx(1)
+            assert rows[3:].norm().item() == pytest.approx(1)
+            assert torch.equal(rows[:3], before[name])
+
+
+def test_rows_and_biases_of_other_classes_stay() -> None:
+    before, after = learned([2])._state.weights, learned([2, 3])._state.weights
+    assert torch.equal(after.weight[:2], before.weight)
+    assert torch.equal(after.bias[:2], before.bias)
+
+
+def test_more_than_twenty_tasks() -> None:
+    model = SDLoRAClassifier(small_backbone(), epochs=1, rank=1)
+    items, labels = colours([0, 1], 1)
+    for task in range(22):
+        model.partial_fit(items, labels + 2 * task)
+    assert len(model.magnitudes_) == 22
+    assert model.decision_function(items).shape == (2, 44)
+
+
+def test_reduced_ranks() -> None:
+    model = SDLoRAClassifier(small_backbone(), epochs=1, rank=5, rank_reduction=True)
+    items, labels = colours([0, 1], 1)
+    for task in range(9):
+        model.partial_fit(items, labels + 2 * task)
+    belongs = model._state.modules["tuner"]["scalars.task"]
+    assert torch.bincount(belongs).tolist() == [5, 5, 5, 5, 4, 4, 4, 4, 3]
+
+
+def test_options_out_of_range_are_refused() -> None:
+    for options in ({"rank": 0}, {"magnitude": None}, {"rank_reduction": "yes"}):
+        with pytest.raises(ParameterError, match=next(iter(options))):
+            learned([2], **options)

@@ -1,0 +1,33 @@
+"""Folders of synthetic records, and one report of the committed records for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from tests.lab.report.toys import EXPERIMENTS, Write
+
+from evergrow.lab.records import AnalysisRecord, RunRecord, write_record
+from evergrow.lab.report import Report, build_report
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write records into a folder below the test's own, one file each, and return the folder."""
+
+    def write_all(records: Iterable[RunRecord | AnalysisRecord], name: str = "runs") -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        start = len(list(folder.iterdir()))
+        for index, record in enumerate(records, start):
+            write_record(folder / f"{index:04d}.json", record)
+        return folder
+
+    return write_all
+
+
+@pytest.fixture(scope="session")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """The report of the records that come with the repository."""
+    return build_report(EXPERIMENTS / "records", tmp_path_factory.mktemp("report"))

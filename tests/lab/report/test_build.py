@@ -1,0 +1,181 @@
+"""The whole: files, determinism, what is replaced and what is left alone, and the committed records."""
+
+from __future__ import annotations
+
+import html
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.lab.report.toys import EXPERIMENTS, Write, analysis, run
+
+from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.lab.report import Report, build_report
+from evergrow.lab.report.catalogue import ENTRIES
+
+
+def small(write: Write) -> Path:
+    records = [run(method, seed, 0.6 + seed / 20) for method in ("ri", "klda") for seed in (1, 2)]
+    return write([*records, analysis("xi", {"a_last": 0.5, "n_units": 10})])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_same_records_give_the_same_bytes(write: Write, tmp_path: Path) -> None:
+    folder = small(write)
+    build_report(folder, tmp_path / "one")
+    build_report([folder], tmp_path / "deep" / "two")
+    assert contents(tmp_path / "one") == contents(tmp_path / "deep" / "two")
+
+
+def test_every_figure_and_table_has_its_files_and_links(write: Write, tmp_path: Path) -> None:
+    report = build_report(small(write), tmp_path / "out", title="Mine <& yours>")
+    files = set(contents(tmp_path / "out"))
+    assert {f"figures/{name}.{ending}" for name in report.figures for ending in ("svg", "pdf")} <= files
+    assert {f"tables/{name}.{ending}" for name in report.tables for ending in ("md", "tex", "csv")} <= files
+    assert len(set(report.figures)) == len(report.figures)
+    assert len(set(report.tables)) == len(report.tables)
+    page = report.page.read_text()
+    assert "Mine &lt;&amp; yours&gt;" in page
+    assert set(re.findall(r'href="((?:figures|tables)/[^"]+)"', page)) <= files
+
+
+def test_the_page_needs_no_other_file(write: Write, tmp_path: Path) -> None:
+    outside: list[str] = []
+
+    class Finder(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            for key, value in attrs:
+                if key in ("src", "href", "xlink:href") and tag != "a" and not (value or "").startswith(("#", "data:")):
+                    outside.append(f"{tag} {value}")
+
+    finder = Finder()
+    page = build_report(small(write), tmp_path / "out").page.read_text()
+    finder.feed(page)
+    assert outside == []
+    assert not re.search(r"@import|url\((?!#)", page)
+
+
+def test_a_second_report_takes_the_place_of_the_first_and_touches_nothing_else(write: Write, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    build_report(small(write), out)
+    (out / "figures" / "mine.svg").write_text("mine")
+    (out / "notes.txt").write_text("mine")
+    before = set(contents(out))
+    report = build_report(write([run("ease", 1)], "other"), out)
+    after = contents(out)
+    assert after["figures/mine.svg"] == after["notes.txt"] == b"mine"
+    assert not any("klda" in name or "xi--" in name for name in after)
+    assert set(after) < before | {
+        f"figures/{name}.{ending}" for name in report.figures for ending in ("svg", "pdf")
+    } | {f"tables/{name}.{ending}" for name in report.tables for ending in ("md", "tex", "csv")}
+
+
+def test_a_page_that_no_report_wrote_is_not_overwritten(write: Write, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "index.html").write_text("precious")
+    with pytest.raises(ParameterError, match="no report wrote"):
+        build_report(small(write), out)
+    assert contents(out) == {"index.html": b"precious"}
+
+
+def test_a_manifest_cannot_reach_outside(write: Write, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    folder = small(write)
+    build_report(folder, out)
+    (tmp_path / "precious.txt").write_text("mine")
+    (out / ".evergrow-report").write_text('{"files": ["figures/../../precious.txt", "../precious.txt"]}')
+    build_report(folder, out)
+    assert (tmp_path / "precious.txt").read_text() == "mine"
+    (out / ".evergrow-report").write_text("{")
+    with pytest.raises(FileFormatError, match="damaged"):
+        build_report(folder, out)
+
+
+def test_bad_output_and_title(write: Write, tmp_path: Path) -> None:
+    folder = small(write)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ParameterError, match="must be a folder"):
+        build_report(folder, tmp_path / "file")
+    with pytest.raises(ParameterError, match="title must be"):
+        build_report(folder, tmp_path / "out", title=" ")
+    with pytest.raises(InputError, match="at least one record"):
+        build_report(tmp_path / "nowhere", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_could_not_be_used_is_on_the_page(write: Write, tmp_path: Path) -> None:
+    folder = small(write)
+    (folder / "bad <1>.json").write_text("{")
+    report = build_report(folder, tmp_path / "out")
+    assert report.exit_code == 1
+    page = report.page.read_text()
+    assert "1 file could not be used" in page
+    assert "runs/bad &lt;1&gt;.json" in page
+    assert str(tmp_path) not in page
+
+
+def test_titles_that_come_out_alike_as_file_names_are_different_files(write: Write, tmp_path: Path) -> None:
+    labels = ("data", "data?", "data 2", "Data!")
+    records = [run("ri", 1, dataset={"name": label, "label": label, "fingerprint": "f"}) for label in labels]
+    report = build_report(write(records), tmp_path / "out")
+    assert len(set(report.figures)) == len(report.figures) == 3 * len(labels)
+    assert all((tmp_path / "out" / "figures" / f"{name}.svg").is_file() for name in report.figures)
+
+
+def test_text_from_records_cannot_break_the_page(write: Write, tmp_path: Path) -> None:
+    evil = '"><script>alert(1)</script>'
+    folder = write([run("ri", 1, label=evil), run("klda", 1, dataset={"name": "x", "label": evil, "fingerprint": "f"})])
+    page = build_report(folder, tmp_path / "out").page.read_text()
+    assert "<script>alert" not in page
+    assert html.escape("<script>alert(1)</script>", quote=False) in page
+
+
+@pytest.mark.slow
+def test_the_committed_records_fill_the_papers_tables_and_figures(committed: Report) -> None:
+    assert committed.left_out == []
+    names = " ".join([*committed.figures, *committed.tables])
+    for start in (
+        "stage-accuracy",
+        "norm",
+        "eigenvalues",
+        "effective-rank",
+        "condition-number",
+        "similarity",
+        "residual",
+        "xi",
+        "width",
+        "training-time",
+        "peak-memory",
+        "probe-gain",
+        "accuracy",
+        "forgetting",
+        "strategies",
+        "search",
+        "sizes",
+        "published-main",
+        "published-dinov2",
+        "published-resnet101",
+        "published-forgetting",
+        "published-strategy",
+        "published-search",
+        "published-sizes",
+    ):
+        assert start in names
+    titles = {entry.title for entry in committed.not_run}
+    assert {"DINOv2 backbone", "ResNet-101 backbone"} <= titles
+    assert not {"Computational cost", "Per-class confusion"} & titles
+    page = committed.page.read_text()
+    for entry in committed.not_run:
+        assert html.escape(entry.title, quote=False).partition("_")[0] in page
+
+
+def test_commands_name_specs_that_exist() -> None:
+    commands = {entry.command for entry in ENTRIES if entry.command}
+    assert len(commands) == 10
+    for command in commands:
+        assert (EXPERIMENTS.parent / command.split()[-1]).is_file()

@@ -1,0 +1,58 @@
+"""The command: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tests.commands import evergrow
+from tests.lab.report.toys import Write, run
+
+
+def test_a_report(write: Write, tmp_path: Path) -> None:
+    result = evergrow("report", str(write([run(seed=1), run(seed=2)])), "-o", str(tmp_path / "out"), "--title", "T")
+    assert result.exit_code == 0
+    assert "index.html" in result.output
+    assert "not run: DINOv2 backbone" in result.output
+    assert "evergrow lab mechanism experiments/mechanism.toml" in result.output
+    assert "<h1>T</h1>" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_json(write: Write, tmp_path: Path) -> None:
+    result = evergrow("report", str(write([run()])), "-o", str(tmp_path / "out"), "--json")
+    body = json.loads(result.stdout)
+    assert body["exit_code"] == result.exit_code == 0
+    assert body["page"].endswith("index.html")
+    assert "published-main" in body["tables"]
+    assert {"title", "why", "command"} == set(body["not_run"][0])
+
+
+def test_files_that_could_not_be_used_give_one(write: Write, tmp_path: Path) -> None:
+    folder = write([run()])
+    for index in range(7):
+        (folder / f"bad{index}.json").write_text("{")
+    result = evergrow("report", str(folder), "-o", str(tmp_path / "out"))
+    assert result.exit_code == 1
+    assert result.output.count("left out:") == 6
+    assert "2 further files" in result.output
+    assert (tmp_path / "out" / "index.html").exists()
+
+
+def test_nothing_usable_gives_two_and_writes_nothing(tmp_path: Path) -> None:
+    result = evergrow("report", str(tmp_path), "-o", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert "error: RUNS must hold at least one record" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("module", ["matplotlib", "jinja2"])
+def test_a_missing_extra_says_how_to_get_it(
+    module: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    result = evergrow("report", str(write([run()])), "-o", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert "pip install 'evergrow[report]'" in result.output
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,213 @@
+"""Figures: drawn from what records hold, with the numbers that an independent computation gives."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.lab.report.toys import analysis, run
+
+from evergrow.lab.report import mechanism_figures as mechanism
+from evergrow.lab.report import run_figures as runs
+from evergrow.lab.report.catalogue import build_sections
+from evergrow.lab.report.collect import RecordSet, RunFolder
+from evergrow.lab.report.contents import Figure
+
+
+def collected(records: list[Any], analyses: list[Any] | None = None) -> RecordSet:
+    return RecordSet([RunFolder("mine", records, "command")] if records else [], analyses or [])
+
+
+def words(figure: Figure) -> list[str]:
+    """Return the text of all panels, which is text in the files."""
+    return [text for panel in figure.panels for text in re.findall(r">([^<>\n]+)</text>", panel.svg)]
+
+
+COST = {"gflops": 120.0, "trainable_parameters": 1_190_000, "train_seconds": 77.0, "peak_memory_bytes": 3 * 2**30}
+
+
+def test_without_cost_there_is_no_figure_and_with_it_there_is() -> None:
+    assert runs.measured(collected([run()]), runs.GFLOPS) == []
+    assert runs.measured(collected([run()]), runs.PARAMETERS) == []
+    records = [run(seed=seed, extra={"cost": {**COST, "gflops": 100.0 + seed}}) for seed in (1, 3)]
+    (figure,) = runs.measured(collected(records), runs.GFLOPS)
+    assert "102 ± 1" in words(figure)
+    assert "Operations per image (GFLOPs)" in words(figure)
+    (figure,) = runs.measured(collected(records), runs.PARAMETERS)
+    assert "1,190 ± 0" in words(figure)
+    assert runs.measured(collected(records), runs.TRAINING_GFLOPS) == []
+    trained = [run(extra={"cost": {"train_gflops": 5e6, "inference_gflops": 17.5, "gflops": 17.5}})]
+    assert "5×10⁶" in words(runs.measured(collected(trained), runs.TRAINING_GFLOPS)[0])
+    assert "17.5" in words(runs.measured(collected(trained), runs.GFLOPS)[0])
+
+
+def test_end_to_end_time_and_memory_of_cost_are_not_mixed_with_those_of_features() -> None:
+    records = [run("ranpac"), run("ease", extra={"cost": COST})]
+    (figure,) = runs.measured(collected(records), runs.TIME)
+    assert [panel.title for panel in figure.panels] == [
+        "Toy, B-0 Inc-5, CPU, 1 thread",
+        "Toy, B-0 Inc-5, CPU, 1 thread, end to end",
+    ]
+    assert {"3.00", "77.0"} <= set(words(figure))
+    (figure,) = runs.measured(collected(records), runs.MEMORY)
+    assert len(figure.panels) == 2
+    assert {"2.00", "3,072"} <= set(words(figure))
+
+
+def test_memory_that_was_not_measured_is_not_drawn_as_training_memory() -> None:
+    (figure,) = runs.measured(collected([run("ease", extra={"cost": {**COST, "peak_memory_bytes": 0}})]), runs.MEMORY)
+    assert [panel.title for panel in figure.panels] == ["Toy, B-0 Inc-5, resident memory"]
+
+
+def test_a_session_without_test_samples_is_a_gap() -> None:
+    gappy = run(results={"by_samples": [None, 0.8, 0.7]})
+    (figure,) = runs.stage_accuracy(collected([gappy, run("ri", results={"by_samples": [0.9, 0.8, 0.7]})]))
+    assert figure.notes == []
+    assert {"RANPAC", "RI"} <= set(words(figure))
+
+
+def test_gpu_and_resident_memory_are_never_in_one_panel() -> None:
+    gpu = run("ri", memory={"peak_rss_bytes": 2**30, "peak_cuda_bytes": 2**25})
+    (figure,) = runs.measured(collected([run(), gpu]), runs.MEMORY)
+    titles = {panel.title for panel in figure.panels}
+    assert titles == {"Toy, B-0 Inc-5, GPU memory", "Toy, B-0 Inc-5, resident memory"}
+
+
+def test_a_number_that_some_runs_lack_is_noted() -> None:
+    (figure,) = runs.measured(collected([run(seed=1), run(seed=2, times={})]), runs.TIME)
+    assert any("missing from 1 of 2 runs" in note for note in figure.notes)
+
+
+def test_the_gain_is_paired_by_seed_with_and_without_adaptation() -> None:
+    probe, plain, adapted = {1: 0.60, 2: 0.70}, {1: 0.61, 2: 0.73}, {1: 0.65, 2: 0.79}
+    records = [run("joint-lp", seed, value) for seed, value in probe.items()]
+    records += [run("ranpac", seed, value) for seed, value in plain.items()]
+    records += [run("ranpac+fsa", seed, value) for seed, value in adapted.items()]
+    (figure,) = runs.probe_gain(collected(records))
+    for values in (plain, adapted):
+        gains = np.array([100 * (values[seed] - probe[seed]) for seed in probe])
+        assert f"+{gains.mean():.2f} ± {gains.std(ddof=1) / np.sqrt(2):.2f}" in words(figure)
+    assert "FSA" in figure.caption
+    assert not any("FSA" in entry.title for entry in _missing(records))
+    assert any("FSA" in entry.title for entry in _missing(records[:4]))
+
+
+def _missing(records: list[Any]) -> list[Any]:
+    return [entry for section in build_sections(collected(records)) for entry in section.missing]
+
+
+def test_adaptation_may_also_be_said_in_extra() -> None:
+    records = [run("joint-lp", 1, 0.6), run("ri", 1, 0.7, extra={"fsa": {"epochs": 20}})]
+    assert runs.adapted(records[1])
+    (figure,) = runs.probe_gain(collected(records))
+    assert "+10.00" in words(figure)
+
+
+def test_without_a_probe_of_its_seed_a_run_has_no_gain() -> None:
+    assert runs.probe_gain(collected([run("ri", 1)])) == []
+    records = [run("joint-lp", 1, 0.6), run("ri", 1, 0.7), run("ri", 2, 0.9)]
+    (figure,) = runs.probe_gain(collected(records))
+    assert "+10.00" in words(figure)
+    assert any("1 of 2 runs have no probe" in note for note in figure.notes)
+
+
+def test_two_probes_of_one_seed_are_ambiguous_and_none_is_used() -> None:
+    records = [run("joint-lp", 1, 0.6), run("joint-lp", 1, 0.5, options={"alpha": 2.0}), run("ri", 1, 0.7)]
+    assert runs.probe_gain(collected(records)) == []
+
+
+def test_confusion() -> None:
+    matrix = [[3, 1, 0], [0, 4, 0], [2, 2, 4]]
+    (figure,) = runs.confusion(collected([run(extra={"confusion": {"labels": ["a", "b", "c"], "matrix": matrix}})]))
+    assert [panel.title for panel in figure.panels] == ["RANPAC, Toy, B-0 Inc-5, seed 0"]
+    assert {"Predicted class", "True class", "Share (%)"} <= set(words(figure))
+    assert runs.confusion(collected([run()])) == []
+    (figure,) = runs.confusion(collected([run(extra={"confusion": matrix}), run("ri", extra={"confusion": [[1, 2]]})]))
+    assert any("not a square matrix" in note for note in figure.notes)
+
+
+def test_runs_with_other_sessions_are_not_averaged_but_noted() -> None:
+    odd = run(seed=3, results={"by_samples": [0.9, 0.8, 0.7]})
+    (figure,) = runs.stage_accuracy(collected([run(seed=1), run(seed=2), odd]))
+    assert any("1 of 3 runs have other sessions" in note for note in figure.notes)
+
+
+def test_panels_are_limited_and_the_rest_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "MAX_PANELS", 2)
+    records = [run(dataset={"name": f"toy{index:02d}", "fingerprint": "f"}) for index in range(5)]
+    (figure,) = runs.stage_accuracy(collected(records))
+    assert len(figure.panels) == 2
+    assert figure.notes == ["3 further panels are not drawn; the tables hold their numbers"]
+
+
+def test_width_curves_join_what_differs_in_nothing_else() -> None:
+    records = [
+        run("ri", seed, 0.5 + width / 1000, options={"n_units": width}, label=f"RI (n_units={width})")
+        for width in (10, 20)
+        for seed in (1, 2)
+    ]
+    (figure,) = mechanism.width_curves(collected(records))
+    assert {"RI", "10", "20", "Units L", "A_last (%)"} <= set(words(figure))
+    other = [run("ri", 1, options={"n_units": 10}), run("ri", 1, options={"n_units": 20, "alpha": 5.0})]
+    assert mechanism.width_curves(collected(other)) == []
+
+
+def conditioned(seed: int = 1, rank: int = 3) -> Any:
+    ridges = [
+        {
+            "alpha": alpha,
+            "norm": [1.0 + alpha, 2.0 + alpha],
+            "eig_max": [1.0, 2.0],
+            "eig_min": [0.1, 0.2],
+            "condition_number": [10.0, 10.0],
+            "effective_rank": [1.0, 2.0],
+        }
+        for alpha in (0.1, 10.0)
+    ]
+    features = {"shape": [3, 5], "rank": rank, "condition_number": 7.5}
+    results = {"n_units": 5, "condition_number": 7.5, "rank": rank, "features": features, "ridges": ridges}
+    return analysis("conditioning", results, seed=seed, settings={"n_samples": 3})
+
+
+def test_conditioning_figures() -> None:
+    found = collected([], [conditioned(1), conditioned(2)])
+    (norm,) = mechanism.norm_curves(found)
+    # Norms at the two ridges differ most at the first session: 11 against 1.1.
+    assert "at most 9e+02 %" in norm.caption
+    (eigenvalues,) = mechanism.eigenvalue_curves(found)
+    assert len(eigenvalues.panels) == 3
+    (rank,) = mechanism.effective_rank(found)
+    assert [panel.title for panel in rank.panels] == ["Toy, B-0 Inc-5, λ = 0.1", "Toy, B-0 Inc-5, λ = 10"]
+    (bars,) = mechanism.condition_bars(found)
+    assert "7.50 ± 0.00" in words(bars)
+    assert bars.notes == []
+    (bars,) = mechanism.condition_bars(collected([], [conditioned(rank=2)]))
+    assert any("rank 2 of 3" in note for note in bars.notes)
+
+
+def test_xi_tells_fixed_from_adaptive_and_units_apart() -> None:
+    records = [
+        analysis("xi", {"a_last": 0.5, "n_units": 100}, seed=seed, options={"scales": scales}, settings={"unit": unit})
+        for seed in (1, 2)
+        for scales in ([0.08], [0.02, 0.1])
+        for unit in ("absolute", "rms")
+    ]
+    for index, record in enumerate(records):
+        object.__setattr__(record, "run_id", str(index))
+    (figure,) = mechanism.xi_settings(collected([], records))
+    assert len(figure.panels) == 2
+    assert words(figure).count("50.00 ± 0.00  (L = 100)") == 4
+    assert {"fixed 0.08", "adaptive 0.02 to 0.1"} <= set(words(figure))
+
+
+def test_an_archive_of_analyses_alone_names_the_runs_as_not_run() -> None:
+    missing = {entry.title: entry.command for entry in _missing_of(collected([], [conditioned()]))}
+    assert missing["Accuracy"] == "evergrow lab run experiments/feature_heads_official.toml"
+    assert missing["Similarity of bases"] == "evergrow lab mechanism experiments/mechanism.toml"
+    assert "Norm of Pₜ" not in missing
+
+
+def _missing_of(found: RecordSet) -> list[Any]:
+    return [entry for section in build_sections(found) for entry in section.missing]

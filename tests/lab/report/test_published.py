@@ -1,0 +1,124 @@
+"""The published numbers: all there, and marked as the numbers themselves say."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+
+import pytest
+
+from evergrow.lab.report import load_published
+from evergrow.lab.report.published import PublishedTable, known_backbone, known_dataset, published_row
+
+TABLES = load_published().tables
+
+COUNTS = {
+    # rows and numbers: methods x data sets x protocols x metrics, and one number per data set for joint training
+    "main": (13, 11 * 4 * 2 * 2 + 2 * 4),
+    "dinov2": (8, 7 * 4 * 2 * 2 + 4),
+    "resnet101": (7, 7 * 4 * 2 * 2),
+    "forgetting": (7, 7 * 4 * 2),
+    "strategy": (3, 3 * 4 * 2),
+    "search": (9, 9 * 2),
+    "sizes": (1, 4),
+}
+
+# Read from the paper's tables by eye, apart from how the file was made.
+SPOT_CHECKS = [
+    ("main", "CODA-Prompt", "ImageNet-A", "B-0 Inc-10", "a_avg", 50.17, 0.97),
+    ("main", "Joint fine-tuning", "OmniBenchmark", None, "a_last", 82.27, 0.26),
+    ("main", "EASE", "ImageNet-R", "B-0 Inc-5", "a_avg", 76.69, 0.24),
+    ("main", "AnaCP", "OmniBenchmark", "B-0 Inc-10", "a_avg", 86.45, 0.71),
+    ("dinov2", "RanPAC", "ImageNet-A", "B-0 Inc-5", "a_last", 48.56, 2.56),
+    ("dinov2", "SCL-MGSM", "ObjectNet", "B-0 Inc-5", "a_avg", 80.34, 1.96),
+    ("resnet101", "LoRanPAC", "ImageNet-A", "B-0 Inc-10", "a_avg", 30.15, 1.24),
+    ("resnet101", "SimpleCIL", "ObjectNet", "B-0 Inc-10", "a_last", 29.25, 0.02),
+    ("forgetting", "RanPAC", "ImageNet-A", "B-0 Inc-5", "f_avg", 24.83, 6.31),
+    ("forgetting", "SimpleCIL", "OmniBenchmark", "B-0 Inc-10", "f_avg", 8.04, 0.07),
+    ("strategy", "SCSM", "ImageNet-A", None, "a_last", 44.85, 1.47),
+    ("sizes", "SCL-MGSM", "ImageNet-A", None, "n_units", 15950.0, 313.0),
+]
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_number_of_every_table_is_there(name: str) -> None:
+    rows = TABLES[name].rows
+    assert (len(rows), sum(len(row.cells) for row in rows)) == COUNTS[name]
+    assert set(TABLES) == set(COUNTS)
+
+
+@pytest.mark.parametrize("check", SPOT_CHECKS, ids=lambda check: f"{check[0]}-{check[1]}")
+def test_spot_checks(check: tuple[str, str, str, str | None, str, float, float]) -> None:
+    name, label, *rest = check
+    row = next(row for row in TABLES[name].rows if row.label == label)
+    assert tuple(rest) in {(cell.dataset, cell.protocol, cell.metric, cell.value, cell.error) for cell in row.cells}
+
+
+@pytest.mark.parametrize("name", ["main", "dinov2", "resnet101", "forgetting"])
+def test_bold_is_best_and_underlined_second_in_every_column(name: str) -> None:
+    for column in columns(TABLES[name]):
+        ordered = sorted(column, key=lambda entry: entry[0], reverse=name != "forgetting")
+        assert [mark for _, mark in ordered[:2]] == ["best", "second"]
+        assert all(mark == "" for _, mark in ordered[2:])
+
+
+def test_the_strategy_tables_bold_is_best() -> None:
+    for column in columns(TABLES["strategy"]):
+        assert [mark for _, mark in sorted(column, reverse=True)] == ["best", "", ""]
+
+
+def columns(table: PublishedTable) -> list[list[tuple[float, str]]]:
+    entries = sorted(
+        (cell.dataset, str(cell.protocol), cell.metric, cell.value, cell.mark)
+        for row in table.rows
+        for cell in row.cells
+        if not row.method.startswith("joint")
+    )
+    return [[entry[3:] for entry in group] for _, group in groupby(entries, lambda entry: entry[:3])]
+
+
+def test_the_source_is_named() -> None:
+    published = load_published()
+    assert "Guided Random Projection" in published.title
+    assert published.project_page.startswith("https://")
+    assert all(re.fullmatch(r"tab:\w+", table.label) and table.caption for table in TABLES.values())
+
+
+def test_the_search_table_names_its_settings() -> None:
+    titles = [row.title for row in TABLES["search"].rows]
+    assert titles[0] == "MGSM (s=10, B_max=5)"
+    assert len(set(titles)) == 9
+
+
+def test_a_published_table_is_a_comparison_marked_as_in_print() -> None:
+    comparison = TABLES["main"].comparison()
+    assert len(comparison.columns) == 16
+    assert all(cell is not None and cell.rank == 1 for cell in comparison.cells[-1])
+    joint = comparison.cells[0]
+    assert [cell is None for cell in joint] == [column.metric.title == "A_avg" for column in comparison.columns]
+    assert comparison.quoted == tuple(comparison.rows)
+
+
+def test_adapted_and_plain_methods_are_different_rows_of_the_paper() -> None:
+    assert published_row(TABLES["main"], "scl-mgsm") is None
+    assert published_row(TABLES["strategy"], "scl-mgsm+fsa") is None
+    plain = published_row(TABLES["strategy"], "scl-mgsm")
+    assert plain is not None
+    assert plain.label == "MGSM"
+    unsaid = TABLES["resnet101"]
+    assert published_row(unsaid, "ranpac") is published_row(unsaid, "ranpac+fsa") is not None
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        ({"name": "imagenet-a", "backbone": {"name": "resnet101.tv_in1k"}}, ("ImageNet-A", "ResNet101")),
+        ({"name": "ObjectNet", "backbone": "vit_base_patch14_dinov2.lvd142m"}, ("ObjectNet", "DINO-v2")),
+        ({"name": "omnibenchmark", "backbone": {"name": "vit_base_patch16_clip"}}, ("OmniBenchmark", None)),
+        ({"name": "cub200_efficientnet_lite0"}, (None, None)),
+        ({"name": "imagenet_r", "backbone": {"name": "resnet101", "weights": "random"}}, ("ImageNet-R", None)),
+        ({"name": "imagenet_r", "backbone": {"name": "resnet101", "weights": "hub"}}, ("ImageNet-R", "ResNet101")),
+    ],
+)
+def test_names_of_data_and_backbones(dataset: dict[str, object], expected: tuple[str | None, str | None]) -> None:
+    assert (known_dataset(dataset), known_backbone(dataset)) == expected

@@ -1,0 +1,147 @@
+"""Streams: every training sample once, every test sample in one task, whatever the protocol."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evergrow.core.errors import EvergrowError, UnknownNameError
+from evergrow.lab.streams import Protocol, class_order, make_stream
+
+RNG = np.random.default_rng(0)
+Y_TRAIN = RNG.permutation(np.repeat(np.arange(23), RNG.integers(3, 15, size=23)))
+Y_TEST = RNG.permutation(np.repeat(np.arange(23), RNG.integers(1, 6, size=23)))
+
+PROTOCOLS = [
+    Protocol(increment=5),
+    Protocol(initial=10, increment=4),
+    Protocol(increment=23),
+    Protocol(increment=5, shuffle=False),
+    Protocol(increment=5, disjoint=True),
+    Protocol(increment=5, blur=0.3),
+    Protocol(increment=2, blur=1.0, blurry_classes=1.0),
+    Protocol(increment=5, repeat=0.4),
+    Protocol(increment=5, repeat=1.0),
+    Protocol(increment=5, batch_size=7),
+]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.name + " disjoint" * p.disjoint)
+def test_samples_are_partitioned(protocol: Protocol) -> None:
+    stream = make_stream(Y_TRAIN, Y_TEST, protocol, seed=3)
+    train = np.concatenate([task.train for task in stream])
+    test = np.concatenate([task.test for task in stream])
+    assert sorted(train.tolist()) == list(range(len(Y_TRAIN)))
+    assert sorted(test.tolist()) == list(range(len(Y_TEST)))
+    seen: set[int] = set()
+    for index, task in enumerate(stream):
+        present = set(Y_TRAIN[task.train].tolist())
+        assert task.index == index
+        assert present == set(task.classes.tolist())
+        assert present - seen == set(task.new_classes.tolist())
+        assert set(Y_TEST[task.test].tolist()) == present - seen  # every class has test samples here
+        assert len(task.train)
+        seen |= present
+    assert seen == set(range(23))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.name + " disjoint" * p.disjoint)
+def test_same_seed_same_stream_and_other_seed_another(protocol: Protocol) -> None:
+    one, two, other = (make_stream(Y_TRAIN, Y_TEST, protocol, seed=s) for s in (3, 3, 4))
+    np.random.random()  # noqa: NPY002 (the global generator must not matter)
+    assert all((a.train == b.train).all() and (a.test == b.test).all() for a, b in zip(one, two))
+    assert any(len(a.train) != len(b.train) or (a.train != b.train).any() for a, b in zip(one, other))
+
+
+def test_class_incremental_follows_the_order_with_a_remainder() -> None:
+    stream = make_stream(Y_TRAIN, Y_TEST, Protocol(initial=10, increment=5), seed=1993)
+    assert [len(task.classes) for task in stream] == [10, 5, 5, 3]
+    assert np.concatenate([task.classes for task in stream]).tolist() == class_order(23).tolist()
+    assert stream.order.tolist() == class_order(23).tolist()
+
+
+def test_labels_may_be_strings() -> None:
+    names = np.array(["ant", "bee", "cat"])
+    stream = make_stream(names[[0, 1, 2, 0]], names[[2]], Protocol(increment=2, shuffle=False))
+    assert [task.classes.tolist() for task in stream] == [["ant", "bee"], ["cat"]]
+    assert [len(task.test) for task in stream] == [0, 1]
+
+
+def test_blur_moves_the_stated_share_of_the_blurry_classes_only() -> None:
+    y = np.repeat(np.arange(40), 50)
+    plain = make_stream(y, y, Protocol(increment=10), seed=2)
+    blurred = make_stream(y, y, Protocol(increment=10, blur=0.2, blurry_classes=0.5), seed=2)
+    home = {c: task.index for task in plain for c in task.classes.tolist()}
+    moved = [y[row] for task in blurred for row in task.train if home[y[row]] != task.index]
+    assert len(set(moved)) <= 20
+    assert len(moved) == pytest.approx(0.2 * 1000 * 3 / 4, rel=0.15)  # a quarter draws its own task again
+
+
+def test_repeat_shares_samples_evenly_and_never_before_the_first_visit() -> None:
+    y = np.repeat(np.arange(12), 30)
+    stream = make_stream(y, y, Protocol(increment=3, repeat=1.0), seed=2)
+    for task in stream:
+        visits = np.unique(y[task.train], return_counts=True)[1]
+        assert len(visits) == 3 * (task.index + 1)
+    first = stream.tasks[0]
+    counts = [int((y[task.train] == first.classes[0]).sum()) for task in stream]
+    assert counts == [8, 8, 7, 7]
+
+
+def test_online_batches_are_the_task_cut_in_pieces() -> None:
+    stream = make_stream(Y_TRAIN, Y_TEST, Protocol(increment=5, batch_size=7))
+    offline = make_stream(Y_TRAIN, Y_TEST, Protocol(increment=5))
+    for task, whole in zip(stream, offline):
+        batches = list(stream.batches(task))
+        assert {len(batch) for batch in batches[:-1]} <= {7}
+        assert np.concatenate(batches).tolist() == whole.train.tolist()
+        assert [len(batch) for batch in offline.batches(whole)] == [len(whole.train)]
+
+
+def test_rows_within_a_task_are_shuffled() -> None:
+    y = np.repeat(np.arange(4), 100)
+    task = make_stream(y, y, Protocol(increment=4)).tasks[0]
+    assert len(np.unique(y[task.train[-80:]])) == 4  # a hold-out of the last fifth has every class
+
+
+def test_seen_test_numbers_the_tasks() -> None:
+    stream = make_stream(Y_TRAIN, Y_TEST, Protocol(increment=5))
+    rows, ids = stream.seen_test(2)
+    for task in stream.tasks[:3]:
+        assert rows[ids == task.index].tolist() == task.test.tolist()
+    assert len(rows) == sum(len(task.test) for task in stream.tasks[:3])
+
+
+def test_disjoint_streams_have_disjoint_first_tasks() -> None:
+    protocol = Protocol(increment=5, disjoint=True)
+    firsts = [
+        set(make_stream(Y_TRAIN, Y_TEST, protocol, seed=s, earlier_seeds=(1, 2, 3)[:i]).tasks[0].classes.tolist())
+        for i, s in enumerate((1, 2, 3))
+    ]
+    assert len(set.union(*firsts)) == 15
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Protocol(increment=0),
+        lambda: Protocol(initial=-1),
+        lambda: Protocol(blur=1.5),
+        lambda: Protocol(blur=0.1, repeat=0.1),
+        lambda: Protocol(shuffle=False, disjoint=True),
+        lambda: Protocol(shuffle="no"),  # type: ignore[arg-type]
+        lambda: make_stream(Y_TRAIN, Y_TEST, Protocol(initial=24)),
+        lambda: make_stream([0, 1], [2]),
+        lambda: make_stream([], []),
+        lambda: make_stream([0.5, 1.5], [0.5]),
+        lambda: make_stream([[0], [1]], [0]),
+    ],
+)
+def test_wrong_input_is_a_typed_error(call) -> None:
+    with pytest.raises(EvergrowError, match="must"):
+        call()
+
+
+def test_unknown_protocol_setting_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="'increment'"):
+        Protocol.from_dict({"incremnt": 3})
