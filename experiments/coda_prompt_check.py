@@ -3,7 +3,7 @@
 The method is written out here in plain torch, without evergrow, for two purposes: to see that the library's numbers are
 the method's and not a mistake of the library, and to ask what becomes of it without prompts, in a single task, or if
 the network of every task were kept. Data and weights as in cifar100_vit_small.toml, searched in the folders of
-$EVERGROW_DATA and in ../shared/images and ../shared/weights; a CPU would take hours.
+$EVERGROW_DATA; a CPU would take hours.
 
     python experiments/coda_prompt_check.py experiments/coda_prompt_check.jsonl --name prompts
     python experiments/coda_prompt_check.py experiments/coda_prompt_check.jsonl --name "no prompts" --prompts none
@@ -63,10 +63,9 @@ def arguments() -> argparse.Namespace:
 
 def find(name: str) -> Path:
     """Return a file of the data folders."""
-    named = [Path(part) for part in os.environ.get("EVERGROW_DATA", "").split(os.pathsep) if part]
-    for folder in [*named, Path("../shared/images"), Path("../shared/weights")]:
-        if (folder / name).is_file():
-            return folder / name
+    for folder in os.environ.get("EVERGROW_DATA", "").split(os.pathsep):
+        if folder and Path(folder, name).is_file():
+            return Path(folder, name)
     raise SystemExit(f"{name} must be in a folder of $EVERGROW_DATA, got none there")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +20,37 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that want real data, before ``-m`` selects."""
+    for item in items:
+        if "shared" in getattr(item, "fixturenames", ()):
+            item.add_marker("shared")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was skipped and why, the most frequent reason first."""
+    reasons = Counter(skip_reason(report) for report in terminalreporter.stats.get("skipped", []))
+    if reasons:
+        terminalreporter.section("skipped", sep="-")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:6d}  {reason}")
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Return why a test or a module was skipped, without what differs between tests of one reason."""
+    text = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+    text = text.removeprefix("Skipped: ")
+    missing = re.match(r"could not import '([^'.]+)", text)
+    return f"needs the package {missing[1]}" if missing else text
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Return the folder with real data, or skip where it is absent."""
     folder = Path(os.environ.get("EVERGROW_SHARED", Path(__file__).parents[2] / "shared"))
     if not (folder / "features").is_dir():
-        pytest.skip(f"no real data: set EVERGROW_SHARED to a folder with features/ (looked in {folder})")
+        pytest.skip("needs real data: a folder with features/, images/, ... that EVERGROW_SHARED names")
     return folder
 
 

@@ -15,7 +15,6 @@ from tests.commands import evergrow
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EVERGROW_DATA", raising=False)
-    monkeypatch.delenv("EVERGROW_SHARED", raising=False)
 
 
 def _run(*arguments: str) -> Any:

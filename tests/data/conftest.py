@@ -23,7 +23,6 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     work.mkdir()
     monkeypatch.chdir(work)
     monkeypatch.delenv("EVERGROW_DATA", raising=False)
-    monkeypatch.delenv("EVERGROW_SHARED", raising=False)
     return work
 
 

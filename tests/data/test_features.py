@@ -38,7 +38,6 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work.mkdir()
     monkeypatch.chdir(work)
     monkeypatch.delenv("EVERGROW_DATA", raising=False)
-    monkeypatch.delenv("EVERGROW_SHARED", raising=False)
 
 
 def test_npz_by_path_keeps_the_stored_type(tmp_path: Path) -> None:
@@ -79,12 +78,12 @@ def test_bfloat16_is_read_exactly(tmp_path: Path) -> None:
     np.testing.assert_array_equal(load_features(tmp_path / "toy.safetensors").X_train, X)
 
 
-@pytest.mark.parametrize("place", ["EVERGROW_DATA", "EVERGROW_SHARED", "../shared/features", "data"])
+@pytest.mark.parametrize("place", ["EVERGROW_DATA", "data"])
 def test_names_are_found_in_every_place(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(place)
-    if place.startswith("EVERGROW"):
-        monkeypatch.setenv(place, str(tmp_path / "else"))
-        folder = tmp_path / "else" / ("features" if place == "EVERGROW_SHARED" else "")
+    if place == "EVERGROW_DATA":
+        folder = tmp_path / "else"
+        monkeypatch.setenv(place, str(folder))
     folder.mkdir(parents=True)
     np.savez(folder / "toy.npz", **ARRAYS)
     assert load_features("toy").name == "toy"
@@ -111,7 +110,6 @@ def test_missing_name_says_what_where_and_how() -> None:
     for part in (
         "cub20.npz",
         "cub20.safetensors",
-        "../shared/features",
         "data",
         "'cub200'",
         "EVERGROW_DATA",

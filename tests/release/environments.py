@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 # What would lead a process of the environment to this repository, to settings of this machine, or to a model hub.
-HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "EVERGROW_SHARED")
+HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "EVERGROW_DATA")
 
 
 class Environment:

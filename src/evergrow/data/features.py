@@ -244,20 +244,17 @@ def features_of(path: Path, file: ArrayFile) -> FeatureSet:
 def search_path(environ: Mapping[str, str] | None = None) -> list[Path]:
     """Return the folders that names are looked for in, first match wins.
 
-    ``$EVERGROW_DATA`` (several folders as in ``$PATH``), the folders ``features``, ``images`` and ``weights`` of
-    ``$EVERGROW_SHARED`` and of ``../shared``, and ``./data``.
+    These are the folders of ``$EVERGROW_DATA`` (several as in ``$PATH``), then ``./data``.
 
     Examples
     --------
     >>> from evergrow.data import search_path
-    >>> [folder.as_posix() for folder in search_path({"EVERGROW_DATA": "/a"})][:2]
-    ['/a', '../shared/features']
+    >>> [folder.as_posix() for folder in search_path({"EVERGROW_DATA": "/a"})]
+    ['/a', 'data']
     """
     environ = os.environ if environ is None else environ
     folders = [Path(part) for part in environ.get("EVERGROW_DATA", "").split(os.pathsep) if part]
-    shared = [Path(environ["EVERGROW_SHARED"])] if environ.get("EVERGROW_SHARED") else []
-    parts = ("features", "images", "weights")
-    return [*folders, *(root / part for root in (*shared, Path("../shared")) for part in parts), Path("data")]
+    return [*folders, Path("data")]
 
 
 def available_features() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,13 @@ import pytest
 
 from evergrow.lab.heads import ACILClassifier, KLDAClassifier, LoRanPACClassifier, RanPACClassifier, SimpleCILClassifier
 
-FOLDERS = [Path(os.environ.get("EVERGROW_DATA", "data")), Path(__file__).parents[3] / "shared" / "features"]
 N_UNITS = 500
 
 
 @pytest.fixture(scope="module")
-def birds() -> Any:
-    for folder in FOLDERS:
-        path = folder / "cub200_efficientnet_lite0.npz"
-        if path.exists():
-            with np.load(path) as file:
-                return {name: file[name] for name in ("X_train", "y_train", "X_test", "y_test")}
-    return pytest.skip("cub200_efficientnet_lite0.npz is not on this machine")
+def birds(shared: Path) -> Any:
+    with np.load(shared / "features" / "cub200_efficientnet_lite0.npz") as file:
+        return {name: file[name] for name in ("X_train", "y_train", "X_test", "y_test")}
 
 
 class Birds:
