@@ -93,12 +93,6 @@ def test_names_are_looked_up_in_the_search_path(alone: Path, tree: Tree, monkeyp
     assert load_data("mail").kind == "text"
 
 
-def test_a_file_of_just_that_name_goes_before_a_benchmark(alone: Path) -> None:
-    (alone / "data").mkdir()
-    np.savez(alone / "data" / "cub200.npz", **{**IMAGES, "X_train": np.eye(12), "X_test": np.eye(12)[:4]})
-    assert isinstance(load_data("cub200"), FeatureSet)
-
-
 # -- options ----------------------------------------------------------------------------------------------
 
 

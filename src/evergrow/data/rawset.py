@@ -33,10 +33,6 @@ class RawSet:
         Where the data came from, for people.
     layout : str
         How they were laid out there.
-    benchmark : str
-        Key of the benchmark that they are to be compared with, or empty.
-    fixed_order : bool
-        Whether the benchmark's classes arrive in their natural order, as VTAB's do.
     notes : tuple of str
         What is worth knowing: files left out, how the split came about.
     cautions : tuple of str
@@ -63,8 +59,6 @@ class RawSet:
     class_names: tuple[str, ...]
     source: str = ""
     layout: str = ""
-    benchmark: str = ""
-    fixed_order: bool = False
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     whole: bool = False
