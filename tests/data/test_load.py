@@ -192,7 +192,7 @@ def test_report_names_small_and_large_classes(tree: Tree) -> None:
     report = inspect_data(data, most=2)
     assert report.smallest == [("b", 6, 2), ("a", 9, 1)]
     assert report.largest == [("c", 30, 3), ("a", 9, 1)]
-    assert (report.kind, report.n_features, report.differences, report.cautions) == ("image", 0, [], [])
+    assert (report.kind, report.n_features, report.cautions) == ("image", 0, [])
 
 
 def test_classes_alike_and_classes_with_few(tree: Tree) -> None:

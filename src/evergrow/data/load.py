@@ -265,11 +265,11 @@ def _load_name(name: str, options: DataOptions) -> RawSet | FeatureSet:
 
 def _nowhere(name: str, roots: list[Path]) -> DatasetNotFoundError:
     suffixes = ", ".join(file_suffixes("first", "last"))
+    near = f"; nearest: {nearest(name, known)}" if (known := available_features()) else ""
     return DatasetNotFoundError(
         f"data set {name!r} must be on disk: looked for a folder or file {name} "
-        f"({suffixes}) in {', '.join(str(root) for root in roots)}; "
-        f"nearest: {nearest(name, available_features())}. Give the path of a folder with train/<class>/* and "
-        "test/<class>/*, or name the folder above it in the environment variable EVERGROW_DATA"
+        f"({suffixes}) in {', '.join(str(root) for root in roots)}{near}. "
+        "Give the path of a folder with train/<class>/* and test/<class>/*, or name the folder above it in the environment variable EVERGROW_DATA"
     )
 
 

@@ -45,7 +45,7 @@ class RawSet:
     >>> import numpy as np
     >>> from evergrow.core.items import Texts
     >>> from evergrow.data import RawSet
-    >>>     >>> y = np.array([0, 0, 1, 1])
+    >>> y = np.array([0, 0, 1, 1])
     >>> data = RawSet("toy", Texts(("a", "b", "c", "d")), y, Texts(("e", "f", "g", "h")), y, ("one", "two"))
     >>> data.kind, data.n_classes
     ('text', 2)
