@@ -269,7 +269,8 @@ def _nowhere(name: str, roots: list[Path]) -> DatasetNotFoundError:
     return DatasetNotFoundError(
         f"data set {name!r} must be on disk: looked for a folder or file {name} "
         f"({suffixes}) in {', '.join(str(root) for root in roots)}{near}. "
-        "Give the path of a folder with train/<class>/* and test/<class>/*, or name the folder above it in the environment variable EVERGROW_DATA"
+        "Give the path of a folder with train/<class>/* and test/<class>/*, or name the folder above it in the "
+        "environment variable EVERGROW_DATA"
     )
 
 
