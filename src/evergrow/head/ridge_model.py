@@ -25,15 +25,13 @@ from evergrow.head.layers.normalize import NORMALIZATIONS, normalize
 from evergrow.head.linalg import (
     ClassGeometry,
     RidgeState,
-    Totals,
     alpha_grid,
     at_least_some,
-    join_states,
     read_state,
     safe_cholesky,
+    sum_columns,
     take_columns,
 )
-from evergrow.head.linalg.state import sum_columns
 from evergrow.head.moments import MOMENTS, ClassMoments
 from evergrow.head.readout import row_energy
 from evergrow.head.shapes import SHAPES, ShapeModel
@@ -163,10 +161,6 @@ class RidgeModel:
             self, state=state, counts=counts, moments=moments, lineage=lineage, shapes=shapes, masses=masses
         )
 
-    def after_solve(self) -> RidgeModel:
-        """Return the model that knows that weights were asked for."""
-        return dataclasses.replace(self, state=self.state.after_solve())
-
     def unlearn(self, Z: Tensor, codes: Tensor, alpha: float, weights: Tensor | None = None) -> RidgeModel:
         """Return the model with rows taken out again; raise :class:`UnlearnError` if they were never in."""
         removed = torch.bincount(codes, minlength=len(self.counts))
@@ -253,9 +247,8 @@ class RidgeModel:
         rows, count = self._forgotten_rows(dropped)
         counts, masses = self.counts[list(columns)], None if self.masses is None else self.masses[list(columns)]
         state = self.state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)
-        state = state.select_targets(columns).with_totals(
-            Totals(self.state.count - count, float((counts if masses is None else masses).sum()))
-        )
+        squares = float((counts if masses is None else masses).sum())
+        state = dataclasses.replace(state.select_targets(columns), count=self.state.count - count, sq_targets=squares)
         moments = None if self.moments is None else self.moments.select(columns, rows.shape[1], rows)
         shapes = None if self.shapes is None else self.shapes.select(columns)
         return dataclasses.replace(self, state=state, counts=counts, moments=moments, shapes=shapes, masses=masses)
@@ -368,7 +361,7 @@ class RidgeModel:
             self,
             masses=masses,
             shapes=shapes[0].merge(shapes[1]).merge(shapes[2], sign=-1.0) if shapes else None,
-            state=join_states(*states),
+            state=states[0].merge(states[1]).merge(states[2], sign=-1),
             counts=(counts[0] + counts[1] - counts[2]).to(self.counts.device),
             lineage=self.lineage | other.lineage,
         )

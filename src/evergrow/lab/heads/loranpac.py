@@ -17,7 +17,7 @@ from evergrow.head.classifier import SEEDS, Contents
 from evergrow.head.labels import LabelUpdate
 from evergrow.head.layers import GaussianProjection, Projection, read_projection
 from evergrow.head.layers.contrast import check_contrast
-from evergrow.head.linalg.state import check_size, read_gram, sum_columns, take_columns
+from evergrow.head.linalg import check_size, read_gram, sum_columns, take_columns
 from evergrow.head.maps import LayerMap
 from evergrow.head.migrations import nested, split_tensors
 from evergrow.head.regrouping import Mergeable, Regrouping
