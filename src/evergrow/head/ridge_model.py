@@ -18,6 +18,7 @@ from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.progress import Meter
+from evergrow.core.record import from_archive, to_archive
 from evergrow.core.wording import action, setting
 from evergrow.head.feature_blocks import BLOCKS, FeatureBlocks
 from evergrow.head.layers import Projection, read_projection
@@ -27,7 +28,6 @@ from evergrow.head.linalg import (
     RidgeState,
     alpha_grid,
     at_least_some,
-    read_state,
     safe_cholesky,
     sum_columns,
     take_columns,
@@ -400,7 +400,7 @@ class RidgeModel:
 
     def to_archive(self) -> Archive:
         """Return what a file holds of the model."""
-        parts = {"layer": self.projection.to_archive(), "state": self.state.to_archive()}
+        parts = {"layer": self.projection.to_archive(), "state": to_archive(self.state)}
         if self.moments is not None:
             parts["moments"] = self.moments.to_archive()
         if self.shapes is not None:
@@ -437,7 +437,7 @@ class RidgeModel:
             features = blocks.n_features_in
         fits = n_features is None or features == n_features
         fields.require(fits, "its layer is for features of another width")
-        state = read_state(fields.part("state"), device, fields.inside("state"))
+        state = from_archive(RidgeState, fields.part("state"), device=device, name=fields.inside("state"))  # type: ignore[type-abstract]
         fields.require(state.n_features == width, "its statistics are of another width than its layer")
         n_targets, learned, squares = state.n_targets, state.count, state.sq_targets
         counts = read_counts(fields, "counts", n_targets).to(device)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from evergrow.core.archive import Archive
 from evergrow.core.validation import check_choice
 from evergrow.head.linalg.block_weights import LARGEST_BLOCK_WEIGHT, BlockChoice, choose_block_weights
 from evergrow.head.linalg.class_shapes import LIKELIEST, ClassShapes, ShapeScores
 from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky, symmetric_eigh
 from evergrow.head.linalg.mean_estimates import MeanEstimates
-from evergrow.head.linalg.recursive import LARGEST_WEIGHT, RECURSION, RecursiveState
+from evergrow.head.linalg.recursive import LARGEST_WEIGHT, RecursiveState
 from evergrow.head.linalg.ridge_choice import (
     PAPER_ALPHAS,
     AlphaChoice,
@@ -24,12 +23,11 @@ from evergrow.head.linalg.ridge_choice import (
 from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter, at_least_some
 from evergrow.head.linalg.statistics import (
     LARGEST,
-    STATISTICS,
     RidgeSolution,
     RidgeState,
     RidgeStatistics,
+    check_gram,
     check_size,
-    read_gram,
     sum_columns,
     take_columns,
 )
@@ -57,14 +55,13 @@ __all__ = [
     "Spectrum",
     "alpha_grid",
     "at_least_some",
+    "check_gram",
     "check_size",
     "choose_block_weights",
     "choose_by_gcv",
     "choose_by_holdout",
     "choose_ridge",
     "create_state",
-    "read_gram",
-    "read_state",
     "safe_cholesky",
     "sum_columns",
     "symmetric_eigh",
@@ -109,12 +106,3 @@ def create_state(
     if solver == "recursive":
         return RecursiveState.create(n_features, n_targets, alpha=floor if alpha is None else alpha, device=device)
     return RidgeStatistics.create(n_features, n_targets, solver, floor=floor, device=device)
-
-
-def read_state(archive: Archive, device: torch.device, name: str = "the statistics") -> RidgeState:
-    """Return the statistics of either kind that an archive holds, or raise :class:`FileFormatError`."""
-    fields = archive.open(STATISTICS.name, RECURSION.name, name=name)
-    kind: type[RidgeStatistics | RecursiveState] = RidgeStatistics
-    if archive.kind == RECURSION.name:
-        kind = RecursiveState
-    return kind.from_archive(fields, device)

@@ -5,26 +5,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import NumericalError
-from evergrow.core.fields import Fields
+from evergrow.core.record import Between, Spec, record, require
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.statistics import (
     ACCUMULATION_DTYPE,
-    LARGEST,
     Batch,
     RidgeSolution,
     RidgeState,
     RidgeStatistics,
     check_alpha,
+    check_gram,
     check_shape,
-    read_gram,
 )
 
 BLOCK_ROWS = 512
@@ -33,9 +31,8 @@ BLOCK_ROWS = 512
 LARGEST_WEIGHT = 1e100
 """Class weights beyond this are larger than any data can make them."""
 
-RECURSION = register_kind("ridge-recursion", since="0.3")
 
-
+@record("ridge-recursion")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecursiveState(RidgeState):
     """The inverse ``R = (G + alpha I)^-1`` and the weights, carried along.
@@ -69,9 +66,9 @@ class RecursiveState(RidgeState):
     [0.5, 1.5]
     """
 
-    inverse: Tensor
-    weights: Tensor
-    alpha: float
+    inverse: Annotated[Tensor, Spec(("k", "k"))]
+    weights: Annotated[Tensor, Spec(("k", "C"), largest=LARGEST_WEIGHT)]
+    alpha: Annotated[float, Between(above=0.0)]
 
     @classmethod
     def create(cls, n_features: int, n_targets: int, *, alpha: float, device: torch.device | str = "cpu") -> Self:
@@ -134,29 +131,10 @@ class RecursiveState(RidgeState):
         gram.diagonal().sub_(self.alpha)
         return RidgeStatistics(gram=gram, cross=self.cross, count=self.count, sq_targets=self.sq_targets)
 
-    def to_archive(self) -> Archive:
-        """Return the inverse, the weights, the cross matrix and the ridge."""
-        tensors = {"inverse": self.inverse, "weights": self.weights, "cross": self.cross}
-        meta = {"alpha": self.alpha, "count": self.count, "sq_targets": self.sq_targets}
-        return RECURSION.archive(meta, tensors)
-
-    @classmethod
-    def from_archive(cls, fields: Fields, device: torch.device) -> Self:
-        """Return the recursion that :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
-        inverse = read_gram(fields, "inverse", None, device)
-        fields.require(len(inverse) > 0 and bool((inverse.diagonal() > 0.0).all()), "its inverse is of no matrix")
-        cross = fields.tensor("cross", (len(inverse), None), largest=LARGEST)
-        weights = fields.tensor("weights", cross.shape, largest=LARGEST_WEIGHT)
-        alpha = fields.number("alpha", low=0.0)
-        fields.require(alpha > 0.0, "its ridge is zero")
-        return cls(
-            inverse=inverse,
-            weights=weights.to(device),
-            cross=cross.to(device),
-            alpha=alpha,
-            count=fields.integer("count"),
-            sq_targets=fields.number("sq_targets", low=-1e-6),
-        )
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless a file holds an inverse that rows can have."""
+        check_gram("inverse", self.inverse)
+        require(bool((self.inverse.diagonal() > 0.0).all()), "its inverse is of no matrix")
 
 
 def _woodbury_step(inverse: Tensor, weights: Tensor, H: Tensor, Y: Tensor, sign: int) -> Tensor:

@@ -26,15 +26,14 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.fields import Fields
+from evergrow.core.record import Between, Spec, record, require
 from evergrow.core.validation import check_matrix
 from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
 
@@ -65,8 +64,6 @@ PART_SHARE = 5
 """Parts of a dense whole are compact up to a rank of one in so many columns: then they are a quarter of the bytes."""
 
 Batch = tuple[Tensor, Tensor]
-
-STATISTICS = register_kind("ridge-statistics", since="0.3")
 
 
 @dataclass(frozen=True)
@@ -102,9 +99,9 @@ class RidgeState(ABC):
         Net sum of squared targets.
     """
 
-    cross: Tensor
+    cross: Annotated[Tensor, Spec(("k", "C"), largest=LARGEST)]
     count: int = 0
-    sq_targets: float = 0.0
+    sq_targets: Annotated[float, Between(-1e-6)] = 0.0
 
     @property
     @abstractmethod
@@ -224,14 +221,11 @@ class RidgeState(ABC):
         check_alpha(alpha)
         return 0.0
 
-    @abstractmethod
-    def to_archive(self) -> Archive:
-        """Return what a file holds of the state."""
-
     def _plus(self, count: int, sq_targets: float, sign: int) -> dict[str, Any]:
         return {"count": self.count + sign * count, "sq_targets": self.sq_targets + sign * sq_targets}
 
 
+@record("ridge-statistics")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RidgeStatistics(RidgeState):
     """Statistics of rows, dense or in a basis of their own.
@@ -275,13 +269,13 @@ class RidgeStatistics(RidgeState):
     ('compact', 1)
     """
 
-    gram: Tensor
-    basis: Tensor | None = None
+    gram: Annotated[Tensor, Spec(("k", "k"))]
+    basis: Annotated[Tensor, Spec(("L", "k"))] | None = None
     solver: str = "dense"
-    floor: float = 0.0
-    left: float = 0.0
-    dropped: float = 0.0
-    growth: float = 0.0
+    floor: Annotated[float, Between(0.0)] = 0.0
+    left: Annotated[float, Between(0.0)] = 0.0
+    dropped: Annotated[float, Between(0.0)] = 0.0
+    growth: Annotated[float, Between(0.0)] = 0.0
     rank_limit: int = 0
 
     @classmethod
@@ -489,38 +483,15 @@ class RidgeStatistics(RidgeState):
         cross = grown.cross + sign * grown.project(other.lift(other.cross).to(self.device).T).T
         return dataclasses.replace(grown, cross=cross, **seen)._relieved()
 
-    # -- files ------------------------------------------------------------------------------------------------------
-
-    def to_archive(self) -> Archive:
-        """Return what a file holds of the statistics."""
-        names = ("count", "sq_targets", "solver", "floor", "left", "dropped", "growth", "rank_limit")
-        tensors = {"gram": self.gram, "cross": self.cross} | ({} if self.basis is None else {"basis": self.basis})
-        return STATISTICS.archive({name: getattr(self, name) for name in names}, tensors)
-
-    @classmethod
-    def from_archive(cls, fields: Fields, device: torch.device) -> Self:
-        """Return the statistics that :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
-        basis = fields.tensor("basis", (None, None)) if fields.has("basis") else None
-        if basis is not None:
-            fields.require(0 < basis.shape[1] <= basis.shape[0], "its basis has no columns, or more than rows")
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless a file holds statistics that rows can have."""
+        check_gram("gram", self.gram)
+        require(self.solver in ("auto", "dense", "compact"), f"its form cannot be {self.solver!r}")
+        if self.basis is not None:
+            require(0 < self.basis.shape[1] <= self.basis.shape[0], "its basis has no columns, or more than rows")
             # Orthonormal columns have entries up to 1; the product of all pairs would cost as much as learning.
-            lengths = basis.square().sum(dim=0)
-            fields.require(bool((lengths - 1.0).abs().amax() < 1e-6), "the columns of its basis are not of length 1")
-        gram = read_gram(fields, "gram", None if basis is None else basis.shape[1], device)
-        fields.require(len(gram) > 0, "its Gram matrix is empty")
-        return cls(
-            gram=gram,
-            cross=fields.tensor("cross", (len(gram), None), largest=LARGEST).to(device),
-            basis=None if basis is None else basis.to(device),
-            count=fields.integer("count"),
-            sq_targets=fields.number("sq_targets", low=-1e-6),
-            solver=fields.text("solver", choices=("auto", "dense", "compact")),
-            floor=fields.number("floor", low=0.0),
-            left=fields.number("left", low=0.0),
-            dropped=fields.number("dropped", low=0.0),
-            growth=fields.number("growth", low=0.0),
-            rank_limit=fields.integer("rank_limit"),
-        )
+            lengths = self.basis.square().sum(dim=0)
+            require(bool((lengths - 1.0).abs().amax() < 1e-6), "the columns of its basis are not of length 1")
 
 
 def _blocks(batch: Batch) -> Iterator[Batch]:
@@ -615,20 +586,17 @@ def sum_columns(matrix: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
     return out.index_add_(1, torch.as_tensor(places, dtype=torch.long, device=matrix.device), matrix[:, chosen])
 
 
-def read_gram(fields: Fields, key: str, order: int | None, device: torch.device) -> Tensor:
-    """Return a matrix that must be symmetric and, as far as its diagonal tells, positive semi-definite."""
-    gram = fields.tensor(key, (order, order))
-    fields.require(gram.shape[0] == gram.shape[1], f"{key!r} is not square")
-    if len(gram):
-        scale = float(gram.diagonal().abs().amax())
-        # Sums of squares that are learned stay far below this; beyond it, the energy of all rows is no number any more.
-        fields.require(scale * len(gram) < _LARGEST_SUM, f"{key!r} has numbers that cannot be added up")
-        for start in range(0, len(gram), 1024):  # piece by piece: a second matrix of this size may not fit
-            piece = gram[start : start + 1024] - gram[:, start : start + 1024].T
-            fields.require(float(piece.abs().amax()) <= 1e-9 * scale, f"{key!r} is not symmetric")
-        # Rounding of what was unlearned may leave a little below zero.
-        fields.require(float(gram.diagonal().amin()) >= -1e-9 * scale, f"{key!r} has a negative diagonal")
-    return gram.to(device)
+def check_gram(name: str, gram: Tensor) -> None:
+    """Raise :class:`FileFormatError` unless a matrix is symmetric and, as far as its diagonal tells, semi-definite."""
+    require(len(gram) > 0, f"{name!r} is empty")
+    scale = float(gram.diagonal().abs().amax())
+    # Sums of squares that are learned stay far below this; beyond it, the energy of all rows is no number any more.
+    require(scale * len(gram) < _LARGEST_SUM, f"{name!r} has numbers that cannot be added up")
+    for start in range(0, len(gram), 1024):  # piece by piece: a second matrix of this size may not fit
+        piece = gram[start : start + 1024] - gram[:, start : start + 1024].T
+        require(float(piece.abs().amax()) <= 1e-9 * scale, f"{name!r} is not symmetric")
+    # Rounding of what was unlearned may leave a little below zero.
+    require(float(gram.diagonal().amin()) >= -1e-9 * scale, f"{name!r} has a negative diagonal")
 
 
 def check_size(name: str, rows: Tensor) -> None:
