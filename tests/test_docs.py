@@ -213,7 +213,7 @@ def test_the_page_on_the_learner_runs_as_printed():
 
 def test_names_that_pages_import_exist():
     pages = [*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]
-    pages.remove(DOCS / "releases.md")  # its table has the names of 0.1 that are gone
+    pages.remove(DOCS / "releases.md")  # its table has names that are gone
     found = 0
     for page in pages:
         text = page.read_text(encoding="utf-8")
