@@ -231,7 +231,7 @@ def test_names_that_pages_import_exist():
 def test_files_and_registries_named_for_contributors_exist():
     text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     root = DOCS.parent
-    for name in re.findall(r"`((?:tests|core|cli|docs|projections)/[\w./]+)`", text):
+    for name in re.findall(r"`((?:tests|core|cli|docs|head|lab|data)/[\w./]+)`", text):
         assert (root / name).exists() or (root / "src" / "evergrow" / name).exists(), name
     sources = "".join(path.read_text(encoding="utf-8") for path in (root / "src").rglob("*.py"))
     for name in re.findall(r"`@?(\w+)(?:\.register)?\(", text):
