@@ -40,7 +40,6 @@ from evergrow.learner.learner import Learner
 
 NAMES = np.array(["ant", "bee", "cat", "dog"])
 Part = tuple[ImageArrays, np.ndarray]
-V0_1 = Path(__file__).parents[1] / "files" / "v0_1" / "learners"
 
 
 def quick(tuner: str = "ssf", **changes: Any) -> FsaConfig:
