@@ -11,7 +11,7 @@ import torch
 
 from evergrow import SCLClassifier
 from evergrow.core.errors import MergeError
-from evergrow.head.layers.normalize import normalize
+from evergrow.head.layers import normalize
 
 
 def make(**settings: Any) -> SCLClassifier:
@@ -269,14 +269,14 @@ def test_every_family_of_units(data, projection, units):
 
 def test_orthogonal_units_are(data):
     X, y = data
-    weights = make(n_units=12).fit(X, y).layer_.inner.weights.double()
+    weights = make(n_units=12).fit(X, y).layer_.weights.double()
     unit = weights / weights.norm(dim=0)
     torch.testing.assert_close(unit.T @ unit, torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
 def test_a_wider_layer_begins_with_the_units_of_a_narrower(data):
     X, y = data
-    narrow, wide = (make(n_units=n).fit(X, y).layer_.inner.weights for n in (300, 600))
+    narrow, wide = (make(n_units=n).fit(X, y).layer_.weights for n in (300, 600))
     assert torch.equal(narrow, wide[:, :300])
 
 
