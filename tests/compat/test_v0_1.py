@@ -37,8 +37,7 @@ from evergrow import Learner
 from evergrow.adapt.tuners import create_tuner, list_tuners, load_tuner
 from evergrow.cli.registry import build_app
 from evergrow.core.errors import EvergrowError, NotFittedError
-from evergrow.core.items import ImageArrays
-from evergrow.features import FeatureCache, create_backbone, extract
+from evergrow.features import create_backbone
 from evergrow.head import HEADS
 from evergrow.lab import create_method
 from evergrow.lab.records import read_analyses, read_records
@@ -470,40 +469,6 @@ def test_tuners(name: str, pictures: dict[str, np.ndarray], tmp_path: Path) -> N
 
 
 # -- features and records -----------------------------------------------------------------------------------
-
-
-def test_the_cache_has_what_was_extracted(pictures: dict[str, np.ndarray], tmp_path: Path) -> None:
-    wanted = expected("cache")["finished"]
-    shutil.copytree(DATA / "cache" / "finished", tmp_path / "cache")
-    (info,) = FeatureCache(tmp_path / "cache").list()
-    check(info.to_dict(), wanted["info"], EXACT)
-    found = extract(tiny_backbone(), ImageArrays(pictures["query"]), cache=tmp_path / "cache", workers=0)
-    assert found.from_cache
-    check(plain(np.asarray(found.features, dtype=float)), wanted["features"], 1e-6)
-
-
-def test_an_extraction_goes_on(
-    pictures: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = expected("cache")["unfinished"]
-    shutil.copytree(DATA / "cache" / "unfinished", tmp_path / "cache")
-    (info,) = FeatureCache(tmp_path / "cache").list()
-    check(info.to_dict(), wanted["info"], EXACT)
-    backbone, seen = tiny_backbone(), []
-    original = backbone.encode
-    monkeypatch.setattr(backbone, "encode", lambda batch: seen.append(len(batch)) or original(batch))
-    found = extract(backbone, ImageArrays(pictures["first"]), cache=tmp_path / "cache", batch_size=4, workers=0)
-    check(plain(np.asarray(found.features, dtype=float)), wanted["features"], SINGLE)
-    assert sum(seen) == len(pictures["first"]) - wanted["info"]["done"]
-    assert FeatureCache(tmp_path / "cache").list()[0].state == "finished"
-
-
-def test_the_command_lists_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(DATA / "cache" / "finished", tmp_path / "cache")
-    monkeypatch.setenv("EVERGROW_CACHE", str(tmp_path / "cache"))
-    result = CliRunner().invoke(build_app(), ["cache", "list", "--json"])
-    assert result.exit_code == 0, result.output
-    assert expected("cache")["finished"]["info"]["key"] in result.stdout
 
 
 @pytest.mark.parametrize("name", FEATURE_FILES)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from evergrow.core.errors import InputError
 from evergrow.core.validation import check_number
 from evergrow.core.wording import setting
+from evergrow.features import Features
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.chunks import is_stream, labelled_chunks, read_chunks
-from evergrow.learner.encoder import Encoder, Features
+from evergrow.learner.encoder import Encoder
 from evergrow.learner.evaluation import Compared, Evaluation, evaluate_predictions, kept_answers, open_world
 from evergrow.learner.frames import check_columns, is_pandas
 from evergrow.learner.intake import Samples, read_items, read_unknown
@@ -143,7 +144,7 @@ class Asking(LearnerBase):
         check_columns(samples.columns, now.columns)
         if samples.features is not None:  # a backbone answers for its own
             check_width(samples.features, now.head.n_features_in_)
-        return self._encoder.encode_now(samples, self.extract, self.cache)
+        return self._encoder.encode(samples, self.extract, cache=self.cache)
 
     def ask(self, items: Any, *, false_alarm: float | None = None) -> Answers:
         """Return everything about items at once; each goes through the backbone once.
