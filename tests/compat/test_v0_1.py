@@ -504,14 +504,14 @@ def test_records() -> None:
 def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:
     shutil.copytree(DATA / "bench", tmp_path / "bench")
     bench = tmp_path / "bench"
-    planned = run("bench", "run", bench / "spec.toml", "-o", bench / "runs", "--dry-run")
+    planned = run("lab", "run", bench / "spec.toml", "-o", bench / "runs", "--dry-run")
     assert [entry["action"] for entry in planned["runs"]] == ["skip"] * 3
-    analyses = run("bench", "mechanism", bench / "mechanism.toml", "-o", bench / "analyses", "--dry-run")
+    analyses = run("lab", "mechanism", bench / "mechanism.toml", "-o", bench / "analyses", "--dry-run")
     assert [entry["action"] for entry in analyses["analyses"]] == ["skip"]
 
 
 def test_records_are_shown() -> None:
-    result = CliRunner().invoke(build_app(), ["bench", "show", str(DATA / "bench" / "runs"), "--format", "csv"])
+    result = CliRunner().invoke(build_app(), ["lab", "show", str(DATA / "bench" / "runs"), "--format", "csv"])
     assert result.exit_code == 0, result.output
     assert all(label in result.stdout for label in ("SimpleCIL", "RI", "SCL"))
 

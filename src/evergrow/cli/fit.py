@@ -50,8 +50,8 @@ from evergrow.core.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
+    from evergrow.data.intake import Samples
     from evergrow.data.sources import FileSource
-    from evergrow.learner.intake import Samples
     from evergrow.learner.learner import Learner
 
 
@@ -66,7 +66,7 @@ def fit_command(
     backbone: Annotated[
         str, typer.Option(help="auto takes the best one on this machine; or a name such as tf_efficientnet_lite0.")
     ] = "auto",
-    method: Annotated[str, typer.Option(help="One of those that evergrow methods lists.")] = "scl-mgsm",
+    method: Annotated[str, typer.Option(help="One of those that evergrow lab methods lists.")] = "scl-mgsm",
     adapt: Annotated[
         str | None,
         typer.Option(help=f"Train a tuner on the images first: {TUNERS}."),
@@ -235,9 +235,9 @@ def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Sampl
     """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
+    from evergrow.data.intake import read_labelled
     from evergrow.data.labelled import stratified_split
     from evergrow.data.options import DataOptions
-    from evergrow.learner.intake import read_labelled
 
     samples = read_labelled(data, "train", options=reading.options())
     classes = np.unique(samples.required_labels())

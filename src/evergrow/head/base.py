@@ -17,10 +17,10 @@ from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, LabelError, NumericalError
 from evergrow.core.families import Family
 from evergrow.core.fields import Fields
-from evergrow.core.validation import check_matrix
+from evergrow.core.validation import as_weights, check_matrix
 from evergrow.head.abilities import Abilities
 from evergrow.head.classifier import Classifier
-from evergrow.head.labels import LabelUpdate, as_labels, as_weights, update_labels
+from evergrow.head.labels import LabelUpdate, as_labels, update_labels
 from evergrow.head.ridge_model import RidgeModel
 
 HEADS: Family[IncrementalClassifier] = Family("method", "head")

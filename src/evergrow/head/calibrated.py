@@ -12,12 +12,12 @@ from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.errors import UnsupportedError
-from evergrow.core.validation import check_number
+from evergrow.core.validation import as_weights, check_number
 from evergrow.head.denoised import Choice, estimate_means, solved_scatter
 from evergrow.head.derived import Derived
 from evergrow.head.editable import EditableRidge
 from evergrow.head.fold_outs import FoldOuts, Rows, fold_outs
-from evergrow.head.labels import as_labels, as_weights, known_codes
+from evergrow.head.labels import as_labels, known_codes
 from evergrow.head.linalg import SolvedScatter
 from evergrow.head.novelty import NoveltyScorer, bounded
 from evergrow.head.novelty_pool import KnownTerms, NoveltyPool, NoveltyStandard

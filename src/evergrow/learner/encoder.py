@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
+from evergrow.data.intake import Samples
 from evergrow.features import Backbone, BackboneSpec, EncodeConfig, Features, encode
 from evergrow.features.recipes import FINAL, check_recipe
-from evergrow.learner.intake import Samples
 
 if TYPE_CHECKING:
     from evergrow.adapt.adaptation import Adaptation
