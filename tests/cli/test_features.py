@@ -136,7 +136,7 @@ def test_decoder_of_a_gpu_needs_one(folder: Path, tmp_path: Path, more: tuple[st
     out = tmp_path / ("out" if more else "out.npz")
     result = evergrow(*command(folder, out, "--decode", "gpu", *more))
     assert result.exit_code == 2
-    assert "--decode must be 'cpu' where the backbone runs on cpu, got 'gpu'" in " ".join(result.stderr.split())
+    assert "decode must be 'cpu' where the backbone runs on cpu, got 'gpu'" in " ".join(result.stderr.split())
     assert not out.is_file()
 
 
