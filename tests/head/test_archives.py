@@ -13,7 +13,7 @@ import torch
 from tests.head.test_abilities import OURS, data, fitted
 
 from evergrow import SCLClassifier
-from evergrow.core.archive import KINDS, Archive, read_archive, write_archive
+from evergrow.core.archive import KINDS, Archive, write_archive
 from evergrow.core.errors import FileFormatError, InputError, NewerSchemaError, ParameterError
 from evergrow.head import HEADS, IncrementalClassifier
 from evergrow.head.labels import written_labels
@@ -220,14 +220,6 @@ def test_what_does_not_fit_a_rival_is_a_file_error(name: str, place: int) -> Non
     change(archive)
     with pytest.raises(FileFormatError, match=match):
         HEADS[name].from_archive(archive)
-
-
-def test_a_number_in_a_file_of_0_1_that_contradicts_its_tensors_is_refused() -> None:
-    path = Path(__file__).parents[1] / "files" / "v0_1" / "heads" / "scl-dense.evg"
-    archive = read_archive(path)
-    archive.meta["state"]["model"]["state"]["n_targets"] = 30_000_000
-    with pytest.raises(FileFormatError, match="n_targets"):
-        SCLClassifier.from_archive(archive)
 
 
 # -- what can be written --------------------------------------------------------------------------------------
