@@ -125,6 +125,3 @@ def test_each_file_vouches_for_those_before_it(learner: Learner, blobs: Data, tm
     lineage = read_archive(path).meta["lineage"]
     assert lineage["number"] == 3
     assert lineage["ancestors"] == [{"revision": number, "digest": digests[number - 1]} for number in (1, 2)]
-
-
-# -- version 0.1 --------------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def _scores(batch: Fields) -> Scores:
     if batch.has("losses"):
         losses = tuple(batch.numbers("losses"))
         batch.require(len(losses) == len(TEMPERATURES), f"it has losses at {len(losses)} temperatures")
-        batch.require(0.0 <= min(losses) and max(losses) <= _LARGEST_LOSS, "a log loss is negative or no loss")
+        batch.require(min(losses) >= 0.0 and max(losses) <= _LARGEST_LOSS, "a log loss is negative or no loss")
     if batch.has("term_means"):
         terms = KnownTerms.from_fields(batch, n, size)
     return Scores(n, size, tuple(points), losses, terms)
