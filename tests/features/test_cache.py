@@ -268,7 +268,7 @@ def test_a_damaged_chunk_is_noticed_and_made_again_alone(images: ImageFiles, roo
         with pytest.warns(CacheWarning):
             check(encode(Toy(), images, cache=root, **SMALL), images)
         return
-    with pytest.warns(CacheWarning, match="computed again, damaged: .* must"):
+    with pytest.warns(CacheWarning, match="computed again, damaged: "):
         result = encode(Toy(), images, cache=root, **SMALL)
     assert result.computed == 4
     check(result, images)
