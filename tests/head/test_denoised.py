@@ -151,7 +151,7 @@ def test_merging(data):
 def test_learners_with_and_without_shapes_do_not_merge(data):
     X, y = data
     one = make().fit(X, y)
-    other = make(projection=one.layer_, shape_directions=0, direct_link=False).fit(X[::-1], y[::-1])
+    other = make(shape_directions=0).fit(X, y)
     with pytest.raises(MergeError, match="whether shapes of classes are kept"):
         one.merge(other)
 
