@@ -131,12 +131,15 @@ def annotate(learner: Learner, annotations: Iterable[Annotation]) -> None:
 
 
 def _annotated(learner: Learner, ledger: Ledger, annotation: Annotation) -> Ledger:
-    place = next((i for i, entry in enumerate(ledger.taught) if entry.key == annotation.key), None)
-    entry, row = (None, None) if place is None else (ledger.taught[place], ledger.rows[place])
-    label = None if entry is None else entry.current_label(learner.history_)
-    if annotation.key in ledger.deleted or (entry is None and annotation.label is None and not annotation.gone):
+    known = {entry.key: (entry, row) for entry, row in zip(ledger.taught, ledger.rows, strict=True)}
+    if annotation.key in ledger.deleted:
         return ledger
-    if entry is not None:
+    if annotation.key not in known:
+        if annotation.label is None and not annotation.gone:
+            return ledger
+    else:
+        entry, row = known[annotation.key]
+        label = entry.current_label(learner.history_)
         overtaken = bool(annotation.moment) and annotation.moment < entry.moment
         same = annotation.row is not None and label == annotation.label and np.array_equal(row, annotation.row)
         if overtaken or same:

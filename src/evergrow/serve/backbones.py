@@ -82,6 +82,7 @@ def limit_torch(n: int) -> None:
     ([1], True)
     """
     usual = cores()
+    torch.get_num_threads()  # a thread that was never asked takes the number that was set last, at its first use
     torch.set_num_threads(n)
     if n != usual:  # threads that begin later get the number that was set last, so another thread sets it again
         passing = threading.Thread(target=torch.set_num_threads, args=(usual,))
@@ -280,7 +281,7 @@ class Batcher:
             ends = np.cumsum([0, *(len(part) for _, part in entries)])
             self._finish(requests, [answers.part(slice(*ends)) for ends in pairwise(ends.tolist())])
 
-    def _encode(self, samples: list[Prepared], alone: bool) -> FeatureRows:
+    def _encode(self, samples: list[Any], alone: bool) -> FeatureRows:
         """Return the features of samples: one by one, or in batches, each in equal parts for the cores."""
         size = 1 if alone else self._batch
         batches = [samples[i : i + size] for i in range(0, len(samples), size)]
@@ -304,7 +305,7 @@ class Batcher:
                 request.result.set_result(results[i])
 
 
-def _parts(batch: list[Prepared], n: int) -> list[list[Prepared]]:
+def _parts(batch: list[Any], n: int) -> list[list[Any]]:
     bounds = np.linspace(0, len(batch), n + 1).astype(int)
     return [batch[start:stop] for start, stop in pairwise(bounds) if start < stop]
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from evergrow.core.errors import EvergrowError, ImageError, InputError
 from evergrow.core.escaping import one_line
 from evergrow.core.files import atomic_path
-from evergrow.serve.backbones import Batcher, Prepared
+from evergrow.serve.backbones import Batcher, Prepared, cores
 from evergrow.serve.models import JOB
 from evergrow.serve.monitoring import log
 from evergrow.serve.problems import Problem, problem_of, problems, validation_problem
@@ -33,7 +33,6 @@ from evergrow.serve.requests import ChangeHeadersDep, ChangeRequest, SentImage, 
 from evergrow.serve.schemas import ClassName, JobList, JobRecord, SkippedImage
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 from evergrow.serve.teaching import change_answer
-from evergrow.serve.backbones import cores
 from evergrow.serve.zips import ImageZip, ZippedImage
 
 FILE_NAME = ".jobs.json"

@@ -32,13 +32,13 @@ from evergrow.learner.modelfile import (
     rollback,
 )
 from evergrow.learner.revisions import Header, History
+from evergrow.serve.backbones import FEW_SAMPLES, cores, torch_threads
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.idempotency import requests_of
 from evergrow.serve.monitoring import thread_warnings
 from evergrow.serve.problems import Problem
 from evergrow.serve.requests import ChangeRequest
 from evergrow.serve.schemas import MODEL_SUFFIX, is_model_name
-from evergrow.serve.backbones import FEW_SAMPLES, cores, torch_threads
 from evergrow.serve.versions import Version, signature_of
 
 JOB = "job"

@@ -14,7 +14,6 @@ from evergrow.serve.models import ServedModel, matches
 from evergrow.serve.problems import Problem, problem_of, problems
 from evergrow.serve.requests import BoundedRoute, ChangeRequest, IfMatch, media_type
 from evergrow.serve.schemas import (
-    SAMPLE_KINDS,
     BackboneList,
     BackboneRecord,
     ChangeRecord,
@@ -143,8 +142,9 @@ def _summary(service: Service, name: str) -> ModelSummary:
 
 
 def _create(service: Service, asked: NewModel) -> ServedModel:
-    kind = next(kind for kind, name in SAMPLE_KINDS.items() if name == asked.kind)
-    backbone = None if kind == "features" else service.pool.chosen(kind, asked.backbone).backbone
+    backbone = None
+    if asked.kind != "features":
+        backbone = service.pool.chosen("image" if asked.kind == "images" else "text", asked.backbone).backbone
     learner = Learner(
         backbone,
         asked.method,

@@ -25,14 +25,12 @@ from evergrow.features.images import decode_image
 from evergrow.head.layers.units import KEPT
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
-from evergrow.serve.backbones import Batcher, Prepared
+from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch, torch_threads
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.models import ChangeResult, Edit, ModelStore, ServedModel
 from evergrow.serve.monitoring import Metrics, log
-from evergrow.serve.backbones import BackbonePool
 from evergrow.serve.problems import Problem
 from evergrow.serve.requests import ChangeRequest, SentImage, SentSamples
-from evergrow.serve.backbones import cores, limit_torch, torch_threads
 from evergrow.serve.versions import Version
 
 Result = TypeVar("Result")
