@@ -1,4 +1,4 @@
-"""A solver, a kind of layer and an activation from outside the package, used by name wherever names are taken."""
+"""A kind of layer and an activation from outside the package, used by name wherever names are taken."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ import torch
 from torch import Tensor
 
 from evergrow import Learner, SCLClassifier
-from evergrow.core.archive import KINDS
-from evergrow.core.errors import FileFormatError, ParameterError
-from evergrow.head.layers import PROJECTIONS, Projection
-from evergrow.head.layers.activations import ACTIVATIONS, Activation
-from evergrow.head.linalg import RIDGE_FORMS, DenseState, create_state
-from evergrow.head.linalg.state import Batch
+from evergrow.core.errors import ParameterError
+from evergrow.head.layers import ACTIVATIONS, LAYERS, Activation, FeatureMap, Layer
 
 
 def softplus_derivatives(b: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,56 +22,30 @@ def softplus_derivatives(b: Tensor) -> tuple[Tensor, Tensor]:
     return slope, slope * (1 - slope)
 
 
-class SignProjection(Projection):
+@dataclass(frozen=True)
+class SignLayer(Layer):
     """Units with weights of plus or minus one."""
 
-    def __init__(self, n_units: int = 100, activation: str = "sigmoid", random_state: int = 0) -> None:
-        super().__init__(activation, random_state)
-        self.requested = n_units
+    n_units: int = 100
+    activation: str = "sigmoid"
 
-    def build(self, Z: Tensor, Y: Tensor) -> SignProjection:
-        stream = torch.Generator().manual_seed(self.random_state)
-        signs = torch.randint(0, 2, (Z.shape[1], self.requested), generator=stream)
-        self.weights = (2.0 * signs - 1.0).to(torch.float32)
-        self.bias = torch.zeros(self.requested)
-        return self
-
-
-@dataclass(frozen=True)
-class CountingState(DenseState):
-    """The dense form, with a count of the batches that it was given."""
-
-    batches: int = 0
-
-    def _accumulate(self, batches: Any, sign: int) -> CountingState:
-        pairs: list[Batch] = list(batches)
-        state = super()._accumulate(pairs, sign)
-        return CountingState(state.gram, state.cross, state.seen, self.batches + len(pairs))
-
-    def to_archive(self) -> Any:
-        archive = super().to_archive()
-        archive.meta["batches"] = self.batches
-        return archive
-
-    @classmethod
-    def from_archive(cls, fields: Any, device: torch.device) -> CountingState:
-        state = super().from_archive(fields, device)
-        return cls(state.gram, state.cross, state.seen, fields.integer("batches"))
+    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
+        stream = torch.Generator().manual_seed(seed)
+        signs = torch.randint(0, 2, (Z.shape[1], self.n_units), generator=stream)
+        weights = (2.0 * signs - 1.0).to(torch.float32)
+        return FeatureMap(weights=weights, bias=torch.zeros(self.n_units), activation=self.activation)
 
 
 @pytest.fixture(autouse=True)
 def added() -> Iterator[None]:
     """Add one of each, and take them away again."""
-    ACTIVATIONS.register("test-softplus")(
-        Activation(torch.nn.functional.softplus, softplus_derivatives, 0.25, 0.09623, operator="Softplus")
+    ACTIVATIONS["test-softplus"] = Activation(
+        torch.nn.functional.softplus, softplus_derivatives, 0.25, 0.09623, operator="Softplus"
     )
-    PROJECTIONS.register("test-signs")(SignProjection)
-    RIDGE_FORMS.register("test-counting")(CountingState)
+    LAYERS.register("test-signs")(SignLayer)
     yield
-    for registry, name in ((ACTIVATIONS, "test-softplus"), (PROJECTIONS, "test-signs"), (RIDGE_FORMS, "test-counting")):
-        del registry._items[name]  # type: ignore[attr-defined]
-    for kind in ("projection/test-signs", "ridge-state/test-counting"):
-        del KINDS[kind]
+    del ACTIVATIONS["test-softplus"]
+    LAYERS.remove("test-signs")
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -83,8 +53,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"activation": "test-softplus", "projection": "gaussian"},
     {"projection": "test-signs"},
     {"projection": "test-signs", "direct_link": True, "normalize": "l2"},
-    {"solver": "test-counting", "scales": "auto"},
-    {"activation": "test-softplus", "projection": "test-signs", "solver": "test-counting"},
+    {"activation": "test-softplus", "projection": "test-signs"},
 ]
 
 
@@ -105,9 +74,6 @@ def test_a_head_takes_them_by_name_and_keeps_them_in_a_file(options: dict[str, A
     np.testing.assert_array_equal(back.decision_function(X), model.decision_function(X))
     back.partial_fit(X[:5], y[:5])
     assert back.state_.count == 85
-    if "solver" in options:
-        assert isinstance(back.state_, CountingState)
-        assert back.state_.batches == model.state_.batches + 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -121,26 +87,9 @@ def test_the_product_takes_them_as_options(options: dict[str, Any], tmp_path: Pa
 
 def test_they_are_offered_where_a_name_is_wrong() -> None:
     X, y = data()
-    for name, word in (("activation", "softplu"), ("projection", "test-sign"), ("solver", "test-countin")):
+    for name, word in (("activation", "softplu"), ("projection", "test-sign")):
         with pytest.raises(ParameterError, match=f"{name} must be one of .*test-"):
             SCLClassifier(**{name: word}).fit(X, y)
-
-
-def test_the_new_form_is_made_as_the_others_are() -> None:
-    state = create_state("test-counting", 3, 1, alpha=1.0, floor=1.0).update(torch.eye(3), torch.ones(3, 1))
-    assert state.kind == "test-counting"
-    assert state.error_bound(1.0) == 0.0
-
-
-def test_a_file_needs_what_it_was_made_with(tmp_path: Path) -> None:
-    X, y = data()
-    SCLClassifier(n_units=30, projection="test-signs", random_state=0).fit(X, y).save(tmp_path / "m.evg")
-    signs, kind = PROJECTIONS._items.pop("test-signs"), KINDS.pop("projection/test-signs")
-    try:
-        with pytest.raises(FileFormatError, match="test-signs"):
-            SCLClassifier.load(tmp_path / "m.evg")
-    finally:
-        PROJECTIONS._items["test-signs"], KINDS["projection/test-signs"] = signs, kind
 
 
 def test_what_the_new_activation_is_told_serves_folding_and_export(tmp_path: Path) -> None:
@@ -158,10 +107,6 @@ def test_what_the_new_activation_is_told_serves_folding_and_export(tmp_path: Pat
     bent = SCLClassifier(scales="auto", **options).fit(X, y)
     assert export_onnx(None, bent, tmp_path / "whole.onnx", config=ExportConfig(check=True)).check is not None
     plain = Activation(torch.nn.functional.softplus)
-    before = ACTIVATIONS._items["test-softplus"]
-    ACTIVATIONS._items["test-softplus"] = plain
-    try:
-        with pytest.raises(FoldError, match="derivatives"):
-            export_onnx(None, model, tmp_path / "x.onnx", config=ExportConfig(fold=True))
-    finally:
-        ACTIVATIONS._items["test-softplus"] = before
+    ACTIVATIONS["test-softplus"] = plain
+    with pytest.raises(FoldError, match="derivatives"):
+        export_onnx(None, model, tmp_path / "x.onnx", config=ExportConfig(fold=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -9,15 +10,13 @@ from torch import Tensor
 
 from evergrow.core.archive import Archive
 from evergrow.core.fields import Fields
-from evergrow.core.seeding import resolve_seed
+from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS
 from evergrow.head.classifier import SEEDS, Contents
 from evergrow.head.labels import LabelUpdate
-from evergrow.head.layers import FourierProjection
-from evergrow.head.layers.contrast import check_contrast
-from evergrow.head.layers.gaussian import median_gamma
-from evergrow.head.linalg import ClassGeometry, Discriminant, symmetric_eigh
+from evergrow.head.layers import FourierLayer, check_contrast
+from evergrow.head.linalg import ClassGeometry, symmetric_eigh
 from evergrow.head.maps import HeadMap, VoteMap, layer_map
 from evergrow.head.migrations import nested, split_tensors
 from evergrow.head.regrouping import Mergeable, Regrouping
@@ -31,6 +30,22 @@ def _from_flat(old: Archive) -> Archive:
     models = enumerate(state.pop("members"))
     parts = {str(i): Archive("ridge-model", model, split_tensors(old.tensors, f"{i}.")) for i, model in models}
     return nested(old, state, parts=parts)
+
+
+@dataclass(frozen=True)
+class Discriminant:
+    """Linear scores ``h @ weights + offset``.
+
+    Parameters
+    ----------
+    weights : Tensor of shape (L, C)
+        ``B m_c`` in feature coordinates.
+    offset : Tensor of shape (C,)
+        ``-m_c^T B m_c / 2``.
+    """
+
+    weights: Tensor
+    offset: Tensor
 
 
 @HEADS.register("klda", version=2, former=("KLDAClassifier",), migrations={1: _from_flat})
@@ -133,7 +148,8 @@ class KLDAClassifier(Mergeable):
         self._seed = resolve_seed(self.random_state)
         self._gamma = median_gamma(Z, self._seed) if isinstance(self.gamma, str) else float(self.gamma)
         seeds = range(self._seed, self._seed + self.n_ensembles)
-        layers = [FourierProjection(self.n_units, self._gamma, seed).build(Z, Z) for seed in seeds]
+        spec = FourierLayer(self.n_units, direct_link=False, gamma=self._gamma, orthogonal=False)
+        layers = [spec.build(Z, Z, seed=seed) for seed in seeds]
         for layer in layers:
             check_contrast(layer, Z)
         return [empty_model(layer, float(self.alpha)) for layer in layers]
@@ -174,14 +190,15 @@ class KLDAClassifier(Mergeable):
     def _solve(self, member: RidgeModel) -> Discriminant:
         geometry = ClassGeometry.of(member.state.reduced(), member.counts)
         if self.inverse == "ridge":
-            return Discriminant.solve(geometry, float(self.alpha))
-        values, vectors = symmetric_eigh(geometry.scatter)
-        # The scatter is the Gram matrix less the means' share, so its rounding is relative to the Gram matrix.
-        scale = float(geometry.stats.gram.diagonal().sum())
-        kept = values > len(values) * torch.finfo(values.dtype).eps * scale
-        reduced = vectors[:, kept] @ ((vectors[:, kept].T @ geometry.means) / values[kept, None])
-        offset = -0.5 * (geometry.means * reduced).sum(dim=0)
-        return Discriminant(geometry.stats.lift(reduced), offset, 0.0, 0.0)
+            reduced = geometry.factor(float(self.alpha)).solve(geometry.means)
+        else:
+            values, vectors = symmetric_eigh(geometry.scatter)
+            # The scatter is the Gram matrix less the means' share, so its rounding is relative to the Gram matrix.
+            scale = float(geometry.stats.gram.diagonal().sum())
+            kept = values > len(values) * torch.finfo(values.dtype).eps * scale
+            reduced = vectors[:, kept] @ ((vectors[:, kept].T @ geometry.means) / values[kept, None])
+        offset = -0.5 * torch.einsum("kc,kc->c", geometry.means, reduced)
+        return Discriminant(geometry.stats.lift(reduced), offset)
 
     def _contents(self) -> Contents:
         parts = {str(index): member.to_archive() for index, member in enumerate(self._members)}
@@ -201,3 +218,12 @@ class KLDAClassifier(Mergeable):
         """The bandwidth in use."""
         self._require_fitted()
         return self._gamma
+
+
+def median_gamma(Z: Tensor, seed: int, rows: int = 1000) -> float:
+    """Return ``0.5 / median squared distance`` over pairs of at most ``rows`` rows of Z."""
+    if Z.shape[0] > rows:
+        Z = Z[torch.randperm(Z.shape[0], generator=generator(seed, "median"))[:rows].to(Z.device)]
+    squared = torch.nn.functional.pdist(Z.to(torch.float64)).square()
+    median = float(squared.median()) if squared.numel() else 0.0
+    return 0.5 / median if median > 0.0 else 1.0
