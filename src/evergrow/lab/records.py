@@ -255,6 +255,8 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     record = from_values(Record, {key: value for key, value in body.items() if key in known}, name)
     if not all(isinstance(part.get("name"), str) for part in (record.dataset, record.protocol)):
         raise FileFormatError(f"{name} should name its data set and its protocol")
+    if bool(record.analysis) != (body["schema"] == ANALYSIS_SCHEMA):
+        raise FileFormatError(f"{name} should name its analysis if it is a record of one")
     if not record.analysis:
         from_values(_Results, record.results, f"{name}: results")
         from_values(_Times, record.times, f"{name}: times")

@@ -57,7 +57,7 @@ def execute(run: Run, datasets: DataSource, tick: Tick | None = None) -> Record:
         if log.last is not None:
             log.within = within_results(*log.last)  # after everything that is timed
 
-    account = _watched(resolve_device(run.device), work)
+    account = watched(resolve_device(run.device), work)
     return _record(
         run,
         account,
@@ -76,7 +76,7 @@ def _execute_analysis(run: Run, datasets: DataSource) -> Record:
         data = unchanged(datasets.get(run.data), run)
         results.update(plain(ANALYSES[analysis.name].measure(AnalysisInput(run, data), analysis.settings)))
 
-    account = _watched(device, work)
+    account = watched(device, work)
     account["memory"] = {**account["memory"], "start_rss_bytes": start}
     settings = plain(asdict(analysis.settings))
     return _record(run, account, results=results, analysis=analysis.name, settings=settings)
@@ -88,7 +88,7 @@ def failed_record(run: Run, error: Exception) -> Record:
     def work() -> None:
         raise error
 
-    return _record(run, _watched(resolve_device("cpu"), work))
+    return _record(run, watched(resolve_device("cpu"), work))
 
 
 def _record(run: Run, account: dict[str, Any], **entries: Any) -> Record:
@@ -105,7 +105,7 @@ def _record(run: Run, account: dict[str, Any], **entries: Any) -> Record:
     )
 
 
-def _watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
+def watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
     """Do some work and return the entries of a record that say how it went, whatever happens.
 
     Parameters

@@ -98,8 +98,7 @@ class Run:
     @property
     def run_id(self) -> str:
         """Hash of the settings: the same settings give the same id on every machine."""
-        text = json.dumps(self.settings, sort_keys=True, separators=(",", ":"))
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return settings_id(self.settings)
 
     @property
     def file_name(self) -> str:
@@ -114,6 +113,12 @@ class Run:
         """One line for people."""
         analysis = f"{self.analysis.name} | " if self.analysis else ""
         return f"{analysis}{self.method.label} | {self.data.label} | {self.protocol.name} | seed {self.seed}"
+
+
+def settings_id(settings: dict[str, Any]) -> str:
+    """Return a hash of plain settings."""
+    text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def record_name(*parts: str) -> str:

@@ -257,6 +257,8 @@ def build_report(
     MissingExtraError
         Without matplotlib, pandas or jinja2.
     """
+    for module, purpose in (("matplotlib", "drawing figures"), ("jinja2", "writing the page"), ("pandas", "tables")):
+        require(module, extra="lab", purpose=purpose)
     folder = Path(output)
     earlier = _earlier(folder)
     record_set = collect([paths] if isinstance(paths, (str, os.PathLike)) else list(paths))

@@ -7,13 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from evergrow.core.errors import FileFormatError
 from evergrow.core.escaping import printable
-from evergrow.core.record import from_values
+from evergrow.core.record import Between, from_values
 from evergrow.lab.records import Record
 from evergrow.lab.report.contents import Figure, Group, RecordSet, Table, curve_and_error, groups
 from evergrow.lab.report.plots import Dot, Line, Panel, dot_panel, heat_panel, line_panel, slug, style_of
@@ -379,9 +379,9 @@ class _DepthRow:
 
     set: str
     pooling: str
-    depth: int
-    folds: float
-    test: float | None = None
+    depth: Annotated[int, Between(1, 10_000)]
+    folds: Annotated[float, Between(0, 100)]
+    test: Annotated[float, Between(0, 100)] | None = None
 
 
 _POOLINGS = {"cls": "class token", "cls+mean": "class token and mean"}

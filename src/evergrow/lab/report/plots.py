@@ -178,6 +178,13 @@ def _saved(figure: Any, name: str, title: str) -> Panel:
     return Panel(name, title, svg.getvalue(), pdf.getvalue())
 
 
+def _log_axis(axis: Any) -> None:
+    """Make an axis logarithmic; powers of ten are plain text, since names must not be taken for mathematics."""
+    getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
+    axis.set_major_formatter(lambda value, _: short(value))
+    axis.set_minor_formatter(lambda value, _: "")
+
+
 def line_panel(
     name: str,
     title: str,
@@ -211,12 +218,12 @@ def line_panel(
                 axes.fill_between(line.x, y - error, y + error, color=line.style["color"], alpha=0.18, linewidth=0)
         if log_x:
             ticks = sorted({x for line in lines for x in line.x})
-            axes.set_xscale("log")
-            axes.set_xticks(ticks[:: math.ceil(len(ticks) / 8)], minor=False)
-            axes.xaxis.set_major_formatter(lambda value, _: short(value))
-            axes.minorticks_off()
+            _log_axis(axes.xaxis)
+            axes.set_xticks(ticks[:: math.ceil(len(ticks) / 8)])
+        else:
+            axes.xaxis.get_major_locator().set_params(integer=True)
         if log_y:
-            axes.set_yscale("log")
+            _log_axis(axes.yaxis)
         axes.grid(axis="y")
         figure.legend(loc="outside right upper")
         return _saved(figure, name, title)
@@ -257,7 +264,7 @@ def dot_panel(
         axes.set_yticks(range(len(dots)), ["\n".join(textwrap.wrap(dot.label, 34)) for dot in dots])
         axes.set_ylim(len(dots) - 0.5, -0.5)
         if log:
-            axes.set_xscale("log")
+            _log_axis(axes.xaxis)
         axes.grid(axis="both")
         return _saved(figure, name, title)
 
