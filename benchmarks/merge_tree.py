@@ -1,7 +1,7 @@
 """The tree of sums on a simulated cluster: the real plan and the real runner, with seconds and failures made up.
 
 :class:`~evergrow.engine.reduction.Reduction` decides what is learned and added and which files go, and
-:class:`~evergrow.engine.ray_runner.RayRunner` who does it and what is done again. A file holds the numbers of the
+:class:`~evergrow.engine.runners.RayRunner` who does it and what is done again. A file holds the numbers of the
 shards that are in it instead of their statistics, so that it can be seen that each is there once, and in its order.
 """
 
@@ -19,7 +19,7 @@ from evergrow.data.shard import Shard
 from evergrow.engine.job import Job
 from evergrow.engine.manifest import Division, Manifest
 from evergrow.engine.reduction import Reduction
-from evergrow.engine.running import Task
+from evergrow.engine.runners import Task
 from evergrow.engine.stages import Running, Tally
 
 
