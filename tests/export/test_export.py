@@ -37,7 +37,7 @@ from evergrow.features import create_backbone  # noqa: E402
 from evergrow.features.images import decode_image  # noqa: E402
 from evergrow.head import HEADS, IncrementalClassifier, SCLClassifier  # noqa: E402
 from evergrow.head.layers.activations import ACTIVATIONS  # noqa: E402
-from evergrow.head.linalg.class_shapes import LIKELIEST  # noqa: E402
+from evergrow.head.linalg import LIKELIEST  # noqa: E402
 from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
 from evergrow.lab.methods import create_method  # noqa: E402
 from evergrow.learner.learner import Learner  # noqa: E402

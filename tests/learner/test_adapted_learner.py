@@ -18,7 +18,7 @@ from tests.learner.toys import Letters, write_folder
 
 from evergrow.adapt import FsaConfig, adapt
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners
-from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import (
     DataWarning,
     FileFormatError,
@@ -31,8 +31,7 @@ from evergrow.core.errors import (
     WeightsError,
 )
 from evergrow.core.items import ImageArrays
-from evergrow.features import create_backbone
-from evergrow.features.extraction import extract
+from evergrow.features import create_backbone, encode
 from evergrow.features.lazy import LazyBackbone
 from evergrow.head import SCLClassifier
 from evergrow.lab.methods import FsaClassifier
@@ -40,7 +39,6 @@ from evergrow.learner.learner import Learner
 
 NAMES = np.array(["ant", "bee", "cat", "dog"])
 Part = tuple[ImageArrays, np.ndarray]
-V0_1 = Path(__file__).parents[1] / "files" / "v0_1" / "learners"
 
 
 def quick(tuner: str = "ssf", **changes: Any) -> FsaConfig:
@@ -102,22 +100,22 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_is_the_adapted_classifier_made_by_hand(tuner: str, first: Part, later: Part) -> None:
     learner = learner_of(tuner, features="final").fit(first).partial_fit(later)
     hand = FsaClassifier("scl-mgsm", tiny_vit(), fsa=quick(tuner), n_units=20).fit(*first)
-    X = [extract(hand.backbone_, items, cache=False).features for items, _ in (first, later)]
+    X = [encode(hand.backbone_, items, cache=False, join=False).X for items, _ in (first, later)]
     assert learner.backbone_().spec == hand.backbone_.spec
     assert np.array_equal(learner.features(later[0]).X, X[1])
     head = SCLClassifier.recommended(n_units=20, random_state=0).fit(X[0], first[1]).partial_fit(X[1], later[1])
     assert np.array_equal(learner.decision_function(later[0]), head.decision_function(X[1]))
     np.testing.assert_allclose(learner.head_.novelty_terms(X[1]), head.novelty_terms(X[1]), rtol=1e-9)
     plain = tiny_vit()
-    assert not np.allclose(X[1], extract(plain, later[0], cache=False).features, atol=1e-4)
+    assert not np.allclose(X[1], encode(plain, later[0], cache=False, join=False).X, atol=1e-4)
 
 
 def test_the_backbone_given_stays_as_it_was(first: Part) -> None:
     backbone = tiny_vit()
-    before, spec = extract(backbone, first[0], cache=False).features, backbone.spec
+    before, spec = encode(backbone, first[0], cache=False, join=False).X, backbone.spec
     learner = learner_of(backbone=backbone).fit(first)
     assert backbone.spec == spec != learner.backbone_().spec
-    assert np.array_equal(extract(backbone, first[0], cache=False).features, before)
+    assert np.array_equal(encode(backbone, first[0], cache=False, join=False).X, before)
 
 
 def test_same_seed_same_model(first: Part) -> None:
@@ -319,14 +317,6 @@ def test_a_tuner_that_was_changed_is_refused(fitted: Learner, first: Part, tmp_p
     write(replace(tuner, meta={}))
     with pytest.raises(FileFormatError, match="adaptation: tuner must have"):
         Learner.load(path)
-
-
-def test_files_of_versions_that_did_not_adapt_load(first: Part, tmp_path: Path) -> None:
-    old = read_archive(V0_1 / "images.evg")
-    del old.meta["tuning"]
-    learner = Learner.from_archive(old)
-    assert learner.info()["adaptation"] is None
-    assert "adaptation" not in learner.to_archive().parts
 
 
 def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(first: Part, later: Part, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from evergrow.features import create_backbone, decode_image
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, open_model
-from evergrow.serve.batching import Batcher
+from evergrow.serve.backbones import Batcher
 from evergrow.serve.problems import Problem
 
 
@@ -72,7 +72,7 @@ BAD_BODIES = (
     (b"{", 400),
     (b"[1]", 422),
     (b'{"rows": [[NaN, 1, 1, 1, 1, 1]]}', 400),
-    (b'{"rows": [[1e400, 1, 1, 1, 1, 1]]}', 422),
+    (b'{"rows": [[1e400, 1, 1, 1, 1, 1]]}', 400),
     (b'{"rows": [[1], [1, 2]]}', 422),
     (b'{"rows": [["a"]]}', 422),
     (b'{"rows": [[1]], "colour": 1}', 422),
@@ -116,7 +116,7 @@ def test_an_image_that_is_none_is_named(api: Any) -> None:
 def test_models_of_one_backbone_share_it(api: Any) -> None:
     begin_texts(api, "one")
     begin_texts(api, "two")
-    pool = api.client.app.service.pool
+    pool = api.client.app.state.service.pool
     assert len(set(pool._shared.values())) == 1
 
 
@@ -211,7 +211,7 @@ def test_questions_to_one_model_are_answered_at_once() -> None:
     waiting = []
     for model, texts in ((one, ["a"]), (two, ["b", "ab"]), (one, ["c", "ac"])):
         batcher.announce(len(texts))
-        waiting.append(batcher.ask(texts, model))
+        waiting.append(batcher.submit(texts, asked=model))
     backbone.go_on.set()
     first.result(20)
     told = [entry.result(20) for entry in waiting]
@@ -225,7 +225,7 @@ def test_questions_to_one_model_are_answered_at_once() -> None:
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_images_of_a_batch_are_spread_over_cores_in_their_order(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
-    monkeypatch.setattr("evergrow.serve.batching.cores", lambda: 3)
+    monkeypatch.setattr("evergrow.serve.backbones.cores", lambda: 3)
     backbone, threads = create_backbone(Colours(), device="cpu"), set()
     encode = backbone.encode
 
@@ -248,9 +248,9 @@ def test_a_full_queue_refuses_and_gives_room_again() -> None:
     backbone = Recorder()
     batcher = Batcher(backbone, batch=4, queue=5)
     running = submit(batcher, ["a"] * 3)
-    with pytest.raises(Problem, match="queue is full") as refused:
+    with pytest.raises(Problem, match="is full") as refused:
         batcher.announce(3)
-    assert (refused.value.status, refused.value.retry_after) == (503, 1)
+    assert (refused.value.status_code, refused.value.headers["Retry-After"]) == (503, "1")
     batcher.announce(2)
     batcher.withdraw(2)
     backbone.go_on.set()
