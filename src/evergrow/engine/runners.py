@@ -336,9 +336,11 @@ class RayRunner:
                 for promise in done:
                     yield self._outcome(promise, running.pop(promise))
         finally:
-            for promise in running:  # Ctrl-C, an error, or nobody wants the rest
-                with suppress(Exception):  # the whole cluster may be gone
+            with suppress(Exception):  # Ctrl-C, an error, or nobody wants the rest; the whole cluster may be gone
+                for promise in running:
                     self._ray.cancel(promise, force=True)
+                if running:  # Ray must not be left before it has seen them end
+                    self._ray.wait(list(running), num_returns=len(running), timeout=20.0)
 
     def close(self) -> None:
         """Leave Ray, and end it where it was started here."""
