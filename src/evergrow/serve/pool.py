@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from evergrow.core.errors import FileFormatError, UnknownNameError
 from evergrow.core.items import Kind
 from evergrow.core.registry import nearest
+from evergrow.features.backbones import create_backbone
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.catalog import best_backbone, list_backbones
-from evergrow.features.create import create_backbone
+from evergrow.features.sources import best_backbone, list_backbones
 from evergrow.serve.batching import Batcher
 from evergrow.serve.config import Limits
 from evergrow.serve.schemas import SAMPLE_KINDS, BackboneOffer
