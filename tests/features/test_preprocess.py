@@ -117,7 +117,7 @@ def test_bad_settings(change: dict[str, object], message: str) -> None:
 
 
 def test_descriptions_with_other_keys_and_images_in_other_modes() -> None:
-    with pytest.raises(FileFormatError, match="lacks|should be an object"):
+    with pytest.raises(FileFormatError, match="lacks"):
         Preprocessing.from_dict({"size": [1, 1]})
     with pytest.raises(InputError, match="in RGB"):
         Preprocessing()(Image.new("L", (4, 4)))
