@@ -661,15 +661,6 @@ def test_info_is_plain(fitted: Learner) -> None:
     assert "numerics" not in fitted.info()
 
 
-def test_options_that_cannot_be_saved_are_refused_on_saving(blobs: Data, tmp_path: Path) -> None:
-    from evergrow.head.layers import GaussianProjection
-
-    learner = small(projection=GaussianProjection(n_units=40)).fit(blobs)
-    with pytest.raises(InputError, match="projection"):
-        learner.save(tmp_path / "m.evg")
-    assert not (tmp_path / "m.evg").exists()
-
-
 # -- real images ------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,6 @@ from evergrow.core.errors import InputError
 from evergrow.core.seeding import generator
 from evergrow.features.base import Backbone
 from evergrow.features.images import decode_image
-from evergrow.head.layers.units import KEPT
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch, torch_threads
@@ -36,8 +35,6 @@ from evergrow.serve.versions import Version
 Result = TypeVar("Result")
 _WARM = 8
 """Models whose backbones are loaded before anybody asks."""
-_DIRECTIONS = 128 * 2**20
-"""Bytes of random directions that are kept for models to come: those of 3,000 units take 16 MB at 1,280 features."""
 
 
 class Service:
@@ -190,7 +187,6 @@ class Service:
 
     def warm_up(self) -> None:
         """Do what the first callers would have to wait for: load libraries, and the backbones of models there are."""
-        KEPT.make_room(_DIRECTIONS)
         with torch_threads(1):
             learner = Learner(None, options={"n_units": 8}, device=self.config.device)
             learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
