@@ -343,10 +343,10 @@ def test_features_of_another_backbone_are_refused(tmp_path: Path) -> None:
 
 
 def test_auto_says_which(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evergrow.features import catalog
+    from evergrow.features import sources
 
-    choice = catalog.BackboneChoice("test_resnet", "random", "test_resnet is the only one")
-    monkeypatch.setattr(catalog, "best_backbone", lambda kind: choice)
+    choice = sources.BackboneChoice("test_resnet", "random", "test_resnet is the only one")
+    monkeypatch.setattr(sources, "best_backbone", lambda kind: choice)
     with caplog.at_level(logging.INFO, logger="evergrow"):
         learner = Learner(options={"n_units": 20}, cache=False).fit(write_folder(tmp_path / "p", {"a": 0, "b": 1}))
     assert "test_resnet is the only one" in caplog.text
@@ -659,15 +659,6 @@ def test_info_is_plain(fitted: Learner) -> None:
     assert (info["n_units"], info["n_features"], info["kind"]) == (40, 10, "features")
     assert info["numerics"]["effective_rank"] > 1
     assert "numerics" not in fitted.info()
-
-
-def test_options_that_cannot_be_saved_are_refused_on_saving(blobs: Data, tmp_path: Path) -> None:
-    from evergrow.head.layers import GaussianProjection
-
-    learner = small(projection=GaussianProjection(n_units=40)).fit(blobs)
-    with pytest.raises(InputError, match="projection"):
-        learner.save(tmp_path / "m.evg")
-    assert not (tmp_path / "m.evg").exists()
 
 
 # -- real images ------------------------------------------------------------------------------------------
