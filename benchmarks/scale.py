@@ -183,6 +183,7 @@ def hours_table() -> Iterator[str]:
 
 TABLES = {"bytes": bytes_table, "shards": shards_table, "hours": hours_table}
 
+
 def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.2f}"
 
