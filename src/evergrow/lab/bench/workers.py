@@ -17,7 +17,7 @@ import torch
 from evergrow.core.errors import EngineError, FileFormatError
 from evergrow.core.version import __version__
 from evergrow.engine import Engine
-from evergrow.engine.running import Outcome, Task
+from evergrow.engine.runners import Outcome, Task
 from evergrow.lab.bench.data import DataSource
 from evergrow.lab.bench.execute import execute, failed_record
 from evergrow.lab.bench.grid import Step, compute_threads, expand, release_memory
