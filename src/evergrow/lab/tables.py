@@ -372,9 +372,9 @@ def unfinished_notes(records: Iterable[Record], absent: str) -> list[str]:
 def _name_notes(frame: pd.DataFrame) -> list[str]:
     """Say which names stand for several settings."""
     names = {
-        "method": [record.label for record in frame.record],
-        "dataset": [record.dataset_label for record in frame.record],
-        "protocol": [record.protocol["name"] for record in frame.record],
+        "method": [printable(record.label) for record in frame.record],
+        "dataset": [printable(record.dataset_label) for record in frame.record],
+        "protocol": [printable(record.protocol["name"]) for record in frame.record],
     }
     return [
         f"{name} stands for {len(titles)} different settings, shown apart as {'; '.join(titles)}"
