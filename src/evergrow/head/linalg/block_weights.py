@@ -31,7 +31,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy import optimize
 from torch import Tensor
 
 from evergrow.core.errors import NumericalError
@@ -43,7 +46,6 @@ SPREAD = 2.0
 training rows of birds and intents: 1 to 4 do alike."""
 
 PROBES = 32
-STEPS = 8
 
 LARGEST_BLOCK_WEIGHT = 1e3
 """No weight is larger, or smaller than its inverse."""
@@ -51,16 +53,16 @@ LARGEST_BLOCK_WEIGHT = 1e3
 _START = 0.1
 """Common ridge at which the search begins, in units of a row's energy."""
 
-_FURTHEST = 2.0
-"""Longest step, in natural logarithms of a ridge."""
-
 _DECADE = math.log(10.0)
 
 _FREE = 1.0
 """What a ten times larger ridge may cost, as a log-likelihood, to be where the search begins."""
 
-_ENOUGH = 0.1
-"""Gain that a step promises, as a log-likelihood, below which the search ends."""
+_NO_SCORE = 1e6
+"""What stands for the score of ridges that have none, above that of the start."""
+
+_ENOUGH = 0.01
+"""Gain of a step, as a log-likelihood, below which the search ends."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ class _Search(ABC):
         return values.new_zeros(len(self.blocks)).index_add_(0, self.owner, values).cpu()
 
     def minimum(self, ridges: Tensor) -> Tensor | None:
-        """Return the best logarithms of ridges, or None where no ridge can be judged: quasi-Newton steps (BFGS)."""
+        """Return the best logarithms of ridges, or None where no ridge can be judged."""
         value, slopes = self._judge(ridges)
         for _ in range(5):
             # Where rows are many a small ridge changes nothing, and no slope shows which block would do without.
@@ -195,30 +197,18 @@ class _Search(ABC):
             ridges, value, slopes = ridges + _DECADE, more, above
         if not math.isfinite(value):
             return None
-        curvature: Tensor | None = None  # inverse of it, as far as it is known
-        for _ in range(STEPS):
-            step = -slopes if curvature is None else -(curvature @ slopes)
-            # Nothing is known of the curvature at first; where slopes are small the minimum may be far away.
-            furthest = float(step.abs().max())
-            step = step * (_FURTHEST / max(furthest, 1e-12) if curvature is None else min(1.0, _FURTHEST / furthest))
-            if -float(step @ slopes) < _ENOUGH:
-                break
-            found = self._along(ridges, value, slopes, step)
-            if found is None:
-                break
-            after, lower, bent = found
-            curvature = _bent(curvature, after - ridges, bent - slopes)
-            ridges, value, slopes = after, lower, bent
-        return ridges
+        start, known = ridges.numpy(), (value, slopes.numpy())
 
-    def _along(self, ridges: Tensor, value: float, slopes: Tensor, step: Tensor) -> tuple[Tensor, float, Tensor] | None:
-        """Return the first of ever shorter steps that pays, with value and slopes there, or None."""
-        for share in (1.0, 0.3, 0.1):
-            after = ridges + share * step
-            lower, bent = self._judge(after)
-            if lower <= value + 1e-4 * share * float(step @ slopes):
-                return after, lower, bent
-        return None
+        def judge(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            if np.array_equal(point, start):
+                return known
+            found, bent = self._judge(torch.from_numpy(point.copy()))
+            # A line search goes back from where there is no score.
+            return (found if math.isfinite(found) else value + _NO_SCORE), bent.numpy()
+
+        enough = {"ftol": _ENOUGH / max(abs(value), 1.0), "gtol": _ENOUGH}
+        found = optimize.minimize(judge, start, jac=True, method="L-BFGS-B", options=enough)
+        return torch.from_numpy(found.x)
 
     def _judge(self, ridges: Tensor) -> tuple[float, Tensor]:
         """Return the penalised score and its slopes."""
@@ -306,15 +296,3 @@ class _ThinSearch(_Search):
         rss_slopes = torch.stack([2.0 * (again * (part @ left)).sum() for part in self.inner])
         slack_slopes = torch.stack([(squared * part).sum() for part in self.inner])
         return rss, slack, shares * rss_slopes.cpu(), shares * slack_slopes.cpu()
-
-
-def _bent(inverse: Tensor | None, moved: Tensor, turned: Tensor) -> Tensor | None:
-    """Return the inverse of the curvature after slopes turned by so much on a move (BFGS)."""
-    along = float(moved @ turned)
-    if along <= 1e-12:
-        return inverse
-    one = torch.eye(len(moved), dtype=moved.dtype)
-    if inverse is None:
-        inverse = one * (along / float(turned @ turned))
-    mixing = one - torch.outer(moved, turned) / along
-    return mixing @ inverse @ mixing.T + torch.outer(moved, moved) / along
