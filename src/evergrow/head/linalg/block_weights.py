@@ -17,8 +17,8 @@ Solving with a ridge per block is solving with one ridge after column j was mult
 ``w_b ~ lambda_b^-1/2``; weights are returned so that the energy of all columns together stays what it was.
 
 Where there are no more rows than columns, estimated traces mislead: as ridges vanish so do RSS and N - 1 - df, but not
-the error of an estimate. There P is formed. Where rows are far fewer, T = R^T R with R (r, d) of full rank, Q = R^T Z,
-and matrices of order r say the same, with R_b the columns of a block:
+the error of an estimate. There T = R^T R with R (r, d) of full rank, Q = R^T Z, and matrices of order r say the same
+exactly, with R_b the columns of a block:
 
     K = I + sum_b R_b R_b^T / lambda_b        RSS = |Y|^2 - |Z|^2 + |K^-1 Z|^2        df = r - tr K^-1
 """
@@ -39,7 +39,7 @@ from torch import Tensor
 
 from evergrow.core.errors import NumericalError
 from evergrow.core.seeding import generator
-from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky, symmetric_eigh
+from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
 
 SPREAD = 2.0
 """How far, in natural logarithms, the ridges of blocks may be expected to lie apart before anything is seen. Chosen on
@@ -131,7 +131,7 @@ def choose_block_weights(
     gram, cross = gram - rows * torch.outer(mean, mean), cross - torch.outer(mean, counts)
     mean = mean if basis is None else basis @ mean
     search: _Search
-    if basis is not None and 2 * basis.shape[1] <= len(basis):
+    if rows <= sum(blocks) or (basis is not None and 2 * basis.shape[1] <= len(basis)):
         search = _ThinSearch(gram, cross, basis, counts, blocks, given)
     else:
         if basis is not None:
@@ -241,7 +241,6 @@ class _DenseSearch(_Search):
     def __init__(self, total: Tensor, cross: Tensor, *others: Any) -> None:
         super().__init__(total.diagonal().clamp_min(0.0), *others)
         self.total, self.cross = total, cross
-        self.is_exact = self.rows <= len(total)
         signs = torch.randint(0, 2, (len(total), PROBES), generator=generator(0, "block weights", len(total)))
         self.signs = signs.to(total).mul_(2.0).sub_(1.0)
 
@@ -250,34 +249,26 @@ class _DenseSearch(_Search):
         matrix = self.total.clone()
         matrix.diagonal().add_(ridge)
         factor = safe_cholesky(matrix)
-        kept, shrinking, weights = (self._exact if self.is_exact else self._estimated)(factor, ridge)
+        solved = factor.solve(torch.cat([self.cross, self.signs, ridge[:, None] * self.signs], dim=1))
+        weights, probes, weighted = torch.split(solved, [self.cross.shape[1], PROBES, PROBES], dim=1)
+        # The diagonals of L P and L P L P.
+        kept = ridge * (self.signs * probes).sum(dim=1) / PROBES
+        shrinking = ridge * (probes * weighted).sum(dim=1) / PROBES
         shrunk = ridge[:, None] * weights
         rss = self.targets - float((weights * self.cross).sum()) - float((weights * shrunk).sum())
         slack = self.rows - 1.0 - len(kept) + float(kept.sum())
         rss_slopes = 2.0 * self._by_block(ridge * (weights * factor.solve(shrunk)).sum(dim=1))
         return rss, slack, rss_slopes, self._by_block(kept - shrinking)
 
-    def _exact(self, factor: CholeskyFactor, ridge: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the diagonals (d,) of ``L P`` and ``L P L P``, and W (d, C)."""
-        inverse = torch.cholesky_inverse(factor.lower)
-        weights = inverse @ self.cross
-        return ridge * inverse.diagonal(), ridge * (inverse.square_() @ ridge), weights
-
-    def _estimated(self, factor: CholeskyFactor, ridge: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        solved = factor.solve(torch.cat([self.cross, self.signs, ridge[:, None] * self.signs], dim=1))
-        weights, probes, weighted = torch.split(solved, [self.cross.shape[1], PROBES, PROBES], dim=1)
-        kept = ridge * (self.signs * probes).sum(dim=1) / PROBES
-        return kept, ridge * (probes * weighted).sum(dim=1) / PROBES, weights
-
 
 class _ThinSearch(_Search):
-    """From a total scatter ``V G V^T`` with V (d, k) of few columns, and cross products ``V Q``."""
+    """From a total scatter ``V G V^T`` of few rows and cross products ``V Q``; without V they are G and Q."""
 
-    def __init__(self, gram: Tensor, cross: Tensor, basis: Tensor, *others: Any) -> None:
+    def __init__(self, gram: Tensor, cross: Tensor, basis: Tensor | None, *others: Any) -> None:
         values, vectors = symmetric_eigh(gram)
         kept = values > 1e-12 * values[-1].clamp_min(0.0)
         lengths, vectors = values[kept].sqrt(), vectors[:, kept]
-        root = lengths[:, None] * (vectors.T @ basis.T)
+        root = lengths[:, None] * (vectors.T if basis is None else vectors.T @ basis.T)
         super().__init__(root.square().sum(dim=0), *others)
         self.inner = [part @ part.T for part in torch.split(root, self.blocks, dim=1)]
         self.seen = (vectors.T @ cross) / lengths[:, None]
