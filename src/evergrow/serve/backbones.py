@@ -27,10 +27,9 @@ from evergrow.core.errors import FileFormatError, UnknownNameError
 from evergrow.core.items import Kind
 from evergrow.core.registry import nearest
 from evergrow.features import encode_batch
+from evergrow.features.backbones import ImageBackbone, create_backbone
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.catalog import best_backbone, list_backbones
-from evergrow.features.create import create_backbone
-from evergrow.features.vision import ImageBackbone
+from evergrow.features.sources import best_backbone, list_backbones
 from evergrow.serve.config import Limits
 from evergrow.serve.monitoring import Metrics
 from evergrow.serve.problems import Problem
