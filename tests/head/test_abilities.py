@@ -28,7 +28,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "joint-lp": {"n_epochs": 2},
     "simplecil": {},
 }
-OURS = [name for name in HEADS.names() if HEADS[name].__module__.startswith("evergrow.head")]
+OURS = [name for name in HEADS.names() if HEADS[name].__module__.startswith(("evergrow.head", "evergrow.lab"))]
 
 
 def data(classes: tuple[int, ...] = (0, 1, 2)) -> tuple[np.ndarray, np.ndarray]:

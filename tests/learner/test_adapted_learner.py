@@ -18,7 +18,7 @@ from tests.learner.toys import Letters, write_folder
 
 from evergrow.adapt import FsaConfig, adapt
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners
-from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import (
     DataWarning,
     FileFormatError,
@@ -40,7 +40,6 @@ from evergrow.learner.learner import Learner
 
 NAMES = np.array(["ant", "bee", "cat", "dog"])
 Part = tuple[ImageArrays, np.ndarray]
-V0_1 = Path(__file__).parents[1] / "files" / "v0_1" / "learners"
 
 
 def quick(tuner: str = "ssf", **changes: Any) -> FsaConfig:
@@ -319,14 +318,6 @@ def test_a_tuner_that_was_changed_is_refused(fitted: Learner, first: Part, tmp_p
     write(replace(tuner, meta={}))
     with pytest.raises(FileFormatError, match="adaptation: tuner must have"):
         Learner.load(path)
-
-
-def test_files_of_versions_that_did_not_adapt_load(first: Part, tmp_path: Path) -> None:
-    old = read_archive(V0_1 / "images.evg")
-    del old.meta["tuning"]
-    learner = Learner.from_archive(old)
-    assert learner.info()["adaptation"] is None
-    assert "adaptation" not in learner.to_archive().parts
 
 
 def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(first: Part, later: Part, tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def test_a_head_that_fails_changes_nothing(fitted: Learner, blobs: Data, monkeyp
     [
         ({"method": "scl"}, UnknownNameError, "nearest"),
         ({"options": {"n_unit": 5}}, UnknownNameError, "n_units"),
-        ({"method": "ease"}, ParameterError, "head on features"),
+        ({"method": "ease"}, ParameterError, "registered names"),
         ({"options": [1]}, ParameterError, "dict"),
         ({"settings": "best"}, ParameterError, "recommended"),
         ({"adapt": "adaptor"}, ParameterError, "adapt must be one of"),
@@ -635,7 +635,7 @@ def test_damaged_foreign_and_newer_files_are_refused(fitted: Learner, blobs: Dat
         Learner.load(path)
     archive = state(fitted)
     write_archive(path, replace(archive, parts={}))
-    with pytest.raises(FileFormatError, match="must have 'head' as an archive, got nothing"):
+    with pytest.raises(FileFormatError, match="counts samples and has no head"):
         Learner.load(path)
     write_archive(path, Archive("Learner", archive.meta, archive.tensors))
     with pytest.raises(FileFormatError, match="lacks or garbles"):

@@ -188,7 +188,7 @@ def decoding(name: str) -> tuple[str, ...]:
     return ("-c", f"from evergrow.features import decode_image; assert decode_image({name!r}).size == (64, 64)")
 
 
-RUNS = ROOT / "tests" / "files" / "v0_1" / "bench" / "runs"
+RUNS = ROOT / "experiments" / "records" / "confusion"
 FRAMES = "from evergrow.data.video import VideoSource; assert len(list(VideoSource('clip.avi', 0.5))) == 3"
 USES = {
     "bundled": Use(color_images, ("fit", "images", "-m", "colors.evg")),
@@ -197,7 +197,7 @@ USES = {
     "parquet": Use(parquet_table, ("data", "table.parquet")),
     "heic": Use(heic_image, decoding("photo.heic"), command=False),
     "raw": Use(raw_image, decoding("photo.dng"), command=False),
-    "report": Use(nothing, ("report", str(RUNS), "-o", "page")),
+    "report": Use(nothing, ("lab", "report", str(RUNS), "-o", "page")),
     "onnx": Use(fitted_rows, ("export", "rows.evg", "--onnx", "rows.onnx")),
     "video": Use(short_video, ("-c", FRAMES), command=False),
 }

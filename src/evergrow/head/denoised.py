@@ -1,7 +1,7 @@
 """The readout that knows how little it has seen: class means as estimates, shapes of classes, and answers that follow.
 
 From the statistics of a :class:`~evergrow.head.ridge_model.RidgeModel` to linear scores: the ridge is chosen
-(:mod:`evergrow.head.linalg.ridge_search`), the means are solved for (:mod:`evergrow.head.linalg.solved_scatter`) and
+(:mod:`evergrow.head.linalg.ridge_choice`), the means are solved for (:mod:`evergrow.head.linalg.scatter`) and
 the noise is taken off them (:mod:`evergrow.head.linalg.mean_estimates`). A few rows more or less are followed; ridge
 and strength of the prior of shapes are chosen anew when the number of rows has changed by a quarter.
 """

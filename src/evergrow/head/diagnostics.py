@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from evergrow.head.layers import GuidedProjection, LinkedProjection, Projection
-from evergrow.head.linalg import AutoState, Spectrum
+from evergrow.head.linalg import Spectrum
 from evergrow.head.readout import Readout
 from evergrow.head.ridge_model import RidgeModel
 
@@ -35,7 +35,7 @@ def describe(model: RidgeModel, readout: Readout, scale: Tensor | None = None) -
         "effective_rank": spectrum.dof(readout.alpha),
         "condition_number": spectrum.condition_number(readout.alpha),
         "common_mode": float(spectrum.values[-1] / spectrum.values.sum().clamp_min(1e-300)),
-        "solver": state.form if isinstance(state, AutoState) else state.kind,
+        "solver": state.form,
         "error_bound": state.error_bound(readout.alpha),
         "state_bytes": state.nbytes,
     }

@@ -19,7 +19,7 @@ from evergrow.head.layers.identity import IdentityProjection
 from evergrow.head.layers.normalize import normalize, resolve_normalization
 from evergrow.head.layers.scales import Scales
 from evergrow.head.layers.settings import LayerSettings
-from evergrow.head.linalg import PAPER_ALPHAS, Spectrum, choose_by_holdout, create_state
+from evergrow.head.linalg import PAPER_ALPHAS, choose_by_holdout, create_state
 from evergrow.head.moments import ClassMoments
 from evergrow.head.ridge_model import RidgeModel
 from evergrow.head.shapes import ShapeModel
@@ -180,8 +180,7 @@ class Grower:
         floor = min(PAPER_ALPHAS)
         state = create_state("auto", layer.n_outputs, Y.shape[1], alpha=None, floor=floor, device=Z.device)
         state = state.accumulate((H, Y[train][rows]) for rows, H in layer.iter_transform(Z[train]))
-        spectrum = Spectrum.of(state.reduced())
-        return choose_by_holdout(spectrum, layer.transform(Z[test]), Y[test], PAPER_ALPHAS).alpha
+        return choose_by_holdout(state.reduced(), layer.transform(Z[test]), Y[test]).alpha
 
 
 def _energy(layer: Projection, Z: Tensor) -> float:

@@ -11,8 +11,7 @@ from torch import Tensor
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import UnlearnError
 from evergrow.core.fields import Fields
-from evergrow.head.linalg import symmetric_eigh
-from evergrow.head.linalg.state import LARGEST
+from evergrow.head.linalg import LARGEST, symmetric_eigh
 
 MOMENTS = register_kind("class-moments")
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from evergrow.core.errors import NumericalError
 from evergrow.core.seeding import generator
-from evergrow.head.linalg import CholeskyFactor, ClassGeometry, ReducedStatistics, RidgeState, safe_cholesky
+from evergrow.head.linalg import CholeskyFactor, ClassGeometry, RidgeState, RidgeStatistics, safe_cholesky
 
 REST_WEIGHT = 0.1
 """Share of the rest in the denominator of the ratio. 0.03 to 0.3 do about as well on image and text features."""
@@ -90,7 +90,7 @@ class Whitening:
 
     Parameters
     ----------
-    stats : ReducedStatistics
+    stats : RidgeStatistics
         Where S_w came from.
     factor : CholeskyFactor
         Factor of ``S_w + ridge I``.
@@ -104,7 +104,7 @@ class Whitening:
         Coordinates to add for what was taken out.
     """
 
-    stats: ReducedStatistics
+    stats: RidgeStatistics
     factor: CholeskyFactor
     ridge: float
     freedom: float

@@ -8,24 +8,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from evergrow.head.linalg import (
-    GCV_REACH,
-    AlphaChoice,
     ClassGeometry,
-    Discriminant,
-    ReducedStatistics,
     RidgeState,
-    Spectrum,
-    alpha_grid,
-    choose_by_cholesky,
+    RidgeStatistics,
     choose_by_gcv,
     safe_cholesky,
 )
-
-EIGEN_LIMITS = {"cpu": 3500, "cuda": 12_000}
-"""Up to this order the ridge is chosen from one decomposition, above it through a few Cholesky factorisations."""
-
-WARM_LIMITS = {"cpu": 1200, "cuda": 6000}
-"""The same where the last choice tells where to begin, so that a few factorisations are fewer."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +46,7 @@ class Readout:
         return self.weights.nbytes + self.offset.nbytes
 
 
-def row_energy(stats: ReducedStatistics, counts: Tensor, rows: float | None = None) -> float:
+def row_energy(stats: RidgeStatistics, counts: Tensor, rows: float | None = None) -> float:
     """Return the mean energy of a row around the mean of all rows; ``rows`` is their number, where weights make it."""
     n = max(stats.count, 1) if rows is None else rows
     mean_part = float(stats.cross.sum(dim=1).square().sum()) / max(float(counts.sum()), 1e-12)
@@ -89,36 +77,13 @@ def solve_readout(
         solution = state.solve(alpha)
         return _readout(solution.weights, _zero(solution.weights), alpha, alpha, solution.jitter)
     stats = state.reduced()
-    choice = choose_alpha(stats, counts, last, reach=1.0 if kind == "discriminant" else GCV_REACH)
+    choice = choose_by_gcv(stats, row_energy(stats, counts), last)
     if kind == "discriminant":
         # It needs the plain minimiser: its errors do not fall with a smaller ridge.
         return _discriminant(stats, counts, choice.minimiser)
     factor = safe_cholesky(stats.gram, shift=choice.alpha)
     weights = stats.lift(factor.solve(stats.cross))
     return _readout(weights, _zero(weights), choice.alpha, choice.minimiser, factor.jitter)
-
-
-def choose_alpha(
-    stats: ReducedStatistics, counts: Tensor, last: float | None = None, *, reach: float = 1.0
-) -> AlphaChoice:
-    """Choose the ridge by generalised cross-validation, in the cheaper of two ways.
-
-    Parameters
-    ----------
-    stats : ReducedStatistics
-        The statistics.
-    counts : Tensor of shape (C,)
-        Samples per class.
-    last : float, optional
-        The previous choice, where to begin looking for the next.
-    reach : float
-        How far below the minimiser to look for a smaller ridge as good.
-    """
-    grid = alpha_grid(row_energy(stats, counts))
-    limits = EIGEN_LIMITS if last is None else WARM_LIMITS
-    if stats.gram.shape[0] <= limits.get(stats.gram.device.type, 0):
-        return choose_by_gcv(Spectrum.of(stats), grid)
-    return choose_by_cholesky(stats, grid, last, reach=reach)
 
 
 def _readout(weights: Tensor, offset: Tensor, alpha: float, minimiser: float, jitter: float) -> Readout:
@@ -130,11 +95,14 @@ def _zero(weights: Tensor) -> Tensor:
     return weights.new_zeros(weights.shape[1])
 
 
-def _discriminant(stats: ReducedStatistics, counts: Tensor, alpha: float) -> Readout:
-    solved = Discriminant.solve(ClassGeometry.of(stats, counts), alpha)
+def _discriminant(stats: RidgeStatistics, counts: Tensor, alpha: float) -> Readout:
+    geometry = ClassGeometry.of(stats, counts)
+    factor = geometry.factor(alpha)
+    solved = factor.solve(geometry.means)
+    offset = -0.5 * (geometry.means * solved).sum(dim=0)
     # Scatter is a sum: times the degrees of freedom, scores are log-likelihoods up to a constant.
     scale = float(max(stats.count - len(counts), 1))
-    return _readout(solved.weights * scale, solved.offset * scale, alpha, alpha, solved.jitter)
+    return _readout(stats.lift(solved) * scale, offset * scale, alpha, alpha, factor.jitter)
 
 
 def temperature(state: RidgeState, counts: Tensor, readout: Readout, kind: str) -> float:

@@ -18,6 +18,7 @@ from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.progress import Meter
+from evergrow.core.record import from_archive, to_archive
 from evergrow.core.wording import action, setting
 from evergrow.head.feature_blocks import BLOCKS, FeatureBlocks
 from evergrow.head.layers import Projection, read_projection
@@ -25,15 +26,12 @@ from evergrow.head.layers.normalize import NORMALIZATIONS, normalize
 from evergrow.head.linalg import (
     ClassGeometry,
     RidgeState,
-    Totals,
     alpha_grid,
     at_least_some,
-    join_states,
-    read_state,
     safe_cholesky,
+    sum_columns,
     take_columns,
 )
-from evergrow.head.linalg.state import sum_columns
 from evergrow.head.moments import MOMENTS, ClassMoments
 from evergrow.head.readout import row_energy
 from evergrow.head.shapes import SHAPES, ShapeModel
@@ -163,10 +161,6 @@ class RidgeModel:
             self, state=state, counts=counts, moments=moments, lineage=lineage, shapes=shapes, masses=masses
         )
 
-    def after_solve(self) -> RidgeModel:
-        """Return the model that knows that weights were asked for."""
-        return dataclasses.replace(self, state=self.state.after_solve())
-
     def unlearn(self, Z: Tensor, codes: Tensor, alpha: float, weights: Tensor | None = None) -> RidgeModel:
         """Return the model with rows taken out again; raise :class:`UnlearnError` if they were never in."""
         removed = torch.bincount(codes, minlength=len(self.counts))
@@ -253,9 +247,8 @@ class RidgeModel:
         rows, count = self._forgotten_rows(dropped)
         counts, masses = self.counts[list(columns)], None if self.masses is None else self.masses[list(columns)]
         state = self.state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)
-        state = state.select_targets(columns).with_totals(
-            Totals(self.state.count - count, float((counts if masses is None else masses).sum()))
-        )
+        squares = float((counts if masses is None else masses).sum())
+        state = dataclasses.replace(state.select_targets(columns), count=self.state.count - count, sq_targets=squares)
         moments = None if self.moments is None else self.moments.select(columns, rows.shape[1], rows)
         shapes = None if self.shapes is None else self.shapes.select(columns)
         return dataclasses.replace(self, state=state, counts=counts, moments=moments, shapes=shapes, masses=masses)
@@ -368,7 +361,7 @@ class RidgeModel:
             self,
             masses=masses,
             shapes=shapes[0].merge(shapes[1]).merge(shapes[2], sign=-1.0) if shapes else None,
-            state=join_states(*states),
+            state=states[0].merge(states[1]).merge(states[2], sign=-1),
             counts=(counts[0] + counts[1] - counts[2]).to(self.counts.device),
             lineage=self.lineage | other.lineage,
         )
@@ -407,7 +400,7 @@ class RidgeModel:
 
     def to_archive(self) -> Archive:
         """Return what a file holds of the model."""
-        parts = {"layer": self.projection.to_archive(), "state": self.state.to_archive()}
+        parts = {"layer": self.projection.to_archive(), "state": to_archive(self.state)}
         if self.moments is not None:
             parts["moments"] = self.moments.to_archive()
         if self.shapes is not None:
@@ -444,7 +437,7 @@ class RidgeModel:
             features = blocks.n_features_in
         fits = n_features is None or features == n_features
         fields.require(fits, "its layer is for features of another width")
-        state = read_state(fields.part("state"), device, fields.inside("state"))
+        state = from_archive(RidgeState, fields.part("state"), device=device, name=fields.inside("state"))  # type: ignore[type-abstract]
         fields.require(state.n_features == width, "its statistics are of another width than its layer")
         n_targets, learned, squares = state.n_targets, state.count, state.sq_targets
         counts = read_counts(fields, "counts", n_targets).to(device)

@@ -40,8 +40,7 @@ from evergrow.head.layers import BlockRecord, Projection
 from evergrow.head.layers.activations import ACTIVATIONS
 from evergrow.head.layers.base import selectable_projections
 from evergrow.head.layers.scales import Scales, check_scales
-from evergrow.head.linalg import RIDGE_FORMS, ShapeScores, SolvedScatter
-from evergrow.head.linalg.state import LARGEST_WEIGHT
+from evergrow.head.linalg import LARGEST_WEIGHT, SOLVERS, ShapeScores, SolvedScatter
 from evergrow.head.maps import LayerMap, ShapeMap, layer_map
 from evergrow.head.migrations import model_part
 from evergrow.head.novelty_pool import STANDARD, NoveltyStandard
@@ -91,7 +90,7 @@ class SCLClassifier(CalibratedRidge):
     projection : {"mgsm", "scsm", "gaussian", "fourier", "uniform"} or Projection
         Kind of layer, or another one that is registered (:data:`~evergrow.head.layers.PROJECTIONS`), or a layer.
     solver : {"auto", "dense", "recursive", "compact"}
-        Form of the statistics, or another one that is registered (:data:`~evergrow.head.linalg.RIDGE_FORMS`).
+        Form of the statistics; ``"auto"`` is compact while that is cheaper, then dense.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : int, numpy generator or None
@@ -268,7 +267,7 @@ class SCLClassifier(CalibratedRidge):
         check_choice("units", self.units, UNITS)
         check_choice("prior", self.prior, PRIORS)
         check_number("shape_directions", self.shape_directions, low=0, high=4096, integer=True)
-        check_choice("solver", self.solver, RIDGE_FORMS.names())
+        check_choice("solver", self.solver, SOLVERS)
         check_choice("normalize", self.normalize, ("none", "l2", "sqrt-l2", "auto"))
         if self.blocks is not None and len(self.blocks) > 1 and self.normalize != "none":
             raise ParameterError(f"normalize must be 'none' where features have blocks, got {self.normalize!r}")
@@ -399,9 +398,8 @@ class SCLClassifier(CalibratedRidge):
         return follow(derived.scatter, model, Z, codes, columns, derived.choice.weights, weights)
 
     def _current(self) -> RidgeModel:
-        """Return the model that the next one is made from; whether its weights were solved for bears on its form."""
-        asked = self._derived.readout is not None and self.readout == "ridge" and self._fixed_alpha() is not None
-        return self._model.after_solve() if asked else self._model
+        """Return the model that the next one is made from."""
+        return self._model
 
     def _fixed_alpha(self) -> float | None:
         """Return the ridge where it is settled, None where it is chosen from the statistics."""

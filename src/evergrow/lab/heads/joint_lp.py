@@ -18,7 +18,7 @@ from evergrow.head.labels import LabelUpdate
 from evergrow.head.layers.contrast import check_contrast
 from evergrow.head.layers.identity import IdentityProjection
 from evergrow.head.layers.normalize import normalize
-from evergrow.head.linalg import DenseState
+from evergrow.head.linalg import RidgeStatistics
 from evergrow.head.maps import LayerMap, layer_map
 from evergrow.head.migrations import model_part, nested
 from evergrow.head.readout import Readout, solve_readout
@@ -136,7 +136,7 @@ class JointLinearProbe(Mergeable):
             return self._model
         layer = IdentityProjection(intercept=True).build(Z, Z)
         check_contrast(layer, Z, least=1e-20)  # the constant is a column of its own
-        state = DenseState.create(layer.n_outputs, 0, device=Z.device)
+        state = RidgeStatistics.create(layer.n_outputs, 0, device=Z.device)
         return RidgeModel(layer, "none", state, torch.zeros(0, dtype=torch.int64, device=Z.device), None, frozenset())
 
     def _gathered(self, Z: Tensor, codes: Tensor, columns: list[int]) -> tuple[Tensor, Tensor]:

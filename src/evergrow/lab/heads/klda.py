@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from evergrow.head.labels import LabelUpdate
 from evergrow.head.layers import FourierProjection
 from evergrow.head.layers.contrast import check_contrast
 from evergrow.head.layers.gaussian import median_gamma
-from evergrow.head.linalg import ClassGeometry, Discriminant, symmetric_eigh
+from evergrow.head.linalg import ClassGeometry, symmetric_eigh
 from evergrow.head.maps import HeadMap, VoteMap, layer_map
 from evergrow.head.migrations import nested, split_tensors
 from evergrow.head.regrouping import Mergeable, Regrouping
@@ -31,6 +32,22 @@ def _from_flat(old: Archive) -> Archive:
     models = enumerate(state.pop("members"))
     parts = {str(i): Archive("ridge-model", model, split_tensors(old.tensors, f"{i}.")) for i, model in models}
     return nested(old, state, parts=parts)
+
+
+@dataclass(frozen=True)
+class Discriminant:
+    """Linear scores ``h @ weights + offset``.
+
+    Parameters
+    ----------
+    weights : Tensor of shape (L, C)
+        ``B m_c`` in feature coordinates.
+    offset : Tensor of shape (C,)
+        ``-m_c^T B m_c / 2``.
+    """
+
+    weights: Tensor
+    offset: Tensor
 
 
 @HEADS.register("klda", version=2, former=("KLDAClassifier",), migrations={1: _from_flat})
@@ -174,14 +191,15 @@ class KLDAClassifier(Mergeable):
     def _solve(self, member: RidgeModel) -> Discriminant:
         geometry = ClassGeometry.of(member.state.reduced(), member.counts)
         if self.inverse == "ridge":
-            return Discriminant.solve(geometry, float(self.alpha))
-        values, vectors = symmetric_eigh(geometry.scatter)
-        # The scatter is the Gram matrix less the means' share, so its rounding is relative to the Gram matrix.
-        scale = float(geometry.stats.gram.diagonal().sum())
-        kept = values > len(values) * torch.finfo(values.dtype).eps * scale
-        reduced = vectors[:, kept] @ ((vectors[:, kept].T @ geometry.means) / values[kept, None])
-        offset = -0.5 * (geometry.means * reduced).sum(dim=0)
-        return Discriminant(geometry.stats.lift(reduced), offset, 0.0, 0.0)
+            reduced = geometry.factor(float(self.alpha)).solve(geometry.means)
+        else:
+            values, vectors = symmetric_eigh(geometry.scatter)
+            # The scatter is the Gram matrix less the means' share, so its rounding is relative to the Gram matrix.
+            scale = float(geometry.stats.gram.diagonal().sum())
+            kept = values > len(values) * torch.finfo(values.dtype).eps * scale
+            reduced = vectors[:, kept] @ ((vectors[:, kept].T @ geometry.means) / values[kept, None])
+        offset = -0.5 * torch.einsum("kc,kc->c", geometry.means, reduced)
+        return Discriminant(geometry.stats.lift(reduced), offset)
 
     def _contents(self) -> Contents:
         parts = {str(index): member.to_archive() for index, member in enumerate(self._members)}

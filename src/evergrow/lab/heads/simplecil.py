@@ -17,7 +17,7 @@ from evergrow.head.base import HEADS
 from evergrow.head.classifier import Contents
 from evergrow.head.labels import LabelUpdate
 from evergrow.head.layers.normalize import normalize
-from evergrow.head.linalg.state import sum_columns
+from evergrow.head.linalg import sum_columns
 from evergrow.head.maps import LayerMap
 from evergrow.head.migrations import nested
 from evergrow.head.regrouping import Mergeable, Regrouping

@@ -1,0 +1,285 @@
+"""The benchmarks of the field: their names, their folders, and the numbers of their images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from evergrow.core.errors import DatasetNotFoundError
+from evergrow.data.features import search_path
+from evergrow.data.folders import unwrapped
+from evergrow.data.lists import LIST_SUFFIXES
+from evergrow.data.pairs import partner
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of classes and images in a split.
+
+    Parameters
+    ----------
+    n_classes, n_train, n_test : int
+        Classes, training and test images.
+    split : str
+        Whose split that is.
+    """
+
+    n_classes: int
+    n_train: int
+    n_test: int
+    split: str
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One data set of the field.
+
+    Parameters
+    ----------
+    key : str
+        Its name here.
+    title : str
+        Its name for people.
+    counts : Counts
+        What published results were computed on.
+    folders : tuple of str
+        Names of its folder, in any case and punctuation; the first is the usual one.
+    aliases : tuple of str
+        Other names that it can be asked for by.
+    others : tuple of Counts
+        Other splits in use, which give other numbers.
+    fixed_order : bool
+        Whether published results take its classes in natural order.
+    archive : str
+        The archive that the folder comes in, with its MD5 sum.
+    """
+
+    key: str
+    title: str
+    counts: Counts
+    folders: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+    others: tuple[Counts, ...] = ()
+    fixed_order: bool = False
+    archive: str = ""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names, without case and punctuation."""
+        return frozenset(_plain(name) for name in (self.key, *self.folders, *self.aliases))
+
+
+_PILOT = "the split of PILOT, RanPAC and RevisitingCIL"
+
+BENCHMARKS: dict[str, Benchmark] = {
+    item.key: item
+    for item in (
+        Benchmark(
+            "cifar100",
+            "CIFAR-100",
+            Counts(100, 50_000, 10_000, "the official split"),
+            ("cifar-100-python", "cifar100"),
+            aliases=("cifar", "cifar224"),
+        ),
+        Benchmark(
+            "cub",
+            "CUB-200",
+            Counts(200, 9430, 2358, "the 80/20 re-split of RevisitingCIL, which PILOT and RanPAC use"),
+            ("cub", "CUB_200_2011", "cub200"),
+            aliases=("cub2002011",),
+            others=(
+                Counts(200, 5994, 5794, "the official split of CUB-200-2011"),
+                Counts(200, 5394, 5794, "the lists of APT"),
+            ),
+            archive="cub.zip, MD5 85e342a2d5f941e740193602057df7a5",
+        ),
+        Benchmark(
+            "imagenet-a",
+            "ImageNet-A",
+            Counts(200, 5981, 1519, _PILOT),
+            ("imagenet-a",),
+            aliases=("ina",),
+            archive="ina.zip, MD5 7f4aaf0b1532b7a0bd670822c152d3c5",
+        ),
+        Benchmark(
+            "imagenet-r",
+            "ImageNet-R",
+            Counts(200, 24_000, 6000, _PILOT),
+            ("imagenet-r",),
+            aliases=("inr",),
+            archive="imagenet-r.zip, MD5 730aa3fb9c7d2ec0b6381c6b23040681",
+        ),
+        Benchmark(
+            "objectnet",
+            "ObjectNet",
+            Counts(200, 26_509, 6628, _PILOT),
+            ("objectnet", "objectnet-1.0"),
+            aliases=("obj", "objnet"),
+            archive="objnet.tgz, MD5 63ff7443a47bd682016a8ec59b8cc1bc",
+        ),
+        Benchmark(
+            "omnibenchmark",
+            "OmniBenchmark",
+            Counts(300, 89_697, 5985, _PILOT),
+            ("omnibenchmark",),
+            aliases=("omni",),
+            archive="omnibenchmark.zip, MD5 f1c30808a707f9197c6c811ea52e5cbb",
+        ),
+        Benchmark(
+            "vtab",
+            "VTAB",
+            Counts(50, 1796, 8619, _PILOT),
+            ("vtab", "vtab-cil"),
+            fixed_order=True,
+            archive="vtab.zip, MD5 a9c37bde6105a2516c900b0c33a437c1",
+        ),
+        Benchmark(
+            "cars",
+            "Stanford Cars",
+            Counts(196, 8144, 8041, "the official split"),
+            ("cars", "stanford_cars"),
+            aliases=("stanfordcars",),
+        ),
+    )
+}
+
+
+def find_benchmark(name: str) -> Benchmark | None:
+    """Return the benchmark of a name or alias, whatever its case and punctuation, or None.
+
+    Examples
+    --------
+    >>> from evergrow.lab.benchmarks.catalogue import find_benchmark
+    >>> find_benchmark("ImageNet_R").key, find_benchmark("inr").key, find_benchmark("my own data")
+    ('imagenet-r', 'imagenet-r', None)
+    """
+    plain = _plain(name)
+    return next((item for item in BENCHMARKS.values() if plain in item.names), None)
+
+
+def benchmark_of_folder(name: str) -> Benchmark | None:
+    """Return the benchmark that a folder is named after, or None; aliases such as ``obj`` are too common to count.
+
+    Examples
+    --------
+    >>> from evergrow.lab.benchmarks.catalogue import benchmark_of_folder
+    >>> benchmark_of_folder("CUB_200_2011").key, benchmark_of_folder("obj")
+    ('cub', None)
+    """
+    plain = _plain(name)
+    return next(
+        (item for item in BENCHMARKS.values() if plain in {_plain(folder) for folder in (item.key, *item.folders)}),
+        None,
+    )
+
+
+def list_benchmarks() -> list[str]:
+    """Return the names of all benchmarks that counts are known of.
+
+    Examples
+    --------
+    >>> from evergrow.lab.benchmarks import list_benchmarks
+    >>> list_benchmarks()[:3]
+    ['cars', 'cifar100', 'cub']
+    """
+    return sorted(BENCHMARKS)
+
+
+@cache
+def expected_names() -> dict[str, tuple[str, ...]]:
+    """Return the class names of the benchmarks whose names are known, in order."""
+    text = Path(__file__).with_name("class_names.json").read_text(encoding="utf-8")
+    return {key: tuple(names) for key, names in json.loads(text).items()}
+
+
+@dataclass(frozen=True)
+class BenchmarkLocation:
+    """Location of a benchmark: a folder of its own, or a pair of lists.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder, or the one that the lists' images are looked for in.
+    train_list, test_list : Path, optional
+        The lists.
+    """
+
+    folder: Path
+    train_list: Path | None = None
+    test_list: Path | None = None
+
+
+def locate(benchmark: Benchmark, root: Path | None = None) -> BenchmarkLocation:
+    """Return where a benchmark lies below a root, or below the folders of the search path.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If it is in none of them; the message says what to put where.
+    """
+    roots = search_path() if root is None else [root]
+    for base in roots:
+        if not base.is_dir():
+            continue
+        inside = [entry for entry in _folders(base) if _plain(entry.name) in benchmark.names]
+        own = [base] if root is not None and _plain(base.resolve().name) in benchmark.names else []
+        for folder in (*sorted(inside), *own):
+            if _has_split(folder):
+                return BenchmarkLocation(folder)
+            lists = _find_lists(benchmark, base, folder)
+            return BenchmarkLocation(folder, *lists) if lists else BenchmarkLocation(folder)
+    raise DatasetNotFoundError(_how_to_get(benchmark, roots))
+
+
+def _has_split(folder: Path) -> bool:
+    inner = unwrapped(folder)
+    return any((inner / name).is_dir() for name in ("train", "Train", "training"))
+
+
+def _find_lists(benchmark: Benchmark, base: Path, folder: Path) -> tuple[Path, Path] | None:
+    """Return ``imagenet-r_train.yaml`` and its partner, from the places that the field's repositories keep them in."""
+    places = (folder, folder / "splits", base / "splits", base, base.parent / "splits", base.parent)
+    for place in places:
+        if not place.is_dir():
+            continue
+        for file in sorted(place.iterdir()):
+            stem = file.stem.lower()
+            if file.suffix.lower() not in LIST_SUFFIXES or not stem.endswith("train"):
+                continue
+            named = _plain(stem[: -len("train")])
+            if named in benchmark.names or (not named and place in (folder, folder / "splits")):
+                other = partner(file)
+                if other is not None:
+                    return file, other
+    return None
+
+
+def _folders(base: Path) -> list[Path]:
+    try:
+        return [entry for entry in base.iterdir() if entry.is_dir()]
+    except OSError:
+        return []  # a folder of the search path that cannot be read holds nothing
+
+
+def _how_to_get(benchmark: Benchmark, roots: Sequence[Path]) -> str:
+    counts = benchmark.counts
+    folder = benchmark.folders[0]
+    want = (
+        f"{folder}/train, test and meta (torchvision:CIFAR100 downloads them)"
+        if benchmark.key == "cifar100"
+        else f"{folder}/train/<class>/* and {folder}/test/<class>/*"
+    )
+    archive = f" (the archive is {benchmark.archive})" if benchmark.archive else ""
+    return (
+        f"{benchmark.title} must be on disk: looked for a folder {' or '.join(benchmark.folders)} in "
+        f"{', '.join(str(root) for root in roots)}. Put {want}{archive} in ./data, or name the folder above it in the "
+        f"environment variable EVERGROW_DATA; it has {counts.n_classes} classes, {counts.n_train} training and "
+        f"{counts.n_test} test images"
+    )
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())

@@ -1,0 +1,218 @@
+"""Data sets that torchvision knows by name."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evergrow.core.errors import DatasetNotFoundError, EvergrowError, InputError, UnknownNameError
+from evergrow.core.items import ImageArrays, ImageFiles, Items
+from evergrow.core.optional import require
+from evergrow.core.registry import nearest
+from evergrow.data.features import search_path
+from evergrow.data.fetched import FetchedImages
+from evergrow.data.labelled import Label, LabelledItems
+from evergrow.data.options import DataOptions
+
+_SPLITS: dict[str, tuple[str, str]] = {
+    "CIFAR10": ("", ""),
+    "CIFAR100": ("", ""),
+    "MNIST": ("", ""),
+    "FashionMNIST": ("", ""),
+    "KMNIST": ("", ""),
+    "USPS": ("", ""),
+    "SVHN": ("train", "test"),
+    "STL10": ("train", "test"),
+    "GTSRB": ("train", "test"),
+    "StanfordCars": ("train", "test"),
+    "Flowers102": ("train", "test"),
+    "Food101": ("train", "test"),
+    "DTD": ("train", "test"),
+    "FGVCAircraft": ("trainval", "test"),
+    "OxfordIIITPet": ("trainval", "test"),
+    "Country211": ("train", "test"),
+    "RenderedSST2": ("train", "test"),
+    "Imagenette": ("train", "val"),
+    "ImageNet": ("train", "val"),
+    "EuroSAT": ("", ""),
+    "SUN397": ("", ""),
+    "Caltech101": ("", ""),
+    "Caltech256": ("", ""),
+    "FakeData": ("", ""),
+}
+"""Data sets with one label per image, and what their ``split`` is called for training and for testing."""
+
+
+def list_torchvision() -> list[str]:
+    """Return the names that ``torchvision:NAME`` takes.
+
+    Examples
+    --------
+    >>> from evergrow.lab.benchmarks.vision import list_torchvision
+    >>> "CIFAR100" in list_torchvision()
+    True
+    """
+    return sorted(_SPLITS)
+
+
+def read_torchvision(name: str, options: DataOptions) -> LabelledItems:
+    """Read a data set of torchvision's by name, downloading it where that is allowed and possible.
+
+    Raises
+    ------
+    UnknownNameError
+        If the name is not one of :func:`list_torchvision`.
+    DatasetNotFoundError
+        If it cannot be had; the message says where to put what.
+    """
+    known = {item.lower(): item for item in _SPLITS}
+    if name.lower() not in known:
+        raise UnknownNameError(
+            f"torchvision data set must be one with a label per image, got {name!r}; nearest: {nearest(name, _SPLITS)}"
+        )
+    name = known[name.lower()]
+    module = require("torchvision.datasets", extra="datasets", purpose=f"reading torchvision:{name}")
+    if not hasattr(module, name):
+        raise DatasetNotFoundError(f"torchvision must have {name}, but the installed version does not: upgrade it")
+    root = options.root_path or next(iter(search_path()[:1] if os.environ.get("EVERGROW_DATA") else ()), Path("data"))
+    maker = Maker(getattr(module, name), root, options.download)
+    parameters = inspect.signature(maker.factory.__init__).parameters
+    if "train" in parameters:
+        parts = [maker.make(train=True), maker.make(train=False)]
+    elif "split" in parameters:
+        parts = [maker.make(split=split) for split in _SPLITS[name]]
+    else:
+        parts = [maker.make()]
+    labels = [_labels(part) for part in parts]
+    items = [_items(part, f"{name} {kind}", code) for part, kind, code in zip(parts, ("train", "test"), labels)]
+    names = getattr(parts[0], "classes", None) or getattr(parts[0], "categories", None) or ()
+    return LabelledItems(
+        "torchvision",
+        items[0],
+        labels[0],
+        items[1] if len(items) > 1 else None,
+        labels[1] if len(labels) > 1 else (),
+        names={code: _class_name(item) for code, item in enumerate(names)},
+    )
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes a data set from what is on disk, and downloads it only if that fails.
+
+    Parameters
+    ----------
+    factory : type
+        The class of torchvision's.
+    root : Path
+        Folder that holds the data.
+    download : bool
+        Whether downloading is allowed.
+    """
+
+    factory: Any
+    root: Path
+    download: bool
+
+    def make(self, **settings: Any) -> Any:
+        """Return the data set."""
+        parameters = inspect.signature(self.factory.__init__).parameters
+        if "root" in parameters:
+            settings["root"] = str(self.root)
+        try:
+            return self._quiet(settings)
+        except (RuntimeError, OSError) as error:
+            can = "download" in parameters
+            if not can or not self.download:
+                raise self._missing(error) from error
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            return self._quiet({**settings, "download": True})
+        except (RuntimeError, OSError, ValueError) as error:  # no network, a full disk, a wrong checksum
+            raise self._missing(error) from error
+
+    def _quiet(self, settings: dict[str, Any]) -> Any:
+        with contextlib.redirect_stdout(sys.stderr):  # some of them print while they verify and unpack
+            return self.factory(**settings)
+
+    def _missing(self, error: Exception) -> EvergrowError:
+        address = getattr(self.factory, "url", None) or getattr(self.factory, "_URL", None)
+        where = f" It comes from {address}." if isinstance(address, str) else ""
+        name = self.factory.__name__
+        return DatasetNotFoundError(
+            f"torchvision data set {name} must be in {self.root} or be downloaded, but: {error}.{where} Where there is "
+            "a network, let torchvision download it into a folder, bring that here and name it as root"
+        )
+
+
+def _labels(dataset: Any) -> list[Label]:
+    """Return the labels, without decoding an image where the data set keeps them apart."""
+    for name in ("targets", "labels", "_labels", "y"):
+        values = getattr(dataset, name, None)
+        if values is not None and len(values) == len(dataset):
+            return [int(value) for value in values]
+    pairs = getattr(dataset, "_samples", None)
+    if pairs is not None and len(pairs) == len(dataset):
+        return [int(pair[1]) for pair in pairs]
+    return [int(dataset[row][1]) for row in range(len(dataset))]
+
+
+def _items(dataset: Any, title: str, labels: Sequence[Label]) -> Items:
+    pixels = getattr(dataset, "data", None)
+    if pixels is not None and len(pixels) == len(dataset):
+        array = np.asarray(pixels)
+        if array.dtype == np.uint8 and array.ndim == 4 and array.shape[1] == 3 and array.shape[3] != 3:
+            array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))  # SVHN and STL10 keep colours first
+        if array.dtype == np.uint8 and array.ndim in (3, 4):
+            return ImageArrays(array)
+    paths = _paths(dataset)
+    if paths:
+        root = Path(os.path.commonpath([os.path.dirname(path) for path in paths]))
+        return ImageFiles(root, tuple(Path(path).relative_to(root).as_posix() for path in paths))
+    if not len(dataset):
+        raise InputError(f"{title} must hold images, got none")
+    rows = np.arange(len(dataset), dtype=np.int64)
+    tag = hashlib.blake2b(f"{type(dataset).__name__}\0{list(labels)}".encode(), digest_size=16).hexdigest()
+    return FetchedImages(VisionFetch(dataset), rows, title, tag)
+
+
+def _paths(dataset: Any) -> list[str]:
+    for name in ("samples", "_samples", "_image_files", "_images"):
+        values = getattr(dataset, name, None)
+        if not values or len(values) != len(dataset):
+            continue
+        paths = [value[0] if isinstance(value, (tuple, list)) else value for value in values]
+        if all(isinstance(path, (str, os.PathLike)) for path in paths):
+            return [os.fspath(path) for path in paths]
+    return []
+
+
+def _class_name(item: Any) -> str:
+    """Return a name; ImageNet has several for each class."""
+    return str(item[0]) if isinstance(item, (tuple, list)) else str(item)
+
+
+@dataclass(frozen=True, eq=False)
+class VisionFetch:
+    """Fetch one image of a torchvision data set.
+
+    Parameters
+    ----------
+    dataset : torchvision.datasets.VisionDataset
+        Without transforms.
+    """
+
+    dataset: Any
+
+    def __call__(self, row: int) -> Any:
+        """Return a PIL image."""
+        return self.dataset[row][0]

@@ -1,0 +1,117 @@
+"""The followed solution is the one solved from scratch, whatever was learned and unlearned in between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from evergrow.core.errors import UnlearnError
+from evergrow.head.linalg import SolvedScatter
+from evergrow.head.linalg.scatter import MAX_CORRECTIONS
+
+ALPHA = 0.03
+
+
+def close(one: SolvedScatter, other: SolvedScatter, tolerance: float = 1e-10) -> None:
+    scale = float(other.solve_means().abs().max())
+    torch.testing.assert_close(one.solve_means() / scale, other.solve_means() / scale, rtol=0, atol=tolerance)
+    torch.testing.assert_close(one.means, other.means, rtol=0, atol=1e-10)
+    assert one.trace_inverse() == pytest.approx(other.trace_inverse(), rel=tolerance)
+    assert one.counts.tolist() == other.counts.tolist()
+
+
+def test_it_is_the_inverse(make_classes):
+    geometry = make_classes(5, 12, 6).geometry()
+    solved = SolvedScatter.of(geometry, ALPHA)
+    matrix = geometry.scatter + ALPHA * torch.eye(12, dtype=torch.float64)
+    torch.testing.assert_close(solved.solve_means(), torch.linalg.solve(matrix, geometry.means))
+    rhs = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(solved.solve(rhs), torch.linalg.solve(matrix, rhs))
+    assert solved.trace_inverse() == pytest.approx(float(torch.linalg.inv(matrix).diagonal().sum()))
+
+
+@pytest.mark.parametrize("rows", [1, 5, MAX_CORRECTIONS])
+def test_rows_learned_in_one_step(make_classes, rows):
+    made = make_classes(10, 30, 40)
+    start = len(made.codes) - rows
+    followed = SolvedScatter.of(made.geometry(slice(start)), ALPHA)
+    followed = followed.learned(made.rows[start:], made.codes[start:], range(10))
+    close(followed, SolvedScatter.of(made.geometry(), ALPHA))
+
+
+def test_a_thousand_changes(make_classes):
+    made = make_classes(10, 40, 130)
+    followed = SolvedScatter.of(made.geometry(slice(100)), ALPHA)
+    taken = torch.arange(100, len(made.codes))
+    for first in range(1000):
+        if not followed.can_follow(3):
+            assert len(followed.signs) > MAX_CORRECTIONS - 3
+            followed = SolvedScatter.of(made.geometry(slice(100 + first)), ALPHA)
+        rows = taken[first : first + 1]
+        followed = followed.learned(made.rows[rows], made.codes[rows], range(10))
+        if first % 3 == 2:  # one of the first hundred goes again
+            gone = torch.tensor([first // 3 % 50])
+            followed = followed.unlearned(made.rows[gone], made.codes[gone])
+            followed = followed.learned(made.rows[gone], made.codes[gone], range(10))
+    close(followed, SolvedScatter.of(made.geometry(slice(1100)), ALPHA), tolerance=1e-8)
+
+
+def test_learning_and_unlearning(make_classes):
+    made = make_classes(6, 20, 10)
+    everything = SolvedScatter.of(made.geometry(), ALPHA)
+    gone = torch.tensor([3, 9, 17, 40])
+    kept = torch.tensor([row for row in range(60) if row not in gone.tolist()])
+    close(everything.unlearned(made.rows[gone], made.codes[gone]), SolvedScatter.of(made.geometry(kept), ALPHA))
+
+
+def test_new_classes_are_placed_among_the_old(make_classes):
+    made = make_classes(6, 20, 10)
+    old = torch.nonzero((made.codes != 2) & (made.codes != 5)).ravel()
+    new = torch.nonzero((made.codes == 2) | (made.codes == 5)).ravel()
+    shrunk = make_classes(6, 20, 10)
+    shrunk.rows, shrunk.codes, shrunk.classes = made.rows[old], made.codes[old].clone(), 4
+    shrunk.codes = torch.tensor([{0: 0, 1: 1, 3: 2, 4: 3}[code] for code in shrunk.codes.tolist()])
+    followed = SolvedScatter.of(shrunk.geometry(), ALPHA).learned(made.rows[new], made.codes[new], [0, 1, -1, 2, 3, -1])
+    close(followed, SolvedScatter.of(made.geometry(), ALPHA))
+
+
+def test_a_class_of_one_row_changes_no_scatter(make_classes):
+    made = make_classes(4, 8, 5)
+    before = SolvedScatter.of(made.geometry(), ALPHA)
+    after = before.learned(made.rows[:1] + 3.0, torch.tensor([4]), [0, 1, 2, 3, -1])
+    assert after.trace_inverse() == before.trace_inverse()
+    assert after.counts.tolist() == [5, 5, 5, 5, 1]
+
+
+def test_the_last_row_of_a_class_is_not_followed(make_classes):
+    made = make_classes(3, 5, 1)
+    with pytest.raises(UnlearnError, match="last row"):
+        SolvedScatter.of(made.geometry(), ALPHA).unlearned(made.rows[:1], made.codes[:1])
+
+
+def test_it_leaves_the_old_record_alone(make_classes):
+    made = make_classes(4, 8, 5)
+    before = SolvedScatter.of(made.geometry(slice(16)), ALPHA)
+    kept = before.means.clone(), before.solved_means.clone(), before.factor.lower.clone()
+    before.learned(made.rows[16:], made.codes[16:], range(4))
+    assert torch.equal(kept[0], before.means)
+    assert torch.equal(kept[1], before.solved_means)
+    assert torch.equal(kept[2], before.factor.lower)
+
+
+def test_an_explicit_inverse_gives_the_same(make_classes):
+    made = make_classes(6, 20, 10)
+    followed = SolvedScatter.of(made.geometry(slice(50)), ALPHA)
+    explicit = replace(followed, inverse=torch.cholesky_inverse(followed.factor.lower))
+    for one in (followed, explicit):
+        close(one.learned(made.rows[50:], made.codes[50:], range(6)), SolvedScatter.of(made.geometry(), ALPHA))
+
+
+def test_on_any_device(make_classes, device):
+    made = make_classes(6, 20, 10)
+    made.rows, made.codes = made.rows.to(device), made.codes.to(device)
+    followed = SolvedScatter.of(made.geometry(slice(50)), ALPHA)
+    assert (followed.inverse is not None) == (device.type == "cuda")
+    close(followed.learned(made.rows[50:], made.codes[50:], range(6)), SolvedScatter.of(made.geometry(), ALPHA))

@@ -1,0 +1,385 @@
+"""Benchmarks by name: where they are found, what they are held against, and their original forms."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from scipy.io import savemat
+from tests.data.conftest import PNG, Tree
+
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, UnknownNameError
+from evergrow.core.items import Items, Texts
+from evergrow.data import FeatureSet, RawSet
+from evergrow.lab.benchmarks import check_benchmark, list_benchmarks, load_benchmark
+from evergrow.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, Counts, expected_names, find_benchmark
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Benchmark:
+    """Give ImageNet-R two classes with five training and two test images each."""
+    item = dataclasses.replace(BENCHMARKS["imagenet-r"], counts=Counts(2, 10, 4, "the split of PILOT"))
+    monkeypatch.setitem(BENCHMARKS, "imagenet-r", item)
+    monkeypatch.setattr("evergrow.lab.benchmarks.load.expected_names", dict)
+    return item
+
+
+def _fill(folder: Path, count: int) -> None:
+    folder.mkdir(parents=True)
+    for number in range(count):
+        (folder / f"{number:03d}.png").write_bytes(PNG)
+
+
+def _pilot(folder: Path) -> None:
+    for name in ("n01", "n02"):
+        _fill(folder / "train" / name, 5)
+        _fill(folder / "test" / name, 2)
+
+
+# -- names and places -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("imagenetr", "imagenet-r"),
+        ("ImageNet-R", "imagenet-r"),
+        ("INR", "imagenet-r"),
+        ("imagenet_a", "imagenet-a"),
+        ("CUB_200_2011", "cub"),
+        ("cub-200", "cub"),
+        ("cifar224", "cifar100"),
+        ("CIFAR-100", "cifar100"),
+        ("ObjectNet", "objectnet"),
+        ("omnibenchmark", "omnibenchmark"),
+        ("VTAB", "vtab"),
+        ("stanford cars", "cars"),
+    ],
+)
+def test_names_in_any_spelling(name: str, key: str) -> None:
+    found = find_benchmark(name)
+    assert found is not None
+    assert found.key == key
+
+
+def test_no_two_benchmarks_share_a_name() -> None:
+    names = [name for key in list_benchmarks() for name in BENCHMARKS[key].names]
+    assert len(names) == len(set(names))
+
+
+def test_known_class_names_are_sorted_and_complete() -> None:
+    for key, names in expected_names().items():
+        assert list(names) == sorted(set(names))
+        assert len(names) == BENCHMARKS[key].counts.n_classes
+
+
+@pytest.mark.parametrize("folder", ["data/imagenet-r", "data/ImageNet-R", "data/imagenet_r/imagenet-r"])
+def test_pilot_folders_in_data(folder: str, small: Benchmark, alone: Path) -> None:
+    _pilot(alone / folder)
+    data = load_benchmark("inr")
+    assert (data.name, data.layout) == ("imagenet-r", "train-test")
+    assert check_benchmark(data) == []
+
+
+def test_folders_of_the_environment_and_root(small: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _pilot(tmp_path / "far" / "imagenet-r")
+    assert load_benchmark("imagenet-r", root=tmp_path / "far").n_classes == 2
+    assert load_benchmark("imagenet-r", root=tmp_path / "far" / "imagenet-r").n_classes == 2
+    monkeypatch.setenv("EVERGROW_DATA", os.pathsep.join([str(tmp_path / "none"), str(tmp_path / "far")]))
+    assert load_benchmark("imagenet-r").fingerprint == load_benchmark(tmp_path / "far" / "imagenet-r").fingerprint
+
+
+@pytest.mark.parametrize("place", ["splits", "data/splits", "data/imagenet-r", "data/imagenet-r/splits", "data"])
+def test_coda_lists_over_raw_folders(place: str, small: Benchmark, alone: Path) -> None:
+    for name in ("n01", "n02"):
+        _fill(alone / "data/imagenet-r" / name, 7)
+    (alone / place).mkdir(exist_ok=True)
+    for part, rows in (("train", range(5)), ("test", range(5, 7))):
+        names = [f"data/imagenet-r/n0{code + 1}/{row:03d}.png" for code in (0, 1) for row in rows]
+        labels = [code for code in (0, 1) for _ in rows]
+        text = yaml.safe_dump({"data": names, "targets": labels})
+        (alone / place / f"imagenet-r_{part}.yaml").write_text(text)
+    data = load_benchmark("imagenet-r")
+    assert data.layout == "lists"
+    assert data.class_names == ("n01", "n02")
+    assert data.test.name(0).endswith("n01/005.png")
+    assert any("otherwise than the folders of PILOT" in note for note in data.notes)
+    assert check_benchmark(data) == []
+
+
+def test_objectnet_lists_over_official_images(alone: Path) -> None:
+    _fill(alone / "data/objectnet/images/air_freshener", 7)
+    (alone / "data/objectnet/train.txt").write_text("".join(f"images/air_freshener/{i:03d}.png 0\n" for i in range(5)))
+    (alone / "data/objectnet/test.txt").write_text("images/air_freshener/005.png 0\nimages/air_freshener/006.png 0\n")
+    with pytest.warns(DataWarning, match=r"ObjectNet: classes: 1, expected 200; .* expected 26509"):
+        data = load_benchmark("objectnet")
+    assert data.class_names == ("air_freshener",)
+
+
+def test_raw_folders_without_a_published_split(small: Benchmark, alone: Path) -> None:
+    for name in ("n01", "n02"):
+        _fill(alone / "data/imagenet-r" / name, 7)
+    with pytest.warns(DataWarning, match="no published split was found"):
+        load_benchmark("imagenet-r")
+
+
+def test_vtab_keeps_its_order(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BENCHMARKS, "vtab", dataclasses.replace(BENCHMARKS["vtab"], counts=Counts(2, 10, 4, "x")))
+    _pilot(alone / "data/vtab-cil/vtab")
+    data = load_benchmark("vtab")
+    assert any("natural order" in note for note in data.notes)
+
+
+def test_missing_benchmark_says_what_to_put_where() -> None:
+    with pytest.raises(DatasetNotFoundError) as caught:
+        load_benchmark("imageneta")
+    for part in ("ImageNet-A", "imagenet-a/train/<class>", "ina.zip", "EVERGROW_DATA", "5981", "data"):
+        assert part in str(caught.value)
+
+
+def test_compared_with_a_named_benchmark(tree: Tree) -> None:
+    data = load_benchmark(tree({"train/a": 5, "test/a": 1}))
+    assert check_benchmark(data) == []
+    assert check_benchmark(data, "vtab")[0] == "VTAB: classes: 1, expected 50"
+    with pytest.raises(UnknownNameError, match=r"got 'vtub'; nearest: 'vtab'"):
+        check_benchmark(data, "vtub")
+
+
+def test_folder_named_like_a_benchmark_is_compared(alone: Path) -> None:
+    _pilot(alone / "cars")
+    with pytest.warns(DataWarning, match="Stanford Cars: classes: 2, expected 196"):
+        load_benchmark("./cars")
+
+
+def test_a_file_of_just_that_name_goes_before_a_benchmark(alone: Path) -> None:
+    (alone / "data").mkdir()
+    y = np.repeat([0, 1], 6)
+    np.savez(alone / "data" / "cub200.npz", X_train=np.eye(12), y_train=y, X_test=np.eye(12), y_test=y)
+    assert isinstance(load_benchmark("cub200"), FeatureSet)
+
+
+# -- the comparison ---------------------------------------------------------------------------------------
+
+
+def _set(n_train: int, n_test: int, names: tuple[str, ...]) -> RawSet:
+    def part(count: int) -> tuple[Items, np.ndarray]:
+        return Texts(("x",) * count), np.arange(count, dtype=np.int64) % len(names)
+
+    return RawSet("set", *part(n_train), *part(n_test), names)
+
+
+@pytest.mark.parametrize("key", list_benchmarks())
+def test_right_counts_and_names_give_no_difference(key: str) -> None:
+    counts = BENCHMARKS[key].counts
+    names = expected_names().get(key) or tuple(f"c{number:03d}" for number in range(counts.n_classes))
+    assert check_benchmark(_set(counts.n_train, counts.n_test, names), key) == []
+    assert check_benchmark(_set(counts.n_train - 1, counts.n_test, names), key) == [
+        f"{BENCHMARKS[key].title}: training samples: {counts.n_train - 1}, expected {counts.n_train}"
+    ]
+
+
+def test_official_split_of_cub_is_named() -> None:
+    (line,) = check_benchmark(_set(5994, 5794, expected_names()["cub"]), "cub")
+    assert "official split of CUB-200-2011" in line
+    assert "9430 / 2358" in line
+    assert "RevisitingCIL" in line
+
+
+def test_class_names_are_compared_unless_all_are_strange() -> None:
+    names = expected_names()["imagenet-r"]
+    other = (*names[:-1], "n99999999")
+    lines = check_benchmark(_set(24_000, 6000, other), "imagenet-r")
+    assert lines == [
+        f"ImageNet-R: class names missing: 1 ('{names[-1]}')",
+        "ImageNet-R: class names not expected: 1 ('n99999999')",
+    ]
+    renamed = tuple(f"c{number:03d}" for number in range(200))
+    assert check_benchmark(_set(24_000, 6000, renamed), "imagenet-r") == []
+
+
+# -- original forms ---------------------------------------------------------------------------------------
+
+
+def _cub(root: Path) -> Path:
+    rows = [(f"00{code}.Bird_{code}/{row:03d}.png", code, row) for code in (1, 2) for row in range(8)]
+    for code in (1, 2):
+        _fill(root / "images" / f"00{code}.Bird_{code}", 8)
+    tables = {
+        "images.txt": [name for name, _, _ in rows],
+        "image_class_labels.txt": [code for _, code, _ in rows],
+        "train_test_split.txt": [int(row < 5) for _, _, row in rows],
+    }
+    for name, values in tables.items():
+        (root / name).write_text("".join(f"{number} {value}\n" for number, value in enumerate(values, start=1)))
+    (root / "classes.txt").write_text("1 001.Bird_1\n2 002.Bird_2\n")
+    return root
+
+
+@pytest.mark.parametrize("inner", ["", "CUB_200_2011"])
+def test_official_cub(inner: str, tmp_path: Path) -> None:
+    _cub(tmp_path / "birds" / inner)
+    data = load_benchmark(tmp_path / "birds")
+    assert data.layout == "cub"
+    assert data.class_names == ("001.Bird_1", "002.Bird_2")
+    assert data.train_counts.tolist() == [5, 5]
+    assert data.test_counts.tolist() == [3, 3]
+    assert data.test.name(0) == "images/001.Bird_1/005.png"
+    assert data.test.raw(0).is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error", "match"),
+    [
+        ("train_test_split.txt", "1 1\n", FileFormatError, "same images"),
+        ("images.txt", "1 a.png\n1 b.png\n", FileFormatError, "line 2 must be a new number"),
+        ("images.txt", "one a.png\n", FileFormatError, "line 1 must be a new number"),
+        ("classes.txt", "1 001.Bird_1\n", FileFormatError, "lacks '2'"),
+        ("train_test_split.txt", "".join(f"{i} 7\n" for i in range(1, 17)), FileFormatError, "0 and 1, got '7'"),
+    ],
+)
+def test_broken_cub(name: str, text: str, error: type[Exception], match: str, tmp_path: Path) -> None:
+    root = _cub(tmp_path / "birds")
+    (root / name).write_text(text)
+    with pytest.raises(error, match=match):
+        load_benchmark(root)
+
+
+def test_cub_with_missing_images(tmp_path: Path) -> None:
+    root = _cub(tmp_path / "birds")
+    (root / "images/001.Bird_1/000.png").unlink()
+    with pytest.raises(DatasetNotFoundError, match="1 of 10 are not"):
+        load_benchmark(root)
+
+
+def _cars(root: Path) -> Path:
+    kinds = [("fname", "O"), ("class", "O")]
+    for part, count, path in (
+        ("cars_train", 10, "devkit/cars_train_annos.mat"),
+        ("cars_test", 4, "cars_test_annos_withlabels.mat"),
+    ):
+        _fill(root / part, count)
+        rows = np.array([(f"{row:03d}.png", row % 2 + 1) for row in range(count)], dtype=kinds)
+        (root / path).parent.mkdir(exist_ok=True)
+        savemat(root / path, {"annotations": rows})
+    savemat(root / "devkit/cars_meta.mat", {"class_names": np.array(["AM General Hummer", "Acura RL"], dtype=object)})
+    return root
+
+
+def test_official_cars(tmp_path: Path) -> None:
+    data = load_benchmark(_cars(tmp_path / "autos"))
+    assert data.layout == "cars"
+    assert data.class_names == ("AM General Hummer", "Acura RL")
+    assert data.train_counts.tolist() == [5, 5]
+    assert data.test.name(1) == "cars_test/001.png"
+
+
+def test_cars_without_test_labels_or_damaged(tmp_path: Path) -> None:
+    root = _cars(tmp_path / "autos")
+    (root / "devkit/cars_train_annos.mat").write_bytes(b"MATLAB 5.0 no more")
+    with pytest.raises(FileFormatError, match="whole MATLAB file"):
+        load_benchmark(root)
+    (root / "cars_test_annos_withlabels.mat").unlink()
+    _cars_meta_only = root / "devkit/cars_train_annos.mat"
+    savemat(_cars_meta_only, {"annotations": np.array([("000.png", 1)], dtype=[("fname", "O"), ("class", "O")])})
+    with pytest.raises(DatasetNotFoundError, match="annos_withlabels"):
+        load_benchmark(root)
+
+
+# -- CIFAR ------------------------------------------------------------------------------------------------
+
+
+def _cifar(root: Path, protocol: int = 2) -> Path:
+    root.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for part, count in (("train", 12), ("test", 4)):
+        content = {
+            "data": generator.integers(0, 256, size=(count, 3072), dtype=np.uint8),
+            "fine_labels": [row % 2 for row in range(count)],
+            "filenames": ["x.png"] * count,
+        }
+        (root / part).write_bytes(pickle.dumps(content, protocol=protocol))
+    (root / "meta").write_bytes(pickle.dumps({"fine_label_names": ["apple", "bear"]}, protocol=protocol))
+    return root
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_cifar_as_distributed(protocol: int, alone: Path) -> None:
+    root = _cifar(alone / "data" / "cifar-100-python", protocol)
+    with pytest.warns(DataWarning, match="differ from the official files: train, test, meta") as caught:
+        data = load_benchmark("cifar100")
+    assert "CIFAR-100: classes: 2, expected 100" in str(caught[0].message)
+    assert data.layout == "cifar"
+    assert data.class_names == ("apple", "bear")
+    raw = pickle.loads((root / "train").read_bytes())["data"]
+    image = data.train.raw(3)
+    assert image.shape == (32, 32, 3)
+    for row, column, channel in ((0, 0, 0), (5, 7, 1), (31, 31, 2)):
+        assert image[row, column, channel] == raw[3, channel * 1024 + row * 32 + column]
+
+
+def test_cifar_from_python_two(alone: Path) -> None:
+    """Write the form of 2009 by hand: byte strings as keys and in the array's state."""
+    pixels = bytes(range(256)) * 12
+
+    def text(value: bytes) -> bytes:
+        return (
+            b"U" + struct.pack("B", len(value)) + value
+            if len(value) < 256
+            else b"T" + struct.pack("<i", len(value)) + value
+        )
+
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00t" + text(b"b") + b"tR(K\x01(K\x01M\x00\x0ct"
+        b"cnumpy\ndtype\n("
+        + text(b"u1")
+        + b"K\x00K\x01tR(K\x03"
+        + text(b"|")
+        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"I00\n" + text(pixels) + b"tb"
+    )
+    body = b"\x80\x02}(" + text(b"data") + array + text(b"fine_labels") + b"](K\x00eu."
+    root = alone / "cifar"
+    root.mkdir()
+    (root / "train").write_bytes(body)
+    (root / "test").write_bytes(body)
+    (root / "meta").write_bytes(b"\x80\x02}(" + text(b"fine_label_names") + b"](" + text(b"apple") + b"eu.")
+    with pytest.warns(DataWarning):
+        data = load_benchmark(root)
+    assert data.train.raw(0)[0, 1].tolist() == [1, 1, 1]
+
+
+class _Harm:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return os.mkdir, ("harmed",)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pickle.dumps({"data": _Harm()}),
+        b'cbuiltins\neval\n(S\'open("harmed", "w")\'\ntR.',
+        b"c_codecs\nencode\n(Vx\nVrot13\ntR.",
+        b"",
+        b"\x80\x02}(",
+        b"not a pickle",
+        pickle.dumps([1]),
+        pickle.dumps({"data": np.zeros((2, 3072), dtype=np.uint8), "fine_labels": [0]}),
+        pickle.dumps({"data": np.zeros((1, 3072), dtype=np.uint8), "fine_labels": [9]}),
+        pickle.dumps({"data": np.zeros((1, 30), dtype=np.uint8), "fine_labels": [0]}),
+        pickle.dumps({"data": np.zeros((1, 3072), dtype=object), "fine_labels": [0]}),
+    ],
+)
+def test_cifar_files_run_nothing(body: bytes, alone: Path) -> None:
+    root = _cifar(alone / "cifar")
+    (root / "train").write_bytes(body)
+    with pytest.raises(FileFormatError, match="train must"):
+        load_benchmark(root)
+    assert not (alone / "harmed").exists()
