@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.simulated_ray import ClusterPlan, SimulatedRay, simulated_runner
-from evergrow.data.shard import Shard
+from evergrow.data import Shard
 from evergrow.engine.job import Job
 from evergrow.engine.manifest import Division, Manifest
 from evergrow.engine.reduction import Reduction

@@ -140,13 +140,13 @@ def test_every_layout_and_format_is_compared() -> None:
 
 @pytest.mark.parametrize("build", [*LAYOUT_BUILDERS.values(), *FILE_BUILDERS.values(), "pattern", "nested"])
 def test_data_counts_what_fit_learns(build: Build | str, tmp_path: Path) -> None:
-    options = DataOptions(split="none")
+    options = DataOptions(test_size=0)
     if build == "pattern":
         source = f"{_class_folders(tmp_path)}/*/*.png"
     elif build == "nested":
         for line in ("one", "two"):
             _images(tmp_path, prefix=f"{line}/")
-        source, options = str(tmp_path), DataOptions(split="none", class_level=2)
+        source, options = str(tmp_path), DataOptions(test_size=0, class_level=2)
     else:
         source = str(build(tmp_path))
     report = survey(source, options)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from evergrow.data.places import open_place
 
 from evergrow.core.errors import EngineError, FileFormatError, InputError
-from evergrow.data.places import open_place
-from evergrow.data.sources import open_source
+from evergrow.data import read
 from evergrow.engine.parquet_out import WIDTHS, write_answers, write_features
 from evergrow.learner.answers import Answers
 
@@ -33,7 +33,7 @@ def test_features_come_back_bit_for_bit(tmp_path: Path) -> None:
     names, labels = [f"{row}.jpg" for row in range(9)], np.array([f"class {row % 2}" for row in range(9)])
     size = write_features(open_place(tmp_path), "deep/0.parquet", names=names, features=X, labels=labels)
     assert size == (tmp_path / "deep/0.parquet").stat().st_size
-    source = open_source(tmp_path, format="parquet")
+    source = read(tmp_path, format="parquet")
     data = [source.read(shard) for shard in source.shards(4, 1 << 30)]
     assert np.concatenate([part.features for part in data]).tobytes() == X.tobytes()
     assert [name for part in data for name in part.names] == names
@@ -47,11 +47,11 @@ def test_features_come_back_bit_for_bit(tmp_path: Path) -> None:
 def test_blocks_are_stated_and_checked(tmp_path: Path, stated: object, message: str) -> None:
     X = np.ones((4, 5), dtype=np.float32)
     write_features(open_place(tmp_path), "0.parquet", names=list("abcd"), features=X, widths=(2, 3))
-    assert open_source(tmp_path, format="parquet").widths == (2, 3)
+    assert read(tmp_path, format="parquet").widths == (2, 3)
     table = pq.read_table(tmp_path / "0.parquet").replace_schema_metadata({WIDTHS: json.dumps(stated)})
     pq.write_table(table, tmp_path / "0.parquet")
     with pytest.raises(FileFormatError, match=message):
-        open_source(tmp_path, format="parquet").widths  # noqa: B018
+        read(tmp_path, format="parquet").widths  # noqa: B018
 
 
 @pytest.mark.parametrize(("widths", "found"), [((3, 2), "3, 2"), ((), "of one block")])
@@ -59,7 +59,7 @@ def test_files_of_other_blocks_are_refused(tmp_path: Path, widths: tuple[int, ..
     X = np.ones((4, 5), dtype=np.float32)
     for number, stated in enumerate([(2, 3), widths]):
         write_features(open_place(tmp_path), f"{number}.parquet", names=list("abcd"), features=X, widths=stated)
-    source = open_source(tmp_path, format="parquet")
+    source = read(tmp_path, format="parquet")
     with pytest.raises(FileFormatError, match=rf"got widths 2, 3 in 0\.parquet and {found} in 1\.parquet"):
         list(source.shards(4, 1 << 30))
 

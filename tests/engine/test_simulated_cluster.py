@@ -10,7 +10,7 @@ import pytest
 
 from evergrow import Learner
 from evergrow.core.errors import EngineError
-from evergrow.data.sources import open_source
+from evergrow.data import read
 from evergrow.engine.job import Job, begin_job
 from evergrow.engine.local import LocalRunner
 from evergrow.engine.manifest import Division, plan
@@ -74,7 +74,7 @@ def test_statistics_of_failing_nodes_are_those_of_one_process(tmp_path: Path) ->
     X, y = draws.normal(size=(120, 4)).astype(np.float32), np.array(list("abc") * 40)
     np.savez(tmp_path / "rows.npz", X=X, y=y)
     template = Learner(device="cpu", options={"n_units": 8}).fit((X[:30], y[:30])).spawn()
-    manifest = plan(open_source(str(tmp_path / "rows.npz")), Division(rows=10))
+    manifest = plan(read(str(tmp_path / "rows.npz")), Division(rows=10))
 
     def begun(name: str) -> Job:
         job = begin_job(Job(tmp_path / name, manifest, "fit"))

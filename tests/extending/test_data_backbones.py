@@ -25,8 +25,8 @@ from evergrow.data import (
     register_layout,
     register_scheme,
 )
-from evergrow.data.labelled import LabelledItems
 from evergrow.data.readers import FILE_FORMATS, LAYOUTS, SCHEMES
+from evergrow.data.samples import LabelledItems
 from evergrow.features import (
     Preprocessing,
     WeightSource,

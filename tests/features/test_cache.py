@@ -21,7 +21,7 @@ import pytest
 from tests.features.extraction_toys import LetterCounter, Toy, expected_features, write_images
 
 from evergrow.core.errors import BusyError, CacheWarning, DataWarning, ImageError, ParameterError, UnknownNameError
-from evergrow.core.items import ImageFiles, Texts
+from evergrow.core.items import Images, Texts
 from evergrow.features import cache as cache_module
 from evergrow.features import extraction, shard_writer
 from evergrow.features import images as decoding
@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {"workers": 0, "batch_size": 2, "shard_size": 4}
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> ImageFiles:
+def images(tmp_path: Path) -> Images:
     return write_images(tmp_path / "images", 15)
 
 
@@ -57,14 +57,14 @@ def the_folder(root: Path) -> Path:
     return folder
 
 
-def check(result: Extraction, images: ImageFiles) -> None:
+def check(result: Extraction, images: Images) -> None:
     np.testing.assert_allclose(result.features, expected_features(images), rtol=1e-5, atol=1e-6)
 
 
 # -- hits and misses ------------------------------------------------------------------------------------
 
 
-def test_a_second_run_touches_no_image(images: ImageFiles, root: Path) -> None:
+def test_a_second_run_touches_no_image(images: Images, root: Path) -> None:
     first = extract(Toy(), images, cache=root, **SMALL)
     for name in images.names:  # what is in the files is destroyed, what tells them apart is not
         path = images.root / name
@@ -92,13 +92,13 @@ def test_texts_are_kept_too_and_their_words_are_not(root: Path) -> None:
     assert "secret" not in (the_folder(root) / "meta.json").read_text()
 
 
-def test_a_folder_may_move(images: ImageFiles, root: Path, tmp_path: Path) -> None:
+def test_a_folder_may_move(images: Images, root: Path, tmp_path: Path) -> None:
     extract(Toy(), images, cache=root, **SMALL)
     shutil.move(images.root, tmp_path / "moved")
-    assert extract(Toy(), ImageFiles(tmp_path / "moved", images.names), cache=root, **SMALL).from_cache
+    assert extract(Toy(), Images(images.names, root=tmp_path / "moved"), cache=root, **SMALL).from_cache
 
 
-def test_settings_that_do_not_change_features_do_not_miss(images: ImageFiles, root: Path) -> None:
+def test_settings_that_do_not_change_features_do_not_miss(images: Images, root: Path) -> None:
     extract(Toy(), images, cache=root, **SMALL)
     assert extract(Toy(), images, cache=root, workers=1, batch_size=5, on_error="skip").from_cache
     assert extract(Toy(weights="file"), images, cache=root).from_cache  # the same weights from elsewhere
@@ -114,12 +114,12 @@ def test_settings_that_do_not_change_features_do_not_miss(images: ImageFiles, ro
         {"options": {"seed": 1}},
     ],
 )
-def test_another_backbone_misses(images: ImageFiles, root: Path, changes: dict[str, Any]) -> None:
+def test_another_backbone_misses(images: Images, root: Path, changes: dict[str, Any]) -> None:
     extract(Toy(), images, cache=root)
     assert not extract(Toy(**changes), images, cache=root).from_cache
 
 
-def test_other_images_miss(images: ImageFiles, root: Path) -> None:
+def test_other_images_miss(images: Images, root: Path) -> None:
     extract(Toy(), images, cache=root)
     assert not extract(Toy(), images.take(range(14)), cache=root).from_cache
     assert not extract(Toy(), images.take(range(14, -1, -1)), cache=root).from_cache
@@ -135,7 +135,7 @@ def test_the_key_does_not_depend_on_the_order_of_settings() -> None:
     assert feature_key("00", one, "auto") == feature_key("00", two, "auto")
 
 
-def test_meta_tells_people_what_it_is_and_nothing_of_this_machine(images: ImageFiles, root: Path) -> None:
+def test_meta_tells_people_what_it_is_and_nothing_of_this_machine(images: Images, root: Path) -> None:
     (images.root / "odd/001.png").write_text("no image")
     with pytest.warns(DataWarning):
         extract(Toy(name=f"sentence:{root}/encoder"), images, cache=root, on_error="skip")
@@ -149,7 +149,7 @@ def test_meta_tells_people_what_it_is_and_nothing_of_this_machine(images: ImageF
     assert sorted(path.name for path in the_folder(root).iterdir()) == ["features.npy", "meta.json"]
 
 
-def test_no_cache_writes_nothing(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cache_writes_nothing(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERGROW_CACHE", str(root))
     check(extract(Toy(), images, cache=False), images)
     assert not root.exists()
@@ -249,7 +249,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", sorted(DAMAGE))
-def test_a_damaged_entry_is_noticed_and_made_again(images: ImageFiles, root: Path, kind: str) -> None:
+def test_a_damaged_entry_is_noticed_and_made_again(images: Images, root: Path, kind: str) -> None:
     extract(Toy(), images, cache=root, **SMALL)
     DAMAGE[kind](the_folder(root))
     with pytest.warns(CacheWarning, match="extracted again, damaged: .* must"):
@@ -259,7 +259,7 @@ def test_a_damaged_entry_is_noticed_and_made_again(images: ImageFiles, root: Pat
     assert extract(Toy(), images, cache=root, **SMALL).from_cache
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(images: ImageFiles, root: Path) -> None:
+def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(images: Images, root: Path) -> None:
     extract(Toy(), images, cache=root, **SMALL)
     folder = the_folder(root)
     link(folder, "features.npy")
@@ -271,7 +271,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(images: ImageFile
     assert not (folder / "features.npy").is_symlink()
 
 
-def test_a_linked_entry_is_neither_listed_nor_cleared(images: ImageFiles, root: Path, tmp_path: Path) -> None:
+def test_a_linked_entry_is_neither_listed_nor_cleared(images: Images, root: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
@@ -286,7 +286,7 @@ def test_a_linked_entry_is_neither_listed_nor_cleared(images: ImageFiles, root: 
     assert (mine / "thesis.txt").exists()
 
 
-def test_features_of_other_items_do_not_pass(images: ImageFiles, root: Path) -> None:
+def test_features_of_other_items_do_not_pass(images: Images, root: Path) -> None:
     extract(Toy(), images, cache=root, **SMALL)
     folder = the_folder(root)
     rows = np.frombuffer((folder / "features.npy").read_bytes()[128:], dtype="<f4").reshape(15, 6)
@@ -296,7 +296,7 @@ def test_features_of_other_items_do_not_pass(images: ImageFiles, root: Path) -> 
         check(extract(Toy(), images, cache=root, **SMALL), images)
 
 
-def test_an_entry_of_a_newer_evergrow_is_left_alone(images: ImageFiles, root: Path) -> None:
+def test_an_entry_of_a_newer_evergrow_is_left_alone(images: Images, root: Path) -> None:
     extract(Toy(), images, cache=root, **SMALL)
     change_meta(the_folder(root), schema_version=99, evergrow="7.0")
     kept = (the_folder(root) / "meta.json").read_bytes()
@@ -307,7 +307,7 @@ def test_an_entry_of_a_newer_evergrow_is_left_alone(images: ImageFiles, root: Pa
 
 
 def test_unknown_fields_of_an_unfinished_entry_are_written_again(
-    images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch
+    images: Images, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = interrupted(images, root, monkeypatch)
     change_meta(folder, licence="CC0")
@@ -328,7 +328,7 @@ def test_unknown_fields_of_an_unfinished_entry_are_written_again(
     ],
 )
 def test_hostile_lines_of_shards_count_for_nothing(
-    images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch, line: dict[str, Any]
+    images: Images, root: Path, monkeypatch: pytest.MonkeyPatch, line: dict[str, Any]
 ) -> None:
     folder = interrupted(images, root, monkeypatch)
     lines = (folder / "shards.jsonl").read_text().splitlines()
@@ -342,7 +342,7 @@ def test_hostile_lines_of_shards_count_for_nothing(
 # -- a handful ------------------------------------------------------------------------------------------
 
 
-def test_a_handful_leaves_nothing_behind(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handful_leaves_nothing_behind(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = extract(Toy(), images, cache=False).features
     for count in (1, 4):
         few = extract(Toy(), images.take(range(count)), cache=root)
@@ -353,7 +353,7 @@ def test_a_handful_leaves_nothing_behind(images: ImageFiles, root: Path, monkeyp
     extract(LetterCounter(), Texts(("a", "bcd")), cache=root)
 
 
-def test_a_handful_uses_what_is_there_and_goes_on_with_what_was_begun(images: ImageFiles, root: Path) -> None:
+def test_a_handful_uses_what_is_there_and_goes_on_with_what_was_begun(images: Images, root: Path) -> None:
     few = images.take(range(3))
     kept = extract(Toy(), few, cache=root, keep_from=1)
     assert not kept.from_cache
@@ -366,7 +366,7 @@ def test_a_handful_uses_what_is_there_and_goes_on_with_what_was_begun(images: Im
     assert extract(Toy(), few, cache=root).from_cache
 
 
-def test_a_handful_is_judged_like_many(images: ImageFiles, root: Path) -> None:
+def test_a_handful_is_judged_like_many(images: Images, root: Path) -> None:
     broken = images.root / images.names[1]
     broken.write_bytes(b"no image")
     few = images.take(range(3))
@@ -379,13 +379,13 @@ def test_a_handful_is_judged_like_many(images: ImageFiles, root: Path) -> None:
         extract(Toy(), images.take([1]), cache=root, on_error="skip")
 
 
-def test_a_handful_of_several_batches_is_batched_as_asked(images: ImageFiles, root: Path) -> None:
+def test_a_handful_of_several_batches_is_batched_as_asked(images: Images, root: Path) -> None:
     toy = Toy()
     extract(toy, images.take(range(4)), cache=False, batch_size=3)
     assert toy.batches == [3, 1]
 
 
-def interrupted(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def interrupted(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Leave an unfinished entry of two shards."""
     decode = decoding.decode_image
 
@@ -403,7 +403,7 @@ def interrupted(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("kind", ["as it is", "torn line", "torn rows", "flipped", "no rows", "leftover"])
 def test_an_unfinished_entry_is_taken_up_as_far_as_it_is_whole(
-    images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    images: Images, root: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     folder = interrupted(images, root, monkeypatch)
     features, lines = folder / "features.npy", folder / "shards.jsonl"
@@ -434,7 +434,7 @@ def test_an_unfinished_entry_is_taken_up_as_far_as_it_is_whole(
     assert extract(Toy(), images, cache=root, **SMALL).from_cache
 
 
-def test_an_unfinished_entry_of_another_precision_is_begun_anew(images: ImageFiles, root: Path) -> None:
+def test_an_unfinished_entry_of_another_precision_is_begun_anew(images: Images, root: Path) -> None:
     probe = extract(Toy(), images.take(range(4)), cache=root, keep_from=1)  # learn the layout from a real entry
     entry = CacheEntry(the_folder(root))
     meta = json.loads((entry.folder / "meta.json").read_text())
@@ -465,15 +465,15 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_loses_nothing(images: ImageFiles, tiny_disk: Path) -> None:
-    many = ImageFiles(images.root, images.names * 60)
+def test_a_full_disk_loses_nothing(images: Images, tiny_disk: Path) -> None:
+    many = Images(images.names * 60, root=images.root)
     with pytest.warns(CacheWarning, match="No space left on device.*EVERGROW_CACHE"):
         result = extract(Toy(), many, cache=tiny_disk, **SMALL)
     check(result, many)
     assert list(tiny_disk.iterdir()) == []
 
 
-def test_a_disk_that_is_full_from_the_start(images: ImageFiles, tiny_disk: Path) -> None:
+def test_a_disk_that_is_full_from_the_start(images: Images, tiny_disk: Path) -> None:
     (tiny_disk / "filler").write_bytes(bytes(shutil.disk_usage(tiny_disk).free))
     with pytest.raises(OSError, match="No space left"):
         (tiny_disk / "more").write_bytes(bytes(1))
@@ -484,7 +484,7 @@ def test_a_disk_that_is_full_from_the_start(images: ImageFiles, tiny_disk: Path)
     assert [path.name for path in tiny_disk.iterdir()] == ["filler"]
 
 
-def test_a_read_only_disk(images: ImageFiles, tiny_disk: Path) -> None:
+def test_a_read_only_disk(images: Images, tiny_disk: Path) -> None:
     kept = images.take(range(5))
     extract(Toy(), kept, cache=tiny_disk, **SMALL)
     subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
@@ -496,7 +496,7 @@ def test_a_read_only_disk(images: ImageFiles, tiny_disk: Path) -> None:
 
 @pytest.mark.parametrize("allowed", range(12))
 def test_a_write_that_fails_at_any_point_loses_nothing(
-    images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
+    images: Images, root: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
     write, count = shard_writer._write, 0
 
@@ -519,7 +519,7 @@ def test_a_write_that_fails_at_any_point_loses_nothing(
 
 
 def test_a_meta_file_that_cannot_be_written_at_the_end(
-    images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch
+    images: Images, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = ShardWriter._write_meta
 
@@ -534,7 +534,7 @@ def test_a_meta_file_that_cannot_be_written_at_the_end(
     assert list(root.iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_a_folder(images: ImageFiles, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_a_folder(images: Images, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.warns(CacheWarning, match=r"features are kept in memory only: .*Not a directory"):
         check(extract(Toy(), images, cache=tmp_path / "file" / "cache"), images)
@@ -543,13 +543,13 @@ def test_a_cache_that_cannot_be_a_folder(images: ImageFiles, tmp_path: Path) -> 
 # -- several processes ----------------------------------------------------------------------------------
 
 
-def start(images: ImageFiles, root: Path, log: Path, pause: float) -> subprocess.Popen[str]:
+def start(images: Images, root: Path, log: Path, pause: float) -> subprocess.Popen[str]:
     code = (
         "from pathlib import Path\n"
         "from tests.features.extraction_toys import *\n"
         "from evergrow.features.extraction import extract\n"
         f"log_decoding(Path({str(log)!r}), pause={pause})\n"
-        f"files = ImageFiles(Path({str(images.root)!r}), {images.names!r})\n"
+        f"files = Images({images.names!r}, root=Path({str(images.root)!r}))\n"
         f"result = extract(Toy(), files, cache={str(root)!r}, workers=0, batch_size=2, shard_size=4)\n"
         "print(result.from_cache, result.features.tobytes().hex())\n"
     )
@@ -574,7 +574,7 @@ def wait_for_entry(root: Path) -> str:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
-def test_two_threads_decode_every_image_once(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_decode_every_image_once(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks are on open files, so that threads wait for each other as processes do."""
     decode, seen = decoding.decode_image, []
     begun, go_on = threading.Event(), threading.Event()
@@ -601,7 +601,7 @@ def test_two_threads_decode_every_image_once(images: ImageFiles, root: Path, mon
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
-def test_two_processes_decode_every_image_once(images: ImageFiles, root: Path, tmp_path: Path) -> None:
+def test_two_processes_decode_every_image_once(images: Images, root: Path, tmp_path: Path) -> None:
     processes = [start(images, root, tmp_path / "log", pause=0.25) for _ in range(2)]
     key = wait_for_entry(root)
     with pytest.raises(BusyError, match="another process"):  # what is in use is not removed
@@ -656,7 +656,7 @@ def test_a_second_writer_where_there_are_no_locks_gives_way(tmp_path: Path) -> N
 # -- listing --------------------------------------------------------------------------------------------
 
 
-def test_entries_are_listed_found_and_removed(images: ImageFiles, root: Path) -> None:
+def test_entries_are_listed_found_and_removed(images: Images, root: Path) -> None:
     cache = FeatureCache(root)
     assert cache.list() == []
     extract(Toy(), images, cache=root)
@@ -689,7 +689,7 @@ def test_two_entries_with_one_beginning_must_be_told_apart(root: Path) -> None:
         FeatureCache(root).find("aaaa")
 
 
-def test_a_damaged_entry_is_listed_and_can_be_removed(images: ImageFiles, root: Path) -> None:
+def test_a_damaged_entry_is_listed_and_can_be_removed(images: Images, root: Path) -> None:
     extract(Toy(), images, cache=root)
     (the_folder(root) / "meta.json").write_text("{")
     cache = FeatureCache(root)

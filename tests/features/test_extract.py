@@ -27,7 +27,7 @@ from evergrow.core.errors import (
     ParameterError,
     UnknownNameError,
 )
-from evergrow.core.items import ImageArrays, ImageFiles, Texts
+from evergrow.core.items import Images, Texts
 from evergrow.features import create_backbone
 from evergrow.features import images as decoding
 from evergrow.features.cache import FeatureCache
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> ImageFiles:
+def images(tmp_path: Path) -> Images:
     return write_images(tmp_path / "images", 23)
 
 
@@ -60,9 +60,7 @@ def run_python(code: str, **environment: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("cached", [False, True])
-def test_features_are_those_of_one_image_at_a_time(
-    images: ImageFiles, tmp_path: Path, workers: int, cached: bool
-) -> None:
+def test_features_are_those_of_one_image_at_a_time(images: Images, tmp_path: Path, workers: int, cached: bool) -> None:
     cache = tmp_path / "cache" if cached else False
     result = extract(Toy(), images, cache=cache, workers=workers, batch_size=4, shard_size=8)
     assert result.features.dtype == np.float32
@@ -76,12 +74,12 @@ def test_features_are_those_of_one_image_at_a_time(
 
 def test_images_in_memory(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, size=(9, 20, 30, 3), dtype=np.uint8)
-    items = ImageArrays(pixels)
+    items = Images(pixels)
     result = extract(Toy(), items, cache=tmp_path, batch_size=2)
     np.testing.assert_allclose(result.features, expected_features(items), rtol=1e-5, atol=1e-6)
 
 
-def test_a_real_network_gives_what_it_gives_by_hand(images: ImageFiles) -> None:
+def test_a_real_network_gives_what_it_gives_by_hand(images: Images) -> None:
     backbone = create_backbone("test_resnet", weights="random", device="cpu")
     assert backbone.transform is not None
     by_hand = torch.cat(
@@ -104,21 +102,21 @@ def test_texts_come_back_in_order_and_are_run_by_length() -> None:
     assert sum(max(map(len, batch)) * len(batch) for batch in backbone.seen) < 8 * 50  # less padding than in any order
 
 
-def test_the_global_random_state_is_left_alone(images: ImageFiles) -> None:
+def test_the_global_random_state_is_left_alone(images: Images) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     extract(Toy(), images, cache=False, workers=2, batch_size=4)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_surrounding_autocast_does_not_change_the_features(images: ImageFiles) -> None:
+def test_a_surrounding_autocast_does_not_change_the_features(images: Images) -> None:
     plain = extract(Toy(), images, cache=False).features
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = extract(Toy(), images, cache=False).features
     np.testing.assert_array_equal(inside, plain)
 
 
-def test_batches_arrive_in_channels_last_order(images: ImageFiles) -> None:
+def test_batches_arrive_in_channels_last_order(images: Images) -> None:
     seen = []
 
     class Watching(Toy):
@@ -130,7 +128,7 @@ def test_batches_arrive_in_channels_last_order(images: ImageFiles) -> None:
     assert seen == [True] * 4
 
 
-def test_progress_tells_the_rate_and_the_time_left(images: ImageFiles, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_tells_the_rate_and_the_time_left(images: Images, capfd: pytest.CaptureFixture[str]) -> None:
     extract(Toy(), images, cache=False, progress=True)
     captured = capfd.readouterr()
     assert captured.out == ""
@@ -158,7 +156,7 @@ def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
 # -- bad input ------------------------------------------------------------------------------------------
 
 
-def test_a_corrupt_image_is_fatal_and_named(images: ImageFiles, tmp_path: Path) -> None:
+def test_a_corrupt_image_is_fatal_and_named(images: Images, tmp_path: Path) -> None:
     (images.root / "odd/005.png").write_text("no image")
     for workers in (0, 2):
         with pytest.raises(ImageError, match=r"odd/005\.png.*on_error='skip'"):
@@ -166,7 +164,7 @@ def test_a_corrupt_image_is_fatal_and_named(images: ImageFiles, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_corrupt_images_are_skipped_and_all_named(images: ImageFiles, tmp_path: Path, cached: bool) -> None:
+def test_corrupt_images_are_skipped_and_all_named(images: Images, tmp_path: Path, cached: bool) -> None:
     bad = [2, 3, 11, 22]
     for row in bad:
         (images.root / images.names[row]).write_bytes(b"GIF89a broken")
@@ -188,7 +186,7 @@ def test_corrupt_images_are_skipped_and_all_named(images: ImageFiles, tmp_path: 
         extract(Toy(), images, **{**options, "on_error": "raise"})
 
 
-def test_what_a_fatal_image_interrupted_is_taken_up_by_skipping(images: ImageFiles, tmp_path: Path) -> None:
+def test_what_a_fatal_image_interrupted_is_taken_up_by_skipping(images: Images, tmp_path: Path) -> None:
     (images.root / "odd/013.png").write_text("no image")
     options = {"cache": tmp_path / "cache", "batch_size": 2, "shard_size": 4, "workers": 0}
     with pytest.raises(ImageError):
@@ -199,7 +197,7 @@ def test_what_a_fatal_image_interrupted_is_taken_up_by_skipping(images: ImageFil
     assert 13 not in result.rows
 
 
-def test_nothing_readable_is_an_error_even_when_skipping(images: ImageFiles, tmp_path: Path) -> None:
+def test_nothing_readable_is_an_error_even_when_skipping(images: Images, tmp_path: Path) -> None:
     for name in images.names:
         (images.root / name).write_text("no image")
     for _ in range(2):
@@ -207,7 +205,7 @@ def test_nothing_readable_is_an_error_even_when_skipping(images: ImageFiles, tmp
             extract(Toy(), images, cache=tmp_path / "cache", on_error="skip")
 
 
-def test_a_missing_image(images: ImageFiles, tmp_path: Path) -> None:
+def test_a_missing_image(images: Images, tmp_path: Path) -> None:
     (images.root / "even/004.png").unlink()
     with pytest.raises(DatasetNotFoundError, match="004"):
         extract(Toy(), images, cache=tmp_path / "cache")
@@ -219,7 +217,7 @@ def test_a_missing_image(images: ImageFiles, tmp_path: Path) -> None:
 
 
 def test_an_image_that_the_system_refused_is_tried_again(
-    images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = decoding.decode_image
 
@@ -241,7 +239,7 @@ def test_an_image_that_the_system_refused_is_tried_again(
     assert extract(Toy(), images, **options).from_cache
 
 
-def test_the_reason_of_a_failure_names_no_folder_of_this_machine(images: ImageFiles) -> None:
+def test_the_reason_of_a_failure_names_no_folder_of_this_machine(images: Images) -> None:
     (images.root / "even/000.png").write_text("no image")
     failure = load_image(images, ImageLoader(Toy().transform), 0)
     assert isinstance(failure, Failure)
@@ -249,7 +247,7 @@ def test_the_reason_of_a_failure_names_no_folder_of_this_machine(images: ImageFi
     assert not failure.passing
 
 
-def test_features_that_are_not_finite_are_refused(images: ImageFiles, tmp_path: Path) -> None:
+def test_features_that_are_not_finite_are_refused(images: Images, tmp_path: Path) -> None:
     class Broken(Toy):
         def encode(self, batch: Any) -> torch.Tensor:
             features = super().encode(batch)
@@ -261,9 +259,9 @@ def test_features_that_are_not_finite_are_refused(images: ImageFiles, tmp_path: 
     assert FeatureCache(tmp_path / "cache").list() == []
 
 
-def test_wrong_requests(images: ImageFiles) -> None:
+def test_wrong_requests(images: Images) -> None:
     with pytest.raises(InputError, match="at least one item"):
-        extract(Toy(), ImageFiles(images.root, ()))
+        extract(Toy(), Images((), root=images.root))
     with pytest.raises(InputError, match="kind 'image', got 'text'"):
         extract(Toy(), Texts(("a",)))
     with pytest.raises(InputError, match=r"shape \(23, 5\), got \(23, 6\)"):
@@ -292,7 +290,7 @@ def test_settings_are_checked(name: str, value: Any) -> None:
         ExtractConfig(**{name: value})
 
 
-def test_images_of_different_shapes_are_refused(images: ImageFiles) -> None:
+def test_images_of_different_shapes_are_refused(images: Images) -> None:
     toy = Toy()
     sizes = iter(range(4, 100))
     toy.transform = lambda image: torch.zeros(3, next(sizes), 8)
@@ -304,7 +302,7 @@ def test_images_of_different_shapes_are_refused(images: ImageFiles) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_images_sent_as_bytes_give_the_features_of_the_transform(images: ImageFiles, device: str) -> None:
+def test_images_sent_as_bytes_give_the_features_of_the_transform(images: Images, device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device on this machine")
     backbone = create_backbone("test_vit", weights="random", device=device)
@@ -350,7 +348,7 @@ def test_half_precision_only_where_it_is_safe(scale: float, precision: str) -> N
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_killed_run_goes_on_at_its_last_whole_shard(images: ImageFiles, tmp_path: Path, workers: int) -> None:
+def test_a_killed_run_goes_on_at_its_last_whole_shard(images: Images, tmp_path: Path, workers: int) -> None:
     (images.root / "odd/003.png").write_text("no image")
     log, cache = tmp_path / "log", tmp_path / "cache"
     code = (
@@ -358,7 +356,7 @@ def test_a_killed_run_goes_on_at_its_last_whole_shard(images: ImageFiles, tmp_pa
         "from tests.features.extraction_toys import *\n"
         "from evergrow.features.extraction import extract\n"
         f"log_decoding(Path({str(log)!r}), pause=0.05)\n"
-        f"files = ImageFiles(Path({str(images.root)!r}), {images.names!r})\n"
+        f"files = Images({images.names!r}, root=Path({str(images.root)!r}))\n"
         f"extract(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2, shard_size=4)\n"
     )
     process = run_python(code)
@@ -384,7 +382,7 @@ def test_a_killed_run_goes_on_at_its_last_whole_shard(images: ImageFiles, tmp_pa
 
 
 def test_a_resumed_run_looks_at_nothing_that_is_done(
-    images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode, seen = decoding.decode_image, []
 

@@ -13,7 +13,7 @@ from tests.features.extraction_toys import write_images
 
 from evergrow.core.errors import CacheWarning
 from evergrow.core.feature_blocks import join_blocks
-from evergrow.core.items import ImageFiles
+from evergrow.core.items import Images
 from evergrow.features import Backbone, create_backbone, extract
 from evergrow.features.cache import FeatureCache
 
@@ -21,7 +21,7 @@ RICH = ["final", "mean@-2", "mean@-3", "max@-1"]
 
 
 @pytest.fixture
-def items(tmp_path: Path) -> ImageFiles:
+def items(tmp_path: Path) -> Images:
     return write_images(tmp_path / "images", 7)
 
 

@@ -182,8 +182,8 @@ class Archive:
             left -= member.size
             if left < 0:
                 raise FileFormatError(
-                    f"{self.title} must unpack to at most {RATIO} times its size and {ROOM // 2**20} MiB, got more in its "
-                    f"first {len(found) + 1} files"
+                    f"{self.title} must unpack to at most {RATIO} times its size and {ROOM // 2**20} MiB, got more in "
+                    f"its first {len(found) + 1} files"
                 )
             found[member.name] = member
         return found

@@ -310,8 +310,8 @@ def find_features(name: str | os.PathLike[str]) -> Path:
     """Return the file of a feature set, or raise :class:`DatasetNotFoundError`."""
     text = os.fspath(name)
     how = (
-        "Put the file in ./data or in a folder named by the environment variable EVERGROW_DATA; one of your own features "
-        "is an .npz file of the arrays X_train, y_train, X_test and y_test."
+        "Put the file in ./data or in a folder named by the environment variable EVERGROW_DATA; one of your own "
+        "features is an .npz file of the arrays X_train, y_train, X_test and y_test."
     )
     if os.sep in text or "/" in text or text.endswith(SUFFIXES):
         path = Path(text)
@@ -384,6 +384,7 @@ class ArrayFile:
         self._size = tree.size(name)
         self.arrays: dict[str, StoredArray] = {}
         self.texts: dict[str, str] = {}
+        self.others: list[str] = []
         npz = name.lower().endswith(".npz")
         with sound(self.title, f"{'NPZ' if npz else 'safetensors'} file of plain arrays"):
             (self._index_npz if npz else self._index_safetensors)()
@@ -494,7 +495,6 @@ class ArrayFile:
         if not isinstance(header, dict):
             raise ValueError("the header must be an object")
         about = header.pop("__metadata__", {})
-        self.others: list[str] = []
         for key, entry in header.items():
             shape, (start, stop), kind = entry["shape"], entry["data_offsets"], entry["dtype"]
             plain = all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop))

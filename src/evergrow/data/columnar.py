@@ -22,7 +22,7 @@ from evergrow.core.items import Images, Texts
 from evergrow.data.archives import sound
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.samples import Samples, concat_samples, listed
-from evergrow.data.sources import Shard, Source, as_features, class_labels, spans, where_of
+from evergrow.data.sources import Shard, Source, as_features, class_labels, matching_files, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM, Tree
 from evergrow.data.tables import FILE_COLUMN, IMAGE_COLUMNS, SPLIT_COLUMN, Columns, row_items, split_rows
 
@@ -115,6 +115,8 @@ def _sample_column(schema: pa.Schema, options: DataOptions, title: str) -> tuple
     vectors = fitting["features"]
     bodies = [name for name in header if _is_images(schema, name)]
     paths = [name for name in (*IMAGE_COLUMNS, FILE_COLUMN) if name in fitting["text"]]
+    label = {options.label_column} if options.label_column else set(LABEL_COLUMNS)
+    others = [name for name in fitting["text"] if name not in label | {*_NAMES, *IMAGE_COLUMNS, SPLIT_COLUMN}]
     usual = {
         "text": [name for name in _TEXT if name in fitting["text"]],
         "image": [*(name for name in (*IMAGE_COLUMNS, "img") if name in bodies), *bodies],
@@ -124,6 +126,8 @@ def _sample_column(schema: pa.Schema, options: DataOptions, title: str) -> tuple
     found = [(kind, usual[kind][0]) for kind in kinds if usual[kind]]
     if not found and paths and "image" in kinds:
         found = [("image", paths[0])]
+    if not found and len(others) == 1 and "text" in kinds:
+        found = [("text", others[0])]
     if not found:
         raise FileFormatError(
             f"{title} must have a column of texts, of image bytes or of feature vectors, got {listed(header, most=8)}; "
@@ -312,7 +316,8 @@ class ParquetSource(ColumnSource):
             return pq.ParquetFile(self.tree.open(name), pre_buffer=False)
 
     def _choose(self, name: str) -> TableColumns:
-        return choose_columns(self._file(name).schema_arrow, self.options, self.tree.place(name))
+        with sound(self.tree.place(name), "Parquet file"):
+            return choose_columns(self._file(name).schema_arrow, self.options, self.tree.place(name))
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -335,7 +340,8 @@ class ParquetSource(ColumnSource):
             width, was = self._width(name), self._width(first)
             if width != was:
                 raise FileFormatError(
-                    f"{self.tree.place()}: feature files must have one width, got {was} in {first} and {width} in {name}"
+                    f"{self.tree.place()}: feature files must have one width, got {was} in {first} and {width} in "
+                    f"{name}"
                 )
             blocks, before = self._stated_widths(name), self._stated_widths(first)
             if blocks != before:
@@ -497,8 +503,7 @@ class ArrowSource(ColumnSource):
             return super().files
         every = self.tree.listing()
         splits = self._splits
-        tests = [name for name in _TESTS if name in splits]
-        wanted = {"train": ["train"], "test": tests[:1], "all": splits}[self.options.part] if splits else [""]
+        wanted = {"train": ["train"], "test": self._tests, "all": splits}[self.options.part] if splits else [""]
         if not wanted or not set(wanted) <= {"", *splits}:
             raise DatasetNotFoundError(
                 f"{self.tree.place()} must have a split {self.options.part}, got {listed(splits)}"
@@ -508,12 +513,23 @@ class ArrowSource(ColumnSource):
 
     @property
     def _every_file(self) -> dict[str, int]:
-        return self._of_part("all").files
+        return matching_files(self.tree, self.pattern) if self.pattern else self._of_part("all").files
 
     @property
     def has_test(self) -> bool:
         """Whether there is a test split beside the training split."""
-        return any(name in self._splits for name in _TESTS)
+        return bool(self._tests)
+
+    @cached_property
+    def _tests(self) -> list[str]:
+        """The split to test with; competitions publish test splits with -1 for labels, which give way to others."""
+        names = [name for name in _TESTS if name in self._splits]
+        for name in names if len(names) > 1 and self.options.labelled else []:
+            split = ArrowSource(Tree(f"{self.tree.address}/{name}", self.tree.storage), "", self.options)
+            labels = split.read(next(split.shards(100, _LONGEST)), bodies=False).labels
+            if labels is not None and "-1" not in labels.tolist():
+                return [name]
+        return names[:1]
 
     @cached_property
     def _splits(self) -> list[str]:
@@ -546,7 +562,7 @@ class ArrowSource(ColumnSource):
         title, size = self.tree.place(name), self.tree.size(name)
         content = parse_json(self.tree.read(name), title) if size <= _LONGEST else None
         if not isinstance(content, dict):
-            raise FileFormatError(f"{title} must hold a JSON object of a saved Hugging Face data set")
+            raise FileFormatError(f"{title} must be part of a whole saved Hugging Face data set")
         return content
 
     def _read_index(self, name: str) -> tuple[int, tuple[Batch, ...]]:
@@ -554,7 +570,11 @@ class ArrowSource(ColumnSource):
         batches: list[Batch] = []
         with sound(self.tree.place(name), "Arrow stream"):
             local = self.tree.on_disk and self.files[name]
-            file = pa.memory_map(str(self.tree.root / name)) if local else pa.PythonFile(self.tree.open(name, 2**20))
+            file = (
+                pa.memory_map(str(self.tree.root / name))
+                if local
+                else pa.PythonFile(self.tree.open(name, 2**20), mode="r")
+            )
             reader = pa.ipc.MessageReader.open_stream(file)
             schema = pa.ipc.read_schema(reader.read_next_message())
             head = file.tell()
@@ -574,8 +594,8 @@ class ArrowSource(ColumnSource):
 
     def _choose(self, name: str) -> TableColumns:
         with sound(self.tree.place(name), "Arrow stream"):
-            schema = pa.ipc.read_schema(pa.PythonFile(self.tree.open(name, 65536)))
-        columns = choose_columns(schema, self.options, self.tree.place(name))
+            schema = pa.ipc.read_schema(pa.PythonFile(self.tree.open(name, 65536), mode="r"))
+            columns = choose_columns(schema, self.options, self.tree.place(name))
         about = posixpath.join(posixpath.dirname(name), "dataset_info.json")
         if columns.classes or not columns.label or not self.tree.exists(about):
             return columns

@@ -20,7 +20,9 @@ from evergrow.data.frames import frame_values, is_frame, single_column
 from evergrow.data.load import name_of, read, warn_of
 from evergrow.data.readers import DataOptions, reader_of_file
 from evergrow.data.samples import Dataset, Samples
-from evergrow.data.sources import as_features
+from evergrow.data.sources import ListedSource, as_features
+
+__all__ = ["Part", "Samples", "as_names", "kind_of", "read_items", "read_labelled", "read_parts", "read_unknown"]
 
 Part = Literal["train", "test", "all"]
 """Which part of a source is wanted; a source without parts is always whole."""
@@ -208,7 +210,8 @@ def _of_name(name: str | os.PathLike[str], kind: str | None, options: DataOption
     part = "test" if path.suffix.lower() == ".npz" else "all"
     source = read(path, options, labelled=False, kind=wanted, part=part)
     found = source.samples()
-    warn_of(name_of(text), source.dataset().cautions if hasattr(source, "_dataset") else ())
+    if isinstance(source, ListedSource):
+        warn_of(name_of(text), source.dataset().cautions)
     return replace(found, labels=None)
 
 

@@ -16,10 +16,20 @@ from typing import Any
 import numpy as np
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError, ParameterError
+from evergrow.core.escaping import one_line
 from evergrow.core.settings import with_changes
 from evergrow.data.archives import ARCHIVE_SUFFIXES, Archive
 from evergrow.data.arrays import FeatureSet, search_path
-from evergrow.data.folders import Walk, images_below, is_hidden, is_pattern, partner_name, patterns_of, read_patterns
+from evergrow.data.folders import (
+    Walk,
+    images_below,
+    is_hidden,
+    is_pattern,
+    partner_name,
+    patterns_of,
+    read_patterns,
+    unwrapped,
+)
 from evergrow.data.readers import (
     READERS,
     DataOptions,
@@ -55,7 +65,7 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
     ----------
     source : str or path-like
         - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class,
-          training and test lists or tables, WebDataset tars, Parquet or feature files, or a saved Hugging Face data set;
+          training and test lists or tables, WebDataset tars, Parquet or feature files, a saved Hugging Face set;
         - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
           ``text,label`` or ``path,label``, a ``.txt`` or ``.yaml`` list of images, a ``.json`` export of COCO or Label
           Studio, a ``.zip`` or ``.tar`` of a folder, which is not unpacked;
@@ -101,7 +111,8 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
     if is_pattern(text) and not _is_data_file(text) and not is_remote(text):
         return ListedSource(Tree("."), text, chosen, "patterns")
     tree, pattern = _located(text, chosen)
-    reader = chosen.layout if chosen.layout != "auto" else _reader(tree, pattern, chosen)
+    packed = pattern.lower().endswith(ARCHIVE_SUFFIXES) and chosen.layout != "webdataset"
+    reader = _reader(tree, pattern) if packed or chosen.layout == "auto" else chosen.layout
     if not pattern:
         check_not_folder(reader, tree)
     return make_source(reader, tree, pattern, chosen)
@@ -131,7 +142,7 @@ def _located(text: str, options: DataOptions) -> tuple[Tree, str]:
     found = _existing(path, options)
     if found.is_dir():
         return Tree(found), ""
-    return Tree(found.parent), _literal(found.name)
+    return Tree(found.parent), found.name
 
 
 def _split_pattern(path: str) -> tuple[str, str]:
@@ -139,11 +150,6 @@ def _split_pattern(path: str) -> tuple[str, str]:
     steps = path.split("/")
     first = next(number for number, step in enumerate(steps) if has_magic(step))
     return "/".join(steps[:first]) or ("/" if first else ""), "/".join(steps[first:])
-
-
-def _literal(name: str) -> str:
-    """Return a pattern that stands for this name and no other."""
-    return glob.escape(name).replace("{", "[{]") if has_magic(name) else name
 
 
 def _existing(path: str, options: DataOptions) -> Path:
@@ -161,13 +167,13 @@ def _existing(path: str, options: DataOptions) -> Path:
 
 def _nowhere(path: str) -> DatasetNotFoundError:
     """Return the error about a name that is not there, with the nearest one that is."""
-    folder, name = os.path.split(path.rstrip("/"))
+    folder, name = os.path.split(os.path.normpath(path))
     places = [Path(folder)] if folder else [Path("."), *search_path()]
     there = {entry: place for place in reversed(places) for entry in _names_in(place)}
     close = difflib.get_close_matches(name, [*there, *(os.path.splitext(entry)[0] for entry in there)], n=1, cutoff=0.6)
     hint = f" Did you mean {os.path.join(folder, close[0])!r}?" if close else ""
     where = f"in {folder}" if folder and os.path.isdir(folder) else "here"
-    return DatasetNotFoundError(f"No folder or file {name if where != 'here' else path!r} {where}.{hint}")
+    return DatasetNotFoundError(f"No folder or file {path if where == 'here' else name!r} {where}.{hint}")
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -196,15 +202,16 @@ def check_source(source: str | os.PathLike[str]) -> None:
     _existing(text.removeprefix("file://"), DataOptions())
 
 
-def _reader(tree: Tree, pattern: str, options: DataOptions) -> str:
+def _reader(tree: Tree, pattern: str) -> str:
     if not pattern:
         if tree.remote and not tree.listing(deep=False):
             tree.sizes  # noqa: B018  says where there is nothing at all
-        return reader_of_folder(tree)
+        return reader_of_folder(unwrapped(tree))
     known = reader_of_file(pattern)
     if known is None:
         raise InputError(
-            f"{tree.place(pattern)} must be a folder, or end like a data file ({', '.join(file_suffixes())}), got another"
+            f"{tree.place(pattern)} must be a folder, or end like a data file "
+            f"({', '.join(file_suffixes())}), got another"
         )
     plain_tar = pattern.lower().endswith(".tar")
     if plain_tar and (has_magic(pattern) or is_webdataset(tree, pattern)):
@@ -277,8 +284,8 @@ def read_hub(tree: Tree, name: str, options: DataOptions) -> Dataset:
         # The hub and the network each bring errors of their own; all mean that the data cannot be had.
         except Exception as error:
             raise DatasetNotFoundError(
-                f"The data set {repository!r} of the Hub cannot be had: {error}. Where there is a network, run "
-                f"'hf download --repo-type dataset {repository} --local-dir FOLDER', bring FOLDER here and give its path."
+                f"The data set {repository!r} of the Hub cannot be had: {one_line(str(error))} Where there is a "
+                f"network, run 'hf download --repo-type dataset {repository} --local-dir FOLDER' and bring FOLDER here."
             ) from error
         folder = Path(kept)
     found = read(folder / inside, replace(options, layout="auto")).dataset()
@@ -432,18 +439,20 @@ class DataReport:
         return asdict(self)
 
 
-def inspect_data(data: Dataset | FeatureSet | str | os.PathLike[str], *, most: int = 3, **settings: Any) -> DataReport:
+def inspect_data(
+    data: Dataset | FeatureSet | str | os.PathLike[str], options: DataOptions | None = None, *, most: int = 3
+) -> DataReport:
     """Return a report on data: kind, classes, counts, and what is probably not meant.
 
     Parameters
     ----------
     data : Dataset, FeatureSet, str or path-like
-        As :func:`load_data` gave it, or what :func:`read` takes. Of the latter no test part is drawn unless
-        ``test_size`` is given, and a test part may have classes of its own, as that of a model's evaluation has.
+        As :func:`load_data` gave it, or what :func:`read` takes. The test part of the latter may have classes of its
+        own, as that of a model's evaluation has.
+    options : DataOptions, optional
+        How to read it; by default no test part is drawn.
     most : int
         How many of the smallest and largest classes to name.
-    **settings
-        Fields of :class:`DataOptions`.
 
     Examples
     --------
@@ -454,7 +463,7 @@ def inspect_data(data: Dataset | FeatureSet | str | os.PathLike[str], *, most: i
     (('one', 1, 0), ["classes with fewer than 5 training samples: 2 of 2 ('one', 'two')"])
     """
     if isinstance(data, (str, os.PathLike)):
-        data = _surveyed(os.fspath(data), DataOptions.from_dict({"test_size": 0, **settings}))
+        data = _surveyed(os.fspath(data), options or DataOptions(test_size=0))
     raw = data if isinstance(data, Dataset) else None
     counts = [Counter(part) for part in _labels(data)]
     order = [*data.class_names, *sorted({*counts[0], *counts[1]} - {*data.class_names})]

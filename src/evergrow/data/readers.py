@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from typing_extensions import Self
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from evergrow.data.storage import Tree
 
 Read: TypeAlias = "Callable[[Tree, str, DataOptions], Dataset | Source]"
+
+ReadT = TypeVar("ReadT", bound="Callable[..., Dataset | Source]")
 
 PARTS = ("train", "test", "all")
 _TEXTS = ("part", "kind", "text_column", "label_column", "image_column")
@@ -147,7 +149,7 @@ def register_reader(
     fits: Callable[[Tree], bool] | None = None,
     rank: int = 0,
     scheme: str = "",
-) -> Callable[[Read], Read]:
+) -> Callable[[ReadT], ReadT]:
     """Return a decorator that registers a reader of files, of folders, or of names such as ``hf:OWNER/NAME``.
 
     The reader takes a tree of files, the name of a file in it (empty for the folder itself; what follows the scheme for
@@ -181,7 +183,7 @@ def register_reader(
     >>> READERS.remove("letters")
     """
 
-    def decorate(read: Read) -> Read:
+    def decorate(read: ReadT) -> ReadT:
         READERS.register(name)(Reader(read, suffixes, fits, rank, scheme))
         return read
 

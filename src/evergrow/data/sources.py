@@ -190,7 +190,7 @@ class Source(ABC):
                 for _ in self._of({name: size})._parts(2**62, 2**62):
                     pass
                 found[name] = size
-            except (FileFormatError, InputError) as error:
+            except (FileFormatError, InputError) as error:  # noqa: PERF203  one leaves the others
                 unreadable[name] = str(error)
         return self._of(found), unreadable
 
@@ -239,7 +239,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the samples of a shard, images without their bytes unless bodies are wanted; reads no more than that."""
+        """Return the samples of a shard and read no more than that; without bodies, images have no bytes."""
 
 
 class ShardStore:
@@ -345,8 +345,9 @@ class ListedSource(Source):
         if self.tree.on_disk and items.root is not None:  # the images of a list may lie beside its folder
             base = Path(os.path.relpath(items.root, self.tree.address)).as_posix()
             return [posixpath.normpath(posixpath.join(base, name)) for name in items.values]
-        stored = [value for value in items.values if isinstance(value, Stored) and isinstance(value.store, Tree)]
-        return [value.store._full(value.key) for value in stored] if len(stored) == len(items) else None
+        stores = [(value.store, value.key) for value in items.values if isinstance(value, Stored)]
+        names = [posixpath.join(store.base, key) for store, key in stores if isinstance(store, Tree)]
+        return names if len(names) == len(items) else None
 
     @cached_property
     def _sizes(self) -> list[int]:
@@ -584,7 +585,7 @@ def matching_files(tree: Tree, pattern: str) -> dict[str, int]:
         If nothing matches, or a file that braces name is not there.
     """
     patterns = expanded(pattern)
-    if len(patterns) == 1 and not any(mark in pattern for mark in "*?["):
+    if (len(patterns) == 1 and not any(mark in pattern for mark in "*?[")) or tree.exists(pattern):
         return {pattern: tree.size(pattern)}
     every = tree.listing(deep="/" in pattern)
     found: dict[str, int] = {}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-import fsspec
+import fsspec  # type: ignore[import-untyped]
 
 from evergrow.core.errors import (
     DatasetNotFoundError,
@@ -309,7 +309,7 @@ class Tree:
         return decoded_text(self.read(name), self.place(name))
 
     def open(self, name: str, block: int = 0) -> IO[bytes]:
-        """Return a file to seek in; of a bucket at least a block is fetched at a time, without one what is asked for."""
+        """Return a file to seek in; of a bucket a block is fetched at a time, or without one what is asked for."""
         with self._reaching(name):
             if not self.remote:
                 return open(self.root / name, "rb")

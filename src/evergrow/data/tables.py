@@ -249,8 +249,8 @@ def row_items(tree: Tree, table: str, rows: list[Row], columns: Columns) -> Item
     missing = [name for name in names if not below.is_file(name)]
     if missing:
         raise DatasetNotFoundError(
-            f"the images of {tree.place(table)} must be in {below.place()}, but {len(missing)} of {len(names)} are not: "
-            f"{listed(missing)}; paths are relative to the folder of the table"
+            f"the images of {tree.place(table)} must be in {below.place()}, but {len(missing)} of {len(names)} are "
+            f"not: {listed(missing)}; paths are relative to the folder of the table"
         )
     return below.images(names)
 

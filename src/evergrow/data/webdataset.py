@@ -96,11 +96,11 @@ def is_webdataset(tree: Tree, name: str) -> bool:
     try:
         with tree.open(name, _BLOCK) as file:
             title = tree.place(name)
-            members = itertools.islice(tar_members(file, title, tree.size(name)), 3)
-            first = next(grouped(members, title), None)
+            members = itertools.islice(tar_members(file, title, tree.size(name)), 16)
+            images = [sample for sample in grouped(members, title) if any(is_image(f"x.{end}") for end in sample.files)]
     except EvergrowError:
         return False
-    return first is not None and bool(set(LABEL_SUFFIXES) & first.files.keys())
+    return any(set(LABEL_SUFFIXES) & sample.files.keys() for sample in images)
 
 
 class WebDatasetSource(Source):

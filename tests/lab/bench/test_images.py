@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import confusion_matrix
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.items import ImageArrays
+from evergrow.core.items import Images
 from evergrow.data import load_data
 from evergrow.features import create_backbone
 from evergrow.features.extraction import extract
@@ -53,7 +53,7 @@ def test_a_run_equals_extraction_and_learning_by_hand(spec: Path) -> None:
     backbone = create_backbone("test_resnet", "random", device="cpu")
     assert record.dataset["backbone"]["weights_hash"] == backbone.spec.weights_hash
     data = load_data(spec.parent / "images.npz")
-    assert isinstance(data.train, ImageArrays)
+    assert isinstance(data.train.items, Images)
     head = create_method("simplecil", device="cpu")
     head.fit(extract(backbone, data.train, cache=False).features, data.y_train)
     answers = head.predict(extract(backbone, data.test, cache=False).features)
