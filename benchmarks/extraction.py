@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from benchmarks.timing import Row, seconds
-from evergrow.core.items import Images, Items, Kind
-from evergrow.features import create_backbone
+from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind
+from evergrow.features import create_backbone, encode, encode_chunks
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.extraction import extract
 from evergrow.features.images import decode_image
 
 SEED = 0
@@ -48,7 +47,7 @@ def throughput(quick: bool) -> Iterator[Row]:
 
 def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: float | None) -> Row:
     backbone: Any = create_backbone(name, weights="random", device=device)
-    return _against_bare(f"extraction, {name}", backbone, Images(_images(n)), precision, bar)
+    return _against_bare(f"extraction, {name}", backbone, ImageArrays(_images(n)), precision, bar)
 
 
 def _jpeg_throughput(
@@ -62,7 +61,7 @@ def _jpeg_throughput(
         names = tuple(f"{row:05d}.jpg" for row in range(min(n, 1000)))
         for row, pixels in enumerate(_images(len(names))):
             Image.fromarray(pixels).resize(shape).save(Path(folder, names[row]), quality=90)
-        items = Images(tuple(names[row % len(names)] for row in range(n)), root=Path(folder))
+        items = ImageFiles(Path(folder), tuple(names[row % len(names)] for row in range(n)))
         title = f"extraction of JPEG files of {shape[0]} x {shape[1]}, preset {preset}, decoded by the {decode}, {name}"
         return _against_bare(title, backbone, items, "float16", bar, decode=decode)
 
@@ -83,7 +82,7 @@ def _against_bare(title: str, backbone: Any, items: Items, precision: Any, bar: 
                 backbone.module(ready[: n - start].to(device, non_blocking=True))
 
     def ours() -> None:
-        extract(backbone, items, cache=False, precision=precision, batch_size=batch, **settings)
+        encode(backbone, items, cache=False, precision=precision, batch_size=batch, **settings)
 
     seconds(bare, repeat=1)  # warm up
     pairs = [(seconds(bare, repeat=1), seconds(ours, repeat=1)) for _ in range(3)]  # by turns: the load may change
@@ -113,11 +112,11 @@ def _depths(name: str, n: int, device: torch.device, precision: Any, bar: float 
     """Return the row of one network; on a CPU the bar is on processor time, which others on the machine leave alone."""
     final = create_backbone(name, weights="random", device=device)
     rich = final.with_recipe("rich")
-    items = Images(_images(n))
+    items = ImageArrays(_images(n))
 
     def run(backbone: Backbone) -> tuple[float, float]:
         before = _processor_seconds()
-        wall = seconds(lambda: extract(backbone, items, cache=False, precision=precision), repeat=1)
+        wall = seconds(lambda: encode(backbone, items, cache=False, precision=precision), repeat=1)
         return wall, _processor_seconds() - before
 
     run(final), run(rich)  # warm up
@@ -167,7 +166,7 @@ def _depth_memory(name: str) -> Row:
 def _peak_of(name: str, recipe: str) -> None:
     """Print the high-water mark of this process after extracting 96 images."""
     backbone = create_backbone(name, weights="random", device="cpu", recipe=recipe)
-    extract(backbone, Images(_images(96)), cache=False, workers=0)
+    encode(backbone, ImageArrays(_images(96)), cache=False, workers=0)
     _print_peak()
 
 
@@ -183,7 +182,7 @@ def warm_cache(quick: bool) -> Iterator[Row]:
             Image.fromarray(pixels).save(Path(folder, names[row]), quality=90)
 
         def run() -> None:
-            extract(backbone, Images(names, root=Path(folder)), cache=Path(folder, "cache"))
+            encode(backbone, ImageFiles(Path(folder), names), cache=Path(folder, "cache"))
 
         first, second = seconds(run, repeat=1), seconds(run, repeat=5)
     figure = f"{first / second:,.0f}x: {1e3 * second:.1f} ms against {first:.2f} s for {n} images"
@@ -252,7 +251,8 @@ class _Drawn(Items):
 def _peak(n: int) -> None:
     """Print the high-water mark of this process after extracting ``n`` images."""
     with tempfile.TemporaryDirectory() as folder:
-        extract(_Tiny(), _Drawn(n), cache=folder, workers=0)
+        for _ in encode_chunks(_Tiny(), _Drawn(n), cache=folder, workers=0):
+            pass
     _print_peak()
 
 

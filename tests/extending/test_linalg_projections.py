@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,8 @@ import torch
 from torch import Tensor
 
 from evergrow import Learner, SCLClassifier
-from evergrow.core.archive import KINDS
-from evergrow.core.errors import FileFormatError, ParameterError
-from evergrow.head.layers import PROJECTIONS, Projection
-from evergrow.head.layers.activations import ACTIVATIONS, Activation
+from evergrow.core.errors import ParameterError
+from evergrow.head.layers import ACTIVATIONS, LAYERS, Activation, FeatureMap, Layer
 
 
 def softplus_derivatives(b: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,32 +22,30 @@ def softplus_derivatives(b: Tensor) -> tuple[Tensor, Tensor]:
     return slope, slope * (1 - slope)
 
 
-class SignProjection(Projection):
+@dataclass(frozen=True)
+class SignLayer(Layer):
     """Units with weights of plus or minus one."""
 
-    def __init__(self, n_units: int = 100, activation: str = "sigmoid", random_state: int = 0) -> None:
-        super().__init__(activation, random_state)
-        self.requested = n_units
+    n_units: int = 100
+    activation: str = "sigmoid"
 
-    def build(self, Z: Tensor, Y: Tensor) -> SignProjection:
-        stream = torch.Generator().manual_seed(self.random_state)
-        signs = torch.randint(0, 2, (Z.shape[1], self.requested), generator=stream)
-        self.weights = (2.0 * signs - 1.0).to(torch.float32)
-        self.bias = torch.zeros(self.requested)
-        return self
+    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
+        stream = torch.Generator().manual_seed(seed)
+        signs = torch.randint(0, 2, (Z.shape[1], self.n_units), generator=stream)
+        weights = (2.0 * signs - 1.0).to(torch.float32)
+        return FeatureMap(weights=weights, bias=torch.zeros(self.n_units), activation=self.activation)
 
 
 @pytest.fixture(autouse=True)
 def added() -> Iterator[None]:
     """Add one of each, and take them away again."""
-    ACTIVATIONS.register("test-softplus")(
-        Activation(torch.nn.functional.softplus, softplus_derivatives, 0.25, 0.09623, operator="Softplus")
+    ACTIVATIONS["test-softplus"] = Activation(
+        torch.nn.functional.softplus, softplus_derivatives, 0.25, 0.09623, operator="Softplus"
     )
-    PROJECTIONS.register("test-signs")(SignProjection)
+    LAYERS.register("test-signs")(SignLayer)
     yield
-    for registry, name in ((ACTIVATIONS, "test-softplus"), (PROJECTIONS, "test-signs")):
-        del registry._items[name]  # type: ignore[attr-defined]
-    del KINDS["projection/test-signs"]
+    del ACTIVATIONS["test-softplus"]
+    LAYERS.remove("test-signs")
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -95,17 +92,6 @@ def test_they_are_offered_where_a_name_is_wrong() -> None:
             SCLClassifier(**{name: word}).fit(X, y)
 
 
-def test_a_file_needs_what_it_was_made_with(tmp_path: Path) -> None:
-    X, y = data()
-    SCLClassifier(n_units=30, projection="test-signs", random_state=0).fit(X, y).save(tmp_path / "m.evg")
-    signs, kind = PROJECTIONS._items.pop("test-signs"), KINDS.pop("projection/test-signs")
-    try:
-        with pytest.raises(FileFormatError, match="test-signs"):
-            SCLClassifier.load(tmp_path / "m.evg")
-    finally:
-        PROJECTIONS._items["test-signs"], KINDS["projection/test-signs"] = signs, kind
-
-
 def test_what_the_new_activation_is_told_serves_folding_and_export(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
@@ -121,10 +107,6 @@ def test_what_the_new_activation_is_told_serves_folding_and_export(tmp_path: Pat
     bent = SCLClassifier(scales="auto", **options).fit(X, y)
     assert export_onnx(None, bent, tmp_path / "whole.onnx", config=ExportConfig(check=True)).check is not None
     plain = Activation(torch.nn.functional.softplus)
-    before = ACTIVATIONS._items["test-softplus"]
-    ACTIVATIONS._items["test-softplus"] = plain
-    try:
-        with pytest.raises(FoldError, match="derivatives"):
-            export_onnx(None, model, tmp_path / "x.onnx", config=ExportConfig(fold=True))
-    finally:
-        ACTIVATIONS._items["test-softplus"] = before
+    ACTIVATIONS["test-softplus"] = plain
+    with pytest.raises(FoldError, match="derivatives"):
+        export_onnx(None, model, tmp_path / "x.onnx", config=ExportConfig(fold=True))

@@ -11,7 +11,7 @@ import torch
 
 from evergrow import SCLClassifier
 from evergrow.core.errors import MergeError
-from evergrow.head.layers.normalize import normalize
+from evergrow.head.layers import normalize
 
 
 def make(**settings: Any) -> SCLClassifier:
@@ -151,7 +151,7 @@ def test_merging(data):
 def test_learners_with_and_without_shapes_do_not_merge(data):
     X, y = data
     one = make().fit(X, y)
-    other = make(projection=one.layer_, shape_directions=0, direct_link=False).fit(X[::-1], y[::-1])
+    other = make(shape_directions=0).fit(X, y)
     with pytest.raises(MergeError, match="whether shapes of classes are kept"):
         one.merge(other)
 
@@ -269,14 +269,14 @@ def test_every_family_of_units(data, projection, units):
 
 def test_orthogonal_units_are(data):
     X, y = data
-    weights = make(n_units=12).fit(X, y).layer_.inner.weights.double()
+    weights = make(n_units=12).fit(X, y).layer_.weights.double()
     unit = weights / weights.norm(dim=0)
     torch.testing.assert_close(unit.T @ unit, torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
 def test_a_wider_layer_begins_with_the_units_of_a_narrower(data):
     X, y = data
-    narrow, wide = (make(n_units=n).fit(X, y).layer_.inner.weights for n in (300, 600))
+    narrow, wide = (make(n_units=n).fit(X, y).layer_.weights for n in (300, 600))
     assert torch.equal(narrow, wide[:, :300])
 
 

@@ -12,7 +12,7 @@ import torch
 from evergrow import SCLClassifier
 from evergrow.core.errors import InputError, ParameterError, UnsupportedError
 from evergrow.head import denoised
-from evergrow.head.layers.normalize import normalize
+from evergrow.head.layers import normalize
 from evergrow.head.linalg import SolvedScatter
 from evergrow.head.temperatures import TEMPERATURES, best_temperature, guessed_temperature, mean_log_losses
 

@@ -294,11 +294,3 @@ def test_other_layers(blobs, kind):
     model = SCLClassifier(projection=kind, n_units=60, alpha=0.1, random_state=0)
     learn(model, X, y, GROUPS)
     assert model.score(X, y) > 0.8
-
-
-def test_a_layer_of_ones_own_is_taken_as_it_is(blobs):
-    X, y = blobs
-    layer = SCLClassifier(**SMALL).fit(X, y).layer_
-    model = SCLClassifier(projection=layer, alpha=0.01).fit(X, y)
-    assert model.layer_.same_map(layer)
-    assert model.layer_ is not layer

@@ -2,73 +2,65 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from evergrow.core.errors import InputError
-from evergrow.data import Dataset, FeatureSet
-from evergrow.data.arrays import origin_fingerprint
+from evergrow.data import FeatureSet, RawSet
+from evergrow.data.features import origin_fingerprint
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.extraction import extract
-from evergrow.features.settings import ExtractConfig
+from evergrow.features.encoding import EncodeConfig, encode
 
 
-def featurize(data: Dataset, backbone: Backbone, *, config: ExtractConfig | None = None, **settings: Any) -> FeatureSet:
+def featurize(data: RawSet, backbone: Backbone, *, config: EncodeConfig | None = None, **settings: Any) -> FeatureSet:
     """Run a backbone over a whole data set, once; later calls on the same data look at no image.
 
     Parameters
     ----------
-    data : Dataset
+    data : RawSet
         Images or texts.
     backbone : Backbone
         What to run.
-    config : ExtractConfig, optional
-        How; see :func:`evergrow.features.extraction`.
+    config : EncodeConfig, optional
+        How; see :func:`evergrow.features.encode`.
     **settings
-        Fields of :class:`~evergrow.features.ExtractConfig` to change.
+        Fields of :class:`~evergrow.features.EncodeConfig` to change.
 
     Returns
     -------
     FeatureSet
-        Memory-mapped where the features lie in a cache. Items that could not be read are left out if ``on_error`` is
+        Items that could not be read are left out if ``on_error`` is
         ``"skip"``. Blocks of a recipe are kept apart.
 
     Examples
     --------
     >>> import numpy as np
     >>> from evergrow.features import create_backbone
-    >>> from evergrow.core.items import Images
+    >>> from evergrow.core.items import ImageArrays
     >>> from evergrow.adapt.features import featurize
-    >>> from evergrow.data import Dataset
-    >>> images = Images(np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8))
+    >>> from evergrow.data import RawSet
+    >>> images = ImageArrays(np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8))
     >>> y = np.array([0, 0, 0, 1, 1, 1])
-    >>> data = Dataset.of(images, y, images, y, names=("first", "second"))
+    >>> data = RawSet("toy", images, y, images, y, ("first", "second"))
     >>> backbone = create_backbone("test_resnet", weights="random", device="cpu")
     >>> featurize(data, backbone, cache=False).X_train.shape == (6, backbone.n_features)
     True
     """
-    train = extract(backbone, data.train.raw_items(), config=config, **settings)
-    test = None if data.test is None else extract(backbone, data.test.raw_items(), config=config, **settings)
+    train = encode(backbone, data.train, config=config, join=False, **settings)
+    test = None if data.whole else encode(backbone, data.test, config=config, join=False, **settings)
     lost = sorted(set(data.y_train.tolist()) - set(data.y_train[train.rows].tolist()))
     if lost:
         names = ", ".join(data.class_names[label] for label in lost[:5])
         raise InputError(f"every class must keep a training sample, got none that can be read for {names}")
-    tested = train.features[:0] if test is None else test.features
-    widths = () if backbone.spec.recipe is None else backbone.spec.recipe.widths
-    return FeatureSet(
-        data.name,
-        train.features,
-        data.y_train[train.rows],
-        tested,
-        data.y_test[:0] if test is None else data.y_test[test.rows],
-        data.class_names,
-        backbone_entry(backbone.spec),
-        origin=data.fingerprint,
-        whole=data.whole,
-        widths=widths,
+    tested = train.X[:0] if test is None else test.X
+    features = data.features(
+        train.X, tested, train_rows=train.rows, test_rows=train.rows[:0] if test is None else test.rows
     )
+    widths = () if backbone.spec.recipe is None else backbone.spec.recipe.widths
+    return replace(features, backbone=backbone_entry(backbone.spec), origin=data.fingerprint, widths=widths)
 
 
-def describe_features(data: Dataset, spec: BackboneSpec) -> dict[str, Any]:
+def describe_features(data: RawSet, spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a data set's features for records, before they are computed."""
     backbone = backbone_entry(spec)
     return {

@@ -6,15 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from evergrow.head.layers import GuidedProjection, LinkedProjection, Projection
 from evergrow.head.linalg import Spectrum
 from evergrow.head.readout import Readout
 from evergrow.head.ridge_model import RidgeModel
-
-
-def random_units(layer: Projection) -> Projection:
-    """Return the random part of a layer, without the direct link."""
-    return layer.inner if isinstance(layer, LinkedProjection) else layer
 
 
 def describe(model: RidgeModel, readout: Readout, scale: Tensor | None = None) -> dict[str, Any]:
@@ -24,11 +18,11 @@ def describe(model: RidgeModel, readout: Readout, scale: Tensor | None = None) -
     """
     stats = model.state.reduced()
     spectrum = Spectrum.of(stats if scale is None else stats.scaled(scale))
-    units, state = random_units(model.projection), model.state
+    units, state = model.projection, model.state
     return {
         "n_units": units.n_units,
-        "n_guided": units.n_guided if isinstance(units, GuidedProjection) else 0,
-        "status": getattr(units, "status", "drawn"),
+        "n_guided": units.n_guided,
+        "status": units.status,
         "classes": len(model.counts),
         "samples": int(model.counts.sum()),
         "alpha": readout.alpha,

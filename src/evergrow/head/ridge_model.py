@@ -21,8 +21,7 @@ from evergrow.core.progress import Meter
 from evergrow.core.record import from_archive, to_archive
 from evergrow.core.wording import action, setting
 from evergrow.head.feature_blocks import BLOCKS, FeatureBlocks
-from evergrow.head.layers import Projection, read_projection
-from evergrow.head.layers.normalize import NORMALIZATIONS, normalize
+from evergrow.head.layers import NORMALIZATIONS, FeatureMap, normalize
 from evergrow.head.linalg import (
     ClassGeometry,
     RidgeState,
@@ -66,7 +65,7 @@ class RidgeModel:
 
     Parameters
     ----------
-    projection : Projection
+    projection : FeatureMap
         The layer.
     normalization : str
         What is done to features before it.
@@ -86,7 +85,7 @@ class RidgeModel:
         Sum of the weights of each class's samples, float64; None where every sample counted as one.
     """
 
-    projection: Projection
+    projection: FeatureMap
     normalization: str
     state: RidgeState
     counts: Tensor
@@ -400,7 +399,7 @@ class RidgeModel:
 
     def to_archive(self) -> Archive:
         """Return what a file holds of the model."""
-        parts = {"layer": self.projection.to_archive(), "state": to_archive(self.state)}
+        parts = {"layer": to_archive(self.projection), "state": to_archive(self.state)}
         if self.moments is not None:
             parts["moments"] = self.moments.to_archive()
         if self.shapes is not None:
@@ -429,7 +428,7 @@ class RidgeModel:
             Width that features must have.
         """
         fields = archive.open(MODEL.name, name=name)
-        layer = read_projection(fields.part("layer"), device, fields.inside("layer"))
+        layer = from_archive(FeatureMap, fields.part("layer"), device=device, name=fields.inside("layer"))
         width, blocks, features = layer.n_outputs, None, layer.n_features_in
         if fields.has("blocks"):
             blocks = FeatureBlocks.from_archive(fields.open_part("blocks", BLOCKS.name), device)

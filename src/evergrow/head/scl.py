@@ -32,14 +32,11 @@ from evergrow.head.denoised import (
     solve_model,
 )
 from evergrow.head.derived import Derived
-from evergrow.head.diagnostics import describe, random_units
+from evergrow.head.diagnostics import describe
 from evergrow.head.feature_blocks import FeatureBlocks, check_blocks
 from evergrow.head.growing import UNITS, Grower, LayerSpec
 from evergrow.head.labels import LabelUpdate
-from evergrow.head.layers import BlockRecord, Projection
-from evergrow.head.layers.activations import ACTIVATIONS
-from evergrow.head.layers.base import selectable_projections
-from evergrow.head.layers.scales import Scales, check_scales
+from evergrow.head.layers import ACTIVATIONS, LAYERS, BlockRecord, FeatureMap, Scales, check_scales
 from evergrow.head.linalg import LARGEST_WEIGHT, SOLVERS, ShapeScores, SolvedScatter
 from evergrow.head.maps import LayerMap, ShapeMap, layer_map
 from evergrow.head.migrations import model_part
@@ -87,8 +84,8 @@ class SCLClassifier(CalibratedRidge):
         recognised too.
     max_units : int
         Cap on the width of the layer.
-    projection : {"mgsm", "scsm", "gaussian", "fourier", "uniform"} or Projection
-        Kind of layer, or another one that is registered (:data:`~evergrow.head.layers.PROJECTIONS`), or a layer.
+    projection : {"mgsm", "scsm", "gaussian", "fourier", "uniform"}
+        Kind of layer, or another one that is registered (:data:`~evergrow.head.layers.LAYERS`).
     solver : {"auto", "dense", "recursive", "compact"}
         Form of the statistics; ``"auto"`` is compact while that is cheaper, then dense.
     device : str
@@ -172,7 +169,7 @@ class SCLClassifier(CalibratedRidge):
         direct_link: bool = False,
         readout: str = "ridge",
         max_units: int = 20_000,
-        projection: str | Projection = "mgsm",
+        projection: str = "mgsm",
         solver: str = "auto",
         device: str | torch.device = "auto",
         random_state: Any = None,
@@ -261,7 +258,7 @@ class SCLClassifier(CalibratedRidge):
         check_number("contraction", self.contraction, low=0, high=1, low_open=True, high_open=True)
         check_number("tol", self.tol, low=0)
         check_scales(self.scales)
-        check_choice("activation", self.activation, ACTIVATIONS.names())
+        check_choice("activation", self.activation, tuple(ACTIVATIONS))
         check_choice("criterion", self.criterion, ("exact", "theorem"))
         check_choice("readout", self.readout, READOUTS)
         check_choice("units", self.units, UNITS)
@@ -272,8 +269,7 @@ class SCLClassifier(CalibratedRidge):
         if self.blocks is not None and len(self.blocks) > 1 and self.normalize != "none":
             raise ParameterError(f"normalize must be 'none' where features have blocks, got {self.normalize!r}")
         check_number("verbose", int(self.verbose) if isinstance(self.verbose, bool) else self.verbose, integer=True)
-        if not isinstance(self.projection, Projection):
-            check_choice("projection", self.projection, selectable_projections())
+        check_choice("projection", self.projection, ("mgsm", *LAYERS.names()))
 
     def _reset(self) -> None:
         for name in ("_model", "_derived", "_holdout_alpha", "_temperature", "_standard"):
@@ -289,7 +285,7 @@ class SCLClassifier(CalibratedRidge):
 
     def least_first_classes(self) -> int:
         """Return one where the layer is drawn and not guided by the classes, and means are all that is solved for."""
-        drawn = isinstance(self.projection, str) and self.projection in _DRAWN
+        drawn = self.projection in _DRAWN
         return 1 if drawn and self.readout == "denoised" else self.min_first_classes
 
     def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
@@ -511,7 +507,7 @@ class SCLClassifier(CalibratedRidge):
         return self._derived.hint()
 
     @property
-    def layer_(self) -> Projection:
+    def layer_(self) -> FeatureMap:
         """The frozen layer."""
         self._require_started()
         return self._model.projection
@@ -558,12 +554,12 @@ class SCLClassifier(CalibratedRidge):
     @property
     def construction_log_(self) -> list[BlockRecord]:
         """One entry per accepted block; empty for layers that are drawn."""
-        return list(getattr(random_units(self.layer_), "log", []))
+        return list(self.layer_.log)
 
     @property
     def status_(self) -> str:
         """How the construction ended."""
-        return str(getattr(random_units(self.layer_), "status", "drawn"))
+        return self.layer_.status
 
     def diagnostics(self) -> dict[str, Any]:
         """Return what the layer is, numerically: rank, conditioning, form and size of the statistics.

@@ -15,9 +15,7 @@ from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS
 from evergrow.head.classifier import SEEDS, Contents
 from evergrow.head.labels import LabelUpdate
-from evergrow.head.layers.contrast import check_contrast
-from evergrow.head.layers.identity import IdentityProjection
-from evergrow.head.layers.normalize import normalize
+from evergrow.head.layers import check_contrast, link_only, normalize
 from evergrow.head.linalg import RidgeStatistics
 from evergrow.head.maps import LayerMap, layer_map
 from evergrow.head.migrations import model_part, nested
@@ -134,7 +132,7 @@ class JointLinearProbe(Mergeable):
     def _statistics(self, Z: Tensor) -> RidgeModel:
         if "_model" in vars(self):
             return self._model
-        layer = IdentityProjection(intercept=True).build(Z, Z)
+        layer = link_only(Z)
         check_contrast(layer, Z, least=1e-20)  # the constant is a column of its own
         state = RidgeStatistics.create(layer.n_outputs, 0, device=Z.device)
         return RidgeModel(layer, "none", state, torch.zeros(0, dtype=torch.int64, device=Z.device), None, frozenset())

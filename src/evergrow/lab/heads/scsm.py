@@ -8,10 +8,10 @@ import torch
 
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
-from evergrow.head.layers import BlockRecord, Projection
+from evergrow.head.layers import BlockRecord
 from evergrow.head.migrations import model_part
 from evergrow.lab.heads.random_layer import RandomLayerRidge
-from evergrow.lab.layers.scsm import SCSMProjection
+from evergrow.lab.layers import SCSMLayer
 
 
 @HEADS.register("scsm", version=2, former=("SCSMClassifier",), migrations={1: model_part})
@@ -86,14 +86,8 @@ class SCSMClassifier(RandomLayerRidge):
         check_number("n_candidates", self.n_candidates, low=1, integer=True)
         check_number("tol", self.tol, low=0)
 
-    def _draw(self, seed: int) -> Projection:
-        return SCSMProjection(
-            n_units=self.n_units,
-            n_candidates=self.n_candidates,
-            tol=self.tol,
-            alpha=self.alpha,
-            random_state=seed,
-        )
+    def _layer(self) -> SCSMLayer:
+        return SCSMLayer(n_units=self.n_units, n_candidates=self.n_candidates, tol=self.tol, alpha=self.alpha)
 
     @property
     def n_units_(self) -> int:
@@ -103,9 +97,9 @@ class SCSMClassifier(RandomLayerRidge):
     @property
     def status_(self) -> str:
         """How the construction ended."""
-        return str(vars(self.layer_)["status"])
+        return self.layer_.status
 
     @property
     def construction_log_(self) -> list[BlockRecord]:
         """One entry per unit."""
-        return list(vars(self.layer_)["log"])
+        return list(self.layer_.log)

@@ -16,7 +16,7 @@ from evergrow.core.fields import Fields
 from evergrow.head.base import HEADS
 from evergrow.head.classifier import Contents
 from evergrow.head.labels import LabelUpdate
-from evergrow.head.layers.normalize import normalize
+from evergrow.head.layers import normalize
 from evergrow.head.linalg import sum_columns
 from evergrow.head.maps import LayerMap
 from evergrow.head.migrations import nested
