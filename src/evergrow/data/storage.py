@@ -430,13 +430,16 @@ def write_file(
 ) -> None:
     """Write a file in one step, on disk or in a bucket: others see the old one or the new one, never half."""
     tree = Tree(folder, storage)
-    with tree._reaching(name):
-        if not tree.remote:
-            target = tree.root / name
+    if not tree.remote:
+        target = tree.root / name
+        try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(target) as temporary_path:
                 temporary_path.write_bytes(body)
-            return
+        except OSError as error:
+            raise EngineError(f"{target} cannot be written: {error.strerror or error}") from error
+        return
+    with tree._reaching(name):
         system, root = tree._connection()
         path = f"{root}/{name}"
         if tree.address.partition("://")[0].lower() in _AT_ONCE:

@@ -70,9 +70,7 @@ def test_batches_are_indexed_and_read_by_ranges(saved: Path, traffic: Traffic) -
     data = source_from(json.loads(json.dumps(far.describe()))).read(shards[-1])
     assert bodies(data) == bodies(local.read(shards[-1]))
     where = shards[-1].where
-    assert (
-        traffic.total <= where["stop"] - where["start"] + 2 * where["head"]
-    )  # the schema once more, to choose columns
+    assert traffic.total <= where["stop"] - where["start"] + 2 * where["head"]
 
 
 def test_splits_are_parts(tmp_path: Path) -> None:

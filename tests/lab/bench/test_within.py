@@ -142,7 +142,7 @@ def test_a_method_that_trains_agrees_with_its_own_scores_by_hand(tmp_path: Path,
     stream = make_stream(data.y_train, data.y_test, Protocol(increment=2), seed=1993)
     for task in stream:
         again.partial_fit(data.train.items.take(task.train), data.y_train[task.train])
-    scores = again.decision_function(data.test)
+    scores = again.decision_function(data.test.items)
     assert record.results["a_last"] == pytest.approx((scores.argmax(axis=1) == data.y_test).mean())
     check(record, scores, again.classes_, data.y_test, [task.new_classes.tolist() for task in stream])
     assert 0 < record.results["a_last"] < record.results["a_last_within"] < 1
