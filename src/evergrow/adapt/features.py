@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evergrow.core.errors import InputError
+from evergrow.core.record import to_values
 from evergrow.data import Dataset, FeatureSet
 from evergrow.data.arrays import origin_fingerprint
 from evergrow.features.base import Backbone, BackboneSpec
@@ -83,7 +84,7 @@ def describe_features(data: Dataset, spec: BackboneSpec) -> dict[str, Any]:
 
 def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a backbone for records and feature files; never a path."""
-    recipe = {} if spec.recipe is None else {"recipe": spec.recipe.to_dict()}
+    recipe = {} if spec.recipe is None else {"recipe": to_values(spec.recipe)}
     return {
         "name": spec.name,
         "weights": spec.weights.partition(":")[0],
