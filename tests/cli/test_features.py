@@ -53,7 +53,7 @@ def test_the_file_holds_what_extraction_gives(folder: Path, tmp_path: Path, suff
     data = load_data(folder)
     assert isinstance(data, Dataset)
     backbone = create_backbone("test_resnet", "random", device="cpu")
-    assert np.allclose(written.X_test, encode(backbone, data.test, cache=False, join=False).X, atol=1e-6)
+    assert np.allclose(written.X_test, encode(backbone, data.test.items, cache=False, join=False).X, atol=1e-6)
     assert written.class_names == ("grün", "rot")
     assert written.backbone["weights_hash"] == backbone.spec.weights_hash
 
@@ -109,7 +109,7 @@ def test_a_recipe_is_kept_block_by_block_and_learned_from_the_file(folder: Path,
     backbone = create_backbone("test_resnet", "random", device="cpu", recipe="rich")
     assert written.widths == (96, 192, 48)
     assert written.backbone["recipe"]["blocks"] == ["final", "mean@-2", "mean@-3"]
-    assert np.allclose(written.X_test, encode(backbone, data.test, cache=False, join=False).X, atol=1e-5)
+    assert np.allclose(written.X_test, encode(backbone, data.test.items, cache=False, join=False).X, atol=1e-5)
     assert evergrow("fit", str(out), "-m", str(model), "--units", "20").exit_code == 0
     evaluated = json.loads(evergrow("evaluate", str(model), str(out), "--json").stdout)
     assert evaluated["n_known"] == 4

@@ -138,7 +138,7 @@ def _parse_line(text: str) -> tuple[str, str]:
 
 
 def _parse_yaml(path: Path, body: str) -> tuple[list[str], Sequence[Label]]:
-    yaml = require("yaml", extra="datasets", purpose=f"reading {path.name}")
+    yaml = require("yaml", extra="yaml", purpose=f"reading {path.name}")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was compiled in
     try:
         content = yaml.load(body, Loader=loader)

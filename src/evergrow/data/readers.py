@@ -1,7 +1,7 @@
 """How data are read: the options, and the registry of readers.
 
 A reader registers itself where it is written. Adding one touches its own module and the import of it in
-``evergrow.data``; a package of someone else's only has to be imported, or be named as a plugin.
+``evergrow.data``; a package of someone else's only has to be imported.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Reader:
     scheme: str = ""
 
 
-READERS: Registry[Reader] = Registry("reader of data", plugins=True)
+READERS: Registry[Reader] = Registry("reader of data")
 
 
 def register_reader(

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.core.optional import require
 from evergrow.data.columnar import WIDTHS
 from evergrow.data.storage import write_file
 from evergrow.learner.answers import Answers
@@ -69,7 +68,8 @@ def write_features(
     ...     [(source.kind, source.read(shard).names()) for shard in source.shards(rows=2, size=1 << 20)]
     [('features', ['a', 'b']), ('features', ['c'])]
     """
-    arrow = require("pyarrow", extra="parquet", purpose="writing Parquet")
+    import pyarrow as arrow
+
     if features.ndim != 2 or features.shape[1] == 0:
         raise InputError(f"features must be of shape (n, d), got {features.shape}")
     _check_lengths(len(features), names=names, labels=labels)
@@ -115,7 +115,8 @@ def write_answers(
     top : int
         How many classes to write of each.
     """
-    arrow = require("pyarrow", extra="parquet", purpose="writing Parquet")
+    import pyarrow as arrow
+
     rows = answers.rows.tolist()
     if rows and not 0 <= min(rows) <= max(rows) < len(names):
         raise InputError(f"names must be those of all samples asked about, got {len(names)} for row {max(rows)}")
@@ -166,8 +167,10 @@ def _check_lengths(n: int, **columns: Any) -> None:
 
 
 def _write(folder: str | os.PathLike[str], file: str, table: Any, rows: int, packing: Any) -> int:
-    parquet = require("pyarrow.parquet", extra="parquet", purpose="writing Parquet")
-    stream = require("pyarrow", extra="parquet", purpose="writing Parquet").BufferOutputStream()
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    stream = arrow.BufferOutputStream()
     dictionaries = [name for name in ("label", "true_label") if name in table.column_names]
     parquet.write_table(table, stream, row_group_size=rows, compression=packing, use_dictionary=dictionaries)
     body = stream.getvalue().to_pybytes()
