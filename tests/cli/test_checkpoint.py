@@ -111,9 +111,7 @@ def test_interrupted_before_an_epoch_was_finished(shell, images, stop):
     assert "no epoch was finished: the same command again begins anew" in result.stderr
     assert not KEPT.exists()
     stop(1)
-    assert (
-        shell.error(*RUN, "-m", "m.evg", code=130) == "error: Interrupted; the model was not changed."
-    )  # nothing to go on from, nothing said
+    assert shell.error(*RUN, "-m", "m.evg", code=130) == "error: Interrupted; the model was not changed."
 
 
 def test_nothing_is_said_or_removed_without_it(shell, images):

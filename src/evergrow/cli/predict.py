@@ -74,7 +74,7 @@ def predict_command(
     false_alarm: FalseAlarm = 0.05,
     format: Annotated[Format, typer.Option("--format", "-f", help="How to write the answers.")] = Format.TABLE,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write them to, in one step; with --engine a folder.")
+        Path | None, typer.Option("--out", "-o", help="File to write them to; with --engine a folder.")
     ] = None,
     root: Annotated[
         Path,
