@@ -102,7 +102,7 @@ def test_evergrow_data_comes_first_and_may_hold_several_folders(
 def test_a_missing_name_brings_the_nearest() -> None:
     Path("data").mkdir()
     np.savez("data/cub200.npz", **ARRAYS)
-    with pytest.raises(DatasetNotFoundError, match="'cub20' here. Did you mean 'cub200'") as caught:
+    with pytest.raises(DatasetNotFoundError, match=r"'cub20' here. Did you mean 'cub200'") as caught:
         load_features("cub20")
     assert isinstance(caught.value, FileNotFoundError)
     for name in ("no/such.npz", "gone.npz", "./folder"):
