@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.adapt import Cost
 from evergrow.core.devices import resolve_device, synchronize
 from evergrow.core.errors import EvergrowWarning, InputError
 from evergrow.data import FeatureSet
@@ -23,6 +22,7 @@ from evergrow.lab.bench.grid import Run
 from evergrow.lab.bench.memory import PeakMemory
 from evergrow.lab.bench.resumable import Tick
 from evergrow.lab.methods import FsaClassifier, ImageClassifier, create_method
+from evergrow.lab.methods.cost import Cost
 from evergrow.lab.metrics import (
     accuracy_matrix,
     first_tasks,
