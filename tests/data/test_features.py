@@ -18,8 +18,7 @@ from evergrow.core.errors import FileFormatError, InputError, NewerSchemaError, 
 from evergrow.data import (
     DatasetNotFoundError,
     FeatureSet,
-    array_files,
-    available_features,
+    arrays,
     load_features,
     save_features,
 )
@@ -87,7 +86,6 @@ def test_names_are_found_in_every_place(place: str, tmp_path: Path, monkeypatch:
     folder.mkdir(parents=True)
     np.savez(folder / "toy.npz", **ARRAYS)
     assert load_features("toy").name == "toy"
-    assert available_features() == ["toy"]
 
 
 def test_evergrow_data_comes_first_and_may_hold_several_folders(
@@ -101,28 +99,15 @@ def test_evergrow_data_comes_first_and_may_hold_several_folders(
     np.testing.assert_array_equal(load_features("toy").X_train, 2 * X)
 
 
-def test_missing_name_says_what_where_and_how() -> None:
+def test_a_missing_name_brings_the_nearest() -> None:
     Path("data").mkdir()
     np.savez("data/cub200.npz", **ARRAYS)
-    with pytest.raises(DatasetNotFoundError) as caught:
+    with pytest.raises(DatasetNotFoundError, match=r"'cub20' here. Did you mean 'cub200'") as caught:
         load_features("cub20")
-    text = str(caught.value)
-    for part in (
-        "cub20.npz",
-        "cub20.safetensors",
-        "data",
-        "'cub200'",
-        "EVERGROW_DATA",
-        "X_train, y_train",
-    ):
-        assert part in text
     assert isinstance(caught.value, FileNotFoundError)
-
-
-@pytest.mark.parametrize("name", ["no/such.npz", "gone.npz", "./folder"])
-def test_missing_path_says_so(name: str) -> None:
-    with pytest.raises(DatasetNotFoundError, match="must be an existing"):
-        load_features(name)
+    for name in ("no/such.npz", "gone.npz", "./folder"):
+        with pytest.raises(DatasetNotFoundError, match="No folder or file"):
+            load_features(name)
 
 
 def _broken(**changes: object) -> dict[str, object]:
@@ -245,7 +230,7 @@ def test_hostile_arrays_end_in_a_file_error(entries: dict[str, bytes], tmp_path:
 
 
 def test_an_archive_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_files, "_ROOM", 2**16)
+    monkeypatch.setattr(arrays, "ROOM", 2**16)
     zeros = _entry("(262144, 4)", "<f8", bytes(2**23))
     _npz(tmp_path / "bomb.npz", zipfile.ZIP_DEFLATED, X_train=zeros)
     with pytest.raises(FileFormatError, match="must unpack to at most"):
@@ -310,7 +295,7 @@ def test_a_file_without_a_test_part(tmp_path: Path) -> None:
     for name in ("bare.npz", "saved.npz"):
         data = load_features(tmp_path / name)
         assert (data.whole, len(data.y_train), len(data.y_test)) == (True, 20, 0)
-        assert load_data(tmp_path / name, split="none").whole
+        assert load_data(tmp_path / name, test_size=0).whole
         drawn = load_data(tmp_path / name, test_size=0.3)
         assert isinstance(drawn, FeatureSet)
         assert (drawn.whole, len(drawn.y_train), len(drawn.y_test)) == (False, 14, 6)

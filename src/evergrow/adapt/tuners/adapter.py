@@ -1,0 +1,175 @@
+"""Adapters: a bottleneck branch parallel to the MLP of every block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear
+
+from evergrow.adapt.tuners.base import TUNERS, Tuner, layer_parameter
+from evergrow.adapt.tuners.host import Handle
+from evergrow.adapt.tuners.settings import (
+    Drawer,
+    TunerConfig,
+    TunerError,
+    check_blocks,
+)
+from evergrow.adapt.tuners.vit import (
+    Block,
+    find_blocks,
+)
+from evergrow.core.validation import check_choice, check_number
+
+
+@dataclass(frozen=True)
+class AdapterConfig(TunerConfig):
+    """Settings of the ``adapter`` tuner; the defaults are AdaptFormer's.
+
+    Parameters
+    ----------
+    bottleneck : int
+        Width of the branch.
+    scale : float
+        Factor on the branch's output.
+    dropout : float
+        Dropout inside the branch, in training mode only.
+    activation : {"relu", "none"}
+        What stands between the two linear maps.
+    placement : {"block", "mlp"}
+        ``"block"``: the branch takes the residual stream after attention, not normalised, and adds to the block's
+        output, past layer scale. ``"mlp"``: it takes what the MLP takes and adds to the MLP's output, before layer
+        scale.
+    blocks : tuple of int, optional
+        Which blocks get a branch; all by default.
+
+    Examples
+    --------
+    The linear adapter that AnaCP adapts the first session with:
+
+    >>> from evergrow.adapt.tuners import AdapterConfig
+    >>> anacp = AdapterConfig(bottleneck=8, scale=1.0, dropout=0.0, activation="none", placement="mlp")
+    """
+
+    bottleneck: int = 64
+    scale: float = 0.1
+    dropout: float = 0.1
+    activation: str = "relu"
+    placement: str = "block"
+    blocks: tuple[int, ...] | None = None
+
+    def check(self) -> None:
+        """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
+        check_number("bottleneck", self.bottleneck, low=1, integer=True)
+        check_number("scale", self.scale)
+        check_number("dropout", self.dropout, low=0, high=1, high_open=True)
+        check_choice("activation", self.activation, ("relu", "none"))
+        check_choice("placement", self.placement, ("block", "mlp"))
+        check_blocks(self.blocks)
+
+
+class AdapterLayer(nn.Module):
+    """The branch of one block, scale * up(dropout(act(down(x)))), and the hooks that put it there.
+
+    Parameters
+    ----------
+    block : Block
+        The block.
+    config : AdapterConfig
+        Settings.
+    drawer : Drawer
+        Source of the initial ``down``; ``up`` and the biases start at zero, so that the branch starts at nothing.
+    """
+
+    def __init__(self, block: Block, config: AdapterConfig, drawer: Drawer) -> None:
+        super().__init__()
+        like = block.mlp_input.weight
+        width, inner = block.mlp_input.in_features, config.bottleneck
+        self.config = config
+        self.down_weight = layer_parameter(drawer.kaiming((inner, width), like, block.name, "down"))
+        self.down_bias = layer_parameter(drawer.zeros((inner,), like))
+        self.up_weight = layer_parameter(drawer.zeros((width, inner), like))
+        self.up_bias = layer_parameter(drawer.zeros((width,), like))
+        self._streams: dict[int, Tensor] = {}
+
+    def branch(self, x: Tensor, training: bool) -> Tensor:
+        """Return what the branch makes of tokens (B, N, d)."""
+        h = linear(x, self.down_weight, self.down_bias)
+        if self.config.activation == "relu":
+            h = torch.relu(h)
+        # Masks come from torch's own generator, as those of every dropout in the backbone do.
+        h = dropout(h, self.config.dropout, training and self.training)
+        return linear(h, self.up_weight, self.up_bias) * self.config.scale
+
+    def keep_stream(self, part: nn.Module, args: tuple[Any, ...]) -> None:
+        """Remember the residual stream: the first input of ``norm2`` or ``mlp``, whichever the block calls first."""
+        self._streams.setdefault(get_ident(), args[0])
+
+    def add_to_block(self, block: nn.Module, args: Any, output: Tensor | None) -> Tensor | None:
+        """Add the branch to what the block gives; a block that failed only forgets the stream."""
+        stream = self._streams.pop(get_ident(), None)
+        if output is None:
+            return None
+        if stream is None:
+            raise TunerError(
+                f"block must call its norm2 or mlp for an adapter, got a {type(block).__name__} that did not"
+            )
+        # Some blocks flatten a grid of tokens before the MLP and restore it after.
+        return output + self.branch(stream, block.training).reshape(output.shape)
+
+    def add_to_mlp(self, mlp: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Add the branch to what the MLP gives."""
+        return output + self.branch(args[0], mlp.training)
+
+
+@TUNERS.register("adapter")
+class AdapterTuner(Tuner):
+    """Adapters: in every block, beside the MLP, scale * up(dropout(relu(down(x)))).
+
+    Serves vision transformers whose blocks have ``norm2`` and ``mlp``. Post-norm blocks have the stream itself as the
+    MLP's input. See :class:`AdapterConfig` for the settings.
+
+    Examples
+    --------
+    One adapter per task, switched for every pass:
+
+    >>> import timm, torch
+    >>> from evergrow.adapt.tuners import create_tuner
+    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=0).eval()
+    >>> adapters = [create_tuner("adapter", model, bottleneck=4, seed=task) for task in range(3)]
+    >>> for adapter in adapters:
+    ...     _ = adapter.freeze().disable()
+    >>> features = []
+    >>> for adapter in adapters:
+    ...     with adapter.enable(), torch.no_grad():
+    ...         features.append(model(torch.zeros(1, 3, 32, 32)))
+    >>> torch.cat(features, dim=1).shape
+    torch.Size([1, 576])
+    """
+
+    name = "adapter"
+    config_class = AdapterConfig
+    adapts = True
+
+    def _build(self, model: nn.Module) -> None:
+        drawer = self._drawer()
+        self._pairs: list[tuple[Block, AdapterLayer]] = []
+        for block in find_blocks(model, self.config.blocks):
+            block.part("norm2")
+            self._pairs.append((block, AdapterLayer(block, self.config, drawer)))
+        for block, layer in self._pairs:
+            self._plant(block.name, layer)
+
+    def _attach(self) -> Iterator[Handle]:
+        for block, layer in self._pairs:
+            if self.config.placement == "mlp":
+                yield block.part("mlp").register_forward_hook(layer.add_to_mlp)
+                continue
+            yield block.part("norm2").register_forward_pre_hook(layer.keep_stream)
+            yield block.part("mlp").register_forward_pre_hook(layer.keep_stream)
+            # First in line: prompts that another tuner appended are dropped by a later hook of the block.
+            yield block.module.register_forward_hook(layer.add_to_block, prepend=True, always_call=True)

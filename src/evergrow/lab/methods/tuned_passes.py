@@ -1,0 +1,112 @@
+"""Passes of a backbone with a tuner on it for the time of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from evergrow.adapt.tuners import Tuner, create_tuner, restore_tuner
+from evergrow.adapt.tuners.base import SavedTuner
+from evergrow.core.items import Items
+from evergrow.features.backbones import ImageBackbone
+from evergrow.features.base import Backbone
+from evergrow.features.encoding import encode
+
+
+@contextmanager
+def temporary_tuner(
+    model: nn.Module, name: str, settings: Mapping[str, Any], state: Mapping[str, Tensor] | None, *, seed: int = 0
+) -> Iterator[Tuner]:
+    """Put a tuner on a model until the end of the ``with`` statement; the model is then exactly as it came.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The backbone.
+    name : str
+        Kind of tuner.
+    settings : mapping
+        Its configuration.
+    state : mapping or None
+        Parameters learned earlier; drawn ones by default.
+    seed : int
+        Seed of drawn ones.
+
+    Examples
+    --------
+    >>> import timm
+    >>> from evergrow.lab.methods.tuned_passes import temporary_tuner
+    >>> from evergrow.adapt.tuners import tuners_of
+    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+    >>> with temporary_tuner(model, "additive", {}, None) as tuner:
+    ...     tuner.enabled
+    True
+    >>> tuners_of(model)
+    []
+    """
+    if state is None:
+        tuner = create_tuner(name, model, seed=seed, **settings)
+    else:
+        tuner = restore_tuner(SavedTuner(name, dict(settings), seed, dict(state)), model)
+    try:
+        yield tuner
+    finally:
+        tuner.remove()
+
+
+def copy_state(module: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of a module's state that later training does not change."""
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+class _NetworkAsBackbone(Backbone):
+    """Dresses a network up as a backbone, so that it is run over items by the same loader at a checked precision."""
+
+    def __init__(self, backbone: ImageBackbone, network: nn.Module, width: int) -> None:
+        self.spec = replace(backbone.spec, n_features=width, recipe=None)
+        self.transform = backbone.transform
+        self.device = backbone.device
+        self._network = network
+
+    def encode(self, batch: Tensor | list[str]) -> Tensor:
+        if not isinstance(batch, Tensor):
+            raise TypeError(f"batch must be images, got {type(batch).__name__}")
+        with torch.inference_mode():
+            output: Tensor = self._network(batch.to(self.device, torch.float32))
+        return output.to(torch.float32, copy=True)
+
+    def to(self, device: str | torch.device) -> Self:
+        raise TypeError("a pass must stay on the device of its backbone")
+
+
+def run_network(backbone: ImageBackbone, network: nn.Module, items: Items, width: int) -> NDArray[np.float32]:
+    """Return the outputs (n, width) of a network for images preprocessed as the backbone is evaluated.
+
+    Nothing is cached: what a tuned backbone computes is not decided by the backbone's description.
+
+    Parameters
+    ----------
+    backbone : ImageBackbone
+        Whose preprocessing and device count.
+    network : torch.nn.Module
+        From images (n, 3, height, width) to rows (n, width); put in evaluation mode.
+    items : Items
+        Images.
+    width : int
+        Length of a row.
+    """
+    modes = [part for part in network.modules() if part.training]
+    network.eval()
+    try:
+        return encode(_NetworkAsBackbone(backbone, network, width), items, cache=False).X
+    finally:
+        for part in modes:
+            part.training = True
