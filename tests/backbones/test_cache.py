@@ -460,7 +460,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)], capture_output=True
     )
     if not mounted or mounted.returncode != 0:
-        pytest.skip("mounting a disk is not allowed here")
+        pytest.skip("needs root: mounts a disk")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
@@ -573,7 +573,7 @@ def wait_for_entry(root: Path) -> str:
     raise AssertionError("no entry appeared")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: locks")
 def test_two_threads_decode_every_image_once(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks are on open files, so that threads wait for each other as processes do."""
     decode, seen = decoding.decode_image, []
@@ -600,7 +600,7 @@ def test_two_threads_decode_every_image_once(images: ImageFiles, root: Path, mon
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: locks")
 def test_two_processes_decode_every_image_once(images: ImageFiles, root: Path, tmp_path: Path) -> None:
     processes = [start(images, root, tmp_path / "log", pause=0.25) for _ in range(2)]
     key = wait_for_entry(root)
@@ -618,7 +618,7 @@ def test_two_processes_decode_every_image_once(images: ImageFiles, root: Path, t
     assert FeatureCache(root).list() == []
 
 
-@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: locks")
 def test_who_waits_for_a_removed_entry_holds_the_new_one(tmp_path: Path) -> None:
     entry = CacheEntry(tmp_path / "key")
     waiting, held = threading.Event(), threading.Event()

@@ -200,7 +200,7 @@ def test_ctrl_c_marks_the_run_and_the_next_call_goes_on(
     assert [record.status for record in read_records(again.folder)[0]] == ["ok", "ok"]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: locks")
 def test_two_benches_do_not_share_a_folder(folder: Path) -> None:
     (folder / "out").mkdir()
     with locked(folder / "out"), pytest.raises(BusyError, match="another process"):
@@ -240,7 +240,7 @@ run_bench(load_spec("spec.toml"), output="out")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: SIGKILL")
 def test_a_killed_bench_restarts_cleanly(folder: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(Path(__file__).with_name("conftest.py"))],

@@ -95,7 +95,7 @@ def test_clear_what_is_old(root: Path) -> None:
     assert names(root) == ["letters", "toy"]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: locks")
 def test_what_is_in_use_stays_and_is_named(root: Path) -> None:
     busy = next(info.key for info in FeatureCache(root).list() if info.backbone == "toy")
     with FeatureCache(root).entry(busy).hold():

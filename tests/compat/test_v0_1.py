@@ -273,7 +273,7 @@ def test_random_weights_are_drawn_again(pictures: dict[str, np.ndarray]) -> None
     options = dict(spec.options)
     drawn = create_backbone(spec.name, "random", spec.preset, device="cpu", **options)
     if drawn.spec.weights_hash != spec.weights_hash:
-        pytest.skip("this version of torch or timm draws other weights from the same seed")
+        pytest.skip("needs another version: this torch or timm draws other weights from the same seed")
     learner = Learner.load(DATA / "learners" / "images-ssf.evg", device="cpu", cache=False)
     found = ask_learner(learner, pictures["query"])
     check(found, LEARNER_FILES["images-ssf"]["answers"], 10 * SINGLE, "images-ssf")
@@ -445,7 +445,7 @@ def test_an_interrupted_method_goes_on(
         model.fit(pictures["first"], NAMES[pictures["y_first"]])
     except EvergrowError as error:
         if "differs in 1 of" in str(error) and ": start is" in str(error):
-            pytest.skip("this processor draws the start of the training otherwise in the last digit")
+            pytest.skip("needs another processor: this one draws the start of the training otherwise in the last digit")
         raise
     wanted = expected("checkpoints")[name]
     check(ask_pictures(model, pictures["query"]), wanted["answers"], TRAINED, name)

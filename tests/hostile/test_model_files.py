@@ -10,7 +10,7 @@ from tests.hostile.trial import KEPT, Job, Result, Subject, copied, fresh, summa
 ORDINARY, SLOW = 300, 5_200
 """Hostile files in an ordinary run and in a slow one."""
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a limit on memory is set as Linux has it")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: limits of memory")
 
 FRESH = ("fresh-blocks", "fresh-edited", "fresh-head", "fresh-learner", "fresh-updated")
 NAMES = [*(subject.name for subject in KEPT), *FRESH]
