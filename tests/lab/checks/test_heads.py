@@ -27,7 +27,7 @@ def test_excuses_are_needed(method: str, check: str, monkeypatch: pytest.MonkeyP
     for seed in range(5):
         monkeypatch.setattr("evergrow.lab.checks.properties.make_check_data", lambda seed=seed: make_check_data(seed))
         try:
-            CHECKS[check](case.factory)
+            CHECKS[check](case.subject)
         except CheckFailure:
             broken += 1
     assert broken > 0
@@ -46,12 +46,12 @@ def test_excuses_are_needed(method: str, check: str, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_settings_that_the_excuses_name_have_the_property(method: str, settings: dict[str, object], check: str) -> None:
-    small = next(iter_checks([method], [check])).factory
+    small = next(iter_checks([method], [check])).subject
     CHECKS[check](lambda **more: small(**settings, **more))
 
 
 def test_analytic_probe_conforms_without_excuses() -> None:
-    small = next(iter_checks(["joint-lp"])).factory
+    small = next(iter_checks(["joint-lp"])).subject
     for check in CHECKS.names():
         if check != "device":
             CHECKS[check](lambda **more: small(solver="analytic", **more))
@@ -59,7 +59,7 @@ def test_analytic_probe_conforms_without_excuses() -> None:
 
 @pytest.mark.parametrize("settings", [{"inverse": "pinv"}, {"n_ensembles": 3}])
 def test_variants_of_klda_conform_too(settings: dict[str, object]) -> None:
-    small = next(iter_checks(["klda"])).factory
+    small = next(iter_checks(["klda"])).subject
     for check in ("predict_is_pure", "save_load_equal", "batch_split_is_irrelevant", "one_sample_updates"):
         CHECKS[check](lambda **more: small(**settings, **more))
 
@@ -67,7 +67,7 @@ def test_variants_of_klda_conform_too(settings: dict[str, object]) -> None:
 @pytest.mark.parametrize("settings", [{}, {"max_features": 5}])
 def test_features_in_blocks_conform_too(settings: dict[str, object]) -> None:
     blocks = {"readout": "denoised", "direct_link": True, "alpha": "gcv", "blocks": (5, 3), **settings}
-    small = next(iter_checks(["scl-mgsm"])).factory
+    small = next(iter_checks(["scl-mgsm"])).subject
     for check in CHECKS.names():
         excused = ("scl-mgsm", check) in OPT_OUTS or check in ("device", "first_batch_may_be_one_sample")
         if not excused:  # the layer is the first task's, and wants two classes
