@@ -87,9 +87,9 @@ def test_a_committed_update_that_cannot_be_told(shell: Shell, model: Path, later
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("evergrow version > /dev/full", "No space left on device"),
-        ("evergrow version --json > /dev/full", "No space left on device"),
-        ("evergrow version >&-", "Bad file descriptor"),
+        ("evergrow lab methods > /dev/full", "No space left on device"),
+        ("evergrow lab methods --json > /dev/full", "No space left on device"),
+        ("evergrow lab methods >&-", "Bad file descriptor"),
     ],
 )
 def test_an_answer_that_cannot_be_printed(line: str, reason: str) -> None:
@@ -108,8 +108,8 @@ def test_a_reader_that_has_had_enough_is_no_error() -> None:
 
 @posix
 def test_everything_shut() -> None:
-    assert bash("evergrow version <&- >&- 2>&-").returncode == 74
-    done = bash("evergrow version <&-")
+    assert bash("evergrow lab methods <&- >&- 2>&-").returncode == 74
+    done = bash("evergrow lab methods <&-")
     assert (done.returncode, done.stderr) == (0, "")
 
 
