@@ -23,5 +23,6 @@ MODULES = (
     "features",
     "engine",
     "cache",
+    "version",
 )
 """Modules that hold commands."""
