@@ -88,7 +88,7 @@ main()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: signals")
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_killed_process_leaves_what_the_next_one_goes_on_from(shell, images, sent):
     shell.run(*RUN, "-m", "whole.evg")
