@@ -49,7 +49,6 @@ def renamed(now: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
     LabelError
         If a class is not known, or a new name is that of another class.
     """
-    now.head.require("rename")
     mapping = {str(old): _class_name(new) for old, new in names.items()}
     if not mapping:
         raise LabelError("names must rename at least one class, got none")
@@ -89,7 +88,6 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
     LabelError
         If a class is not known, or there are fewer than two.
     """
-    now.head.require("merge_classes")
     given = [names] if isinstance(names, str) else [str(name) for name in names]
     target = _class_name(into)
     require_known(given, now.counts)
@@ -175,8 +173,7 @@ def relabelled(now: Snapshot, X: NDArray[Any], source: str, target: str) -> Snap
 
 def check_relabelling(now: Snapshot, source: Any, target: Any) -> tuple[str, str]:
     """Return the classes that samples are moved from and to, or raise an error before anything is read."""
-    for ability in ("unlearn", "branch"):
-        now.head.require(ability)
+    _ = now.head.unlearn  # raises where the method cannot
     names = str(source), _class_name(target)
     require_known(names[:1], now.counts)
     if names[0] == names[1]:
