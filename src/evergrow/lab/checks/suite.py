@@ -12,12 +12,13 @@ import evergrow.head  # noqa: F401 (fills the registry)
 from evergrow.adapt.tuners import UnsupportedModelError
 from evergrow.core.registry import Registry
 from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.lab.checks.data import CheckData, make_check_data
 
 Factory = Callable[..., IncrementalClassifier]
 """Makes a fresh learner; keyword arguments override its settings."""
 
-CHECKS: Registry[Callable[[Factory], None]] = Registry("check")
-"""Every check by name; each takes a factory and raises :class:`CheckFailure` or :class:`CheckSkipped`."""
+CHECKS: Registry[Callable[[Factory, CheckData], None]] = Registry("check")
+"""Every check by name; each takes a factory and data, and raises :class:`CheckFailure` or :class:`CheckSkipped`."""
 
 SMALL: dict[str, Any] = {"n_units": 40, "random_state": 0, "device": "cpu"}
 """Settings that methods are checked with, where they have them."""
@@ -156,7 +157,7 @@ def iter_checks(methods: Iterable[str] | None = None, checks: Iterable[str] | No
     for method in methods or HEADS.names():
         factory = factory_of(method)
         for check in wanted:
-            yield Case(method, check, factory, CHECKS[check], OPT_OUTS.get((method, check)))
+            yield Case(method, check, factory, _on_data(check), OPT_OUTS.get((method, check)))
 
 
 def run_checks(
@@ -188,7 +189,12 @@ def run_checks(
         return [case.run() for case in iter_checks([method], checks)]
     name = getattr(method, "__name__", type(method).__name__)
     factory = _tolerant(method)
-    return [Case(name, check, factory, CHECKS[check]).run() for check in checks or CHECKS.names()]
+    return [Case(name, check, factory, _on_data(check)).run() for check in checks or CHECKS.names()]
+
+
+def _on_data(check: str) -> Callable[[Factory], None]:
+    call = CHECKS[check]  # an unknown name is an error here, not a result
+    return lambda factory: call(factory, make_check_data())
 
 
 def _tolerant(factory: Factory) -> Factory:
