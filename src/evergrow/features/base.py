@@ -17,6 +17,7 @@ from typing_extensions import Self
 from evergrow.core.errors import FileFormatError, ImageError, InputError, NumericalError, ParameterError
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.fields import Fields
+from evergrow.core.record import UNKNOWN, require
 from evergrow.core.items import Items, Kind
 from evergrow.core.wording import hint, setting
 from evergrow.features.recipes import FINAL, FeatureRecipe
@@ -60,7 +61,12 @@ class BackboneSpec:
     preprocessing: dict[str, Any]
     options: dict[str, Any]
     recipe: FeatureRecipe | None = None
-    unknown: dict[str, Any] = field(default_factory=dict, compare=False)
+    unknown: dict[str, Any] = field(default_factory=dict, compare=False, metadata=UNKNOWN)
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where a description of a file contradicts itself."""
+        require(self.n_features > 0, "it has no features")
+        require(self.blocks.n_features == self.n_features, "its recipe has another width than it says")
 
     @property
     def blocks(self) -> FeatureRecipe:
