@@ -23,6 +23,7 @@ from evergrow.core.validation import check_choice, check_number
 from evergrow.data.frames import check_columns, is_pandas
 from evergrow.data.intake import Samples, read_items, read_unknown
 from evergrow.data.streams import check_whole, is_stream, labelled_chunks, read_chunks
+from evergrow.features import Features
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.estimator import Estimator
 from evergrow.learner import edits
@@ -30,7 +31,7 @@ from evergrow.learner.answering import Answering
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.changes import Change
-from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
+from evergrow.learner.encoder import Encoder, check_images, checkpoint_file, extraction_config
 from evergrow.learner.evaluation import Compared, Evaluation, compared_answers
 from evergrow.learner.labels import announced_names, as_labels, column_order
 from evergrow.learner.learning import Block, Learned, gathered, learn
@@ -82,7 +83,7 @@ class Learner(Estimator):
         Seed of the head and of the adaptation.
     cache : None, False or path-like
         Where features are kept: the default cache (features of files and tables only), nowhere, or a folder.
-    extract : ExtractConfig or dict, optional
+    extract : EncodeConfig or dict, optional
         Settings of the extraction: ``batch_size``, ``workers``, ``on_error``, ``precision``, ``progress``.
 
     Attributes
@@ -814,7 +815,7 @@ class Learner(Estimator):
         check_columns(samples.columns, now.columns)
         if samples.features is not None and not now.is_empty:  # a backbone answers for its own
             check_width(samples.features, now.head.n_features_in_)
-        return self._encoder.encode_now(samples, self.extract, self.cache)
+        return self._encoder.encode(samples, self.extract, cache=self.cache)
 
     def ask(self, items: Any, *, false_alarm: float | None = None) -> Answers:
         """Return everything about items at once; each goes through the backbone once.

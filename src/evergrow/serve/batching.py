@@ -22,9 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.core.errors import InputError, NumericalError
-from evergrow.core.feature_blocks import join_blocks
-from evergrow.features.vision import ImageBackbone
+from evergrow.features import ImageBackbone, encode_batch
 from evergrow.serve.problems import Problem
 from evergrow.serve.threads import cores, limit_torch
 
@@ -259,18 +257,7 @@ class Batcher:
                 self._metrics.batch_size.observe(size)
 
     def _features(self, samples: Sequence[Any]) -> FeatureRows:
-        backbone = self.backbone
-        batch: Any = list(samples)
-        if backbone.transform is not None:
-            layout = torch.channels_last if samples[0].ndim == 3 else torch.contiguous_format
-            batch = torch.stack(batch).contiguous(memory_format=layout)
-        with torch.inference_mode(), torch.autocast(backbone.device.type, enabled=False):
-            rows = backbone.encode(batch).float().cpu().numpy()
-        if rows.shape != (len(samples), backbone.n_features):
-            raise InputError(f"backbone must return {backbone.n_features} features for each sample, got {rows.shape}")
-        if not np.isfinite(rows).all():
-            raise NumericalError(f"features must be finite, got NaN or infinity from {backbone.spec.name}")
-        return join_blocks(np.asarray(rows, dtype=np.float32), backbone.spec.blocks.widths)
+        return encode_batch(self.backbone, samples)
 
     # -- results ------------------------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, NotFittedError
+from evergrow.features import Features
 from evergrow.features.base import BackboneSpec
 from evergrow.learner.answers import Answers
 from evergrow.learner.changes import Change
-from evergrow.learner.encoder import Features
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
 from evergrow.serve.drafts import Draft

@@ -28,15 +28,19 @@ from evergrow.core.errors import (
     UnknownNameError,
 )
 from evergrow.core.items import ImageArrays, ImageFiles, Texts
-from evergrow.features import create_backbone
+from evergrow.features import EncodeConfig, create_backbone, encode, encode_batch, encode_chunks
+from evergrow.features import cache as cache_module
 from evergrow.features import images as decoding
 from evergrow.features.cache import FeatureCache
-from evergrow.features.extraction import extract
-from evergrow.features.loader import BatchPlan, Failure, ImageLoader, choose_workers, load_image
-from evergrow.features.precision import distance
-from evergrow.features.settings import ExtractConfig
+from evergrow.features.encoding import distance
+from evergrow.features.loader import Failure, ImageLoader, choose_workers, plan_batches
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "CHUNK", 4)
 
 
 @pytest.fixture
@@ -58,27 +62,26 @@ def run_python(code: str, **environment: str) -> subprocess.Popen[str]:
 # -- the features ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("cached", [False, True])
 def test_features_are_those_of_one_image_at_a_time(
     images: ImageFiles, tmp_path: Path, workers: int, cached: bool
 ) -> None:
     cache = tmp_path / "cache" if cached else False
-    result = extract(Toy(), images, cache=cache, workers=workers, batch_size=4, shard_size=8)
-    assert result.features.dtype == np.float32
-    np.testing.assert_allclose(result.features, expected_features(images), rtol=1e-5, atol=1e-6)
+    result = encode(Toy(), images, cache=cache, workers=workers, batch_size=4)
+    assert result.X.dtype == np.float32
+    np.testing.assert_allclose(result.X, expected_features(images), rtol=1e-5, atol=1e-6)
     assert result.rows.tolist() == list(range(23))
-    assert (result.failures, result.from_cache, result.precision, result.resumed) == ((), False, "float32", 0)
+    assert (result.failures, result.computed, result.precision) == ((), 23, "float32")
     assert result.seconds > 0
-    assert result.images_per_second == pytest.approx(23 / result.seconds)
-    assert isinstance(result.features, np.memmap) is cached
 
 
 def test_images_in_memory(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, size=(9, 20, 30, 3), dtype=np.uint8)
     items = ImageArrays(pixels)
-    result = extract(Toy(), items, cache=tmp_path, batch_size=2)
-    np.testing.assert_allclose(result.features, expected_features(items), rtol=1e-5, atol=1e-6)
+    result = encode(Toy(), items, cache=tmp_path, batch_size=2)
+    np.testing.assert_allclose(result.X, expected_features(items), rtol=1e-5, atol=1e-6)
 
 
 def test_a_real_network_gives_what_it_gives_by_hand(images: ImageFiles) -> None:
@@ -87,16 +90,16 @@ def test_a_real_network_gives_what_it_gives_by_hand(images: ImageFiles) -> None:
     by_hand = torch.cat(
         [backbone.encode(backbone.transform(decoding.decode_image(images.raw(i)))[None]) for i in range(5)]
     )
-    result = extract(backbone, images.take(range(5)), cache=False, batch_size=2, workers=0)
-    np.testing.assert_allclose(result.features, by_hand.numpy(), rtol=1e-4, atol=1e-5)
+    result = encode(backbone, images.take(range(5)), cache=False, batch_size=2, workers=0)
+    np.testing.assert_allclose(result.X, by_hand.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_texts_come_back_in_order_and_are_run_by_length() -> None:
     texts = tuple("abcdefgh"[: 1 + (5 * row) % 8] + "x" * (row % 3) for row in range(50))
     backbone = LetterCounter()
-    result = extract(backbone, Texts(texts), cache=False, batch_size=7, shard_size=21)
+    result = encode(backbone, Texts(texts), cache=False, batch_size=7)
     expected = [[len(t), sum(c in "aeiou" for c in t), ord(t[0])] for t in texts]
-    assert result.features.tolist() == expected
+    assert result.X.tolist() == expected
     assert max(map(len, backbone.seen)) == 7
     for batch in backbone.seen:
         lengths = [len(text) for text in batch]
@@ -107,14 +110,14 @@ def test_texts_come_back_in_order_and_are_run_by_length() -> None:
 def test_the_global_random_state_is_left_alone(images: ImageFiles) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    extract(Toy(), images, cache=False, workers=2, batch_size=4)
+    encode(Toy(), images, cache=False, workers=2, batch_size=4)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_surrounding_autocast_does_not_change_the_features(images: ImageFiles) -> None:
-    plain = extract(Toy(), images, cache=False).features
+    plain = encode(Toy(), images, cache=False, join=False).X
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = extract(Toy(), images, cache=False).features
+        inside = encode(Toy(), images, cache=False, join=False).X
     np.testing.assert_array_equal(inside, plain)
 
 
@@ -126,12 +129,12 @@ def test_batches_arrive_in_channels_last_order(images: ImageFiles) -> None:
             seen.append(batch.is_contiguous(memory_format=torch.channels_last))
             return super().encode(batch)
 
-    extract(Watching(), images, cache=False, workers=1, batch_size=6)
+    encode(Watching(), images, cache=False, workers=1, batch_size=6)
     assert seen == [True] * 4
 
 
 def test_progress_tells_the_rate_and_the_time_left(images: ImageFiles, capfd: pytest.CaptureFixture[str]) -> None:
-    extract(Toy(), images, cache=False, progress=True)
+    encode(Toy(), images, cache=False, progress=True)
     captured = capfd.readouterr()
     assert captured.out == ""
     assert "23/23" in captured.err
@@ -139,10 +142,10 @@ def test_progress_tells_the_rate_and_the_time_left(images: ImageFiles, capfd: py
     assert "left" in captured.err
 
 
-def test_batches_and_shards_cover_every_row_once() -> None:
-    layout = BatchPlan(start=8, stop=21, batch_size=4, shard_size=8)
-    assert [row for number in range(len(layout)) for row in layout.rows(number)] == list(range(8, 21))
-    assert [layout.ends_shard(number) for number in range(len(layout))] == [False, True, False, True]
+def test_batches_cover_every_row_once_and_end_with_their_chunk() -> None:
+    plan = plan_batches([range(8, 14), range(14, 21)], 4)
+    assert [row for batch in plan for row in batch.rows] == list(range(8, 21))
+    assert [batch.last for batch in plan] == [False, True, False, True]
 
 
 def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,44 +161,47 @@ def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
 # -- bad input ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("small_chunks")
 def test_a_corrupt_image_is_fatal_and_named(images: ImageFiles, tmp_path: Path) -> None:
     (images.root / "odd/005.png").write_text("no image")
     for workers in (0, 2):
         with pytest.raises(ImageError, match=r"odd/005\.png.*on_error='skip'"):
-            extract(Toy(), images, cache=tmp_path / "cache", workers=workers, batch_size=2, shard_size=2)
+            encode(Toy(), images, cache=tmp_path / "cache", workers=workers, batch_size=2)
 
 
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("cached", [False, True])
 def test_corrupt_images_are_skipped_and_all_named(images: ImageFiles, tmp_path: Path, cached: bool) -> None:
     bad = [2, 3, 11, 22]
     for row in bad:
         (images.root / images.names[row]).write_bytes(b"GIF89a broken")
-    options = {"cache": tmp_path / "cache" if cached else False, "on_error": "skip", "batch_size": 2, "shard_size": 4}
+    options = {"cache": tmp_path / "cache" if cached else False, "on_error": "skip", "batch_size": 2}
     with pytest.warns(DataWarning, match=r"4 of 23 images .* left out: even/002.png, odd/003.png, odd/011.png"):
-        result = extract(Toy(), images, **options)
+        result = encode(Toy(), images, **options)
     good = [row for row in range(23) if row not in bad]
     assert result.rows.tolist() == good
     assert [name for name, _ in result.failures] == [images.names[row] for row in bad]
-    np.testing.assert_allclose(result.features, expected_features(images, good), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(result.X, expected_features(images, good), rtol=1e-5, atol=1e-6)
     if not cached:
         return
     with pytest.warns(DataWarning, match="4 of 23"):
-        again = extract(Toy(), images, **options)
-    assert again.from_cache
+        again = encode(Toy(), images, **options)
+    assert again.computed == 0
     assert again.failures == result.failures
     assert again.rows.tolist() == good
     with pytest.raises(ImageError, match=r"even/002\.png"):  # the entry does not depend on what to do about errors
-        extract(Toy(), images, **{**options, "on_error": "raise"})
+        encode(Toy(), images, **{**options, "on_error": "raise"})
 
 
+@pytest.mark.usefixtures("small_chunks")
 def test_what_a_fatal_image_interrupted_is_taken_up_by_skipping(images: ImageFiles, tmp_path: Path) -> None:
     (images.root / "odd/013.png").write_text("no image")
-    options = {"cache": tmp_path / "cache", "batch_size": 2, "shard_size": 4, "workers": 0}
+    options = {"cache": tmp_path / "cache", "batch_size": 2, "workers": 0}
     with pytest.raises(ImageError):
-        extract(Toy(), images, **options)
+        encode(Toy(), images, **options)
     with pytest.warns(DataWarning):
-        result = extract(Toy(), images, **options, on_error="skip")
-    assert result.resumed == 12
+        result = encode(Toy(), images, **options, on_error="skip")
+    assert result.computed == 11
     assert 13 not in result.rows
 
 
@@ -203,19 +209,19 @@ def test_nothing_readable_is_an_error_even_when_skipping(images: ImageFiles, tmp
     for name in images.names:
         (images.root / name).write_text("no image")
     for _ in range(2):
-        with pytest.raises(ImageError, match="at least one image must be readable, got 23 that are not"):
-            extract(Toy(), images, cache=tmp_path / "cache", on_error="skip")
+        with pytest.raises(ImageError, match="None of the 23 images can be read"):
+            encode(Toy(), images, cache=tmp_path / "cache", on_error="skip")
 
 
 def test_a_missing_image(images: ImageFiles, tmp_path: Path) -> None:
     (images.root / "even/004.png").unlink()
     with pytest.raises(DatasetNotFoundError, match="004"):
-        extract(Toy(), images, cache=tmp_path / "cache")
+        encode(Toy(), images, cache=tmp_path / "cache")
     with pytest.raises(ImageError, match="004"):
-        extract(Toy(), images, cache=False)
+        encode(Toy(), images, cache=False)
     with pytest.warns(DataWarning, match="004"), pytest.warns(CacheWarning, match="004"):
-        result = extract(Toy(), images, cache=tmp_path / "cache", on_error="skip")
-    assert len(result.features) == 22
+        result = encode(Toy(), images, cache=tmp_path / "cache", on_error="skip")
+    assert len(result.X) == 22
 
 
 def test_an_image_that_the_system_refused_is_tried_again(
@@ -228,22 +234,21 @@ def test_an_image_that_the_system_refused_is_tried_again(
             raise PermissionError(13, "Permission denied", str(source))
         return decode(source, **options)
 
+    monkeypatch.setattr(cache_module, "CHUNK", 4)
     options = {"cache": tmp_path / "cache", "on_error": "skip", "workers": 0}
     monkeypatch.setattr(decoding, "decode_image", refuse)
-    with pytest.warns(DataWarning, match=r"even/006\.png"):
-        extract(Toy(), images, **options)
-    with pytest.warns(DataWarning):  # still refused: the rest is not looked at
-        assert extract(Toy(), images, **options).from_cache
+    for computed in (23, 4):  # still refused: only its chunk is looked at
+        with pytest.warns(DataWarning, match=r"even/006\.png"):
+            assert encode(Toy(), images, **options).computed == computed
     monkeypatch.setattr(decoding, "decode_image", decode)
-    with pytest.warns(CacheWarning, match="can be read now"):
-        result = extract(Toy(), images, **options)
-    assert (len(result.features), result.from_cache) == (23, False)
-    assert extract(Toy(), images, **options).from_cache
+    result = encode(Toy(), images, **options)
+    assert (len(result), result.computed) == (23, 4)
+    assert encode(Toy(), images, **options).computed == 0
 
 
 def test_the_reason_of_a_failure_names_no_folder_of_this_machine(images: ImageFiles) -> None:
     (images.root / "even/000.png").write_text("no image")
-    failure = load_image(images, ImageLoader(Toy().transform), 0)
+    failure = ImageLoader(Toy().transform).read(images, 0)
     assert isinstance(failure, Failure)
     assert str(images.root) not in failure.reason
     assert not failure.passing
@@ -257,21 +262,21 @@ def test_features_that_are_not_finite_are_refused(images: ImageFiles, tmp_path: 
             return features
 
     with pytest.raises(NumericalError, match="must be finite, got NaN or infinity from toy in 1 of a batch of 23"):
-        extract(Broken(), images, cache=tmp_path / "cache")
+        encode(Broken(), images, cache=tmp_path / "cache")
     assert FeatureCache(tmp_path / "cache").list() == []
 
 
 def test_wrong_requests(images: ImageFiles) -> None:
     with pytest.raises(InputError, match="at least one item"):
-        extract(Toy(), ImageFiles(images.root, ()))
+        encode(Toy(), ImageFiles(images.root, ()))
     with pytest.raises(InputError, match="kind 'image', got 'text'"):
-        extract(Toy(), Texts(("a",)))
+        encode(Toy(), Texts(("a",)))
     with pytest.raises(InputError, match=r"shape \(23, 5\), got \(23, 6\)"):
-        extract(Toy(n_features=5), images, cache=False)
+        encode(Toy(n_features=5), images, cache=False)
     with pytest.raises(UnknownNameError, match="nearest: 'batch_size'"):
-        extract(Toy(), images, batchsize=3)
+        encode(Toy(), images, batchsize=3)
     with pytest.raises(ParameterError, match="only CUDA"):
-        extract(Toy(), images, precision="float16")
+        encode(Toy(), images, precision="float16")
 
 
 @pytest.mark.parametrize(
@@ -281,7 +286,7 @@ def test_wrong_requests(images: ImageFiles) -> None:
         ("batch_size", 2.5),
         ("workers", -1),
         ("workers", "many"),
-        ("shard_size", True),
+        ("batch_size", True),
         ("precision", "float64"),
         ("on_error", "ignore"),
         ("cache", True),
@@ -289,7 +294,7 @@ def test_wrong_requests(images: ImageFiles) -> None:
 )
 def test_settings_are_checked(name: str, value: Any) -> None:
     with pytest.raises(ParameterError, match=f"{name} must be .* got"):
-        ExtractConfig(**{name: value})
+        EncodeConfig(**{name: value})
 
 
 def test_images_of_different_shapes_are_refused(images: ImageFiles) -> None:
@@ -297,7 +302,7 @@ def test_images_of_different_shapes_are_refused(images: ImageFiles) -> None:
     sizes = iter(range(4, 100))
     toy.transform = lambda image: torch.zeros(3, next(sizes), 8)
     with pytest.raises(InputError, match=r"one shape, got \(3, 5, 8\) for odd/001\.png after \(3, 4, 8\)"):
-        extract(toy, images, cache=False, workers=0)
+        encode(toy, images, cache=False, workers=0)
 
 
 # -- precision ------------------------------------------------------------------------------------------
@@ -313,7 +318,7 @@ def test_images_sent_as_bytes_give_the_features_of_the_transform(images: ImageFi
     expected = backbone.encode(batch).cpu().numpy()
     settings: dict[str, Any] = {"cache": False, "precision": "float32", "batch_size": len(images)}
     for workers in (0, 2):
-        np.testing.assert_array_equal(extract(backbone, images, workers=workers, **settings).features, expected)
+        np.testing.assert_array_equal(encode(backbone, images, workers=workers, **settings, join=False).X, expected)
 
 
 def test_distance_is_relative_to_each_row() -> None:
@@ -337,29 +342,31 @@ def test_half_precision_only_where_it_is_safe(scale: float, precision: str) -> N
             return torch.cat([mean, mean @ self.mixing.cuda()], dim=1).float()
 
     items = Synthetic(600)
-    result = extract(Scaled(), items, cache=False)
+    result = encode(Scaled(), items, cache=False)
     assert result.precision == precision
     expected = expected_features(items) * scale
-    gaps = np.linalg.norm(result.features - expected, axis=1) / np.maximum(np.linalg.norm(expected, axis=1), 1e-6)
+    gaps = np.linalg.norm(result.X - expected, axis=1) / np.maximum(np.linalg.norm(expected, axis=1), 1e-6)
     assert gaps.max() < 2e-3
 
 
 # -- interruption and size ------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_killed_run_goes_on_at_its_last_whole_shard(images: ImageFiles, tmp_path: Path, workers: int) -> None:
+def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: ImageFiles, tmp_path: Path, workers: int) -> None:
     (images.root / "odd/003.png").write_text("no image")
     log, cache = tmp_path / "log", tmp_path / "cache"
     code = (
         "from pathlib import Path\n"
         "from tests.features.extraction_toys import *\n"
-        "from evergrow.features.extraction import extract\n"
+        "from evergrow.features import cache, encode\n"
+        "cache.CHUNK = 4\n"
         f"log_decoding(Path({str(log)!r}), pause=0.05)\n"
         f"files = ImageFiles(Path({str(images.root)!r}), {images.names!r})\n"
-        f"extract(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2, shard_size=4)\n"
+        f"encode(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2)\n"
     )
     process = run_python(code)
     deadline = time.monotonic() + 60
@@ -374,15 +381,16 @@ def test_a_killed_run_goes_on_at_its_last_whole_shard(images: ImageFiles, tmp_pa
     assert info.state == "unfinished"
     assert (info.n_items, info.failures) == (23, 1)
     with pytest.warns(DataWarning, match=r"odd/003\.png"):
-        result = extract(Toy(), images, cache=cache, on_error="skip", workers=0, batch_size=2, shard_size=4)
-    assert result.resumed == info.done
+        result = encode(Toy(), images, cache=cache, on_error="skip", workers=0, batch_size=2)
+    assert result.computed == 23 - info.done
     with pytest.warns(DataWarning):
-        whole = extract(Toy(), images, cache=False, on_error="skip", workers=0, batch_size=2, shard_size=4)
-    np.testing.assert_array_equal(result.features, whole.features)
+        whole = encode(Toy(), images, cache=False, on_error="skip", workers=0, batch_size=2)
+    np.testing.assert_array_equal(result.X, whole.X)
     assert result.failures == whole.failures
     assert result.rows.tolist() == whole.rows.tolist()
 
 
+@pytest.mark.usefixtures("small_chunks")
 def test_a_resumed_run_looks_at_nothing_that_is_done(
     images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,22 +402,48 @@ def test_a_resumed_run_looks_at_nothing_that_is_done(
             raise KeyboardInterrupt
         return decode(source, **options)
 
-    options = {"cache": tmp_path / "cache", "workers": 0, "batch_size": 2, "shard_size": 4}
+    options = {"cache": tmp_path / "cache", "workers": 0, "batch_size": 2}
     monkeypatch.setattr(decoding, "decode_image", stop_at_ten)
     with pytest.raises(KeyboardInterrupt):
-        extract(Toy(), images, **options)
+        encode(Toy(), images, **options)
     first = len(seen)
-    result = extract(Toy(), images, **options)
-    assert result.resumed == 8  # two shards; nothing of a CPU's waits for the batch after it
-    assert len(seen) - first == 23 - result.resumed
-    np.testing.assert_allclose(result.features, expected_features(images), rtol=1e-5, atol=1e-6)
+    result = encode(Toy(), images, **options)
+    assert result.computed == 15  # two chunks; nothing of a CPU's waits for the batch after it
+    assert len(seen) - first == result.computed
+    np.testing.assert_allclose(result.X, expected_features(images), rtol=1e-5, atol=1e-6)
 
 
-MEMORY = """
+def test_chunk_by_chunk_is_the_same_and_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "CHUNK", 256)
+    toy = Toy(n_features=4096)
+    toy.encode = lambda batch: batch.flatten(1)[:, :1].repeat(1, 4096)  # type: ignore[method-assign]
+    for cache in (False, tmp_path, tmp_path):
+        peaks = []
+        for n in (300, 1500):
+            rows = 0
+            tracemalloc.start()
+            try:
+                for part in encode_chunks(toy, Synthetic(n), cache=cache, workers=0):
+                    assert part.rows.tolist() == list(range(rows, rows + len(part)))
+                    assert np.round(part.X[:, 0] * 255).tolist() == [row % 251 for row in part.rows]
+                    rows += len(part)
+                peaks.append(tracemalloc.get_traced_memory()[1])
+            finally:
+                tracemalloc.stop()
+            assert rows == n
+        assert peaks[1] - peaks[0] < 5e6  # the 1,200 more rows alone are 20 MB
+
+
+def test_chunks_do_not_change_how_their_reader_computes(images: ImageFiles) -> None:
+    for _ in encode_chunks(Toy(), images, cache=False):
+        assert torch.ones(1, requires_grad=True).mul(2).requires_grad
+
+
+PEAKS = """
 import json
 from pathlib import Path
 from tests.features.extraction_toys import Synthetic, Toy
-from evergrow.features.extraction import extract
+from evergrow.features import encode_chunks
 
 def high_water():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -418,48 +452,38 @@ def high_water():
 toy = Toy(n_features=512)
 toy.encode = lambda batch: batch.flatten(1)[:, :1].repeat(1, 512)
 peaks = []
-for n in {sizes}:
-    result = extract(toy, Synthetic(n), cache={cache!r}, workers=0)
+for n in (10_000, 100_000):
+    assert sum(len(part) for part in encode_chunks(toy, Synthetic(n), cache={cache!r}, workers=0)) == n
     peaks.append(high_water())
-    assert result.features.shape == (n, 512)
-    rows = list(range(0, n, max(1, n // 7)))
-    assert [round(float(result.features[row, 0]) * 255) for row in rows] == [row % 251 for row in rows]
-    del result
 print(json.dumps(peaks))
 """
-
-
-def peaks_of(sizes: list[int], cache: Path) -> list[int]:
-    process = run_python(MEMORY.format(sizes=sizes, cache=str(cache)))
-    out, errors = process.communicate()
-    assert process.returncode == 0, errors
-    return json.loads(out)
-
-
-def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
-    toy = Toy(n_features=4096)
-    toy.encode = lambda batch: batch.flatten(1)[:, :1].repeat(1, 4096)  # type: ignore[method-assign]
-    peaks = []
-    for n in (300, 1500):
-        tracemalloc.start()
-        try:
-            result = extract(toy, Synthetic(n), cache=tmp_path, workers=0, shard_size=256)
-            peaks.append(tracemalloc.get_traced_memory()[1])
-        finally:
-            tracemalloc.stop()
-        assert result.features.shape == (n, 4096)
-    assert peaks[1] - peaks[0] < 5e6  # the 1,200 more rows alone are 20 MB
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_the_memory_of_a_process_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
-    few, many = peaks_of([2_000, 22_000], tmp_path)
-    assert many - few < 15e6  # the 20,000 more rows alone are 41 MB
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_a_hundred_thousand_images_in_bounded_memory(tmp_path: Path) -> None:
-    few, many = peaks_of([10_000, 100_000], tmp_path)
+    process = run_python(PEAKS.format(cache=str(tmp_path)))
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    few, many = json.loads(out)
     assert many - few < 30e6  # the 90,000 more rows alone are 184 MB
+
+
+# -- a prepared batch -----------------------------------------------------------------------------------
+
+
+def test_a_prepared_batch_is_encoded_as_the_items_are(images: ImageFiles) -> None:
+    backbone = create_backbone("test_resnet", weights="random", device="cpu", recipe="rich")
+    prepared = [backbone.transform(decoding.decode_image(images.raw(row))) for row in range(6)]
+    expected = encode(backbone, images.take(range(6)), cache=False)
+    np.testing.assert_array_equal(encode_batch(backbone, prepared), expected.X)
+    assert encode_batch(LetterCounter(), ["a", "bc"])[:, 0].tolist() == [1, 2]
+
+
+def test_a_prepared_batch_is_checked() -> None:
+    class Broken(LetterCounter):
+        def encode(self, batch: Any) -> torch.Tensor:
+            return super().encode(batch) * torch.nan
+
+    with pytest.raises(NumericalError, match="must be finite"):
+        encode_batch(Broken(), ["a"])
