@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from evergrow.head.joined import options_for_blocks
 
 from evergrow import SCLClassifier
 from evergrow.adapt.features import describe_features, featurize
@@ -34,7 +35,6 @@ from evergrow.core.feature_blocks import block_slices, join_blocks
 from evergrow.data import FeatureSet, RawSet, load_data, save_features
 from evergrow.data.features import search_path
 from evergrow.features import Backbone, Preprocessing, create_backbone
-from evergrow.head.joined import options_for_blocks
 from evergrow.lab.bench.execute import watched
 from evergrow.lab.bench.grid import record_name, settings_id
 from evergrow.lab.records import AnalysisRecord, plain, read_analyses, write_record

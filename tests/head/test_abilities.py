@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from evergrow.head.abilities import ABILITIES, EASY_ORDER
 
 from evergrow.core.archive import Archive
 from evergrow.core.errors import FileFormatError, UnknownNameError, UnsupportedError
 from evergrow.head import HEADS, IncrementalClassifier, SCLClassifier
-from evergrow.head.abilities import ABILITIES, EASY_ORDER
 from evergrow.lab.heads import SimpleCILClassifier
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from evergrow.head.denoised import column_scale
 
 from evergrow import SCLClassifier
 from evergrow.core.archive import Archive
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
 from evergrow.export.head_maps import read_head
-from evergrow.head.denoised import column_scale
 from evergrow.head.feature_blocks import BLOCKS, FeatureBlocks, reduction
 from evergrow.head.shapes import ShapeModel
 

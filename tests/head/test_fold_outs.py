@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from evergrow.head.temperatures import TEMPERATURES, best_temperature, guessed_temperature, mean_log_losses
 
 from evergrow import SCLClassifier
 from evergrow.core.errors import InputError, ParameterError, UnsupportedError
 from evergrow.head import denoised
 from evergrow.head.layers.normalize import normalize
 from evergrow.head.linalg import SolvedScatter
-from evergrow.head.temperatures import TEMPERATURES, best_temperature, guessed_temperature, mean_log_losses
 
 Data = tuple[np.ndarray, np.ndarray]
 

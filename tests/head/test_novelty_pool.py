@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.optimize import nnls
-
 from evergrow.head.novelty_pool import (
     DEFAULT_WEIGHTS,
     KnownTerms,
     NoveltyPool,
     nonnegative_minimiser,
 )
+from scipy.optimize import nnls
 
 
 def known(seed: int, n: int = 300, size: int = 1000) -> KnownTerms:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from evergrow.head.joined import options_for_blocks
 from tests.adapt.tiny import stripes, tiny_vit
 from tests.learner.toys import Colours, Letters
 
@@ -17,7 +18,6 @@ from evergrow.core.errors import FileFormatError, InputError, MergeError, Parame
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.data import FeatureSet, RawSet, save_features
 from evergrow.features import create_backbone, extract
-from evergrow.head.joined import options_for_blocks
 from evergrow.head.scl import SCLClassifier
 from evergrow.lab.methods import create_method
 from evergrow.learner.learner import Learner

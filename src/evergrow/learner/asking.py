@@ -79,7 +79,7 @@ class Asking(LearnerBase):
         items : object
             As for :meth:`predict`.
         """
-        self._able("probabilities")
+        self._able("predict_proba")
         return self._by_class(self._asked(items, self._probabilities))
 
     def novelty_score(self, items: Any) -> NDArray[np.float64]:
@@ -90,7 +90,7 @@ class Asking(LearnerBase):
         items : object
             As for :meth:`predict`.
         """
-        return self._asked(items, self._able("novelty").novelty_score)
+        return self._asked(items, self._able("novelty_score").novelty_score)
 
     def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
         """Return the novelty above which something is unknown.
@@ -105,7 +105,7 @@ class Asking(LearnerBase):
         NotFittedError
             If no class ever came with two samples at once, so that nothing could be held out.
         """
-        self._able("novelty")
+        self._able("novelty_score")
         return self._state().calibration.threshold(false_alarm)
 
     def is_unknown(self, items: Any, false_alarm: float = FALSE_ALARM) -> NDArray[np.bool_]:
@@ -161,7 +161,7 @@ class Asking(LearnerBase):
         """
         threshold = None if false_alarm is None else self.threshold(false_alarm)
         head, features = self._state().head, self.features(items)
-        able = head.can("probabilities")
+        able = hasattr(head, "predict_proba")
         values = self._probabilities(features.X) if able else head.class_scores(features.X)
         names, measure = np.asarray(head.classes_, dtype=np.str_), "probability" if able else "score"
         answering = self._state().answering
@@ -217,7 +217,7 @@ class Asking(LearnerBase):
         started, now = time.perf_counter(), self._state()
         if unknown is not None:
             self.threshold(false_alarm)  # raises where there is none, before any work is done
-        opens = now.head.can("novelty") and bool(now.calibration.n)
+        opens = hasattr(now.head, "novelty_score") and bool(now.calibration.n)
         asked = [
             self._compared(samples, opens=opens, keep=keep_samples)
             for samples in labelled_chunks(data, y, None, "test", self._encoder.kind)
@@ -275,7 +275,7 @@ class Asking(LearnerBase):
         if not keep:
             return Compared(labels, answers, novelty, left_out)
         certainty = None
-        if now.head.can("probabilities"):
+        if hasattr(now.head, "predict_proba"):
             columns = np.searchsorted(now.classes, answers)
             certainty = np.take_along_axis(self._probabilities(encoded.X), columns[:, None], axis=1)[:, 0]
         return Compared(labels, answers, novelty, left_out, samples.items, encoded.rows, len(samples), certainty)

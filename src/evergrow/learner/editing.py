@@ -43,7 +43,7 @@ class Editing(LearnerBase):
         LabelError
             If a class was never learned.
         """
-        head, now = self._able("forget"), self._state()
+        head, now = self._able("forget_classes"), self._state()
         wanted = [str(name) for name in ([names] if isinstance(names, (str, int)) else names)]
         self._require_known(wanted)
         gone = sorted(set(wanted))
@@ -191,7 +191,7 @@ class Editing(LearnerBase):
         >>> bool((learner.set_answering(thresholds={"owl": 0.02}).predict(X) == "owl").sum() > before)
         True
         """
-        self._able("probabilities")
+        self._able("predict_proba")
         now = self._state()
         answering = Answering.checked(now.counts, prior, costs, thresholds)
         self._snapshot = now.after(Change.now("answering", 0, note=answering.summary()), answering=answering)

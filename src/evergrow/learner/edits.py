@@ -49,7 +49,6 @@ def renamed(now: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
     LabelError
         If a class is not known, or a new name is that of another class.
     """
-    now.head.require("rename")
     mapping = {str(old): _class_name(new) for old, new in names.items()}
     if not mapping:
         raise LabelError("names must rename at least one class, got none")
@@ -89,7 +88,6 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
     LabelError
         If a class is not known, or there are fewer than two.
     """
-    now.head.require("merge_classes")
     given = [names] if isinstance(names, str) else [str(name) for name in names]
     target = _class_name(into)
     require_known(given, now.counts)

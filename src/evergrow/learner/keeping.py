@@ -108,7 +108,6 @@ class Keeping(LearnerBase):
             "backbone": "auto" if backbone is None and snapshot.spec is not None else backbone,
             "method": recipe.method,
             "adapt": None if snapshot.adaptation is None else snapshot.adaptation.config,
-            "settings": recipe.settings,
             "features": _recipe_of(snapshot.spec),
             "options": dict(recipe.options or {}) or None,
             "weights": weights,

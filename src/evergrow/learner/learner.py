@@ -16,7 +16,7 @@ from evergrow.core.errors import InputError, MergeError
 from evergrow.core.settings import check_keys
 from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.asking import Asking
-from evergrow.learner.chunks import check_whole, is_stream, labelled_chunks
+from evergrow.learner.chunks import check_whole, labelled_chunks
 from evergrow.learner.class_warnings import warn_alike, warn_few
 from evergrow.learner.editing import Editing
 from evergrow.learner.elsewhere import learn_elsewhere
@@ -26,7 +26,7 @@ from evergrow.learner.keeping import Keeping
 from evergrow.learner.labels import announced_names, check_announced, settled_kind
 from evergrow.learner.learning import Learned, first_block, next_block
 from evergrow.learner.merging import merged
-from evergrow.learner.snapshot import Snapshot, counted, read_snapshot
+from evergrow.learner.snapshot import Snapshot, counted
 
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
@@ -54,20 +54,18 @@ class Learner(Asking, Editing, Keeping):
         which: on the logger ``"evergrow"``, and in ``info()["backbone"]``. A name or a module is for
         :func:`evergrow.features.create_backbone`. None: data are feature vectors.
     method : str
-        The head, one of :func:`evergrow.lab.list_methods`. Unlearning, merging, probabilities and novelty need
-        ``"scl-mgsm"``.
+        The head: ``"evergrow"``, ``"scl-mgsm"`` (the paper's method), or another of
+        :func:`evergrow.lab.list_methods`. Unlearning, merging, probabilities and novelty need one of these two.
     adapt : str, FsaConfig, dict or None
         What is trained of the backbone: ``fit`` trains it on the images of its data, freezes it, and everything after
         uses the adapted backbone. None leaves the backbone as it is. A name, one of
         :func:`evergrow.adapt.tuners.adapting_tuners`, means RanPAC's protocol, 20 epochs; an
         :class:`~evergrow.adapt.FsaConfig` (or its plain form) says it all.
-    settings : {"recommended", "paper"}
-        Settings of the head: those for users, where the method has such, or its own defaults.
     features : {"auto", "final", "rich", "max"} or sequence of str
         What feature vectors are made of: the network's own vector (``"final"``), blocks from several depths of the
         same pass by name, or blocks such as ``["final", "mean@-2"]``; see :mod:`evergrow.features.recipes`.
-        ``"auto"`` keeps the recipe of a backbone that has one; elsewhere it is ``"rich"`` with the recommended
-        settings, where the network's depths are known, and ``"final"`` with the paper's.
+        ``"auto"`` keeps the recipe of a backbone that has one; elsewhere it is ``"rich"`` where the network's depths
+        are known, and ``"final"`` for the paper's method.
     options : dict, optional
         Options of the head to set otherwise; see :func:`evergrow.lab.methods.method_options`.
     weights, preset : optional
@@ -111,10 +109,9 @@ class Learner(Asking, Editing, Keeping):
     def __init__(
         self,
         backbone: Any = "auto",
-        method: str = "scl-mgsm",
+        method: str = "evergrow",
         adapt: Any = None,
         *,
-        settings: str = "recommended",
         features: Any = "auto",
         options: dict[str, Any] | None = None,
         weights: str | os.PathLike[str] | None = None,
@@ -127,7 +124,6 @@ class Learner(Asking, Editing, Keeping):
         self.backbone = backbone
         self.method = method
         self.adapt = adapt
-        self.settings = settings
         self.recipe = features  # the method of that name gives feature vectors
         self.options = options
         self.weights = weights
@@ -286,9 +282,7 @@ class Learner(Asking, Editing, Keeping):
         if first.weights is not None:
             now.head.require_weights()
         blocks = self._blocks(itertools.chain([first], chunks), encoder)
-        stream = is_stream(data)
-        # A stream may fail after its first block: other methods are then copied whole, and learn on the copy.
-        head = now.head.branch() if now.head.can("branch") or stream else now.head
+        head = now.head.branch()
         learned, kind = Learned(head, now.counts, now.calibration, history=now.history), now.label_kind
         for block in blocks:
             known = np.asarray(head.classes_, dtype=np.str_)
@@ -332,10 +326,7 @@ class Learner(Asking, Editing, Keeping):
         (4, 3)
         """
         now, twin = self._state(), self._twin()
-        if now.head.can("branch"):  # every change then works on a branch of the head
-            twin._snapshot = now
-        else:
-            twin._snapshot, _ = read_snapshot(self.to_archive(), None, "the copy")
+        twin._snapshot = now  # every change works on a branch of the head
         twin._origin = self._origin
         return twin
 
@@ -376,7 +367,7 @@ class Learner(Asking, Editing, Keeping):
         for name, learner in (("other", other), ("base", base)):
             if learner is not None and not isinstance(learner, Learner):
                 raise MergeError(f"{name} must be a Learner, got {type(learner).__name__}")
-        self._able("merge" if base is None else "join")
+        self._able("merge")
         self._snapshot = merged(self._state(), other._state(), None if base is None else base._state())
         return self
 

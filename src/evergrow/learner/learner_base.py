@@ -40,7 +40,6 @@ class LearnerBase(Estimator):
     backbone: Any
     method: str
     adapt: Any
-    settings: str
     recipe: Any
     options: dict[str, Any] | None
     weights: str | os.PathLike[str] | None
@@ -135,10 +134,10 @@ class LearnerBase(Estimator):
             raise NotFittedError(f"this Learner must learn something first: call {action('fit')}")
         return now
 
-    def _able(self, ability: str) -> IncrementalClassifier:
+    def _able(self, method: str) -> IncrementalClassifier:
         """Return the head, or raise :class:`UnsupportedError` if its method cannot do what is asked."""
         head = self._state().head
-        head.require(ability)
+        getattr(head, method)
         return head
 
     def _seed(self) -> int:
@@ -148,7 +147,7 @@ class LearnerBase(Estimator):
     # -- making parts ---------------------------------------------------------------------------------------
 
     def _recipe(self) -> HeadRecipe:
-        return HeadRecipe(self.method, self.settings, self.options)
+        return HeadRecipe(self.method, self.options)
 
     def _open_encoder(self) -> Encoder:
         return Encoder(
@@ -157,7 +156,7 @@ class LearnerBase(Estimator):
             preset=self.preset,
             device=self.device,
             recipe=self.recipe,
-            automatic="auto" if self.settings == "recommended" else "final",
+            automatic="final" if self.method == "scl-mgsm" else "auto",
         )
 
     # -- samples to features --------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ def next_block(before: Learned, block: Block, seed: int) -> Learned:
 
 def calibrated_on(before: Calibration, head: IncrementalClassifier, block: Block, seed: int) -> Calibration:
     """Return the calibration with a block that a head has just learned, and let the head answer by it."""
-    if not head.can("novelty"):
+    if not hasattr(head, "novelty_score"):
         return before
     calibration = calibrated(before, head, block.X, block.labels, seed, block.weights)
     calibration.apply(head)

@@ -52,7 +52,8 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
 def _merged_head(
     mine: IncrementalClassifier, theirs: IncrementalClassifier, base: IncrementalClassifier | None
 ) -> IncrementalClassifier:
-    return mine.branch().merge(theirs) if base is None else mine.join(theirs, base)
+    merged: IncrementalClassifier = mine.branch().merge(theirs, base)
+    return merged
 
 
 def _check_same(mine: Snapshot, other: Snapshot) -> None:

@@ -83,7 +83,6 @@ def deciding_settings(learner: Learner) -> dict[str, Any]:
     recipe = learner._recipe()
     return {
         "method": recipe.method,
-        "settings": recipe.settings,
         "options": recipe.plain_options(),
         "seed": learner._seed(),
     }

@@ -1,4 +1,4 @@
-"""How the head of a learner is made: method, settings, and what was set otherwise."""
+"""How the head of a learner is made: method, and what was set otherwise."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from typing import Any
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.settings import check_keys
-from evergrow.core.validation import check_choice
-from evergrow.core.wording import setting
-from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.head.joined import options_for_blocks
-
-SETTINGS = ("recommended", "paper")
-"""Settings for users, where a method has such; or those that were published."""
+from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
 
 
 @dataclass(frozen=True)
@@ -26,20 +20,17 @@ class HeadRecipe:
     ----------
     method : str
         Its name.
-    settings : {"recommended", "paper"}
-        Settings for users, where the method has such, or its own defaults.
     options : mapping, optional
         Options to set otherwise.
 
     Examples
     --------
     >>> from evergrow.learner.recipe import HeadRecipe
-    >>> HeadRecipe("scl-mgsm", "recommended", {"n_units": 50}).create(device="cpu", random_state=0).alpha
+    >>> HeadRecipe("evergrow", {"n_units": 50}).create(device="cpu", random_state=0).alpha
     'gcv'
     """
 
     method: str
-    settings: str = "recommended"
     options: Mapping[str, Any] | None = field(default_factory=dict)
 
     def create(self, *, device: Any, random_state: Any, widths: Sequence[int] = ()) -> IncrementalClassifier:
@@ -52,7 +43,6 @@ class HeadRecipe:
         widths : sequence of int
             Columns of each block of the features, where they have several.
         """
-        check_choice("settings", self.settings, SETTINGS)
         if self.options is not None and not isinstance(self.options, Mapping):
             raise ParameterError(f"options must be a dict or None, got {type(self.options).__name__}")
         head, chosen = _head_class(self.method), dict(self.options or {})
@@ -61,10 +51,9 @@ class HeadRecipe:
             if name in accepted:
                 chosen.setdefault(name, value)
         check_keys(chosen, accepted, f"option of method {self.method!r}")
-        chosen = options_for_blocks(head, widths, chosen)
-        maker = getattr(head, "recommended", head) if self.settings == "recommended" else head
+        chosen = with_blocks(head, widths, chosen)
         try:
-            made: IncrementalClassifier = maker(**chosen)
+            made: IncrementalClassifier = head(**chosen)
         except TypeError as error:
             raise ParameterError(
                 f"method {self.method!r} must be given all options that have no default: {error}"
@@ -80,9 +69,7 @@ class HeadRecipe:
 def _head_class(method: str) -> type[IncrementalClassifier]:
     """Return the class of a head, or refuse a method that trains a network: those run in the laboratory only."""
     if method not in HEADS and method.partition("+")[0] in HEADS:
-        raise ParameterError(
-            f"{setting('method')} must be a head on features ({', '.join(HEADS.names())}), got {method!r}"
-        )
+        raise ParameterError(f"method must be a head on features ({', '.join(HEADS.names())}), got {method!r}")
     return HEADS[method]
 
 

@@ -22,7 +22,7 @@ from evergrow.learner.answering import Answering
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.changes import Change
 from evergrow.learner.labels import KINDS, can_read
-from evergrow.learner.recipe import SETTINGS, HeadRecipe
+from evergrow.learner.recipe import HeadRecipe
 from evergrow.learner.reference import Reference
 
 if TYPE_CHECKING:
@@ -177,7 +177,6 @@ class Snapshot:
         meta = {
             **self.extra.meta,
             "method": recipe.method,
-            "settings": recipe.settings,
             "options": recipe.plain_options(),
             "backbone": None if self.spec is None else self.spec.to_dict(),
             "reason": self.reason,
@@ -242,7 +241,7 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
     Returns
     -------
     dict
-        ``evergrow`` (version here), ``method``, ``settings``, ``options``, ``kind`` (of the samples), ``backbone``
+        ``evergrow`` (version here), ``method``, ``options``, ``kind`` (of the samples), ``backbone``
         (None, or its description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the
         backbone was adapted with: tuner, settings, number of parameters, the backbone before, and how the training
         went), ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``,
@@ -256,14 +255,13 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
     values = {
         "evergrow": __version__,
         "method": recipe.method,
-        "settings": recipe.settings,
         "options": dict(recipe.options or {}),
         "kind": now.kind,
         "backbone": None if now.spec is None else {**now.spec.to_dict(), "reason": now.reason},
         "adaptation": None if now.adaptation is None else now.adaptation.describe(),
         "n_features": head.n_features_in_,
-        "blocks": head.blocks_,
-        "n_units": head.n_units_ if head.can("diagnostics") else None,
+        "blocks": getattr(head, "blocks_", None),
+        "n_units": getattr(head, "n_units_", None),
         "n_classes": len(now.classes),
         "n_samples": sum(now.counts.values()),
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
@@ -275,12 +273,12 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "history": [change.to_dict() for change in now.history],
     }
     if numerics:
-        values["numerics"] = head.diagnostics() if head.can("diagnostics") and len(now.classes) else None
+        values["numerics"] = head.diagnostics() if hasattr(head, "diagnostics") and len(now.classes) else None
     return values
 
 
 def _novelty(now: Snapshot) -> dict[str, Any] | None:
-    if not now.head.can("novelty") or not now.calibration.n:
+    if not hasattr(now.head, "novelty_score") or not now.calibration.n:
         return None
     threshold = now.calibration.threshold(FALSE_ALARM)
     return {"calibrated_on": now.calibration.n, "false_alarm": FALSE_ALARM, "threshold": threshold}
@@ -300,7 +298,6 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
     fields = archive.open(KIND.name, name=name)
     recipe = HeadRecipe(
         fields.text("method", choices=HEADS.names()),
-        fields.text("settings", choices=SETTINGS),
         fields.mapping("options"),
     )
     head, counts = _head(fields, recipe.method, device)
@@ -388,7 +385,7 @@ def _announced(fields: Fields, names: list[str]) -> tuple[str, ...] | None:
 
 def _answering(fields: Fields, head: IncrementalClassifier, counts: dict[str, int]) -> Answering:
     answering = Answering.from_fields(fields.fields("answering"), counts)
-    able = answering.is_plain or head.can("probabilities")
+    able = answering.is_plain or hasattr(head, "predict_proba")
     fields.require(able, "it says how answers follow from probabilities, and its method has none")
     return answering
 

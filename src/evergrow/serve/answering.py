@@ -67,14 +67,13 @@ def model_values(name: str, model: ServedModel, version: Version) -> dict[str, A
         "redoable": model.redoable(),
     }
     if isinstance(known, Draft):
-        about = {"method": known.method, "settings": known.settings, "options": known.options, "thresholds": None}
+        about = {"method": known.method, "options": known.options, "thresholds": None}
         return {**values, **about, "backbone": None if known.spec is None else _backbone(known.spec.to_dict())}
     info = known.info()
     novelty = info["novelty"]
     return {
         **values,
         "method": info["method"],
-        "settings": info["settings"],
         "options": info["options"],
         "backbone": None if info["backbone"] is None else _backbone(info["backbone"]),
         "thresholds": None

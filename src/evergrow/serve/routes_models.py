@@ -143,12 +143,12 @@ def _summary(service: Service, name: str) -> dict[str, Any]:
 
 def _create(service: Service, wanted: NewModel) -> Any:
     check_model_name(wanted.name)
-    recipe = HeadRecipe(wanted.method, wanted.settings, wanted.options)
+    recipe = HeadRecipe(wanted.method, wanted.options)
     recipe.create(device="cpu", random_state=0)  # raises now what the first lesson would
     recipe.plain_options()
     kind = {"images": "image", "texts": "text", "features": "features"}[wanted.kind]
     spec = None
     if kind != "features":
         spec = service.pool.chosen(kind, wanted.backbone).backbone.spec  # type: ignore[arg-type]
-    draft = Draft(kind, spec, wanted.method, wanted.settings, wanted.options)
+    draft = Draft(kind, spec, wanted.method, wanted.options)
     return service.store.create(wanted.name, draft)

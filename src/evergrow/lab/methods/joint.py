@@ -22,7 +22,7 @@ from evergrow.core.fields import Fields
 from evergrow.core.items import Items, concat_items
 from evergrow.features import ImageBackbone
 from evergrow.features.extraction import extract
-from evergrow.head.classifier import Contents
+from evergrow.head.saving import Contents
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels, without_call_settings
 
 
