@@ -13,8 +13,8 @@ from PIL import Image
 from evergrow.cli import check_page as check_page_module
 from evergrow.cli.check_page import check_page
 from evergrow.core.items import ImageArrays, ImageFiles
-from evergrow.learner.datacheck import check_samples
-from evergrow.learner.intake import read_labelled
+from evergrow.data.datacheck import check_samples
+from evergrow.data.intake import read_labelled
 
 
 def test_the_page_is_bounded_and_shows_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:

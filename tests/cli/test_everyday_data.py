@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 
 from evergrow.cli.registry import COMMANDS, build_app
 from evergrow.data import DataOptions, list_layouts
+from evergrow.data.intake import read_labelled
 from evergrow.data.load import survey
 from evergrow.data.readers import FILE_FORMATS
-from evergrow.learner.intake import read_labelled
 
 pytestmark = pytest.mark.filterwarnings("ignore:data set:evergrow.core.errors.DataWarning")
 

@@ -8,9 +8,9 @@ from types import ModuleType
 import pytest
 
 from evergrow.core.optional import is_instance_of
-from evergrow.learner.chunks import is_stream
-from evergrow.learner.frames import is_pandas
-from evergrow.learner.memory_images import is_pil_image
+from evergrow.data.frames import is_pandas
+from evergrow.data.memory_images import is_pil_image
+from evergrow.data.streams import is_stream
 
 
 def test_a_module_that_another_thread_is_importing_has_no_classes_yet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ def test_tables_and_single_files_in_an_archive(tmp_path: Path) -> None:
     assert load_data(mail, split="none").kind == "text"
     (tmp_path / "bad.zip").write_bytes(mail.read_bytes())
     with pytest.raises(InputError, match=r"layout must be one of .*'train-test'"):
-        load_data(mail, layout="cub")
+        load_data(mail, layout="hub-disk")
 
 
 def test_images_of_an_archive_without_labels(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def test_missing_source(source: str) -> None:
 
 
 def test_missing_name_says_where_and_what(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match=r"looked for .*data; nearest: 'cub'.*EVERGROW_DATA"):
+    with pytest.raises(DatasetNotFoundError, match=r"looked for .*data. Give the path.*EVERGROW_DATA"):
         load_data("cubb")
 
 

@@ -93,12 +93,6 @@ def test_names_are_looked_up_in_the_search_path(alone: Path, tree: Tree, monkeyp
     assert load_data("mail").kind == "text"
 
 
-def test_a_file_of_just_that_name_goes_before_a_benchmark(alone: Path) -> None:
-    (alone / "data").mkdir()
-    np.savez(alone / "data" / "cub200.npz", **{**IMAGES, "X_train": np.eye(12), "X_test": np.eye(12)[:4]})
-    assert isinstance(load_data("cub200"), FeatureSet)
-
-
 # -- options ----------------------------------------------------------------------------------------------
 
 
@@ -198,7 +192,7 @@ def test_report_names_small_and_large_classes(tree: Tree) -> None:
     report = inspect_data(data, most=2)
     assert report.smallest == [("b", 6, 2), ("a", 9, 1)]
     assert report.largest == [("c", 30, 3), ("a", 9, 1)]
-    assert (report.kind, report.n_features, report.differences, report.cautions) == ("image", 0, [], [])
+    assert (report.kind, report.n_features, report.cautions) == ("image", 0, [])
 
 
 def test_classes_alike_and_classes_with_few(tree: Tree) -> None:

@@ -33,10 +33,10 @@ from evergrow.core.errors import (
     WeightsError,
 )
 from evergrow.data import FeatureSet
+from evergrow.data.intake import read_labelled
 from evergrow.features import create_backbone
 from evergrow.head import SCLClassifier
 from evergrow.head.base import IncrementalClassifier
-from evergrow.learner.intake import read_labelled
 from evergrow.learner.learner import Learner
 
 Data = tuple[np.ndarray, np.ndarray]

@@ -89,8 +89,8 @@ def update_command(
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip) or the same data were learned before,
     2 bad input and nothing changed, 3 another process is changing the model, 130 interrupted and nothing changed.
     """
+    from evergrow.data.intake import read_labelled
     from evergrow.learner.changes import learned_data
-    from evergrow.learner.intake import read_labelled
     from evergrow.learner.modelfile import commit
     from evergrow.learner.reference import measured_change
 
@@ -211,7 +211,7 @@ def unlearn_command(
     Exit codes: 0 unlearned, 2 some were never learned, or cannot be read, and nothing changed, 3 another process is
     changing the model, 130 interrupted and nothing changed.
     """
-    from evergrow.learner.intake import read_labelled
+    from evergrow.data.intake import read_labelled
     from evergrow.learner.modelfile import commit
 
     running = Running(OnError.RAISE, cache, device, weights, as_json)

@@ -14,8 +14,8 @@ from evergrow.core.errors import ImageError
 from evergrow.core.escaping import printable
 
 if TYPE_CHECKING:
-    from evergrow.learner.datacheck import ClassOverlap, DataCheck, Misplaced, SamplePair
-    from evergrow.learner.intake import Samples
+    from evergrow.data.datacheck import ClassOverlap, DataCheck, Misplaced, SamplePair
+    from evergrow.data.intake import Samples
 
 MOST_SHOWN = 60
 """Findings of each kind that a page shows; it says how many more there are."""
@@ -41,8 +41,8 @@ def check_page(check: DataCheck, samples: tuple[Samples, ...], *, title: str, le
     --------
     >>> from evergrow.cli.check_page import check_page
     >>> from evergrow.core.items import Texts
-    >>> from evergrow.learner.datacheck import check_samples
-    >>> from evergrow.learner.intake import read_labelled
+    >>> from evergrow.data.datacheck import check_samples
+    >>> from evergrow.data.intake import read_labelled
     >>> mail = read_labelled((Texts(("<b>hi</b>", "<b>hi</b>")), ["ham", "spam"]), "train")
     >>> page = check_page(check_samples(mail), (mail,), title="Mail & co")
     >>> "Mail &amp; co" in page, "<b>hi" in page, "&lt;b&gt;hi" in page

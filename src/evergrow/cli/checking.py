@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from evergrow.cli.console import plural, table
 
 if TYPE_CHECKING:
+    from evergrow.data.datacheck import DataCheck, Encode, SamplePair
+    from evergrow.data.intake import Samples
     from evergrow.data.options import DataOptions
-    from evergrow.learner.datacheck import DataCheck, Encode, SamplePair
-    from evergrow.learner.intake import Samples
 
 NO_FEATURES = "none"
 _SHOWN = 5
@@ -42,8 +42,8 @@ def checked_data(source: str, options: DataOptions, backbone: str, device: str) 
     import warnings
 
     from evergrow.core.errors import DataWarning
-    from evergrow.learner.datacheck import check_samples
-    from evergrow.learner.intake import read_parts
+    from evergrow.data.datacheck import check_samples
+    from evergrow.data.intake import read_parts
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)  # the report says it

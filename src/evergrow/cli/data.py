@@ -1,4 +1,4 @@
-"""``evergrow data``: describe a data set and compare it with the benchmark it is named after."""
+"""``evergrow data``: describe a data set and look for mistakes in it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ LAYOUTS = registered_names("evergrow.data:list_layouts")
 
 @command("data")
 def data_command(
-    source: Annotated[str, typer.Argument(help="Folder, file, benchmark name, torchvision:NAME or hf:OWNER/NAME.")],
+    source: Annotated[str, typer.Argument(help="Folder, file or hf:OWNER/NAME.")],
     layout: Annotated[str, typer.Option(help=f"Layout of a folder: auto looks, or {LAYOUTS}.")] = "auto",
-    root: Annotated[Path | None, typer.Option(help="Folder that benchmarks or listed images are in.")] = None,
-    expect: Annotated[str, typer.Option(help="Benchmark to compare with; auto goes by the name.")] = "auto",
+    root: Annotated[Path | None, typer.Option(help="Folder that listed images are in.")] = None,
     test_size: Annotated[
-        float | None, typer.Option(help="Draw a test set of this share where there is none, as bench does.")
+        float | None, typer.Option(help="Draw a test set of this share where there is none, as the laboratory does.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of that draw.")] = 1993,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Leave class folders without images out.")] = False,
@@ -41,17 +40,17 @@ def data_command(
     device: Device = "auto",
     as_json: Json = False,
 ) -> Answer:
-    """Check a data set: what it is, its classes and counts, and how it differs from the benchmark it is named after.
+    """Check a data set: what it is, its classes and counts, and with --check what is probably a mistake.
 
     What it counts is what fit learns; no test set is drawn unless --test-size asks for one.
 
     For example:
 
-      evergrow data data/imagenet-r
+      evergrow data birds/
 
       evergrow data birds/ --check --html birds.html
 
-    Exit codes: 0 all is as expected, 1 it differs from the benchmark or --check found something, 2 it cannot be loaded.
+    Exit codes: 0 all is as expected, 1 --check found something, 2 it cannot be loaded.
     """
     from evergrow.data.load import survey
 
@@ -60,9 +59,9 @@ def data_command(
             raise ParameterError(f"--html must go with --check, got {html} and nothing to show")
         check_target("--html", html)
     drawn = {"split": "none"} if test_size is None else {"test_size": test_size}
-    options = reading.options(layout=layout, root=root, expect=expect, seed=seed, allow_empty=allow_empty, **drawn)
+    options = reading.options(layout=layout, root=root, seed=seed, allow_empty=allow_empty, **drawn)
     report = survey(source, options)
-    lines, values = _lines(report.to_dict()), report.to_dict()
+    lines, values = report_lines(report.to_dict()), report.to_dict()
     found = checked_data(source, options, backbone, device) if check else None
     if found is not None:
         values["check"] = found.check.to_dict()
@@ -70,12 +69,12 @@ def data_command(
     if found is not None and html is not None:
         write_page(html, found, report.name)
         lines.append(f"page in {html}")
-    look = report.differences or (found is not None and not found.check.clean)
+    look = found is not None and not found.check.clean
     done = "" if html is None else f"{html} was written"
     return Answer(values, lines, code=ExitCode.LOOK if look else ExitCode.OK, done=done)
 
 
-def _lines(report: dict[str, object]) -> list[str]:
+def report_lines(report: dict[str, object]) -> list[str]:
     """Return the report as lines for people."""
 
     def sizes(key: str) -> str:
@@ -93,12 +92,9 @@ def _lines(report: dict[str, object]) -> list[str]:
         ("samples", f"{report['n_train']} training, {report['n_test']} test"),
         ("smallest classes", sizes("smallest")),
         ("largest classes", sizes("largest")),
-        ("compared with", report["benchmark"]),
     ]
     lines = [f"{label:<17} {value}" for label, value in pairs if value not in ("", None)]
-    for label, key in (("note", "notes"), ("caution", "cautions"), ("differs", "differences")):
+    for label, key in (("note", "notes"), ("caution", "cautions")):
         texts = report[key]
         lines += [f"{label:<17} {text}" for text in (texts if isinstance(texts, list) else [])]
-    if report["benchmark"] and not report["differences"]:
-        lines.append(f"{'differs':<17} nothing: counts and known class names are as expected")
     return lines

@@ -48,8 +48,8 @@ def diff_command(
 
     Exit codes: 0 compared, 2 no model, a revision that is not kept or bad data, 130 interrupted.
     """
+    from evergrow.data.intake import read_labelled
     from evergrow.learner.comparison import compare_learners
-    from evergrow.learner.intake import read_labelled
 
     running = Running(on_error, cache, device, weights, as_json)
     models = _open(first, running), _open(second, running)

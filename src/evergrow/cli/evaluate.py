@@ -76,7 +76,7 @@ def evaluate_command(
     Exit codes: 0 done, 1 done but below --min-accuracy or images were left out (--on-error skip), 2 bad input, 130
     interrupted.
     """
-    from evergrow.learner.intake import read_labelled, read_unknown
+    from evergrow.data.intake import read_labelled, read_unknown
 
     if min_accuracy is not None and not 0 <= min_accuracy <= 1:
         raise ParameterError(f"--min-accuracy must be a share between 0 and 1, got {min_accuracy:g}")

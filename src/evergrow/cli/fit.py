@@ -50,8 +50,8 @@ from evergrow.core.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
+    from evergrow.data.intake import Samples
     from evergrow.data.sources import FileSource
-    from evergrow.learner.intake import Samples
     from evergrow.learner.learner import Learner
 
 
@@ -233,9 +233,9 @@ def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Sampl
     """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
+    from evergrow.data.intake import read_labelled
     from evergrow.data.labelled import stratified_split
     from evergrow.data.options import DataOptions
-    from evergrow.learner.intake import read_labelled
 
     samples = read_labelled(data, "train", options=reading.options())
     classes = np.unique(samples.required_labels())

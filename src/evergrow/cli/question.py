@@ -65,8 +65,8 @@ def _kinds(kind: str) -> str:
 
 
 def _texts(items: list[str], texts: list[str], reading: Reading) -> Question:
+    from evergrow.data.intake import read_items
     from evergrow.data.unlabelled import is_container, read_container
-    from evergrow.learner.intake import read_items
 
     found: list[str] = []
     for item in items:
@@ -117,7 +117,7 @@ def _quoted(text: str) -> str:
 
 
 def _vectors(items: list[str]) -> Question:
-    from evergrow.learner.intake import read_items
+    from evergrow.data.intake import read_items
 
     if len(items) != 1 or items[0] == STDIN:
         raise InputError(f"ITEMS must be one .npy or .npz file, since the model takes feature vectors, got {items}")
@@ -145,8 +145,8 @@ def _images(items: list[str], reading: Reading) -> Question:
 def _named_images(name: str, reading: Reading) -> tuple[list[str], list[Items]]:
     """Return the images of a file, a folder, an archive, a table or a pattern, with a name of each."""
     from evergrow.data.globs import is_pattern, patterns_of, read_globs
+    from evergrow.data.intake import read_items
     from evergrow.data.unlabelled import is_container, read_container
-    from evergrow.learner.intake import read_items
 
     path = Path(name)
     if is_pattern(name):

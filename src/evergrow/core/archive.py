@@ -373,11 +373,11 @@ def _whole(path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str
 def _described_by(path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Archive:
     """Return the archive that a header and tensors make up."""
     if head["schema"] == 1:
-        described = _parsed(path, head["meta"])
+        described = parse_json(head["meta"], f"the description in {os.fspath(path)}")
         if not isinstance(described, dict):
             raise FileFormatError(f"{path} must describe its contents by an object, got {type(described).__name__}")
         return Archive(head["kind"], described, tensors, digest=head["digest"])
-    archive = _nested(path, _parsed(path, head["archive"]), tensors, "", 0)
+    archive = _nested(path, parse_json(head["archive"], f"the description in {os.fspath(path)}"), tensors, "", 0)
     return replace(archive, digest=head["digest"])
 
 
@@ -490,15 +490,36 @@ def shallow(values: Any) -> Any:
     raise ValueError(f"values are nested more than {_MAX_NESTING} deep")
 
 
-def _parsed(path: str | os.PathLike[str], text: str) -> Any:
+def parse_json(text: str | bytes, name: str) -> Any:
+    """Return the values of a JSON text from a file.
+
+    Parameters
+    ----------
+    text : str or bytes
+        The text.
+    name : str
+        What messages call the file.
+
+    Raises
+    ------
+    FileFormatError
+        If it is no whole JSON, is nested too deeply, or has a key twice, a number that is not finite or an integer of
+        thousands of digits.
+
+    Examples
+    --------
+    >>> from evergrow.core.archive import parse_json
+    >>> parse_json('{"n": NaN}', "run.json")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.FileFormatError: run.json is no whole JSON: numbers must be finite, got NaN
+    """
     try:
         return shallow(
             json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_each_once)
         )
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(
-            f"{path} must describe its contents in plain JSON, got a damaged text: {error}"
-        ) from error
+    except (ValueError, RecursionError) as error:  # also bytes that are no UTF-8
+        raise FileFormatError(f"{name} is no whole JSON: {error}") from error
 
 
 def _refuse_constant(word: str) -> Any:

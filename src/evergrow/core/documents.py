@@ -7,45 +7,13 @@ is handed to the owner, who writes it again.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from evergrow.core.archive import Archive, Kind, shallow
+from evergrow.core.archive import Archive, Kind, parse_json
 from evergrow.core.errors import FileFormatError, NewerSchemaError
 from evergrow.core.fields import Fields
 
-
-def parse_json(text: str | bytes, name: str) -> Any:
-    """Return the values of a JSON text from a file.
-
-    Parameters
-    ----------
-    text : str or bytes
-        The text.
-    name : str
-        What messages call the file.
-
-    Raises
-    ------
-    FileFormatError
-        If it is no whole JSON, is nested too deeply, or holds NaN, infinity or an integer of thousands of digits.
-
-    Examples
-    --------
-    >>> from evergrow.core.documents import parse_json
-    >>> parse_json('{"n": NaN}', "run.json")
-    Traceback (most recent call last):
-        ...
-    evergrow.core.errors.FileFormatError: run.json must be a whole JSON file, got ...: numbers must be finite, got NaN
-    """
-    try:
-        return shallow(json.loads(text, parse_constant=_refuse_constant))
-    except (ValueError, RecursionError) as error:  # also bytes that are no UTF-8
-        raise FileFormatError(f"{name} must be a whole JSON file, got a damaged one: {error}") from error
-
-
-def _refuse_constant(word: str) -> Any:
-    raise ValueError(f"numbers must be finite, got {word}")
+__all__ = ["open_document", "parse_json"]
 
 
 def open_document(values: Any, kind: Kind, name: str, *, version: Any, writer: Any = None) -> Fields:

@@ -7,12 +7,18 @@ import numbers
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.registry import nearest
 from evergrow.core.wording import setting
 
 if TYPE_CHECKING:
     import torch
+
+LARGEST_WEIGHT = 1e9
+"""What one sample may count for at most; sums of such weights stay exact."""
 
 
 def check_number(
@@ -94,3 +100,31 @@ def check_matrix(name: str, tensor: torch.Tensor, *, columns: int | None = None,
     if not bool(torch.isfinite(tensor).all()):
         bad = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
         raise InputError(f"{name} must be finite, got NaN or infinity, first in row {bad}")
+
+
+def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
+    """Return weights as a 1-D array, one per row, or None where every one is one; raise :class:`InputError`.
+
+    Examples
+    --------
+    >>> from evergrow.core.validation import as_weights
+    >>> as_weights([1, 2, 0.5], 3).tolist(), as_weights([1, 1], 2)
+    ([1.0, 2.0, 0.5], None)
+    """
+    if sample_weight is None:
+        return None
+    if hasattr(sample_weight, "detach"):
+        sample_weight = sample_weight.detach().cpu().numpy()
+    try:
+        weights = np.asarray(sample_weight, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"sample_weight must be numbers, got {type(sample_weight).__name__}") from None
+    if weights.shape != (n_rows,):
+        raise InputError(f"sample_weight must be one number per row ({n_rows}), got shape {weights.shape}")
+    bad = ~((weights >= 0) & (weights <= LARGEST_WEIGHT))
+    if bad.any():
+        row = int(bad.argmax())
+        raise InputError(f"sample_weight must be between 0 and {LARGEST_WEIGHT:g}, got {weights[row]:g} in row {row}")
+    if not weights.any():
+        raise InputError("sample_weight must be above 0 for at least one row, got none")
+    return None if (weights == 1.0).all() else weights

@@ -1,4 +1,4 @@
-"""Readers of data as it lies on disk: folders, lists, tables, archives, the layouts of the benchmarks.
+"""Readers of data as it lies on disk: folders, lists, tables, archives.
 
 Every reader registers itself (see :mod:`evergrow.data.readers`); importing it here makes it known.
 """
@@ -8,17 +8,13 @@ from evergrow.data import (  # noqa: F401
     annotations,
     archives,
     arrays,
-    cifar,
     folders,
     hub,
     imagefolder,
     lists,
-    official,
     parquet,
     tables,
-    vision,
 )
-from evergrow.data.benchmarks import list_benchmarks
 from evergrow.data.features import (
     FeatureSet,
     available_features,
@@ -27,7 +23,7 @@ from evergrow.data.features import (
     save_features,
     search_path,
 )
-from evergrow.data.inspection import DataReport, check_data, inspect_data
+from evergrow.data.inspection import DataReport, inspect_data
 from evergrow.data.load import load_data
 from evergrow.data.options import DataOptions
 from evergrow.data.rawset import RawSet
@@ -40,10 +36,8 @@ __all__ = [
     "FeatureSet",
     "RawSet",
     "available_features",
-    "check_data",
     "find_features",
     "inspect_data",
-    "list_benchmarks",
     "list_layouts",
     "load_data",
     "load_features",

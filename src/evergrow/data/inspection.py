@@ -1,4 +1,4 @@
-"""Reports on data sets: kind, classes, counts, and differences from the benchmark they are named after."""
+"""Reports on data sets: kind, classes and counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.data.benchmarks import BENCHMARKS, Benchmark, expected_names
 from evergrow.data.features import FeatureSet
 from evergrow.data.labelled import LabelledItems, listed
 from evergrow.data.rawset import RawSet
@@ -32,10 +31,6 @@ class DataReport:
         Width of the features; 0 for raw data.
     smallest, largest : list of (str, int, int)
         Classes with the fewest and the most training samples: name, training and test samples.
-    benchmark : str
-        Name of the benchmark that the data were compared with, or empty.
-    differences : list of str
-        How they differ from it.
     cautions : list of str
         What is probably not meant.
     notes : list of str
@@ -52,8 +47,6 @@ class DataReport:
     n_features: int
     smallest: list[tuple[str, int, int]]
     largest: list[tuple[str, int, int]]
-    benchmark: str
-    differences: list[str]
     cautions: list[str]
     notes: list[str]
 
@@ -63,7 +56,7 @@ class DataReport:
 
 
 def inspect_data(data: RawSet | FeatureSet, *, most: int = 3) -> DataReport:
-    """Return a report on a data set: its kind and counts, and how it differs from its benchmark.
+    """Return a report on a data set: its kind, classes and counts.
 
     Parameters
     ----------
@@ -98,9 +91,7 @@ def inspect_data(data: RawSet | FeatureSet, *, most: int = 3) -> DataReport:
         n_features=0 if isinstance(data, RawSet) else int(data.X_train.shape[1]),
         smallest=rows[:most],
         largest=rows[::-1][:most],
-        benchmark=BENCHMARKS[raw.benchmark].title if raw and raw.benchmark else "",
-        differences=check_data(data),
-        cautions=[*(raw.cautions if raw else ()), *_few(data, names, train)],
+        cautions=[*(raw.cautions if raw else ()), *_few(names, train)],
         notes=list(raw.notes) if raw else [],
     )
 
@@ -136,65 +127,13 @@ def inspect_reading(reading: LabelledItems, *, name: str, source: str, most: int
         n_features=0,
         smallest=rows[:most],
         largest=rows[::-1][:most],
-        benchmark="",
-        differences=[],
         cautions=[*reading.cautions, *said],
         notes=list(reading.notes),
     )
 
 
-def check_data(data: RawSet | FeatureSet) -> list[str]:
-    """Return how a data set differs from the benchmark it is named after; an empty list if it does not.
-
-    Counts are compared with those that published results were computed on, class names where they are known.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from evergrow.core.items import Texts
-    >>> from evergrow.data import RawSet, check_data
-    >>> y, texts = np.array([0, 1]), Texts(("a", "b"))
-    >>> for line in check_data(RawSet("toy", texts, y, texts, y, ("one", "two"), benchmark="vtab")):
-    ...     print(line)
-    classes: 2, expected 50
-    training samples: 2, expected 1796
-    test samples: 2, expected 8619
-    """
-    if not isinstance(data, RawSet) or not data.benchmark:
-        return []
-    benchmark = BENCHMARKS[data.benchmark]
-    return _check_counts(data, benchmark) + _check_names(data, benchmark)
-
-
-def _check_counts(data: RawSet, benchmark: Benchmark) -> list[str]:
-    have = (data.n_classes, len(data.y_train), len(data.y_test))
-    want = benchmark.counts
-    for other in benchmark.others:
-        if have == (other.n_classes, other.n_train, other.n_test):
-            return [
-                f"split: {have[1]} / {have[2]} is {other.split}; published numbers are for "
-                f"{want.n_train} / {want.n_test}, {want.split}"
-            ]
-    labels = ("classes", "training samples", "test samples")
-    pairs = zip(labels, have, (want.n_classes, want.n_train, want.n_test), strict=True)
-    return [f"{label}: {value}, expected {expected}" for label, value, expected in pairs if value != expected]
-
-
-def _check_names(data: RawSet, benchmark: Benchmark) -> list[str]:
-    """Compare class names, unless none is known: then they follow another convention, which is no difference."""
-    expected = expected_names().get(benchmark.key, ())
-    missing = [name for name in expected if name not in set(data.class_names)]
-    if not expected or len(missing) == len(expected):
-        return []
-    unknown = [name for name in data.class_names if name not in set(expected)]
-    differences = [f"class names missing: {len(missing)} ({listed(missing)})"] if missing else []
-    return differences + ([f"class names not expected: {len(unknown)} ({listed(unknown)})"] if unknown else [])
-
-
-def _few(data: RawSet | FeatureSet, names: list[str], train: NDArray[np.int64]) -> list[str]:
-    """Name small classes, unless the benchmark is complete and has them by nature."""
-    if isinstance(data, RawSet) and data.benchmark and not check_data(data):
-        return []
+def _few(names: list[str], train: NDArray[np.int64]) -> list[str]:
+    """Name small classes."""
     few = [name for name, count in zip(names, train, strict=True) if count < FEW]
     if not few:
         return []

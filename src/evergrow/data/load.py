@@ -15,20 +15,11 @@ from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError
 from evergrow.core.registry import nearest
 from evergrow.core.settings import with_changes
 from evergrow.core.wording import setting
-from evergrow.data.benchmarks import (
-    BENCHMARKS,
-    Benchmark,
-    benchmark_of_folder,
-    find_benchmark,
-    list_benchmarks,
-    locate,
-)
 from evergrow.data.features import FeatureSet, available_features, search_path
 from evergrow.data.folders import unwrapped
 from evergrow.data.globs import is_pattern, patterns_of, read_globs
 from evergrow.data.inspection import DataReport, inspect_data, inspect_reading
 from evergrow.data.labelled import LabelledItems, as_rawset, stratified_split
-from evergrow.data.lists import read_lists
 from evergrow.data.options import DataOptions
 from evergrow.data.pairs import partner
 from evergrow.data.rawset import RawSet
@@ -45,15 +36,15 @@ def load_data(
     ----------
     source : str, path-like or list of str
         - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class (a
-          test set is then drawn, unless ``split="none"``), training and test lists or tables, the official CUB-200-2011
-          or Stanford Cars, CIFAR-100 as distributed, or a saved Hugging Face data set;
+          test set is then drawn, unless ``split="none"``), training and test lists or tables, or a saved Hugging Face
+          data set;
         - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
           ``text,label`` or ``path,label``, a ``.txt`` or ``.yaml`` list of images, a ``.json`` export of COCO or Label
           Studio, a ``.zip`` or ``.tar`` of a folder, which is not unpacked;
         - a pattern such as ``photos/*/*.jpg``, or several, as a list or as in ``$PATH``: the folder of an image is its
           class;
-        - the name of a benchmark (see :func:`list_benchmarks`) or of a file or folder in :func:`search_path`;
-        - ``torchvision:NAME``, or ``hf:OWNER/NAME`` (and ``#CONFIG``), also as ``hf://datasets/OWNER/NAME``.
+        - the name of a file or folder in :func:`search_path`;
+        - ``hf:OWNER/NAME`` (and ``#CONFIG``), also as ``hf://datasets/OWNER/NAME``.
     options : DataOptions, optional
         How to read it.
     **settings
@@ -67,7 +58,7 @@ def load_data(
     Warns
     -----
     DataWarning
-        Once, with all that is not as expected: counts that differ from the benchmark's, classes with few samples.
+        Once, with all that is not as expected, such as classes with few samples.
 
     Raises
     ------
@@ -154,7 +145,7 @@ def check_source(source: str | os.PathLike[str]) -> None:
     if is_on_disk(text) or is_video(text) or (scheme.lower() in SCHEMES and rest):
         return  # of videos and cameras their reader says what is wrong
     _check_nameable(text)
-    if find_benchmark(text) is None and _find_named(text, search_path(), ("", *file_suffixes("first", "last"))) is None:
+    if _find_named(text, search_path(), ("", *file_suffixes("first", "last"))) is None:
         raise _nowhere(text, search_path())
 
 
@@ -264,26 +255,22 @@ def _read_path(path: Path, options: DataOptions) -> LabelledItems | FeatureSet:
 
 
 def _load_name(name: str, options: DataOptions) -> RawSet | FeatureSet:
-    """Load by name: a file of arrays of just that name, a benchmark, then a folder or any file of that name."""
+    """Load by name: a file of arrays of just that name, or else a folder or any file of that name."""
     roots = [options.root_path] if options.root_path is not None else search_path()
-    named = _find_named(name, roots, file_suffixes("first"))
-    benchmark = find_benchmark(name) if named is None else None
-    if benchmark is not None:
-        return _load_benchmark(benchmark, options)
-    named = named or _find_named(name, roots, ("", *file_suffixes("last")))
+    named = _find_named(name, roots, file_suffixes("first")) or _find_named(name, roots, ("", *file_suffixes("last")))
     if named is not None:
         return _load_path(named, options)
     raise _nowhere(name, roots)
 
 
 def _nowhere(name: str, roots: list[Path]) -> DatasetNotFoundError:
-    known = [*list_benchmarks(), *available_features()]
     suffixes = ", ".join(file_suffixes("first", "last"))
+    near = f"; nearest: {nearest(name, known)}" if (known := available_features()) else ""
     return DatasetNotFoundError(
         f"data set {name!r} must be on disk: looked for a folder or file {name} "
-        f"({suffixes}) in {', '.join(str(root) for root in roots)}; "
-        f"nearest: {nearest(name, known)}. Give the path of a folder with train/<class>/* and test/<class>/*, "
-        "or name the folder above it in the environment variable EVERGROW_DATA"
+        f"({suffixes}) in {', '.join(str(root) for root in roots)}{near}. "
+        "Give the path of a folder with train/<class>/* and test/<class>/*, or name the folder above it in the "
+        "environment variable EVERGROW_DATA"
     )
 
 
@@ -291,18 +278,6 @@ def _find_named(name: str, roots: list[Path], suffixes: tuple[str, ...]) -> Path
     """Return the first folder or file of a name and one of these endings below the roots."""
     candidates = (root / f"{name}{suffix}" for root in roots for suffix in suffixes)
     return next((path for path in candidates if path.exists()), None)
-
-
-def _load_benchmark(benchmark: Benchmark, options: DataOptions) -> RawSet:
-    place = locate(benchmark, options.root_path)
-    if place.train_list is not None:
-        around = dataclasses.replace(options, root=place.folder)
-        labelled = read_lists(place.train_list, place.test_list, around)
-        labelled.notes.append("lists may split the images otherwise than the folders of PILOT do")
-    else:
-        labelled = read_folder(place.folder, options)
-    wanted = options if options.expect != "auto" else dataclasses.replace(options, expect=benchmark.key)
-    return _finish(labelled, str(place.folder), benchmark.key, wanted)
 
 
 def read_folder(folder: Path, options: DataOptions) -> LabelledItems:
@@ -316,36 +291,7 @@ def read_folder(folder: Path, options: DataOptions) -> LabelledItems:
 
 
 def _finish(labelled: LabelledItems, source: str, name: str, options: DataOptions) -> RawSet:
-    data = as_rawset(labelled, name=options.name or Path(name).name, source=source, options=options)
-    benchmark = _expected(data, name, options)
-    if benchmark is None:
-        return data
-    cautions, notes = list(data.cautions), list(data.notes)
-    if labelled.test is None:
-        cautions.append("no published split was found, so that results compare with no other")
-    if benchmark.fixed_order:
-        notes.append("classes arrive in natural order: use a protocol with shuffle = false")
-    return dataclasses.replace(
-        data,
-        benchmark=benchmark.key,
-        fixed_order=benchmark.fixed_order,
-        cautions=tuple(cautions),
-        notes=tuple(notes),
-    )
-
-
-def _expected(data: RawSet, name: str, options: DataOptions) -> Benchmark | None:
-    if options.expect == "none":
-        return None
-    if options.expect == "auto":
-        return benchmark_of_folder(Path(name).name) if data.kind == "image" else None
-    benchmark = find_benchmark(options.expect)
-    if benchmark is None:
-        raise InputError(
-            f"{setting('expect')} must be 'auto', 'none' or a benchmark, got {options.expect!r}; "
-            f"nearest: {nearest(options.expect, BENCHMARKS)}"
-        )
-    return benchmark
+    return as_rawset(labelled, name=options.name or Path(name).name, source=source, options=options)
 
 
 def _name_of_source(source: str | os.PathLike[str]) -> str:
@@ -370,12 +316,7 @@ def _name_of(path: Path) -> str:
 
 
 def _warn(data: RawSet) -> None:
-    report = inspect_data(data)
-    _warn_of(
-        data.name,
-        [*(f"{report.benchmark}: {difference}" for difference in report.differences), *report.cautions],
-        level=4,
-    )
+    _warn_of(data.name, inspect_data(data).cautions, level=4)
 
 
 def _warn_of(name: str, cautions: list[str], level: int = 3) -> None:

@@ -31,11 +31,8 @@ class DataOptions:
     name : str
         Name for people and records; empty takes the name of the source.
     root : path-like, optional
-        Folder that benchmarks are looked for in, that the paths of a list are relative to, and that torchvision
-        downloads to; without it :func:`search_path` and the list's own surroundings serve.
-    expect : str
-        Benchmark whose counts and class names the data are held against; ``"auto"`` goes by the name of the source,
-        ``"none"`` asks for no comparison.
+        Folder that data sets are looked for in by name and that the paths of a list are relative to; without it
+        :func:`search_path` and the list's own surroundings serve.
     split : {"auto", "none"}
         What to do where the data come without a test set: ``"auto"`` draws one, ``"none"`` leaves all samples in the
         training set, so that one sample is enough. Data that come with a test set keep it.
@@ -69,7 +66,6 @@ class DataOptions:
     layout: str = "auto"
     name: str = ""
     root: str | os.PathLike[str] | None = None
-    expect: str = "auto"
     split: str = "auto"
     test_size: float = 0.2
     seed: int = 1993
@@ -90,7 +86,7 @@ class DataOptions:
         for name in ("allow_empty", "download"):
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(f"{setting(name)} must be true or false, got {getattr(self, name)!r}")
-        for name in ("name", "expect", "text_column", "label_column", "split_column", "image_column"):
+        for name in ("name", "text_column", "label_column", "split_column", "image_column"):
             if not isinstance(getattr(self, name), str):
                 raise ParameterError(f"{setting(name)} must be a string, got {getattr(self, name)!r}")
         if self.root is not None and not isinstance(self.root, (str, os.PathLike)):

@@ -33,10 +33,6 @@ class RawSet:
         Where the data came from, for people.
     layout : str
         How they were laid out there.
-    benchmark : str
-        Key of the benchmark that they are to be compared with, or empty.
-    fixed_order : bool
-        Whether the benchmark's classes arrive in their natural order, as VTAB's do.
     notes : tuple of str
         What is worth knowing: files left out, how the split came about.
     cautions : tuple of str
@@ -49,7 +45,7 @@ class RawSet:
     >>> import numpy as np
     >>> from evergrow.core.items import Texts
     >>> from evergrow.data import RawSet
-    >>>     >>> y = np.array([0, 0, 1, 1])
+    >>> y = np.array([0, 0, 1, 1])
     >>> data = RawSet("toy", Texts(("a", "b", "c", "d")), y, Texts(("e", "f", "g", "h")), y, ("one", "two"))
     >>> data.kind, data.n_classes
     ('text', 2)
@@ -63,8 +59,6 @@ class RawSet:
     class_names: tuple[str, ...]
     source: str = ""
     layout: str = ""
-    benchmark: str = ""
-    fixed_order: bool = False
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     whole: bool = False

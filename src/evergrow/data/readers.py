@@ -59,7 +59,7 @@ class FileFormat:
     read : callable
         Reads such a file.
     by_name : {"first", "last", "never"}
-        Whether a file is found by its bare name in the search path: before a benchmark of that name, after it, or not.
+        Whether a file is found by its bare name in the search path: before a folder of that name, after it, or not.
     paired : bool
         Whether a training file can have a test file beside it.
     """

@@ -20,8 +20,8 @@ from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, LabelError, NumericalError, UnsupportedError
 from evergrow.core.families import Family
 from evergrow.core.fields import Fields
-from evergrow.core.validation import check_matrix
-from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, as_weights, update_labels
+from evergrow.core.validation import as_weights, check_matrix
+from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, update_labels
 from evergrow.head.ridge_model import RidgeModel
 from evergrow.head.saving import SavedClassifier
 

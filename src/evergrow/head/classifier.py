@@ -16,11 +16,11 @@ from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import LabelError, MergeError, ParameterError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import resolve_seed
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.feature_blocks import FeatureBlocks, check_blocks
 from evergrow.head.fold_outs import FoldOuts, Rows, fold_outs
-from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, as_weights, check_kind, column_map, known_codes
+from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, column_map, known_codes
 from evergrow.head.layers import LAYERS, BlockRecord, FourierLayer, GuidedLayer, Layer, Projection, layer_from_plain
 from evergrow.head.layers.contrast import check_contrast
 from evergrow.head.layers.normalize import normalize, resolve_normalization

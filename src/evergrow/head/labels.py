@@ -17,9 +17,6 @@ from evergrow.core.registry import nearest
 _KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers", "U": "strings", "S": "bytes"}
 
 
-LARGEST_WEIGHT = 1e9
-"""What one sample may count for at most; sums of such weights stay exact."""
-
 _STORED: dict[str, tuple[Any, tuple[type, ...]]] = {
     "b": (np.bool_, (bool,)),
     "i": (np.int64, (int,)),
@@ -127,34 +124,6 @@ def known_codes(known: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int64]:
     if len(missing):
         raise LabelError(f"labels must be known classes, got {missing[:5].tolist()} that were never learned")
     return np.searchsorted(known, labels).astype(np.int64)
-
-
-def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
-    """Return weights as a 1-D array, one per row, or None where every one is one; raise :class:`InputError`.
-
-    Examples
-    --------
-    >>> from evergrow.head.labels import as_weights
-    >>> as_weights([1, 2, 0.5], 3).tolist(), as_weights([1, 1], 2)
-    ([1.0, 2.0, 0.5], None)
-    """
-    if sample_weight is None:
-        return None
-    if isinstance(sample_weight, torch.Tensor):
-        sample_weight = sample_weight.detach().cpu().numpy()
-    try:
-        weights = np.asarray(sample_weight, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"sample_weight must be numbers, got {type(sample_weight).__name__}") from None
-    if weights.shape != (n_rows,):
-        raise InputError(f"sample_weight must be one number per row ({n_rows}), got shape {weights.shape}")
-    bad = ~((weights >= 0) & (weights <= LARGEST_WEIGHT))
-    if bad.any():
-        row = int(bad.argmax())
-        raise InputError(f"sample_weight must be between 0 and {LARGEST_WEIGHT:g}, got {weights[row]:g} in row {row}")
-    if not weights.any():
-        raise InputError("sample_weight must be above 0 for at least one row, got none")
-    return None if (weights == 1.0).all() else weights
 
 
 # -- other names ----------------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from evergrow.core.errors import InputError
 from evergrow.core.validation import check_number
 from evergrow.core.wording import setting
+from evergrow.data.frames import check_columns, is_pandas
+from evergrow.data.intake import Samples, read_items, read_unknown
+from evergrow.data.streams import is_stream, labelled_chunks, read_chunks
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.chunks import is_stream, labelled_chunks, read_chunks
 from evergrow.learner.encoder import Encoder, Features
 from evergrow.learner.evaluation import Compared, Evaluation, evaluate_predictions, kept_answers, open_world
-from evergrow.learner.frames import check_columns, is_pandas
-from evergrow.learner.intake import Samples, read_items, read_unknown
 from evergrow.learner.labels import as_labels, column_order
 from evergrow.learner.learner_base import LearnerBase, check_width
 from evergrow.learner.summaries import Measured

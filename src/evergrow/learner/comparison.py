@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
+from evergrow.data.intake import read_labelled
 from evergrow.learner.changes import Change
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
-from evergrow.learner.intake import read_labelled
 from evergrow.learner.learner import Learner
 from evergrow.learner.merging import backbone_differences
 

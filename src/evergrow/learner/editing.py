@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from evergrow.core.errors import UnlearnError
+from evergrow.data.streams import labelled_chunks
 from evergrow.learner.answering import Answering
 from evergrow.learner.changes import Change, fingerprints
-from evergrow.learner.chunks import labelled_chunks
 from evergrow.learner.edits import (
     check_relabelling,
     read_movable,

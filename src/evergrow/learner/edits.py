@@ -13,8 +13,8 @@ from evergrow.core.errors import LabelError, UnlearnError
 from evergrow.core.registry import nearest
 from evergrow.core.wording import setting
 from evergrow.data import DataOptions
+from evergrow.data.intake import Samples, as_names, read_items, read_unknown
 from evergrow.learner.changes import Change, fingerprint, fingerprints
-from evergrow.learner.intake import Samples, as_names, read_items, read_unknown
 from evergrow.learner.snapshot import Snapshot, counted
 
 

@@ -15,9 +15,9 @@ from torch import nn
 
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
 from evergrow.core.wording import action, setting
+from evergrow.data.intake import Samples
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.recipes import FINAL, check_recipe
-from evergrow.learner.intake import Samples
 
 if TYPE_CHECKING:
     from evergrow.adapt.adaptation import Adaptation

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DataWarning, LabelError
+from evergrow.data.intake import kind_of
 
 if TYPE_CHECKING:
     from evergrow.learner.snapshot import Snapshot
@@ -24,30 +25,6 @@ KINDS = ("name", "integer", "boolean")
 
 _PLURAL = {"name": "names", "integer": "integers", "boolean": "booleans"}
 _TRUTHS = {"False": False, "True": True}
-
-
-def kind_of(values: Sequence[Any]) -> str:
-    """Return the kind of labels, or raise :class:`LabelError` where they are of several.
-
-    Parameters
-    ----------
-    values : sequence
-        Plain labels; numbers with a fraction count as names.
-
-    Examples
-    --------
-    >>> from evergrow.learner.labels import kind_of
-    >>> kind_of(["a", "b"]), kind_of([3, 10]), kind_of([True]), kind_of([0.5])
-    ('name', 'integer', 'boolean', 'name')
-    """
-    types = {_plain_type(value) for value in values}
-    if len(types) > 1:
-        raise LabelError(f"labels must all be of one kind, got a mix of {', '.join(sorted(types))}")
-    return {"int": "integer", "bool": "boolean"}.get(next(iter(types), "str"), "name")
-
-
-def _plain_type(value: Any) -> str:
-    return type(value.item() if isinstance(value, np.generic) else value).__name__
 
 
 def can_read(kind: str, name: str) -> bool:

@@ -14,14 +14,14 @@ from typing_extensions import Self
 
 from evergrow.core.errors import InputError, MergeError
 from evergrow.core.settings import check_keys
+from evergrow.data.intake import Samples
+from evergrow.data.streams import check_whole, labelled_chunks
 from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.asking import Asking
-from evergrow.learner.chunks import check_whole, labelled_chunks
 from evergrow.learner.class_warnings import warn_alike, warn_few
 from evergrow.learner.editing import Editing
 from evergrow.learner.elsewhere import learn_elsewhere
 from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
-from evergrow.learner.intake import Samples
 from evergrow.learner.keeping import Keeping
 from evergrow.learner.labels import announced_names, check_announced, settled_kind
 from evergrow.learner.learning import Learned, first_block, next_block

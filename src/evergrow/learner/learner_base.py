@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, NotFittedError
 from evergrow.core.wording import action
+from evergrow.data.frames import check_columns
+from evergrow.data.intake import Samples
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.estimator import Estimator
 from evergrow.learner.answering import Answering
 from evergrow.learner.changes import Change
 from evergrow.learner.encoder import Encoder, Features
-from evergrow.learner.frames import check_columns
-from evergrow.learner.intake import Samples
 from evergrow.learner.labels import as_labels
 from evergrow.learner.learning import Block, gathered
 from evergrow.learner.recipe import HeadRecipe

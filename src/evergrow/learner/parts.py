@@ -15,12 +15,12 @@ import numpy as np
 
 from evergrow.core.errors import MergeError, ParameterError
 from evergrow.core.wording import setting
+from evergrow.data.intake import Samples
 from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.calibration import Calibration, with_new_classes
 from evergrow.learner.changes import Change, fingerprint
 from evergrow.learner.class_warnings import warn_alike, warn_few
 from evergrow.learner.encoder import Encoder
-from evergrow.learner.intake import Samples
 from evergrow.learner.labels import check_announced, settled_kind
 from evergrow.learner.learner import NOTHING, Learner
 from evergrow.learner.learner_base import check_width

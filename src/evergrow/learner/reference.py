@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from evergrow.core.errors import EvergrowError
 from evergrow.core.fields import Fields
 from evergrow.data import DataOptions
+from evergrow.data.intake import Samples, read_labelled
 from evergrow.learner.changes import Tested, fingerprint
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
-from evergrow.learner.intake import Samples, read_labelled
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner

@@ -14,8 +14,9 @@ from evergrow.adapt.cost import inference_gflops
 from evergrow.adapt.features import describe_features, featurize
 from evergrow.core.errors import ParameterError
 from evergrow.core.items import Items
-from evergrow.data import FeatureSet, RawSet, load_data
+from evergrow.data import FeatureSet, RawSet
 from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
+from evergrow.lab.benchmarks import load_benchmark
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class DataEntry:
     Parameters
     ----------
     source : str
-        What :func:`evergrow.data.load_data` takes.
+        What :func:`evergrow.lab.benchmarks.load_benchmark` takes.
     label : str
         Name in tables.
     backbone : BackboneEntry, optional
@@ -177,6 +178,6 @@ class DataSource:
     def _load(self, entry: DataEntry) -> FeatureSet | RawSet:
         if self._data is None or self._entry != entry:
             self._data = self._backbone = self._features = None  # let go of the old one first
-            self._data = load_data(os.fspath(entry.source), **entry.options)
+            self._data = load_benchmark(os.fspath(entry.source), **entry.options)
             self._entry = entry
         return self._data

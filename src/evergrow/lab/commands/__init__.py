@@ -1,3 +1,3 @@
 """Commands under ``evergrow lab``; importing this registers them."""
 
-from evergrow.lab.commands import bench, methods, report  # noqa: F401
+from evergrow.lab.commands import bench, data, methods, report  # noqa: F401

@@ -157,7 +157,7 @@ def stream_of(
 ) -> Stream:
     """Return the tasks of a data set, as row numbers; see :func:`make_stream`.
 
-    Without a protocol it is B-0 Inc-10, in natural order where the data set has a fixed order of classes.
+    Without a protocol it is B-0 Inc-10.
 
     Raises
     ------
@@ -176,7 +176,6 @@ def stream_of(
     """
     if data.whole:
         raise InputError("A stream needs a test set, and these data have none: load them with split='auto'.")
-    protocol = protocol or Protocol(shuffle=not getattr(data, "fixed_order", False))
     return make_stream(data.y_train, data.y_test, protocol, seed=seed, earlier_seeds=earlier_seeds)
 
 

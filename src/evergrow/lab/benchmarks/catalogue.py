@@ -52,7 +52,7 @@ class Benchmark:
     others : tuple of Counts
         Other splits in use, which give other numbers.
     fixed_order : bool
-        Whether its classes arrive in natural order.
+        Whether published results take its classes in natural order.
     archive : str
         The archive that the folder comes in, with its MD5 sum.
     """
@@ -152,7 +152,7 @@ def find_benchmark(name: str) -> Benchmark | None:
 
     Examples
     --------
-    >>> from evergrow.data.benchmarks import find_benchmark
+    >>> from evergrow.lab.benchmarks.catalogue import find_benchmark
     >>> find_benchmark("ImageNet_R").key, find_benchmark("inr").key, find_benchmark("my own data")
     ('imagenet-r', 'imagenet-r', None)
     """
@@ -165,7 +165,7 @@ def benchmark_of_folder(name: str) -> Benchmark | None:
 
     Examples
     --------
-    >>> from evergrow.data.benchmarks import benchmark_of_folder
+    >>> from evergrow.lab.benchmarks.catalogue import benchmark_of_folder
     >>> benchmark_of_folder("CUB_200_2011").key, benchmark_of_folder("obj")
     ('cub', None)
     """
@@ -181,7 +181,7 @@ def list_benchmarks() -> list[str]:
 
     Examples
     --------
-    >>> from evergrow.data import list_benchmarks
+    >>> from evergrow.lab.benchmarks import list_benchmarks
     >>> list_benchmarks()[:3]
     ['cars', 'cifar100', 'cub']
     """

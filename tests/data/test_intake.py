@@ -12,8 +12,8 @@ from tests.learner.toys import image, write_folder
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError, LabelError
 from evergrow.core.items import ImageArrays, ImageFiles, Texts
 from evergrow.data import DataOptions, FeatureSet, RawSet, load, load_data
+from evergrow.data.intake import as_names, read_items, read_labelled, read_unknown
 from evergrow.data.labelled import LabelledItems
-from evergrow.learner.intake import as_names, read_items, read_labelled, read_unknown
 
 PIXELS = np.zeros((3, 8, 8, 3), dtype=np.uint8)
 

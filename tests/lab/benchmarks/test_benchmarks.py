@@ -14,11 +14,11 @@ import yaml
 from scipy.io import savemat
 from tests.data.conftest import PNG, Tree
 
-from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, UnknownNameError
 from evergrow.core.items import Items, Texts
-from evergrow.data import RawSet, check_data, list_benchmarks, load_data
-from evergrow.data.benchmarks import BENCHMARKS, Benchmark, Counts, expected_names, find_benchmark
-from evergrow.lab.streams import stream_of
+from evergrow.data import FeatureSet, RawSet
+from evergrow.lab.benchmarks import check_benchmark, list_benchmarks, load_benchmark
+from evergrow.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, Counts, expected_names, find_benchmark
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -28,7 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Benchmark:
     """Give ImageNet-R two classes with five training and two test images each."""
     item = dataclasses.replace(BENCHMARKS["imagenet-r"], counts=Counts(2, 10, 4, "the split of PILOT"))
     monkeypatch.setitem(BENCHMARKS, "imagenet-r", item)
-    monkeypatch.setattr("evergrow.data.inspection.expected_names", dict)
+    monkeypatch.setattr("evergrow.lab.benchmarks.load.expected_names", dict)
     return item
 
 
@@ -84,17 +84,17 @@ def test_known_class_names_are_sorted_and_complete() -> None:
 @pytest.mark.parametrize("folder", ["data/imagenet-r", "data/ImageNet-R", "data/imagenet_r/imagenet-r"])
 def test_pilot_folders_in_data(folder: str, small: Benchmark, alone: Path) -> None:
     _pilot(alone / folder)
-    data = load_data("inr")
-    assert (data.name, data.benchmark, data.layout) == ("imagenet-r", "imagenet-r", "train-test")
-    assert check_data(data) == []
+    data = load_benchmark("inr")
+    assert (data.name, data.layout) == ("imagenet-r", "train-test")
+    assert check_benchmark(data) == []
 
 
 def test_folders_of_the_environment_and_root(small: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _pilot(tmp_path / "far" / "imagenet-r")
-    assert load_data("imagenet-r", root=tmp_path / "far").n_classes == 2
-    assert load_data("imagenet-r", root=tmp_path / "far" / "imagenet-r").n_classes == 2
+    assert load_benchmark("imagenet-r", root=tmp_path / "far").n_classes == 2
+    assert load_benchmark("imagenet-r", root=tmp_path / "far" / "imagenet-r").n_classes == 2
     monkeypatch.setenv("EVERGROW_DATA", os.pathsep.join([str(tmp_path / "none"), str(tmp_path / "far")]))
-    assert load_data("imagenet-r").fingerprint == load_data(tmp_path / "far" / "imagenet-r").fingerprint
+    assert load_benchmark("imagenet-r").fingerprint == load_benchmark(tmp_path / "far" / "imagenet-r").fingerprint
 
 
 @pytest.mark.parametrize("place", ["splits", "data/splits", "data/imagenet-r", "data/imagenet-r/splits", "data"])
@@ -107,12 +107,12 @@ def test_coda_lists_over_raw_folders(place: str, small: Benchmark, alone: Path) 
         labels = [code for code in (0, 1) for _ in rows]
         text = yaml.safe_dump({"data": names, "targets": labels})
         (alone / place / f"imagenet-r_{part}.yaml").write_text(text)
-    data = load_data("imagenet-r")
+    data = load_benchmark("imagenet-r")
     assert data.layout == "lists"
     assert data.class_names == ("n01", "n02")
     assert data.test.name(0).endswith("n01/005.png")
     assert any("otherwise than the folders of PILOT" in note for note in data.notes)
-    assert check_data(data) == []
+    assert check_benchmark(data) == []
 
 
 def test_objectnet_lists_over_official_images(alone: Path) -> None:
@@ -120,7 +120,7 @@ def test_objectnet_lists_over_official_images(alone: Path) -> None:
     (alone / "data/objectnet/train.txt").write_text("".join(f"images/air_freshener/{i:03d}.png 0\n" for i in range(5)))
     (alone / "data/objectnet/test.txt").write_text("images/air_freshener/005.png 0\nimages/air_freshener/006.png 0\n")
     with pytest.warns(DataWarning, match=r"ObjectNet: classes: 1, expected 200; .* expected 26509"):
-        data = load_data("objectnet")
+        data = load_benchmark("objectnet")
     assert data.class_names == ("air_freshener",)
 
 
@@ -128,70 +128,66 @@ def test_raw_folders_without_a_published_split(small: Benchmark, alone: Path) ->
     for name in ("n01", "n02"):
         _fill(alone / "data/imagenet-r" / name, 7)
     with pytest.warns(DataWarning, match="no published split was found"):
-        load_data("imagenet-r")
+        load_benchmark("imagenet-r")
 
 
 def test_vtab_keeps_its_order(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BENCHMARKS, "vtab", dataclasses.replace(BENCHMARKS["vtab"], counts=Counts(2, 10, 4, "x")))
     _pilot(alone / "data/vtab-cil/vtab")
-    data = load_data("vtab")
-    assert data.fixed_order
+    data = load_benchmark("vtab")
     assert any("natural order" in note for note in data.notes)
-
-
-def test_default_stream_follows_the_fixed_order() -> None:
-    y = np.repeat(np.arange(20), 2)
-    texts = Texts(tuple("x" * len(y)))
-    names = tuple(f"c{number:02d}" for number in range(20))
-    free, fixed = (RawSet("toy", texts, y, texts, y, names, fixed_order=flag) for flag in (False, True))
-    assert stream_of(fixed).order.tolist() == list(range(20))
-    assert stream_of(free).order.tolist() != list(range(20))
 
 
 def test_missing_benchmark_says_what_to_put_where() -> None:
     with pytest.raises(DatasetNotFoundError) as caught:
-        load_data("imageneta")
+        load_benchmark("imageneta")
     for part in ("ImageNet-A", "imagenet-a/train/<class>", "ina.zip", "EVERGROW_DATA", "5981", "data"):
         assert part in str(caught.value)
 
 
-def test_expect(tree: Tree) -> None:
-    root = tree({"train/a": 5, "test/a": 1})
-    with pytest.warns(DataWarning, match="VTAB: classes: 1, expected 50"):
-        assert load_data(root, expect="vtab").fixed_order
-    with pytest.raises(InputError, match=r"expect must be .* got 'vtub'; nearest: 'vtab'"):
-        load_data(root, expect="vtub")
+def test_compared_with_a_named_benchmark(tree: Tree) -> None:
+    data = load_benchmark(tree({"train/a": 5, "test/a": 1}))
+    assert check_benchmark(data) == []
+    assert check_benchmark(data, "vtab")[0] == "VTAB: classes: 1, expected 50"
+    with pytest.raises(UnknownNameError, match=r"got 'vtub'; nearest: 'vtab'"):
+        check_benchmark(data, "vtub")
 
 
 def test_folder_named_like_a_benchmark_is_compared(alone: Path) -> None:
     _pilot(alone / "cars")
     with pytest.warns(DataWarning, match="Stanford Cars: classes: 2, expected 196"):
-        load_data("./cars")
-    assert load_data("./cars", expect="none").benchmark == ""
+        load_benchmark("./cars")
+
+
+def test_a_file_of_just_that_name_goes_before_a_benchmark(alone: Path) -> None:
+    (alone / "data").mkdir()
+    y = np.repeat([0, 1], 6)
+    np.savez(alone / "data" / "cub200.npz", X_train=np.eye(12), y_train=y, X_test=np.eye(12), y_test=y)
+    assert isinstance(load_benchmark("cub200"), FeatureSet)
 
 
 # -- the comparison ---------------------------------------------------------------------------------------
 
 
-def _set(key: str, n_train: int, n_test: int, names: tuple[str, ...]) -> RawSet:
+def _set(n_train: int, n_test: int, names: tuple[str, ...]) -> RawSet:
     def part(count: int) -> tuple[Items, np.ndarray]:
         return Texts(("x",) * count), np.arange(count, dtype=np.int64) % len(names)
 
-    return RawSet("set", *part(n_train), *part(n_test), names, benchmark=key)
+    return RawSet("set", *part(n_train), *part(n_test), names)
 
 
 @pytest.mark.parametrize("key", list_benchmarks())
 def test_right_counts_and_names_give_no_difference(key: str) -> None:
     counts = BENCHMARKS[key].counts
     names = expected_names().get(key) or tuple(f"c{number:03d}" for number in range(counts.n_classes))
-    assert check_data(_set(key, counts.n_train, counts.n_test, names)) == []
-    assert check_data(_set(key, counts.n_train - 1, counts.n_test, names)) == [
-        f"training samples: {counts.n_train - 1}, expected {counts.n_train}"
+    assert check_benchmark(_set(counts.n_train, counts.n_test, names), key) == []
+    assert check_benchmark(_set(counts.n_train - 1, counts.n_test, names), key) == [
+        f"{BENCHMARKS[key].title}: training samples: {counts.n_train - 1}, expected {counts.n_train}"
     ]
 
 
 def test_official_split_of_cub_is_named() -> None:
-    (line,) = check_data(_set("cub", 5994, 5794, expected_names()["cub"]))
+    (line,) = check_benchmark(_set(5994, 5794, expected_names()["cub"]), "cub")
     assert "official split of CUB-200-2011" in line
     assert "9430 / 2358" in line
     assert "RevisitingCIL" in line
@@ -200,10 +196,13 @@ def test_official_split_of_cub_is_named() -> None:
 def test_class_names_are_compared_unless_all_are_strange() -> None:
     names = expected_names()["imagenet-r"]
     other = (*names[:-1], "n99999999")
-    lines = check_data(_set("imagenet-r", 24_000, 6000, other))
-    assert lines == [f"class names missing: 1 ('{names[-1]}')", "class names not expected: 1 ('n99999999')"]
+    lines = check_benchmark(_set(24_000, 6000, other), "imagenet-r")
+    assert lines == [
+        f"ImageNet-R: class names missing: 1 ('{names[-1]}')",
+        "ImageNet-R: class names not expected: 1 ('n99999999')",
+    ]
     renamed = tuple(f"c{number:03d}" for number in range(200))
-    assert check_data(_set("imagenet-r", 24_000, 6000, renamed)) == []
+    assert check_benchmark(_set(24_000, 6000, renamed), "imagenet-r") == []
 
 
 # -- original forms ---------------------------------------------------------------------------------------
@@ -227,7 +226,7 @@ def _cub(root: Path) -> Path:
 @pytest.mark.parametrize("inner", ["", "CUB_200_2011"])
 def test_official_cub(inner: str, tmp_path: Path) -> None:
     _cub(tmp_path / "birds" / inner)
-    data = load_data(tmp_path / "birds")
+    data = load_benchmark(tmp_path / "birds")
     assert data.layout == "cub"
     assert data.class_names == ("001.Bird_1", "002.Bird_2")
     assert data.train_counts.tolist() == [5, 5]
@@ -250,14 +249,14 @@ def test_broken_cub(name: str, text: str, error: type[Exception], match: str, tm
     root = _cub(tmp_path / "birds")
     (root / name).write_text(text)
     with pytest.raises(error, match=match):
-        load_data(root)
+        load_benchmark(root)
 
 
 def test_cub_with_missing_images(tmp_path: Path) -> None:
     root = _cub(tmp_path / "birds")
     (root / "images/001.Bird_1/000.png").unlink()
     with pytest.raises(DatasetNotFoundError, match="1 of 10 are not"):
-        load_data(root)
+        load_benchmark(root)
 
 
 def _cars(root: Path) -> Path:
@@ -275,7 +274,7 @@ def _cars(root: Path) -> Path:
 
 
 def test_official_cars(tmp_path: Path) -> None:
-    data = load_data(_cars(tmp_path / "autos"))
+    data = load_benchmark(_cars(tmp_path / "autos"))
     assert data.layout == "cars"
     assert data.class_names == ("AM General Hummer", "Acura RL")
     assert data.train_counts.tolist() == [5, 5]
@@ -286,12 +285,12 @@ def test_cars_without_test_labels_or_damaged(tmp_path: Path) -> None:
     root = _cars(tmp_path / "autos")
     (root / "devkit/cars_train_annos.mat").write_bytes(b"MATLAB 5.0 no more")
     with pytest.raises(FileFormatError, match="whole MATLAB file"):
-        load_data(root)
+        load_benchmark(root)
     (root / "cars_test_annos_withlabels.mat").unlink()
     _cars_meta_only = root / "devkit/cars_train_annos.mat"
     savemat(_cars_meta_only, {"annotations": np.array([("000.png", 1)], dtype=[("fname", "O"), ("class", "O")])})
     with pytest.raises(DatasetNotFoundError, match="annos_withlabels"):
-        load_data(root)
+        load_benchmark(root)
 
 
 # -- CIFAR ------------------------------------------------------------------------------------------------
@@ -315,7 +314,7 @@ def _cifar(root: Path, protocol: int = 2) -> Path:
 def test_cifar_as_distributed(protocol: int, alone: Path) -> None:
     root = _cifar(alone / "data" / "cifar-100-python", protocol)
     with pytest.warns(DataWarning, match="differ from the official files: train, test, meta") as caught:
-        data = load_data("cifar100")
+        data = load_benchmark("cifar100")
     assert "CIFAR-100: classes: 2, expected 100" in str(caught[0].message)
     assert data.layout == "cifar"
     assert data.class_names == ("apple", "bear")
@@ -353,7 +352,7 @@ def test_cifar_from_python_two(alone: Path) -> None:
     (root / "test").write_bytes(body)
     (root / "meta").write_bytes(b"\x80\x02}(" + text(b"fine_label_names") + b"](" + text(b"apple") + b"eu.")
     with pytest.warns(DataWarning):
-        data = load_data(root)
+        data = load_benchmark(root)
     assert data.train.raw(0)[0, 1].tolist() == [1, 1, 1]
 
 
@@ -382,5 +381,5 @@ def test_cifar_files_run_nothing(body: bytes, alone: Path) -> None:
     root = _cifar(alone / "cifar")
     (root / "train").write_bytes(body)
     with pytest.raises(FileFormatError, match="train must"):
-        load_data(root)
+        load_benchmark(root)
     assert not (alone / "harmed").exists()

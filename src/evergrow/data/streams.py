@@ -10,11 +10,11 @@ import numpy as np
 
 from evergrow.core.errors import InputError, LabelError
 from evergrow.core.optional import is_instance_of
+from evergrow.core.validation import as_weights
 from evergrow.core.wording import setting
+from evergrow.data.intake import Part, Samples, read_items, read_labelled
+from evergrow.data.memory_images import channels_last
 from evergrow.data.video import VideoSource
-from evergrow.head.labels import as_weights
-from evergrow.learner.intake import Part, Samples, read_items, read_labelled
-from evergrow.learner.memory_images import channels_last
 
 _TORCH = "torch.utils.data"
 
@@ -27,7 +27,7 @@ def is_stream(data: Any) -> bool:
 
     Examples
     --------
-    >>> from evergrow.learner.chunks import is_stream
+    >>> from evergrow.data.streams import is_stream
     >>> is_stream(row for row in range(3)), is_stream([1, 2])
     (True, False)
     """
@@ -100,7 +100,7 @@ def read_chunks(data: Any, kind: str | None, labels: Any = None, *, labelled: bo
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.learner.chunks import read_chunks
+    >>> from evergrow.data.streams import read_chunks
     >>> pairs = ((row, f"class {number % 2}") for number, row in enumerate(np.eye(300)))
     >>> [len(samples) for samples in read_chunks(pairs, "features")]
     [256, 44]

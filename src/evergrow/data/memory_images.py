@@ -39,7 +39,7 @@ class MixedImages(Items):
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.learner.memory_images import MixedImages
+    >>> from evergrow.data.memory_images import MixedImages
     >>> images = MixedImages((np.zeros((4, 6, 3), np.uint8), np.zeros((5, 5), np.uint8)))
     >>> len(images), images.take([1]).raw(0).shape
     (2, (5, 5))
@@ -71,16 +71,15 @@ class MixedImages(Items):
 
     @cached_property
     def _stamp(self) -> str:
-        from evergrow.features.images import decode_image
-
         digest = hashlib.blake2b(b"held", digest_size=16)
         for image in self.images:
             if isinstance(image, (str, os.PathLike)):
                 status = os.stat(image)
                 digest.update(f"{os.fspath(image)}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
                 continue
-            pixels = np.ascontiguousarray(decode_image(image))  # what a backbone will see: palette and EXIF applied
-            digest.update(f"{pixels.shape}\0".encode())
+            pixels = np.ascontiguousarray(image)
+            shown = () if isinstance(image, np.ndarray) else (image.mode, image.getpalette(), image.getexif().get(274))
+            digest.update(f"{pixels.shape}{pixels.dtype}{shown}\0".encode())
             digest.update(pixels.reshape(-1).data)
         return digest.hexdigest()
 
@@ -101,7 +100,7 @@ def channels_last(array: NDArray[Any]) -> NDArray[Any]:
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.learner.memory_images import channels_last
+    >>> from evergrow.data.memory_images import channels_last
     >>> channels_last(np.full((3, 4, 5), 0.2, np.float32))[0, 0].tolist()
     [51, 51, 51]
     """

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import ImageError, InputError
 from evergrow.core.items import Items
 from evergrow.core.seeding import generator
-from evergrow.learner.intake import Samples
+from evergrow.data.intake import Samples
 
 SIMILAR = {"image": 0.88, "text": 0.95, "features": 0.99}
 """Cosine of the features from which on two samples count as nearly the same. On the training images of 20 species of
@@ -203,8 +203,8 @@ def check_samples(
     Examples
     --------
     >>> from evergrow.core.items import Texts
-    >>> from evergrow.learner.datacheck import check_samples
-    >>> from evergrow.learner.intake import read_labelled
+    >>> from evergrow.data.datacheck import check_samples
+    >>> from evergrow.data.intake import read_labelled
     >>> mail = (Texts(("Buy  now", "see you", "buy now")), ["spam", "ham", "ham"])
     >>> found = check_samples(read_labelled(mail, "train"))
     >>> [(pair.labels, pair.exact) for pair in found.pairs]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from evergrow.core.items import ImageArrays, ImageFiles, Texts
-from evergrow.learner import datacheck
-from evergrow.learner.datacheck import check_samples
-from evergrow.learner.intake import Samples, read_labelled
+from evergrow.data import datacheck
+from evergrow.data.datacheck import check_samples
+from evergrow.data.intake import Samples, read_labelled
 
 
 def features(X: np.ndarray, labels: list[str]) -> Samples:

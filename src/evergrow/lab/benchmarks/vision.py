@@ -18,12 +18,10 @@ from evergrow.core.errors import DatasetNotFoundError, EvergrowError, InputError
 from evergrow.core.items import ImageArrays, ImageFiles, Items
 from evergrow.core.optional import require
 from evergrow.core.registry import nearest
-from evergrow.core.wording import hint
 from evergrow.data.features import search_path
 from evergrow.data.fetched import FetchedImages
 from evergrow.data.labelled import Label, LabelledItems
 from evergrow.data.options import DataOptions
-from evergrow.data.readers import register_scheme
 
 _SPLITS: dict[str, tuple[str, str]] = {
     "CIFAR10": ("", ""),
@@ -59,14 +57,13 @@ def list_torchvision() -> list[str]:
 
     Examples
     --------
-    >>> from evergrow.data.vision import list_torchvision
+    >>> from evergrow.lab.benchmarks.vision import list_torchvision
     >>> "CIFAR100" in list_torchvision()
     True
     """
     return sorted(_SPLITS)
 
 
-@register_scheme("torchvision")
 def read_torchvision(name: str, options: DataOptions) -> LabelledItems:
     """Read a data set of torchvision's by name, downloading it where that is allowed and possible.
 
@@ -153,8 +150,7 @@ class Maker:
         name = self.factory.__name__
         return DatasetNotFoundError(
             f"torchvision data set {name} must be in {self.root} or be downloaded, but: {error}.{where} Where there is "
-            f"a network, let torchvision download it into a folder, and bring that here"
-            f"{hint('root', ' by {}')}"
+            "a network, let torchvision download it into a folder, bring that here and name it as root"
         )
 
 

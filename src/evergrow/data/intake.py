@@ -20,14 +20,13 @@ from evergrow.core.wording import setting
 from evergrow.data import DataOptions, FeatureSet, RawSet, load_data
 from evergrow.data.array_files import STAMP, read_npy, read_npz, stated_widths
 from evergrow.data.folders import Walk
+from evergrow.data.frames import frame_values, is_frame, single_column
 from evergrow.data.labelled import LabelledItems
 from evergrow.data.load import is_on_disk, read_path
+from evergrow.data.memory_images import MixedImages, channels_last, is_pil_image, is_pixels
 from evergrow.data.stored import StoredImages
 from evergrow.data.tables import TABLE_SUFFIXES, read_texts
 from evergrow.data.trees import DiskTree
-from evergrow.learner.frames import frame_values, is_frame, single_column
-from evergrow.learner.labels import kind_of
-from evergrow.learner.memory_images import MixedImages, channels_last, is_pil_image, is_pixels
 
 Part = Literal["train", "test", "all"]
 """Which part of a source is wanted; a source without parts is always whole."""
@@ -114,7 +113,7 @@ def as_names(labels: Any, n: int) -> NDArray[np.str_]:
 
     Examples
     --------
-    >>> from evergrow.learner.intake import as_names
+    >>> from evergrow.data.intake import as_names
     >>> as_names([3, 10], 2).tolist()
     ['3', '10']
     """
@@ -138,6 +137,30 @@ def _name(value: Any) -> str:
     return name
 
 
+def kind_of(values: Sequence[Any]) -> str:
+    """Return the kind of labels, or raise :class:`LabelError` where they are of several.
+
+    Parameters
+    ----------
+    values : sequence
+        Plain labels; numbers with a fraction count as names.
+
+    Examples
+    --------
+    >>> from evergrow.data.intake import kind_of
+    >>> kind_of(["a", "b"]), kind_of([3, 10]), kind_of([True]), kind_of([0.5])
+    ('name', 'integer', 'boolean', 'name')
+    """
+    types = {_plain_type(value) for value in values}
+    if len(types) > 1:
+        raise LabelError(f"labels must all be of one kind, got a mix of {', '.join(sorted(types))}")
+    return {"int": "integer", "bool": "boolean"}.get(next(iter(types), "str"), "name")
+
+
+def _plain_type(value: Any) -> str:
+    return type(value.item() if isinstance(value, np.generic) else value).__name__
+
+
 # -- labelled data ------------------------------------------------------------------------------------------
 
 
@@ -159,7 +182,7 @@ def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataO
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.learner.intake import read_labelled
+    >>> from evergrow.data.intake import read_labelled
     >>> samples = read_labelled((np.eye(3), ["a", "b", "b"]), "train")
     >>> samples.kind, samples.labels.tolist()
     ('features', ['a', 'b', 'b'])
@@ -260,7 +283,7 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.learner.intake import read_items
+    >>> from evergrow.data.intake import read_items
     >>> read_items(["a text", "another"]).kind, read_items(np.zeros((2, 8, 8, 3), np.uint8)).kind
     ('text', 'image')
     """

@@ -1,0 +1,785 @@
+"""The file contract: frozen dataclasses declare by their types what a file holds; one function writes, one reads.
+
+A class becomes writable by a kind, the name that files have for it::
+
+    @record("ridge-state/dense")
+    @dataclass(frozen=True)
+    class DenseState(RidgeState):
+        gram: Annotated[Tensor, Spec(("L", "L"))]
+        cross: Annotated[Tensor, Spec(("L", "C"), largest=1e150)]
+        seen: Totals                                  # a plain dataclass: an object in JSON
+        alpha: Annotated[float, Between(0.0, 1e9)] = 1.0
+        extra: Extra = NOTHING                        # optional fields of a later evergrow, to be written again
+
+        def check(self) -> None:
+            require(len(self.gram) > 0, "its Gram matrix is empty")
+
+    archive = to_archive(state)
+    state = from_archive(RidgeState, archive, device=device, name="model.evg: head")
+
+What a field may be
+-------------------
+``bool``, ``int``, ``float``, ``str``, ``Literal[...]``, ``X | None`` and other unions, ``tuple[X, ...]``,
+``tuple[X, Y]``, ``list[X]``, ``frozenset[str]``, ``dict[str, X]``, ``Path`` and ``Any`` (whatever JSON holds), and
+plain dataclasses of these become JSON. A plain ``int`` is a count, from 0 to 2**53, unless :class:`Between` says
+otherwise; every float is finite. Tensors and NumPy arrays (described by :class:`Spec`), other records, and tuples and
+dicts of either keep their numbers. A field whose type is the base class of several records takes any of them; one of
+type :class:`~evergrow.core.archive.Archive` is left unread. ``field(metadata=UNWRITTEN)`` is not written.
+
+A field with a default is optional in files. ``check`` says what must fit together beyond single fields; it may raise
+anything of :class:`EvergrowError`. What a file gets wrong is always a :class:`FileFormatError`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+import os
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import numpy as np
+
+from evergrow.core.archive import Archive, parse_json, read_archive, register_kind, write_archive
+from evergrow.core.errors import EvergrowError, FileFormatError, NewerSchemaError
+from evergrow.core.files import atomic_path
+from evergrow.core.plugins import load_plugins
+from evergrow.core.registry import nearest
+from evergrow.core.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+UNWRITTEN = types.MappingProxyType({"written": False})
+"""Metadata of a dataclass field that is no part of files; it must have a default."""
+
+_LARGEST_INTEGER = 2**53
+_UNUSABLE = (EvergrowError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+"""What a constructor or a check may raise for values that cannot be."""
+
+
+@dataclass(frozen=True)
+class Between:
+    """Bounds of a number, both included; ``above`` excludes a lower bound.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from typing import Annotated
+    >>> from evergrow.core.record import Between, from_values
+    >>> @dataclass(frozen=True)
+    ... class Split:
+    ...     share: Annotated[float, Between(0, 1)]
+    >>> from_values(Split, {"share": 2}, "split.json")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.FileFormatError: split.json: 'share' should be a number from 0 to 1, but is 2
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Return whether a number lies within the bounds."""
+        return self.low <= value <= self.high and (self.above is None or value > self.above)
+
+    def __str__(self) -> str:
+        if self.above is not None:
+            return f"above {self.above:g}" + ("" if self.high == math.inf else f", at most {self.high:g}")
+        if self.high == math.inf:
+            return f"from {self.low:g}"
+        return f"up to {self.high:g}" if self.low == -math.inf else f"from {self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a tensor must be; its numbers are always finite.
+
+    Parameters
+    ----------
+    shape : tuple of int, str or None, optional
+        Its shape. A string is a length that all tensors of the record share under this name, None is any length.
+    dtype : str or None
+        Name of its type in torch; None for any.
+    largest : float, optional
+        The largest size of any number: what overflows later would be no number in an answer.
+    """
+
+    shape: tuple[int | str | None, ...] | None = None
+    dtype: str | None = "float64"
+    largest: float | None = None
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What a file holds beyond the fields that this version knows, to be written again."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    parts: Mapping[str, Archive] = field(default_factory=dict)
+
+
+NOTHING = Extra()
+"""The default of an ``extra`` field."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    name: str
+    version: int
+
+
+_CLASSES: dict[str, type] = {}
+_KINDS: dict[type, _Kind] = {}
+
+
+def record(kind: str, version: int = 1, *, since: str = "0.3") -> Callable[[type[T]], type[T]]:
+    """Return a class decorator that makes objects writable under a kind.
+
+    Parameters
+    ----------
+    kind : str
+        What files call it; never the name of a class, which may change.
+    version : int
+        The layout that is written. A new optional field is no new version; a file of a newer version is refused.
+    since : str
+        The first evergrow that reads that layout.
+
+    Notes
+    -----
+    A class that is no dataclass writes and reads itself: by ``to_archive(self)``, which may use :func:`make_archive`,
+    and the class method ``from_archive(cls, archive, *, device, name)``.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from evergrow.core.record import from_archive, record, to_archive
+    >>> @record("docs/box")
+    ... @dataclass(frozen=True)
+    ... class Box:
+    ...     width: int
+    ...     names: tuple[str, ...] = ()
+    >>> to_archive(Box(3)).meta
+    {'width': 3}
+    >>> from_archive(Box, to_archive(Box(3, ("a",))))
+    Box(width=3, names=('a',))
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        register_kind(kind, version, since=since)
+        _CLASSES[kind], _KINDS[cls] = cls, _Kind(kind, version)
+        return cls
+
+    return decorate
+
+
+def kind_of(cls: type) -> str:
+    """Return the kind that objects of a class, or of the record it derives from, are written as."""
+    return _kind(cls).name
+
+
+def require(condition: bool, problem: str) -> None:
+    """Raise :class:`FileFormatError` unless a condition holds; for ``check`` methods.
+
+    Examples
+    --------
+    >>> from evergrow.core.record import require
+    >>> require(1 + 1 == 2, "its numbers do not add up")
+    """
+    if not condition:
+        raise FileFormatError(problem)
+
+
+# -- writing --------------------------------------------------------------------------------------------------
+
+
+def to_archive(item: Any) -> Archive:
+    """Return what a file holds of a record.
+
+    Parameters
+    ----------
+    item : object
+        Of a class that was registered by :func:`record`.
+    """
+    if not is_dataclass(item):
+        archive = item.to_archive()
+        if not isinstance(archive, Archive):
+            raise TypeError(f"to_archive of {type(item).__name__} must return an Archive, got {type(archive).__name__}")
+        return archive
+    return make_archive(type(item), _field_values(item))
+
+
+def make_archive(cls: type, values: Mapping[str, Any]) -> Archive:
+    """Return an archive of the kind of a class from values by name: plain ones, tensors, records, or several of these.
+
+    Parameters
+    ----------
+    cls : type
+        A registered class.
+    values : mapping of str to object
+        What it holds; an :class:`Extra` among them is written again.
+    """
+    kind = _kind(cls)
+    archive = Archive(kind.name, {}, version=kind.version)
+    for extra in (value for value in values.values() if isinstance(value, Extra)):
+        archive.meta.update(extra.values)
+        archive.tensors.update(extra.tensors)
+        archive.parts.update(extra.parts)
+    for name, value in values.items():
+        if not isinstance(value, Extra) and not _put(archive, name, value):
+            archive.meta[name] = to_values(value)
+    return archive
+
+
+def to_values(item: Any) -> Any:
+    """Return a plain dataclass, or what consists of them, in values that JSON holds.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from pathlib import Path
+    >>> from evergrow.core.record import to_values
+    >>> @dataclass(frozen=True)
+    ... class Box:
+    ...     sides: tuple[int, ...] = (1, 2)
+    ...     folder: Path = Path("attic")
+    ...     owner: str | None = None
+    >>> to_values(Box())
+    {'sides': [1, 2], 'folder': 'attic'}
+    """
+    if is_dataclass(item) and not isinstance(item, type):
+        values = _field_values(item)
+        extra = next((value for value in values.values() if isinstance(value, Extra)), NOTHING)
+        return {**extra.values, **{key: to_values(v) for key, v in values.items() if not isinstance(v, Extra)}}
+    if isinstance(item, Mapping):
+        return {str(key): to_values(value) for key, value in item.items()}
+    if isinstance(item, (set, frozenset)):
+        return sorted(to_values(value) for value in item)
+    if isinstance(item, (list, tuple)):
+        return [to_values(value) for value in item]
+    if isinstance(item, np.generic):
+        return item.item()
+    return os.fspath(item) if isinstance(item, os.PathLike) else item
+
+
+def _kind(cls: type) -> _Kind:
+    for base in cls.__mro__:
+        if base in _KINDS:
+            return _KINDS[base]
+    raise TypeError(f"{cls.__name__} is no record: it needs the decorator @record(kind) to be written")
+
+
+def _field_values(item: Any) -> dict[str, Any]:
+    """Return what is written of a dataclass by field, without what is empty by default."""
+    values = {}
+    for entry in _written_fields(type(item)):  # type: ignore[arg-type]
+        value = getattr(item, entry.name)
+        default = entry.default if entry.default_factory is MISSING else entry.default_factory()
+        # Other defaults may change from version to version, and old files must keep their meaning.
+        if (value is None and default is None) or (_is_empty(value) and _is_empty(default)):
+            continue
+        values[entry.name] = value
+    return values
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, (str, tuple, list, dict, frozenset)) and not value
+
+
+def _put(archive: Archive, name: str, value: Any) -> bool:
+    """Put a tensor, a record or several of them where they belong; return False for anything else."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        import torch
+
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if _is_tensor(value):
+        archive.tensors[name] = value
+    elif isinstance(value, Archive):
+        archive.parts[name] = value
+    elif any(base in _KINDS for base in type(value).__mro__):
+        archive.parts[name] = to_archive(value)
+    elif isinstance(value, (tuple, list)) and value and _has_numbers(value[0]):
+        for index, entry in enumerate(value):
+            _put(archive, f"{name}.{index}", entry)
+    elif isinstance(value, Mapping) and value and _has_numbers(next(iter(value.values()))):
+        for key, entry in value.items():
+            _put(archive, f"{name}.{key}", entry)
+    else:
+        return False
+    return True
+
+
+def _has_numbers(value: Any) -> bool:
+    return (
+        _is_tensor(value)
+        or isinstance(value, (np.ndarray, Archive))
+        or any(base in _KINDS for base in type(value).__mro__)
+    )
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "nbytes")
+
+
+# -- reading --------------------------------------------------------------------------------------------------
+
+
+def from_archive(
+    cls: type[T], archive: Archive, *, device: str | torch.device | None = None, name: str = "the archive"
+) -> T:
+    """Return the record that an archive holds.
+
+    Parameters
+    ----------
+    cls : type
+        The class that is wanted, or a base class of several.
+    archive : Archive
+        What a file holds.
+    device : str or torch.device, optional
+        Where its tensors will lie; by default the CPU.
+    name : str
+        What messages call it: a path, or a path and what is inside it.
+
+    Raises
+    ------
+    FileFormatError
+        If it holds something else, or what it says cannot be.
+    NewerSchemaError
+        If a newer evergrow wrote it.
+    """
+    found = _class_of(cls, archive.kind, name)
+    _check_version(found, archive.version, name)
+    if not is_dataclass(found):
+        return found.from_archive(archive, device=device, name=name)  # type: ignore[no-any-return]
+    return _Reader(archive, device, name).build(found)  # type: ignore[arg-type, return-value]
+
+
+def from_values(cls: type[T], values: Any, name: str) -> T:
+    """Return the plain dataclass that JSON values describe, or raise :class:`FileFormatError`.
+
+    Parameters
+    ----------
+    cls : type
+        The class.
+    values : object
+        What :func:`to_values` gave, as it came from a file.
+    name : str
+        What messages call the place.
+    """
+    if not isinstance(values, dict):
+        _refuse(name, "an object", values)
+    return _Reader(Archive("", values), None, name).build(cls)
+
+
+class _Reader:
+    """One archive while a record is built from it; lengths that have a name are remembered."""
+
+    def __init__(self, archive: Archive, device: Any, name: str) -> None:
+        self.archive, self.device, self.name = archive, device, name
+        self.lengths: dict[str, int] = {}
+        self.used: set[str] = set()
+
+    def build(self, cls: type[T]) -> T:
+        arguments: dict[str, Any] = {}
+        extra = None
+        for entry, hint in _plan(cls):  # type: ignore[arg-type]
+            if hint is Extra:
+                extra = entry.name
+                continue
+            value = self.read(entry.name, hint)
+            if value is not MISSING:
+                arguments[entry.name] = value
+            elif entry.default is MISSING and entry.default_factory is MISSING:
+                raise FileFormatError(f"{self.name} lacks {entry.name!r}; it is damaged, or something else")
+        if extra is not None:
+            arguments[extra] = self.rest()
+        try:
+            made = cls(**arguments)
+            if hasattr(made, "check"):
+                made.check()
+        except NewerSchemaError:
+            raise
+        except _UNUSABLE as error:
+            raise FileFormatError(f"{self.name} is damaged or contradicts itself: {error}") from error
+        return made
+
+    def rest(self) -> Extra:
+        """Return everything that no field has asked for."""
+        unused: Any = ({k: v for k, v in kept.items() if k not in self.used} for kept in self._contents())
+        return Extra(*unused)
+
+    def _contents(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        return self.archive.meta, self.archive.tensors, self.archive.parts
+
+    def read(self, key: str, hint: Any) -> Any:
+        """Return the value of a field, or MISSING where the file has none."""
+        self.used.add(key)
+        optional, inner = _without_none(hint)
+        spec, bare = _specified(inner)
+        if _is_stored_apart(bare):
+            found = self.apart(key, bare, spec)
+        elif _container(bare) is not None and _is_stored_apart(_specified(_container(bare)[1])[1]):
+            found = self.several(key, *_container(bare))
+        else:
+            meta = self.archive.meta
+            return _value(hint, meta[key], f"{self.name}: {key!r}") if key in meta else MISSING
+        return None if found is MISSING and optional and key in self.archive.meta else found
+
+    def several(self, key: str, form: type, hint: Any) -> Any:
+        """Return all tensors or records of a tuple or a dict."""
+        spec, bare = _specified(hint)
+        source = self.archive.tensors if _is_array(bare) else self.archive.parts
+        names = [name.removeprefix(f"{key}.") for name in source if name.startswith(f"{key}.")]
+        if not names and key not in self.archive.meta:
+            return MISSING
+        if form is not dict:
+            expected = [str(index) for index in range(len(names))]
+            if set(names) != set(expected):
+                raise FileFormatError(f"{self.name}: {key!r} should be numbered from 0 on, but is not")
+            names = expected
+        self.used.update(f"{key}.{name}" for name in names)
+        found = {name: self.apart(f"{key}.{name}", bare, spec) for name in sorted(names)}
+        return found if form is dict else form(found[name] for name in names)
+
+    def apart(self, key: str, hint: Any, spec: Spec) -> Any:
+        """Return a tensor, an array or a record."""
+        if _is_array(hint):
+            if key not in self.archive.tensors:
+                return MISSING
+            tensor = self.tensor(key, spec)
+            return tensor.numpy() if _is_numpy(hint) else tensor if self.device is None else tensor.to(self.device)
+        if key not in self.archive.parts:
+            return MISSING
+        part = self.archive.parts[key]
+        return part if hint is Archive else from_archive(hint, part, device=self.device, name=f"{self.name}: {key}")
+
+    def tensor(self, key: str, spec: Spec) -> torch.Tensor:
+        """Return a tensor after comparing it with what is known of it."""
+        import torch
+
+        tensor, name = self.archive.tensors[key], f"{self.name}: {key!r}"
+        if spec.dtype is not None and tensor.dtype != getattr(torch, spec.dtype):
+            _refuse(name, f"a tensor of {spec.dtype}", str(tensor.dtype))
+        if spec.shape is not None:
+            wanted = tuple(self.lengths.get(n) if isinstance(n, str) else n for n in spec.shape)
+            shape = tuple(tensor.shape)
+            if len(shape) != len(wanted) or any(n is not None and n != m for n, m in zip(wanted, shape, strict=True)):
+                known = tuple("any" if n is None else n for n in wanted)
+                _refuse(name, f"a tensor of shape {known}", f"one of {shape}")
+            for symbol, length in zip(spec.shape, shape, strict=True):
+                # Twice the same name within one shape: the second must agree with the first.
+                if isinstance(symbol, str) and self.lengths.setdefault(symbol, length) != length:
+                    _refuse(name, f"a tensor of shape {spec.shape}", f"one of {shape}")
+        if tensor.is_floating_point() and tensor.numel():
+            if not bool(torch.isfinite(tensor).all()):
+                raise FileFormatError(f"{name} should have finite numbers only")
+            if spec.largest is not None and float(tensor.abs().amax()) > spec.largest:
+                raise FileFormatError(f"{name} should have numbers of at most {spec.largest:g}, but has larger ones")
+        return tensor
+
+
+def _value(hint: Any, value: Any, name: str) -> Any:
+    """Return a plain value of the type that a hint names, or raise :class:`FileFormatError`."""
+    return _loader(hint)(value, name)
+
+
+Loader = Callable[[Any, str], Any]
+
+
+@cache
+def _loader(hint: Any) -> Loader:
+    """Return the function that turns what JSON holds into a value of a type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _bounded(arguments[0], next((item for item in arguments[1:] if isinstance(item, Between)), None))
+    if hint in (int, float):
+        return _bounded(hint, None)
+    if hint is Any:
+        return lambda value, name: value
+    if hint in (bool, str, type(None)):
+        return _exactly(hint)
+    if origin is Literal:
+        return _one_of(arguments)
+    if origin in (Union, types.UnionType):
+        return _any_of(arguments)
+    if hint is Path:
+        return lambda value, name: Path(_loader(str)(value, name))
+    if origin is dict:
+        return _object_of(arguments[1])
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return _fixed(arguments)
+    if origin in (tuple, list, frozenset):
+        return _list_of(origin, arguments[0])
+    if isinstance(hint, type) and is_dataclass(hint):
+        return lambda value, name: from_values(hint, value, name)
+    raise TypeError(f"a field of type {hint!r} cannot be read from a file; see evergrow.core.record")
+
+
+def _bounded(kind: Any, bounds: Between | None) -> Loader:
+    if kind not in (int, float):
+        return _loader(kind)
+    if kind is int:
+        within = bounds or Between(0, _LARGEST_INTEGER)
+        wanted = f"an integer {within}"
+    else:
+        within = bounds or Between()
+        wanted = "a finite number" if bounds is None else f"a number {within}"
+    accepted: Any = int if kind is int else (int, float)
+
+    def load(value: Any, name: str) -> Any:
+        # An integer beyond the range of floats must not end in an OverflowError.
+        usable = isinstance(value, accepted) and not isinstance(value, bool) and abs(value) < 2**1000
+        if not usable or not math.isfinite(value) or not within.holds(value):
+            _refuse(name, wanted, value)
+        return kind(value)
+
+    return load
+
+
+def _exactly(kind: type) -> Loader:
+    wanted = {bool: "true or false", str: "a string"}.get(kind, "null")
+
+    def load(value: Any, name: str) -> Any:
+        return value if isinstance(value, kind) else _refuse(name, wanted, value)
+
+    return load
+
+
+def _one_of(choices: tuple[Any, ...]) -> Loader:
+    wanted = f"one of {', '.join(map(repr, choices))}"
+
+    def load(value: Any, name: str) -> Any:
+        found = (choice for choice in choices if type(choice) is type(value) and choice == value)
+        return next(found, MISSING) if value in choices else _refuse(name, wanted, value)
+
+    return load
+
+
+def _any_of(hints: tuple[Any, ...]) -> Loader:
+    optional = type(None) in hints
+    *others, last = (_loader(hint) for hint in hints if hint is not type(None))
+
+    def load(value: Any, name: str) -> Any:
+        if value is None and optional:
+            return None
+        tried = (_tried(loader, value, name) for loader in others)
+        found = next((item for item in tried if item is not MISSING), MISSING)
+        return last(value, name) if found is MISSING else found
+
+    return load
+
+
+def _tried(load: Loader, value: Any, name: str) -> Any:
+    try:
+        return load(value, name)
+    except FileFormatError:
+        return MISSING
+
+
+def _list_of(form: Any, hint: Any) -> Loader:
+    item = _loader(hint)
+
+    def load(value: Any, name: str) -> Any:
+        if not isinstance(value, list):
+            _refuse(name, "a list", value)
+        return form(item(entry, f"{name} {index}") for index, entry in enumerate(value))
+
+    return load
+
+
+def _fixed(hints: tuple[Any, ...]) -> Loader:
+    items = [_loader(hint) for hint in hints]
+
+    def load(value: Any, name: str) -> Any:
+        if not isinstance(value, list) or len(value) != len(items):
+            _refuse(name, f"a list of {len(items)}", value)
+        return tuple(item(entry, f"{name} {index}") for index, (item, entry) in enumerate(zip(items, value)))
+
+    return load
+
+
+def _object_of(hint: Any) -> Loader:
+    item = _loader(hint)
+
+    def load(value: Any, name: str) -> Any:
+        if not isinstance(value, dict):
+            _refuse(name, "an object", value)
+        return {key: item(entry, f"{name}: {key!r}") for key, entry in value.items()}
+
+    return load
+
+
+def _refuse(name: str, wanted: str, value: Any) -> NoReturn:
+    shown = repr(value)
+    raise FileFormatError(f"{name} should be {wanted}, but is {shown if len(shown) <= 60 else shown[:57] + '...'}")
+
+
+# -- what types say -------------------------------------------------------------------------------------------
+
+
+@cache
+def _written_fields(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return tuple(entry for entry in dataclasses.fields(cls) if entry.init and entry.metadata.get("written", True))
+
+
+@cache
+def _plan(cls: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
+    hints = get_type_hints(cls, include_extras=True)
+    return tuple((entry, hints[entry.name]) for entry in _written_fields(cls))
+
+
+def _without_none(hint: Any) -> tuple[bool, Any]:
+    """Return whether a hint allows None, and what else it allows where that is one thing."""
+    if get_origin(hint) in (Union, types.UnionType):
+        others = [item for item in get_args(hint) if item is not type(None)]
+        if len(others) == 1 and len(others) < len(get_args(hint)):
+            return True, others[0]
+    return False, hint
+
+
+def _specified(hint: Any) -> tuple[Spec, Any]:
+    """Return what a hint says of a tensor, and the hint without it."""
+    if get_origin(hint) is Annotated:
+        bare, *notes = get_args(hint)
+        return next((note for note in notes if isinstance(note, Spec)), Spec()), bare
+    return Spec(), hint
+
+
+def _is_stored_apart(hint: Any) -> bool:
+    """Whether values of a type are stored beside the JSON: arrays, and records or base classes of records."""
+    if _is_array(hint) or hint is Archive:
+        return True
+    if not isinstance(hint, type) or hint in (bool, int, float, str, Path, type(None), Extra):
+        return False
+    if hint in _KINDS or inspect.isabstract(hint):
+        return True
+    return not (is_dataclass(hint) or get_origin(hint) or hint in (dict, list, tuple, frozenset))
+
+
+def _is_array(hint: Any) -> bool:
+    return _is_numpy(hint) or (isinstance(hint, type) and hint.__module__ == "torch" and hint.__name__ == "Tensor")
+
+
+def _is_numpy(hint: Any) -> bool:
+    return hint is np.ndarray or get_origin(hint) is np.ndarray
+
+
+def _container(hint: Any) -> Any:
+    """Return the form and the items' type of ``tuple[X, ...]``, ``list[X]`` or ``dict[str, X]``; None for others."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is dict:
+        return dict, arguments[1]
+    if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
+        return origin, arguments[0]
+    return None
+
+
+def _class_of(cls: type, kind: str, name: str) -> Any:
+    if kind not in _CLASSES:
+        load_plugins()
+    found = _CLASSES.get(kind)
+    if found is None:
+        raise FileFormatError(f"{name} holds {kind!r}, which is unknown here; nearest: {nearest(kind, _CLASSES)}")
+    if not issubclass(found, cls):
+        wanted = [known for known, other in _CLASSES.items() if issubclass(other, cls)]
+        raise FileFormatError(f"{name} holds {kind!r}, not {' or '.join(map(repr, sorted(wanted)))}")
+    return found
+
+
+def _check_version(cls: type, version: Any, name: str, writer: Any = None) -> None:
+    kind = _kind(cls)
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise FileFormatError(f"{name} should state the version of its layout, but states {version!r:.60}")
+    if version > kind.version:
+        needed = f" ({writer})" if isinstance(writer, str) and len(writer) < 20 else ""
+        raise NewerSchemaError(
+            f"{name} was written by a newer evergrow{needed}: it has version {version} of {kind.name!r}, and this one "
+            f"reads up to {kind.version}; upgrade with 'pip install -U evergrow'"
+        )
+    if version < kind.version:
+        raise FileFormatError(f"{name} was written by an older evergrow, whose files are not read any more")
+
+
+# -- files ----------------------------------------------------------------------------------------------------
+
+
+def write_record(path: str | os.PathLike[str], item: Any, *, like: str | os.PathLike[str] | None = None) -> str:
+    """Write a record to one file, atomically, and return its checksum; the same record gives the same bytes."""
+    return write_archive(path, to_archive(item), like=like)
+
+
+def read_record(cls: type[T], path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> T:
+    """Return the record in a file, or raise :class:`FileFormatError`."""
+    return from_archive(cls, read_archive(path), device=device, name=os.fspath(path))
+
+
+def to_document(item: Any) -> dict[str, Any]:
+    """Return a record without tensors as a JSON object that states its kind, its version and who wrote it.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from evergrow.core.record import from_document, record, to_document
+    >>> @record("docs/note")
+    ... @dataclass(frozen=True)
+    ... class Note:
+    ...     text: str
+    >>> document = to_document(Note("hello"))
+    >>> document["schema"], document["version"], document["text"]
+    ('docs/note', 1, 'hello')
+    >>> from_document(Note, document, "note.json")
+    Note(text='hello')
+    >>> from_document(Note, {**document, "version": 2, "evergrow": "0.9"}, "note.json")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.NewerSchemaError: note.json was written by a newer evergrow (0.9): ...
+    """
+    kind = _kind(type(item))
+    return {"schema": kind.name, "version": kind.version, "evergrow": __version__, **to_values(item)}
+
+
+def from_document(cls: type[T], values: Any, name: str) -> T:
+    """Return the record that :func:`to_document` described, or raise :class:`FileFormatError`."""
+    if not isinstance(values, dict):
+        _refuse(name, "an object", values)
+    if values.get("schema") != kind_of(cls):
+        raise FileFormatError(f"{name} holds {values.get('schema')!r:.60}, not {kind_of(cls)!r}")
+    _check_version(cls, values.get("version"), name, values.get("evergrow"))
+    return from_values(cls, _without(values, ("schema", "version", "evergrow")), name)
+
+
+def write_document(path: str | os.PathLike[str], item: Any, *, like: str | os.PathLike[str] | None = None) -> None:
+    """Write a record without tensors as a JSON file, atomically."""
+    with atomic_path(path, like=like) as temporary:
+        text = json.dumps(to_document(item), indent=1, allow_nan=False)
+        Path(temporary).write_text(text + "\n", encoding="utf-8")
+
+
+def read_document(cls: type[T], path: str | os.PathLike[str]) -> T:
+    """Return the record in a JSON file, or raise :class:`FileFormatError`."""
+    name = os.fspath(path)
+    return from_document(cls, parse_json(Path(path).read_bytes(), name), name)
+
+
+def _without(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in names}

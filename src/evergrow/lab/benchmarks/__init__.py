@@ -1,0 +1,6 @@
+"""The data sets that methods are compared on: found by name, read as published, and checked against their counts."""
+
+from evergrow.lab.benchmarks.catalogue import list_benchmarks
+from evergrow.lab.benchmarks.load import check_benchmark, load_benchmark
+
+__all__ = ["check_benchmark", "list_benchmarks", "load_benchmark"]

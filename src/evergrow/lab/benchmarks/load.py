@@ -1,0 +1,176 @@
+"""Loading benchmarks by name, and comparing what was loaded with what published results were computed on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+from evergrow.core.errors import DataWarning, UnknownNameError
+from evergrow.core.registry import nearest
+from evergrow.core.settings import with_changes
+from evergrow.data import DataOptions, FeatureSet, RawSet, available_features, inspect_data, load_data
+from evergrow.data.labelled import LabelledItems, as_rawset, listed
+from evergrow.data.lists import read_lists
+from evergrow.data.load import read_folder
+from evergrow.lab.benchmarks.catalogue import (
+    BENCHMARKS,
+    Benchmark,
+    benchmark_of_folder,
+    expected_names,
+    find_benchmark,
+    locate,
+)
+from evergrow.lab.benchmarks.official import read_published
+from evergrow.lab.benchmarks.vision import read_torchvision
+
+
+def load_benchmark(
+    source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any
+) -> RawSet | FeatureSet:
+    """Load a data set by the name of a benchmark, as ``torchvision:NAME``, or from anything that ``load_data`` reads.
+
+    Parameters
+    ----------
+    source : str or path-like
+        The name of a benchmark (see :func:`list_benchmarks`), looked for in ``options.root`` or
+        :func:`evergrow.data.search_path`; ``torchvision:NAME``; a folder with CUB-200-2011, Stanford Cars or CIFAR-100
+        as published; otherwise what :func:`evergrow.data.load_data` takes.
+    options : DataOptions, optional
+        How to read it.
+    **settings
+        Fields of :class:`evergrow.data.DataOptions`, instead of or on top of ``options``.
+
+    Returns
+    -------
+    RawSet or FeatureSet
+
+    Warns
+    -----
+    DataWarning
+        If counts or class names differ from the benchmark's.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If the data set is not on disk; the message says what to put where.
+
+    Examples
+    --------
+    >>> from evergrow.lab.benchmarks import load_benchmark
+    >>> load_benchmark("imagenet-r", root="nowhere")  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.DatasetNotFoundError: ImageNet-R must be on disk: looked for a folder imagenet-r in nowhere.
+    """
+    chosen = with_changes(options or DataOptions(), settings, "data setting")
+    text = os.fspath(source)
+    found = _read(text, chosen)
+    if found is None:
+        data = load_data(text, chosen)
+        if isinstance(data, RawSet):
+            _warn(data, check_benchmark(data))
+        return data
+    labelled, name = found
+    data = as_rawset(labelled, name=chosen.name or name, source=text, options=chosen)
+    benchmark = _benchmark_of(data)
+    if benchmark is not None and labelled.test is None:
+        note = "no published split was found, so that results compare with no other"
+        data = dataclasses.replace(data, cautions=(*data.cautions, note))
+    if benchmark is not None and benchmark.fixed_order:
+        note = "published results take the classes in natural order: use a protocol with shuffle = false"
+        data = dataclasses.replace(data, notes=(*data.notes, note))
+    differences = check_benchmark(data)
+    # A complete benchmark may have small classes by nature.
+    complete = benchmark is not None and not differences
+    _warn(data, [*differences, *(data.cautions if complete else inspect_data(data).cautions)])
+    return data
+
+
+def check_benchmark(data: RawSet | FeatureSet, name: str | None = None) -> list[str]:
+    """Return how a data set differs from a benchmark: in counts, and in class names where they are known.
+
+    Parameters
+    ----------
+    data : RawSet or FeatureSet
+        As :func:`load_benchmark` gave it. Features are not compared.
+    name : str, optional
+        The benchmark; by default the one that the data set is named after, if any.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data import RawSet
+    >>> from evergrow.lab.benchmarks import check_benchmark
+    >>> y, texts = np.array([0, 1]), Texts(("a", "b"))
+    >>> for line in check_benchmark(RawSet("toy", texts, y, texts, y, ("one", "two")), "vtab"):
+    ...     print(line)
+    VTAB: classes: 2, expected 50
+    VTAB: training samples: 2, expected 1796
+    VTAB: test samples: 2, expected 8619
+    """
+    benchmark = find_benchmark(name) if name else _benchmark_of(data)
+    if name and benchmark is None:
+        raise UnknownNameError(f"benchmark must be a known name, got {name!r}; nearest: {nearest(name, BENCHMARKS)}")
+    if benchmark is None or not isinstance(data, RawSet):
+        return []
+    return [f"{benchmark.title}: {line}" for line in _check_counts(data, benchmark) + _check_names(data, benchmark)]
+
+
+def _read(text: str, options: DataOptions) -> tuple[LabelledItems, str] | None:
+    """Return the items of a source and the name to give them, or None if ``load_data`` reads it."""
+    scheme, _, name = text.partition(":")
+    if scheme.lower() == "torchvision" and name:
+        return read_torchvision(name, options), name
+    if os.path.isdir(text):
+        published = read_published(Path(text))
+        return None if published is None else (published, Path(text).absolute().name)
+    benchmark = None if os.path.exists(text) or text in available_features() else find_benchmark(text)
+    if benchmark is None:
+        return None
+    place = locate(benchmark, options.root_path)
+    if place.train_list is not None:
+        labelled = read_lists(place.train_list, place.test_list, dataclasses.replace(options, root=place.folder))
+        labelled.notes.append("lists may split the images otherwise than the folders of PILOT do")
+    else:
+        labelled = read_published(place.folder) or read_folder(place.folder, options)
+    return labelled, benchmark.key
+
+
+def _benchmark_of(data: RawSet | FeatureSet) -> Benchmark | None:
+    """Return the benchmark that a set of images is named after, or None."""
+    return benchmark_of_folder(data.name) if isinstance(data, RawSet) and data.kind == "image" else None
+
+
+def _check_counts(data: RawSet, benchmark: Benchmark) -> list[str]:
+    have = (data.n_classes, len(data.y_train), len(data.y_test))
+    want = benchmark.counts
+    for other in benchmark.others:
+        if have == (other.n_classes, other.n_train, other.n_test):
+            return [
+                f"split: {have[1]} / {have[2]} is {other.split}; published numbers are for "
+                f"{want.n_train} / {want.n_test}, {want.split}"
+            ]
+    labels = ("classes", "training samples", "test samples")
+    pairs = zip(labels, have, (want.n_classes, want.n_train, want.n_test), strict=True)
+    return [f"{label}: {value}, expected {expected}" for label, value, expected in pairs if value != expected]
+
+
+def _check_names(data: RawSet, benchmark: Benchmark) -> list[str]:
+    """Compare class names, unless none is known: then the folders follow another convention."""
+    expected = expected_names().get(benchmark.key, ())
+    missing = [name for name in expected if name not in set(data.class_names)]
+    if not expected or len(missing) == len(expected):
+        return []
+    unknown = [name for name in data.class_names if name not in set(expected)]
+    differences = [f"class names missing: {len(missing)} ({listed(missing)})"] if missing else []
+    return differences + ([f"class names not expected: {len(unknown)} ({listed(unknown)})"] if unknown else [])
+
+
+def _warn(data: RawSet, cautions: list[str]) -> None:
+    if cautions:
+        # The level is that of whoever called load_benchmark.
+        warnings.warn(f"data set {data.name!r} can be used but: {'; '.join(cautions)}", DataWarning, stacklevel=3)

@@ -1,0 +1,257 @@
+"""CUB-200-2011, Stanford Cars and CIFAR-100 as their authors publish them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError
+from evergrow.core.items import ImageArrays, ImageFiles
+from evergrow.data.labelled import LabelledItems, listed
+from evergrow.data.lists import read_text
+
+_CUB_FILES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
+_CARS_TRAIN = ("devkit/cars_train_annos.mat", "cars_train_annos.mat")
+_CARS_TEST = ("cars_test_annos_withlabels.mat", "devkit/cars_test_annos_withlabels.mat")
+_CARS_META = ("devkit/cars_meta.mat", "cars_meta.mat")
+_CIFAR_MD5 = {
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "meta": "7973b15100ade9c7d40fb424638fde48",
+}
+_CIFAR_LARGEST = 512 * 2**20  # the training file has 155 MB
+
+
+def read_published(folder: Path) -> LabelledItems | None:
+    """Read a folder that holds CUB-200-2011, Stanford Cars or CIFAR-100 as published; return None for any other.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If a file or an image is missing.
+    FileFormatError
+        If a file is damaged, or the files contradict each other.
+    """
+    for inner in (folder, folder / "CUB_200_2011"):
+        if _has_all(inner, _CUB_FILES):
+            return read_cub(inner)
+    for inner in (folder, folder / "cifar-100-python"):
+        if _has_all(inner, tuple(_CIFAR_MD5)):
+            return read_cifar(inner)
+    return read_cars(folder) if _first(folder, _CARS_TRAIN) is not None else None
+
+
+def _has_all(folder: Path, names: tuple[str, ...]) -> bool:
+    return all((folder / name).is_file() for name in names)
+
+
+def read_cub(folder: Path) -> LabelledItems:
+    """Read ``images.txt``, ``image_class_labels.txt``, ``train_test_split.txt``, ``classes.txt`` and ``images/``.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If a file or an image is missing.
+    FileFormatError
+        If the tables do not go together.
+    """
+    images, labels, split, classes = (_numbered(folder / name) for name in _CUB_FILES)
+    if images.keys() != labels.keys() or images.keys() != split.keys():
+        odd = sorted((images.keys() ^ labels.keys()) | (images.keys() ^ split.keys()))
+        raise FileFormatError(f"{folder}: all tables must number the same images, got {odd[:5]} in some of them only")
+    unknown = sorted(set(labels.values()) - {str(number) for number in classes})
+    if unknown:
+        raise FileFormatError(f"{folder / 'classes.txt'} must name all classes, but it lacks {listed(unknown)}")
+    files: dict[str, list[str]] = {"1": [], "0": []}
+    codes: dict[str, list[int]] = {"1": [], "0": []}
+    for number, name in sorted(images.items()):
+        if split[number] not in files:
+            raise FileFormatError(f"{folder / 'train_test_split.txt'} must hold 0 and 1, got {split[number]!r}")
+        files[split[number]].append(f"images/{name}")
+        codes[split[number]].append(int(labels[number]))
+    parts = [_existing(folder, files[part]) for part in ("1", "0")]
+    return LabelledItems("cub", parts[0], codes["1"], parts[1], codes["0"], names=classes)
+
+
+def read_cars(folder: Path) -> LabelledItems:
+    """Read ``devkit/*.mat``, ``cars_train/`` and ``cars_test/``.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If a file or an image is missing, among them the test annotations with labels, which are a separate download.
+    FileFormatError
+        If a file is not what it should be.
+    """
+    tables = []
+    for places in (_CARS_TRAIN, _CARS_TEST, _CARS_META):
+        path = _first(folder, places)
+        if path is None:
+            raise DatasetNotFoundError(f"{folder} must hold {' or '.join(places)}, but it does not")
+        tables.append((path, _mat(path)))
+    names = _cars_names(*tables[2])
+    parts = []
+    for (path, table), part in zip(tables[:2], ("cars_train", "cars_test"), strict=True):
+        rows = _annotations(path, table)
+        parts.append((_existing(folder, [f"{part}/{name}" for name, _ in rows]), [label for _, label in rows]))
+    (train, train_labels), (test, test_labels) = parts
+    return LabelledItems("cars", train, train_labels, test, test_labels, names=names)
+
+
+def _numbered(path: Path) -> dict[int, str]:
+    """Return a table of ``number value`` lines."""
+    table: dict[int, str] = {}
+    for line, text in enumerate(read_text(path).split("\n"), start=1):
+        if not text.strip():
+            continue
+        number, _, value = text.strip().partition(" ")
+        if not number.isdecimal() or not value.strip() or int(number) in table:
+            raise FileFormatError(f"{path} line {line} must be a new number and a value, got {text.strip()!r}")
+        table[int(number)] = value.strip()
+    return table
+
+
+def _existing(root: Path, names: list[str]) -> ImageFiles:
+    missing = [name for name in names if not (root / name).is_file()]
+    if missing:
+        raise DatasetNotFoundError(
+            f"the images must be in {root}, but {len(missing)} of {len(names)} are not: {listed(missing)}"
+        )
+    return ImageFiles(root, tuple(names))
+
+
+def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _mat(path: Path) -> dict[str, Any]:
+    from scipy.io import loadmat
+
+    try:
+        content: dict[str, Any] = loadmat(path, simplify_cells=True)
+    # The reader has no error of its own for damaged files; it fails where its parsing happens to fail.
+    except Exception as error:
+        raise FileFormatError(f"{path} must be a whole MATLAB file: {error}") from error
+    return content
+
+
+def _cars_names(path: Path, table: dict[str, Any]) -> dict[int, str]:
+    if "class_names" not in table:
+        raise FileFormatError(f"{path} must hold class_names, got {sorted(table)}")
+    names = table["class_names"]
+    every = [names] if isinstance(names, str) else list(names)  # one name alone comes without its list
+    return {number: str(name) for number, name in enumerate(every, start=1)}
+
+
+def _annotations(path: Path, table: dict[str, Any]) -> list[tuple[str, int]]:
+    try:
+        rows = table["annotations"]
+        rows = [rows] if isinstance(rows, dict) else rows
+        return [(str(row["fname"]), int(row["class"])) for row in rows]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise FileFormatError(f"{path} must hold annotations with fname and class: {error!r}") from error
+
+
+# -- CIFAR-100: Python pickles, opened without letting them run anything --------------------------------------
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """An unpickler that knows numpy arrays, containers, numbers and strings, and nothing that could do harm.
+
+    A pickle runs whatever functions it names. This one only lets it name the three that rebuild an array of numbers
+    and the one that turns text to bytes; any other name is refused before anything is called.
+    """
+
+    _reconstruct: ClassVar[Any] = np.empty(0).__reduce__()[0]  # numpy's own, whatever module it lives in
+    _allowed: ClassVar[dict[tuple[str, str], Any]] = {
+        ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+        ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+    }
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """Return one of the few things that a file may name."""
+        if (module_name, global_name) == ("_codecs", "encode"):
+            return _encode
+        try:
+            return self._allowed[module_name, global_name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}") from None
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Stand in for ``codecs.encode``, with the one encoding that pickles of bytes use."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it asks for the encoding {encoding}")
+    return text.encode("latin1")
+
+
+def read_cifar(folder: Path) -> LabelledItems:
+    """Read CIFAR-100 from ``cifar-100-python/train``, ``test`` and ``meta``.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If a file is missing.
+    FileFormatError
+        If a file is damaged or names something other than arrays and plain values.
+    """
+    odd: list[str] = []
+    contents = {name: _cifar_content(folder / name, odd) for name in _CIFAR_MD5}
+    names = contents["meta"].get("fine_label_names")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FileFormatError(f"{folder / 'meta'} must hold fine_label_names, got {sorted(contents['meta'])}")
+    (train, train_labels), (test, test_labels) = (
+        _cifar_part(folder / part, contents[part], len(names)) for part in ("train", "test")
+    )
+    cautions = [f"contents differ from the official files: {', '.join(odd)}"] if odd else []
+    return LabelledItems(
+        "cifar",
+        ImageArrays(train),
+        train_labels,
+        ImageArrays(test),
+        test_labels,
+        names=dict(enumerate(names)),
+        cautions=cautions,
+    )
+
+
+def _cifar_content(path: Path, odd: list[str]) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _CIFAR_LARGEST:
+            raise FileFormatError(f"{path} must be at most {_CIFAR_LARGEST >> 20} MiB, got {path.stat().st_size >> 20}")
+        body = path.read_bytes()
+    except OSError as error:
+        raise DatasetNotFoundError(f"file must be readable, got {path}: {error}") from error
+    if hashlib.md5(body, usedforsecurity=False).hexdigest() != _CIFAR_MD5[path.name]:
+        odd.append(path.name)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy finds the array types of 2009 deprecated
+            content = PlainUnpickler(io.BytesIO(body), encoding="latin1").load()
+    # A damaged pickle can fail in any of the calls that rebuild its values.
+    except Exception as error:
+        raise FileFormatError(f"{path} must be a whole file of arrays and plain values: {error}") from error
+    if not isinstance(content, dict):
+        raise FileFormatError(f"{path} must hold a dictionary, got {type(content).__name__}")
+    return {str(key): value for key, value in content.items()}
+
+
+def _cifar_part(path: Path, content: dict[str, Any], n_classes: int) -> tuple[NDArray[np.uint8], list[int]]:
+    pixels, labels = content.get("data"), content.get("fine_labels")
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
+        shape = getattr(pixels, "shape", type(pixels).__name__)
+        raise FileFormatError(f"{path} must hold 'data' of n x 3072 bytes, got {shape}")
+    right = isinstance(labels, list) and len(labels) == len(pixels)
+    if not right or not all(isinstance(label, int) and 0 <= label < n_classes for label in labels or ()):
+        raise FileFormatError(f"{path} must hold {len(pixels)} 'fine_labels' from 0 to {n_classes - 1}, got others")
+    images = np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    return images, [int(label) for label in labels or ()]

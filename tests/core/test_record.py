@@ -1,0 +1,327 @@
+"""The file contract: what types declare is written and read again, and whatever else a file says is a file error."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evergrow.core.archive import Archive, parse_json
+from evergrow.core.errors import FileFormatError, NewerSchemaError, ParameterError
+from evergrow.core.record import (
+    NOTHING,
+    UNWRITTEN,
+    Between,
+    Extra,
+    Spec,
+    from_archive,
+    from_document,
+    from_values,
+    make_archive,
+    read_document,
+    read_record,
+    record,
+    require,
+    to_archive,
+    to_document,
+    to_values,
+    write_document,
+    write_record,
+)
+
+
+class Shape(ABC):
+    @abstractmethod
+    def area(self) -> float: ...
+
+
+@record("tests/square")
+@dataclass(frozen=True)
+class Square(Shape):
+    side: Annotated[float, Between(above=0.0)]
+
+    def area(self) -> float:
+        return self.side**2
+
+
+@record("tests/frame")
+@dataclass(frozen=True)
+class Frame(Shape):
+    inner: Shape
+    edge: float = 1.0
+
+    def area(self) -> float:
+        return self.inner.area() + self.edge
+
+
+@record("tests/estimator")
+class Estimator:
+    """No dataclass: writes and reads itself."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def to_archive(self) -> Archive:
+        return make_archive(Estimator, {"scale": self.scale})
+
+    @classmethod
+    def from_archive(cls, archive: Archive, *, device: Any, name: str) -> Estimator:
+        return cls(from_values(Scale, archive.meta, name).scale)
+
+
+@dataclass(frozen=True)
+class Scale:
+    scale: float
+
+
+@dataclass(frozen=True)
+class Owner:
+    name: str
+    age: Annotated[int, Between(0, 150)] = 30
+    extra: Extra = NOTHING
+
+
+@record("tests/everything")
+@dataclass(frozen=True, eq=False)
+class Everything:
+    flag: bool
+    count: int
+    number: float
+    text: str
+    choice: Literal["a", "b", 3]
+    owner: Owner
+    owners: tuple[Owner, ...]
+    table: dict[str, list[float]]
+    words: frozenset[str]
+    pair: tuple[int, str]
+    mixed: float | Literal["auto"]
+    anything: Any
+    folder: Path
+    shape: Shape
+    shapes: tuple[Shape, ...]
+    by_name: dict[str, Square]
+    head: Estimator
+    gram: Annotated[Tensor, Spec(("L", "L"))]
+    cross: Annotated[Tensor, Spec(("L", None), largest=100.0)]
+    rows: Annotated[NDArray[np.float32], Spec((None, 2), dtype="float32")]
+    factors: tuple[Annotated[Tensor, Spec((None, "L"))], ...] = ()
+    named: dict[str, Annotated[Tensor, Spec(dtype=None)]] = field(default_factory=dict)
+    raw: Archive | None = None
+    bias: Annotated[Tensor, Spec(("L",))] | None = None
+    seed: int | None = None
+    cache: list[int] = field(default_factory=list, metadata=UNWRITTEN)
+    extra: Extra = NOTHING
+
+    def check(self) -> None:
+        require(self.count != 13, "it counts thirteen")
+
+
+@pytest.fixture
+def item() -> Everything:
+    return Everything(
+        flag=True,
+        count=3,
+        number=0.1,
+        text="ä",
+        choice=3,
+        owner=Owner("ann"),
+        owners=(Owner("bob", 5),),
+        table={"x": [1.0, 2.5]},
+        words=frozenset({"b", "a"}),
+        pair=(1, "one"),
+        mixed="auto",
+        anything={"deep": [1, None]},
+        folder=Path("attic"),
+        shape=Frame(Square(2.0)),
+        shapes=(Square(1.0), Frame(Frame(Square(3.0)))),
+        by_name={"first": Square(5.0)},
+        head=Estimator(0.5),
+        gram=torch.eye(3, dtype=torch.float64),
+        cross=torch.ones(3, 2, dtype=torch.float64),
+        rows=np.arange(4, dtype=np.float32).reshape(2, 2),
+        factors=(torch.zeros(1, 3, dtype=torch.float64), torch.zeros(0, 3, dtype=torch.float64)),
+        named={"block.1": torch.tensor([1, 2])},
+        raw=to_archive(Square(7.0)),
+        cache=[1],
+    )
+
+
+def test_what_is_written_is_read_again_and_gives_the_same_bytes(tmp_path: Path, item: Everything) -> None:
+    digest = write_record(tmp_path / "a.evg", item)
+    back = read_record(Everything, tmp_path / "a.evg")
+    for name in ("flag", "count", "number", "text", "choice", "owner", "owners", "table", "words", "pair", "mixed"):
+        assert getattr(back, name) == getattr(item, name)
+    for name in ("anything", "folder", "shape", "shapes", "by_name", "bias", "seed"):
+        assert getattr(back, name) == getattr(item, name)
+    assert back.head.scale == 0.5
+    assert back.cache == []
+    assert back.raw is not None
+    assert from_archive(Square, back.raw) == Square(7.0)
+    assert torch.equal(back.gram, item.gram)
+    assert [tuple(factor.shape) for factor in back.factors] == [(1, 3), (0, 3)]
+    assert torch.equal(back.named["block.1"], item.named["block.1"])
+    assert np.array_equal(back.rows, item.rows)
+    assert write_record(tmp_path / "b.evg", back) == digest
+    assert (tmp_path / "a.evg").read_bytes() == (tmp_path / "b.evg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("flag", 1),
+        ("count", -1),
+        ("count", True),
+        ("count", 1.0),
+        ("count", 10**400),
+        ("count", 13),
+        ("number", "1"),
+        ("number", 10**400),
+        ("text", None),
+        ("choice", "c"),
+        ("choice", 3.0),
+        ("choice", [3]),
+        ("owner", []),
+        ("owner", {"name": "ann", "age": 200}),
+        ("owner", {}),
+        ("owners", {}),
+        ("owners", [1]),
+        ("table", {"x": [True]}),
+        ("words", [["a"]]),
+        ("pair", [1]),
+        ("mixed", "other"),
+        ("seed", "x"),
+        ("folder", 3),
+    ],
+)
+def test_a_value_that_cannot_be_is_a_file_error(item: Everything, key: str, value: object) -> None:
+    archive = to_archive(item)
+    archive.meta[key] = value
+    with pytest.raises(FileFormatError, match=r"model\.evg"):
+        from_archive(Everything, archive, name="model.evg")
+
+
+@pytest.mark.parametrize("key", ["flag", "owner", "gram", "rows", "shape", "head"])
+def test_what_is_missing_is_named(item: Everything, key: str) -> None:
+    archive = to_archive(item)
+    for kept in (archive.meta, archive.tensors, archive.parts):
+        kept.pop(key, None)  # type: ignore[attr-defined]
+    with pytest.raises(FileFormatError, match=f"lacks '{key}'"):
+        from_archive(Everything, archive)
+
+
+@pytest.mark.parametrize(
+    ("key", "tensor"),
+    [
+        ("gram", torch.eye(3)),
+        ("gram", torch.ones(3, 2, dtype=torch.float64)),
+        ("gram", torch.full((3, 3), torch.nan, dtype=torch.float64)),
+        ("cross", torch.ones(2, 2, dtype=torch.float64)),
+        ("cross", torch.full((3, 2), 101.0, dtype=torch.float64)),
+        ("factors.1", torch.zeros(1, 4, dtype=torch.float64)),
+        ("factors.7", torch.zeros(1, 3, dtype=torch.float64)),
+        ("bias", torch.zeros(4, dtype=torch.float64)),
+        ("rows", torch.zeros(2, 2, 2)),
+    ],
+)
+def test_tensors_have_the_type_the_shape_and_the_size_that_is_declared(
+    item: Everything, key: str, tensor: Tensor
+) -> None:
+    archive = to_archive(item)
+    archive.tensors[key] = tensor
+    with pytest.raises(FileFormatError, match=key.partition(".")[0]):
+        from_archive(Everything, archive)
+
+
+def test_unknown_fields_are_written_again(item: Everything) -> None:
+    archive = to_archive(item)
+    archive.meta["later"] = {"x": 1}
+    archive.meta["owner"]["later"] = 2
+    archive.tensors["later"] = torch.zeros(1)
+    archive.parts["later"] = Archive("tests/of-a-later-version", {}, version=9)
+    again = to_archive(from_archive(Everything, archive))
+    assert again.meta["later"] == {"x": 1}
+    assert again.meta["owner"]["later"] == 2
+    assert torch.equal(again.tensors["later"], torch.zeros(1))
+    assert again.parts["later"].version == 9
+
+
+def test_another_kind_a_newer_version_and_a_part_of_the_wrong_family_are_refused(item: Everything) -> None:
+    archive = to_archive(item)
+    with pytest.raises(FileFormatError, match="holds 'tests/everything', not 'tests/frame' or 'tests/square'"):
+        from_archive(Shape, archive)  # type: ignore[type-abstract]
+    with pytest.raises(FileFormatError, match="'tests/squere', which is unknown here; nearest: 'tests/square'"):
+        from_archive(Square, Archive("tests/squere", {}))
+    with pytest.raises(NewerSchemaError, match=r"version 2 of 'tests/square'.*pip install -U evergrow"):
+        from_archive(Square, replace(to_archive(Square(1.0)), version=2))
+    archive.parts["by_name.first"] = to_archive(Frame(Square(1.0)))
+    with pytest.raises(FileFormatError, match=r"by_name\.first holds 'tests/frame', not 'tests/square'"):
+        from_archive(Everything, archive)
+
+
+def test_what_a_constructor_refuses_is_a_file_error() -> None:
+    @record("tests/strict")
+    @dataclass(frozen=True)
+    class Strict:
+        n: int
+
+        def __post_init__(self) -> None:
+            if self.n > 3:
+                raise ParameterError("n must be at most 3")
+
+    with pytest.raises(FileFormatError, match="the archive is damaged or contradicts itself: n must be at most 3"):
+        from_archive(Strict, Archive("tests/strict", {"n": 4}))
+
+
+@record("tests/note")
+@dataclass(frozen=True)
+class Note:
+    text: str
+    tags: tuple[str, ...] = ()
+    extra: Extra = NOTHING
+
+
+def test_documents_keep_what_they_do_not_know(tmp_path: Path) -> None:
+    path = tmp_path / "note.json"
+    write_document(path, Note("hello"))
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "later": 1}))
+    note = read_document(Note, path)
+    assert note.text == "hello"
+    assert to_document(note)["later"] == 1
+    assert to_values(Note("x", ("a",))) == {"text": "x", "tags": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "change", [{"version": 2}, {"version": None}, {"version": True}, {"schema": "other"}, {"schema": []}, {"text": 3}]
+)
+def test_documents_that_are_none(change: dict[str, Any]) -> None:
+    with pytest.raises(FileFormatError, match=r"note\.json"):
+        from_document(Note, {**to_document(Note("x")), **change}, "note.json")
+    with pytest.raises(FileFormatError, match="should be an object"):
+        from_document(Note, [change], "note.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[" * 100_000, '{"a":' * 100_000, "NaN", "[Infinity]", "1e999", "9" * 5000, b"\xff\xfe", "\ud800x"],
+)
+def test_a_text_that_is_no_plain_json(text: str | bytes) -> None:
+    with pytest.raises(FileFormatError, match=r"note\.json is no whole JSON"):
+        parse_json(text, "note.json")
+
+
+def test_a_type_that_no_file_can_hold_is_a_programming_error() -> None:
+    @dataclass(frozen=True)
+    class Wrong:
+        values: set[int]
+
+    with pytest.raises(TypeError, match="cannot be read from a file"):
+        from_values(Wrong, {"values": [1]}, "x")
