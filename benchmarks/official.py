@@ -5,6 +5,7 @@ program makes, in its order, and nothing clever. Random draws come from outside,
 can share them. Labels are integers below ``n_classes``; scores have one column for each of them.
 """
 
+# ruff: noqa: D102
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

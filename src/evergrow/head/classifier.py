@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,9 +57,9 @@ class Classifier(IncrementalClassifier):
         Units of the layer. None takes the layer's own number, 3,000 for the default one; 0 uses the features alone.
     alpha : float or "gcv"
         Ridge. ``"gcv"`` chooses it from the statistics by generalised cross-validation, again and again as they grow.
-    layer : Layer, str or None
-        :class:`~evergrow.head.layers.FourierLayer` (the default), :class:`~evergrow.head.layers.GuidedLayer`, or the
-        name of a layer.
+    layer : Layer, str, mapping or None
+        :class:`~evergrow.head.layers.FourierLayer` (the default), :class:`~evergrow.head.layers.GuidedLayer`, the name
+        of a layer, or its plain values such as ``{"kind": "guided", "scales": "auto"}``.
     readout : {"denoised", "ridge"}
         Class scores from class means that are taken for the estimates they are, so that a class of a few samples beside
         others of many is recognised too; or from ridge regression.
@@ -121,7 +121,7 @@ class Classifier(IncrementalClassifier):
         self,
         n_units: int | None = None,
         alpha: float | str = "gcv",
-        layer: Layer | str | None = None,
+        layer: Layer | Mapping[str, Any] | str | None = None,
         readout: str = "denoised",
         normalize: str = "auto",
         shape_directions: int = 128,
@@ -169,16 +169,14 @@ class Classifier(IncrementalClassifier):
         if isinstance(layer, str):
             check_choice("layer", layer, LAYERS)
             layer = LAYERS[layer]()
+        if isinstance(layer, Mapping):
+            layer = layer_from_plain(layer)
         if not isinstance(layer, Layer):
             raise ParameterError(f"layer must be a layer, its name or None, got {type(layer).__name__}")
         return layer if self.n_units is None else dataclasses.replace(layer, n_units=self.n_units)
 
     def _plain_param(self, name: str, value: Any) -> Any:
         return value.to_plain() if isinstance(value, Layer) else super()._plain_param(name, value)
-
-    @classmethod
-    def _param_from_file(cls, name: str, value: Any) -> Any:
-        return layer_from_plain(value) if isinstance(value, dict) else super()._param_from_file(name, value)
 
     def _fixed_alpha(self) -> float | None:
         """Return the ridge, None where it is chosen from the statistics."""

@@ -7,7 +7,7 @@ The denoised readout chooses a ridge (:mod:`evergrow.head.linalg.ridge_search`),
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -104,7 +104,9 @@ def solve_ridge(
         solution = state.solve(alpha)
         return _without_offset(solution.weights, alpha, alpha, solution.jitter)
     stats = state.reduced()
-    choice = _choose_alpha(stats, row_energy(stats, masses, rows or float(max(stats.count, 1))), last)
+    if rows is not None:
+        stats = replace(stats, count=round(rows))
+    choice = _choose_alpha(stats, row_energy(stats, masses, float(max(stats.count, 1))), last)
     factor = safe_cholesky(stats.gram, shift=choice.alpha)
     return _without_offset(stats.lift(factor.solve(stats.cross)), choice.alpha, choice.minimiser, factor.jitter)
 

@@ -77,7 +77,7 @@ class SCLClassifier(Classifier):
     >>> model = SCLClassifier(max_units=300, random_state=0).fit(X[:1000], y[:1000])
     >>> model.status_, model.n_units_
     ('capped', 300)
-    >>> model.score(X[1000:], y[1000:]) > 0.9
+    >>> model.score(X[1000:], y[1000:]) > 0.85
     True
     """
 
