@@ -71,7 +71,7 @@ def _growth_cell(n: int, width: int) -> Row:
     states = [create_state("auto", layer.n_units, 10, alpha=0.01, floor=0.01)]
 
     def update() -> None:
-        states[0] = states[0].accumulate((H, Y[rows]) for rows, H in layer.iter_transform(Z)).after_solve()
+        states[0] = states[0].accumulate((H, Y[rows]) for rows, H in layer.iter_transform(Z))
         states[0].solve(0.01)
 
     first = seconds(update, repeat=1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.data import VitLike
 from benchmarks.timing import Row, seconds
 from evergrow.head.layers import GuidedProjection
-from evergrow.head.linalg import DenseState, RecursiveState, RidgeState, create_state
+from evergrow.head.linalg import RecursiveState, RidgeState, RidgeStatistics, create_state
 
 ALPHA = 0.01
 
@@ -87,7 +87,7 @@ def precision(quick: bool) -> list[Row]:
     width, updates = (500, 10) if quick else (2_000, 40)
     source = VitLike(200)
     layer = paper_layer(source, width)
-    dense, recursive = DenseState.create(width, 200), RecursiveState.create(width, 200, alpha=ALPHA)
+    dense, recursive = RidgeStatistics.create(width, 200), RecursiveState.create(width, 200, alpha=ALPHA)
     rows, targets = [], []
     for task in range(updates):
         Z, Y = source.sample(list(range(5 * task, 5 * task + 5)), 100)
@@ -101,7 +101,7 @@ def precision(quick: bool) -> list[Row]:
     q, r = scipy.linalg.qr(A, mode="economic")
     truth = H @ torch.from_numpy(scipy.linalg.solve_triangular(r, q.T @ B))
     kappa = float(np.linalg.cond(r)) ** 2
-    errors = {s.kind: relative(H @ s.solve(ALPHA).weights, truth) for s in (dense, recursive)}
+    errors = {s.form: relative(H @ s.solve(ALPHA).weights, truth) for s in (dense, recursive)}
     return [
         Row(
             f"{kind} = batch ridge after {updates} updates",

@@ -10,7 +10,6 @@ import io
 import re
 import shlex
 import subprocess
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from typer.main import get_command
 
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.registry import COMMANDS, build_app
-from evergrow.core.errors import DeprecatedWarning
 from evergrow.lab.bench.spec import load_spec
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -167,7 +165,7 @@ def test_every_command_has_a_section_with_its_exit_codes():
     for name in COMMANDS:
         section = sections()[name]
         assert f"evergrow {name}" in section
-        assert "Exit codes" in section or name in ("demo", "methods", "version")
+        assert "Exit codes" in section or name in ("demo", "lab methods", "version")
 
 
 def test_the_manual_lists_every_exit_code():
@@ -215,7 +213,7 @@ def test_the_page_on_the_learner_runs_as_printed():
 
 def test_names_that_pages_import_exist():
     pages = [*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]
-    pages.remove(DOCS / "releases.md")  # its table has the names of 0.1 that are gone
+    pages.remove(DOCS / "releases.md")  # its table has names that are gone
     found = 0
     for page in pages:
         text = page.read_text(encoding="utf-8")
@@ -223,9 +221,7 @@ def test_names_that_pages_import_exist():
         dotted = [name.rpartition(".")[::2] for name in re.findall(r"\bevergrow\.\w+(?:\.\w+)+", text)]
         for module, names in [*imported, *dotted]:
             for name in names.replace(" ", "").split(","):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DeprecatedWarning)  # pages say what goes, and until when
-                    there = hasattr(importlib.import_module(module), name)
+                there = hasattr(importlib.import_module(module), name)
                 exists = there or importlib.util.find_spec(f"{module}.{name}")
                 assert exists, f"{page.name}: {module}.{name}"
                 found += 1
@@ -235,7 +231,7 @@ def test_names_that_pages_import_exist():
 def test_files_and_registries_named_for_contributors_exist():
     text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     root = DOCS.parent
-    for name in re.findall(r"`((?:tests|core|cli|docs|projections)/[\w./]+)`", text):
+    for name in re.findall(r"`((?:tests|core|cli|docs|head|lab|data)/[\w./]+)`", text):
         assert (root / name).exists() or (root / "src" / "evergrow" / name).exists(), name
     sources = "".join(path.read_text(encoding="utf-8") for path in (root / "src").rglob("*.py"))
     for name in re.findall(r"`@?(\w+)(?:\.register)?\(", text):

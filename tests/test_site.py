@@ -24,7 +24,15 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SITE = ROOT / "build" / "site"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
-ROOMS = ("", ".heads", ".methods", ".training", ".datasets", ".streams", ".backbones", ".serve", ".report", ".checks")
+ROOMS = (
+    "",
+    ".head",
+    ".data",
+    ".features",
+    ".adapt",
+    ".serve",
+    *(f".lab.{part}" for part in ("methods", "streams", "report", "checks")),
+)
 FENCE = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 

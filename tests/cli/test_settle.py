@@ -61,7 +61,7 @@ def test_later_commands_find_the_solution_in_the_file(shell, both, later, monkey
 
 def test_next_update_is_the_same(shell, both, first, monkeypatch):
     # For wide layers the choice of the ridge begins at the last one, which is another one in a settled file.
-    monkeypatch.setattr("evergrow.head.readout.WARM_LIMITS", {})
+    monkeypatch.setattr("evergrow.head.linalg.ridge_choice.WARM_LIMITS", {})
     for name in both:
         shell.run("update", name, first, code=1)  # which counts twice now, and says so
     plain, settled = (open_model(name) for name in both)

@@ -315,7 +315,7 @@ def test_a_file_without_a_test_part(tmp_path: Path) -> None:
         assert isinstance(drawn, FeatureSet)
         assert (drawn.whole, len(drawn.y_train), len(drawn.y_test)) == (False, 14, 6)
         assert np.array_equal(np.concatenate([drawn.X_train, drawn.X_test]).sum(axis=0), np.ones(20))
-        with pytest.raises(InputError, match="must have a test set to become a stream"):
+        with pytest.raises(InputError, match="needs a test set"):
             stream_of(data)
     with pytest.raises(InputError, match="X_test must be empty where whole is true"):
         FeatureSet("x", X, y, X, y, whole=True)

@@ -128,11 +128,11 @@ def test_no_split_leaves_everything_in_training(tree: Tree) -> None:
     assert data.test_counts.tolist() == [0, 0]
     assert data.notes[-1].startswith("no test set")
     assert data.fingerprint != load_data(root).fingerprint
-    with pytest.raises(InputError, match="must have a test set to become a stream"):
+    with pytest.raises(InputError, match="needs a test set"):
         stream_of(data)
     features = data.features(np.ones((17, 3)), np.zeros((0, 3)))
     assert features.whole
-    with pytest.raises(InputError, match="must have a test set to become a stream"):
+    with pytest.raises(InputError, match="needs a test set"):
         stream_of(features)
 
 

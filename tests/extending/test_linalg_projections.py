@@ -1,9 +1,8 @@
-"""A solver, a kind of layer and an activation from outside the package, used by name wherever names are taken."""
+"""A kind of layer and an activation from outside the package, used by name wherever names are taken."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from evergrow.core.archive import KINDS
 from evergrow.core.errors import FileFormatError, ParameterError
 from evergrow.head.layers import PROJECTIONS, Projection
 from evergrow.head.layers.activations import ACTIVATIONS, Activation
-from evergrow.head.linalg import RIDGE_FORMS, DenseState, create_state
-from evergrow.head.linalg.state import Batch
 
 
 def softplus_derivatives(b: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,28 +38,6 @@ class SignProjection(Projection):
         return self
 
 
-@dataclass(frozen=True)
-class CountingState(DenseState):
-    """The dense form, with a count of the batches that it was given."""
-
-    batches: int = 0
-
-    def _accumulate(self, batches: Any, sign: int) -> CountingState:
-        pairs: list[Batch] = list(batches)
-        state = super()._accumulate(pairs, sign)
-        return CountingState(state.gram, state.cross, state.seen, self.batches + len(pairs))
-
-    def to_archive(self) -> Any:
-        archive = super().to_archive()
-        archive.meta["batches"] = self.batches
-        return archive
-
-    @classmethod
-    def from_archive(cls, fields: Any, device: torch.device) -> CountingState:
-        state = super().from_archive(fields, device)
-        return cls(state.gram, state.cross, state.seen, fields.integer("batches"))
-
-
 @pytest.fixture(autouse=True)
 def added() -> Iterator[None]:
     """Add one of each, and take them away again."""
@@ -70,12 +45,10 @@ def added() -> Iterator[None]:
         Activation(torch.nn.functional.softplus, softplus_derivatives, 0.25, 0.09623, operator="Softplus")
     )
     PROJECTIONS.register("test-signs")(SignProjection)
-    RIDGE_FORMS.register("test-counting")(CountingState)
     yield
-    for registry, name in ((ACTIVATIONS, "test-softplus"), (PROJECTIONS, "test-signs"), (RIDGE_FORMS, "test-counting")):
+    for registry, name in ((ACTIVATIONS, "test-softplus"), (PROJECTIONS, "test-signs")):
         del registry._items[name]  # type: ignore[attr-defined]
-    for kind in ("projection/test-signs", "ridge-state/test-counting"):
-        del KINDS[kind]
+    del KINDS["projection/test-signs"]
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -83,8 +56,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"activation": "test-softplus", "projection": "gaussian"},
     {"projection": "test-signs"},
     {"projection": "test-signs", "direct_link": True, "normalize": "l2"},
-    {"solver": "test-counting", "scales": "auto"},
-    {"activation": "test-softplus", "projection": "test-signs", "solver": "test-counting"},
+    {"activation": "test-softplus", "projection": "test-signs"},
 ]
 
 
@@ -105,9 +77,6 @@ def test_a_head_takes_them_by_name_and_keeps_them_in_a_file(options: dict[str, A
     np.testing.assert_array_equal(back.decision_function(X), model.decision_function(X))
     back.partial_fit(X[:5], y[:5])
     assert back.state_.count == 85
-    if "solver" in options:
-        assert isinstance(back.state_, CountingState)
-        assert back.state_.batches == model.state_.batches + 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -121,15 +90,9 @@ def test_the_product_takes_them_as_options(options: dict[str, Any], tmp_path: Pa
 
 def test_they_are_offered_where_a_name_is_wrong() -> None:
     X, y = data()
-    for name, word in (("activation", "softplu"), ("projection", "test-sign"), ("solver", "test-countin")):
+    for name, word in (("activation", "softplu"), ("projection", "test-sign")):
         with pytest.raises(ParameterError, match=f"{name} must be one of .*test-"):
             SCLClassifier(**{name: word}).fit(X, y)
-
-
-def test_the_new_form_is_made_as_the_others_are() -> None:
-    state = create_state("test-counting", 3, 1, alpha=1.0, floor=1.0).update(torch.eye(3), torch.ones(3, 1))
-    assert state.kind == "test-counting"
-    assert state.error_bound(1.0) == 0.0
 
 
 def test_a_file_needs_what_it_was_made_with(tmp_path: Path) -> None:

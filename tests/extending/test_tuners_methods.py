@@ -204,7 +204,7 @@ class TestHead:
         assert Learner.load(tmp_path / "m.evg").predict(self.X).tolist() == self.y.tolist()
 
     def test_commands_know_it(self) -> None:
-        listed = CliRunner().invoke(build_app(), ["methods"]).stdout.split()
+        listed = CliRunner().invoke(build_app(), ["lab", "methods"]).stdout.split()
         assert {"last-row", "last-row+fsa"} <= set(listed)
 
 
@@ -269,7 +269,7 @@ class TestImageMethod:
         np.testing.assert_array_equal(again.decision_function(items), model.decision_function(items))
 
     def test_commands_know_it(self) -> None:
-        assert "mean-colour" in CliRunner().invoke(build_app(), ["methods"]).stdout.split()
+        assert "mean-colour" in CliRunner().invoke(build_app(), ["lab", "methods"]).stdout.split()
 
 
 # -- how a network is trained ---------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def scaled(value: float, *place: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return change
 
 
-STATE = ("model", "state", "inner")
+STATE = ("model", "state")
 LAYER = ("model", "layer")
 CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
     "labels twice": (set_meta(labels={"kind": "i", "values": [0, 0, 2]}), "label occurs twice"),
@@ -136,10 +136,6 @@ CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
     "no number": (set_tensor("cross", scaled(float("nan"), 0, 0), *STATE), "finite"),
     "single precision": (set_tensor("gram", lambda t: t.float(), *STATE), "'gram'"),
     "no statistics": (lambda archive: inside(archive, "model").parts.pop("state"), "'state' as an archive"),
-    "a form within itself": (
-        lambda archive: inside(archive, "model", "state").parts.update(inner=inside(archive, "model", "state")),
-        "holds itself",
-    ),
     "layer and statistics exchanged": (
         lambda archive: inside(archive, "model").parts.update(layer=inside(archive, *STATE)),
         "must hold a projection",

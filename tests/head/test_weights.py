@@ -12,7 +12,7 @@ import torch
 from evergrow.core.errors import InputError, LabelError, UnlearnError, UnsupportedError
 from evergrow.head import Classifier, SCLClassifier
 from evergrow.head.base import HEADS
-from evergrow.head.linalg import ClassGeometry, DenseState, SolvedScatter
+from evergrow.head.linalg import ClassGeometry, RidgeStatistics, SolvedScatter
 from evergrow.lab.heads import SimpleCILClassifier
 from evergrow.lab.methods import create_method, list_methods
 
@@ -77,7 +77,7 @@ def test_following_weighted_rows_is_solving_anew() -> None:
     def solved(rows: slice) -> SolvedScatter:
         targets = torch.nn.functional.one_hot(codes[rows], 3).double()
         root = weights[rows].sqrt()[:, None]
-        stats = DenseState.create(6, 3).update(H[rows] * root, targets * root).reduced()
+        stats = RidgeStatistics.create(6, 3).update(H[rows] * root, targets * root).reduced()
         masses = torch.bincount(codes[rows], weights[rows], minlength=3)
         return SolvedScatter.of(ClassGeometry.of(stats, masses), alpha=0.3)
 

@@ -572,12 +572,12 @@ def main() -> None:
 
 def fresh(folder: Path) -> list[Subject]:
     """Write files with the version at hand, and return them."""
-    from evergrow import Learner, SCLClassifier
+    from evergrow import Learner
     from evergrow.learner.reference import measured_change
 
     rows = dict(np.load(DATA / "rows.npz"))
     names = np.array(["ant", "bee", "cat", "dog"])[rows["y_first"]]
-    head = SCLClassifier.recommended(n_units=12, shape_directions=3, random_state=0, device="cpu")
+    head = Classifier(n_units=12, shape_directions=3, random_state=0, device="cpu")
     head.fit(rows["first"], rows["y_first"])
     head.save(folder / "fresh-head.evg")
     options = {"n_units": 12, "shape_directions": 3}

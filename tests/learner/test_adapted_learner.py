@@ -18,7 +18,7 @@ from tests.learner.toys import Letters, write_folder
 
 from evergrow.adapt import FsaConfig, adapt
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners
-from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import (
     DataWarning,
     FileFormatError,
@@ -34,13 +34,12 @@ from evergrow.core.items import ImageArrays
 from evergrow.features import create_backbone
 from evergrow.features.extraction import extract
 from evergrow.features.lazy import LazyBackbone
-from evergrow.head import SCLClassifier
+from evergrow.head import Classifier
 from evergrow.lab.methods import FsaClassifier
 from evergrow.learner.learner import Learner
 
 NAMES = np.array(["ant", "bee", "cat", "dog"])
 Part = tuple[ImageArrays, np.ndarray]
-V0_1 = Path(__file__).parents[1] / "files" / "v0_1" / "learners"
 
 
 def quick(tuner: str = "ssf", **changes: Any) -> FsaConfig:
@@ -105,7 +104,7 @@ def test_it_is_the_adapted_classifier_made_by_hand(tuner: str, first: Part, late
     X = [extract(hand.backbone_, items, cache=False).features for items, _ in (first, later)]
     assert learner.backbone_().spec == hand.backbone_.spec
     assert np.array_equal(learner.features(later[0]).X, X[1])
-    head = SCLClassifier.recommended(n_units=20, random_state=0).fit(X[0], first[1]).partial_fit(X[1], later[1])
+    head = Classifier(n_units=20, random_state=0).fit(X[0], first[1]).partial_fit(X[1], later[1])
     assert np.array_equal(learner.decision_function(later[0]), head.decision_function(X[1]))
     np.testing.assert_allclose(learner.head_.novelty_terms(X[1]), head.novelty_terms(X[1]), rtol=1e-9)
     plain = tiny_vit()
@@ -319,14 +318,6 @@ def test_a_tuner_that_was_changed_is_refused(fitted: Learner, first: Part, tmp_p
     write(replace(tuner, meta={}))
     with pytest.raises(FileFormatError, match="adaptation: tuner must have"):
         Learner.load(path)
-
-
-def test_files_of_versions_that_did_not_adapt_load(first: Part, tmp_path: Path) -> None:
-    old = read_archive(V0_1 / "images.evg")
-    del old.meta["tuning"]
-    learner = Learner.from_archive(old)
-    assert learner.info()["adaptation"] is None
-    assert "adaptation" not in learner.to_archive().parts
 
 
 def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(first: Part, later: Part, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import FileFormatError
 from evergrow.learner.learner import Learner
-from evergrow.learner.modelfile import commit, locked_model, open_model, rollback
+from evergrow.learner.modelfile import commit, locked_model, rollback
 
 Data = tuple[np.ndarray, np.ndarray]
 V0_1 = Path(__file__).parents[1] / "files" / "v0_1"
@@ -140,21 +140,3 @@ def old(tmp_path: Path) -> Path:
 
 def test_a_rollback_without_checksums_says_so(old: Path) -> None:
     assert "kept no checksum of it to compare with" in rollback(old).note
-
-
-def test_a_rollback_across_versions_is_verified_where_it_can_be(old: Path) -> None:
-    before = old.read_bytes()
-    with locked_model(old) as learner:
-        commit(old, learner.forget_classes(str(learner.classes_[0])))
-    assert read_archive(old).version == 2
-    assert "checksum" not in rollback(old).note
-    assert old.read_bytes() == before
-
-
-def test_foreign_revisions_are_refused_there_too(old: Path) -> None:
-    revision = open_model(old).to_archive().meta["lineage"]["ancestors"][-1]["revision"]
-    shutil.copy(V0_1 / "learners" / "features-paper.evg", old.with_name("model.evg.history") / f"{revision}.evg")
-    before = old.read_bytes()
-    with pytest.raises(FileFormatError, match="another model or was altered"):
-        rollback(old)
-    assert old.read_bytes() == before

@@ -37,7 +37,7 @@ learner = evergrow.Learner(options={"n_units": 200})
 learner.fit(X[train & first], y[train & first])
 learner.partial_fit(X[train & ~first], y[train & ~first])
 print((learner.predict(X[~train]) == y[~train]).mean())
-model = evergrow.SCLClassifier.recommended(n_units=200, random_state=0)
+model = evergrow.Classifier(n_units=200, random_state=0)
 model.fit(X[train & first], y[train & first]).partial_fit(X[train & ~first], y[train & ~first])
 print((model.predict(X[~train]) == y[~train]).mean())
 print(evergrow.__file__)
@@ -197,7 +197,7 @@ USES = {
     "parquet": Use(parquet_table, ("data", "table.parquet")),
     "heic": Use(heic_image, decoding("photo.heic"), command=False),
     "raw": Use(raw_image, decoding("photo.dng"), command=False),
-    "report": Use(nothing, ("report", str(RUNS), "-o", "page")),
+    "report": Use(nothing, ("lab", "report", str(RUNS), "-o", "page")),
     "onnx": Use(fitted_rows, ("export", "rows.evg", "--onnx", "rows.onnx")),
     "video": Use(short_video, ("-c", FRAMES), command=False),
 }

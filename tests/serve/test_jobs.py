@@ -13,7 +13,8 @@ from tests.serve.running import until
 from tests.serve.samples import files, png, zipped
 
 from evergrow.learner.modelfile import open_model
-from evergrow.serve.job_records import NAME, JobRecords
+from evergrow.serve.jobs import FILE_NAME, JobFile
+from evergrow.serve.schemas import JobRecord
 
 ZIP = {"Content-Type": "application/zip"}
 ENTRIES = {f"birds/class {hue}/{i}.png": png(hue, i) for hue in range(3) for i in range(4)} | {
@@ -96,9 +97,9 @@ def test_jobs_are_known_after_a_restart(serve: Any, folder: Path) -> None:
 def test_a_job_that_was_cut_short_says_whether_it_changed_anything(serve: Any, folder: Path) -> None:
     api = serve()
     done = ended(api, start(api, ENTRIES))
-    records = JobRecords(folder)
     torn = [{**done, "id": "looking", "state": "running"}, {**done, "id": "never", "state": "writing"}]
-    records.write([*torn, {**done, "state": "writing"}])  # as a kill would have left them
+    left = [*torn, {**done, "state": "writing"}]  # as a kill would have left them
+    JobFile(jobs=[JobRecord.model_validate(job) for job in left]).write(folder)
     again = serve()
     told = {job["id"]: job for job in again.client.get("/api/v1/jobs").json()["jobs"]}
     assert told[done["id"]]["state"] == "done"
@@ -116,7 +117,7 @@ def test_a_service_that_ends_says_so_of_its_jobs(serve: Any, folder: Path, monke
 
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(api.client.app.service, "prepared", forever)
+    monkeypatch.setattr(api.client.app.state.service, "prepared", forever)
     place = start(api, ENTRIES).headers["location"]
     api.client.__exit__(None, None, None)
     assert serve().client.get(place).json()["state"] == "interrupted"
@@ -127,7 +128,7 @@ def test_a_service_that_ends_says_so_of_its_jobs(serve: Any, folder: Path, monke
 )
 def test_a_damaged_record_of_jobs_is_no_reason_not_to_serve(serve: Any, folder: Path, content: bytes) -> None:
     folder.mkdir()
-    (folder / NAME).write_bytes(content)
+    (folder / FILE_NAME).write_bytes(content)
     assert serve().client.get("/api/v1/jobs").json() == {"jobs": []}
 
 
@@ -145,7 +146,7 @@ def test_a_repeated_job_counts_once(api: Any) -> None:
 def held(api: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Hold the backbone until it is let go."""
     go_on = threading.Event()
-    service = api.client.app.service
+    service = api.client.app.state.service
     prepared = service.prepared
 
     async def slow(*args: Any) -> Any:
@@ -173,11 +174,11 @@ def test_a_cancelled_job_leaves_the_model_as_it_was(api: Any, held: Any, folder:
     assert api.client.delete(place).status_code == 409
     assert (folder / "pics.evg").read_bytes() == before
     np.testing.assert_equal(open_model(folder / "pics.evg").n_samples_, {"0": 2, "1": 2})
-    assert api.client.app.service.pool.depth() == 0
+    assert api.client.app.state.service.pool.depth() == 0
 
 
 def test_so_many_jobs_and_no_more(serve: Any, api: Any, held: Any) -> None:
-    places = [start(api, ENTRIES).headers["location"] for _ in range(api.client.app.service.limits.jobs)]
+    places = [start(api, ENTRIES).headers["location"] for _ in range(api.client.app.state.service.limits.jobs)]
     refused = api.post("jobs", model="pics", content=zipped(ENTRIES), headers=ZIP)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
     api.client.delete(places[0])

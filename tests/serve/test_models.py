@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from tests.serve.samples import files, rows
 
-from evergrow.core.errors import InputError
-from evergrow.core.wording import action, hint, setting
 from evergrow.learner.modelfile import open_model
 
 
@@ -193,17 +191,6 @@ def test_wrong_options_are_refused_before_anything_is_made(api: Any) -> None:
     assert api.get().status_code == 404
 
 
-def test_errors_of_the_learner_name_fields_of_requests(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(*_: Any, **__: Any) -> None:
-        raise InputError(f"{setting('label')} is a field{hint('on_error', '; give {}')}; {action('spawn')} is none")
-
-    api.create()
-    monkeypatch.setattr("evergrow.learner.learner.Learner.fit", told)  # it runs in a thread
-    api.post("teach", {"rows": rows(0, 4), "label": "a"})
-    answer = api.post("teach", {"rows": rows(1, 4), "label": "b"})
-    assert (answer.status_code, answer.json()["detail"]) == (422, "label is a field; spawn is none")
-
-
 # -- deleting -------------------------------------------------------------------------------------------------
 
 
@@ -275,7 +262,7 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(
 
 
 def test_only_who_may_teach_may_delete(serve: Any, folder: Path) -> None:
-    from evergrow.serve.tokens import Tokens
+    from evergrow.serve.access import Tokens
 
     api = serve()
     taught(api)

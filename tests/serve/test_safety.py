@@ -19,7 +19,7 @@ from tests.serve.samples import files, rows, zipped
 
 from evergrow.core.errors import ParameterError
 from evergrow.serve import ServeConfig
-from evergrow.serve.tokens import Tokens
+from evergrow.serve.access import Tokens
 
 READ, TEACH = "read-token-0123456789", "teach-token-0123456789"
 TOKENS = Tokens.parse(f"read {READ} reader\nteach {TEACH} teacher", "tokens")
@@ -113,7 +113,7 @@ def test_pages_have_no_script_of_their_own_inside() -> None:
 
 def test_an_address_that_others_reach_needs_tokens(tmp_path: Path) -> None:
     for host in ("0.0.0.0", "::", "192.168.1.4", "example.org"):
-        with pytest.raises(ParameterError, match="unless there are tokens"):
+        with pytest.raises(ParameterError, match="token file"):
             ServeConfig(tmp_path, host=host)
         assert ServeConfig(tmp_path, host=host, tokens=TOKENS).host == host
 
@@ -222,7 +222,7 @@ def test_too_many_requests(serve: Any) -> None:
 def test_a_full_queue_is_503(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     api = serve()
     api.create("words", "texts", backbone="letters")
-    batcher = next(iter(api.client.app.service.pool._shared.values()))
+    batcher = next(iter(api.client.app.state.service.pool._shared.values()))
     monkeypatch.setattr(batcher, "_held", 10**6)
     answer = api.post("teach", {"texts": ["a"], "label": "a"}, model="words")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
@@ -234,7 +234,7 @@ def test_no_traceback_leaves(api: Api, monkeypatch: pytest.MonkeyPatch, caplog: 
     def fail(*_: Any) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr("evergrow.serve.routes_samples.prediction_values", fail)
+    monkeypatch.setattr("evergrow.serve.inference.predictions", fail)
     with caplog.at_level("INFO", logger="evergrow.serve"):
         answer = api.post("predict", {"rows": rows(0, 1)})
     assert answer.status_code == 500

@@ -43,12 +43,12 @@ def test_metrics_count_what_was_answered(api: Any) -> None:
 
 
 def test_logs_are_lines_of_json_without_what_was_sent(api: Any, caplog: Any) -> None:
-    from evergrow.serve.logs import JsonLines
+    from evergrow.serve.monitoring import JsonFormatter
 
     with caplog.at_level("INFO", logger="evergrow.serve"):
         api.create("a name")
         api.post("teach", {"rows": rows(0, 1), "label": "secret"}, model="a name")
-    lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
+    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
     assert [(line["method"], line["status"]) for line in lines] == [("POST", 201), ("POST", 200)]
     assert lines[1]["path"] == "/api/v1/models/a name/teach"
     assert "secret" not in json.dumps(lines)

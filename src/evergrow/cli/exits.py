@@ -138,7 +138,7 @@ class CommandGroup(TyperGroup):
             raise PrintError("", error) from error
 
     def _command(self, given: Sequence[str]) -> str:
-        """Return the name of the command that was asked for, such as ``bench run``."""
+        """Return the name of the command that was asked for, such as ``lab run``."""
         words: list[str] = []
         group: Any = self
         for word in given:

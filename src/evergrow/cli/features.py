@@ -77,7 +77,7 @@ def features_command(
     Data without a test part give a file without one, which fit learns whole; --test-size draws one. With --engine the
     features are Parquet files in OUT/features, one per shard, and OUT is what --out-dir is elsewhere.
 
-    The file works wherever a data set is named: in specs of [bold]evergrow bench[/bold] and for
+    The file works wherever a data set is named: in specs of [bold]evergrow lab[/bold] and for
     [bold]evergrow fit[/bold]. A second run on the same data looks at no image.
 
     Exit codes: 0 written, 1 written but items were left out (--on-error skip), 2 bad input or the file exists, and

@@ -66,7 +66,7 @@ def fit_command(
     backbone: Annotated[
         str, typer.Option(help="auto takes the best one on this machine; or a name such as tf_efficientnet_lite0.")
     ] = "auto",
-    method: Annotated[str, typer.Option(help="One of those that evergrow methods lists.")] = "evergrow",
+    method: Annotated[str, typer.Option(help="One of those that evergrow lab methods lists.")] = "evergrow",
     adapt: Annotated[
         str | None,
         typer.Option(help=f"Train a tuner on the images first: {TUNERS}."),

@@ -32,7 +32,7 @@ class Command:
     Parameters
     ----------
     name : str
-        ``fit``, or ``bench run`` for a command of a group.
+        ``fit``, or ``lab run`` for a command of a group.
     function : callable
         Takes what typer parses and returns an :class:`Answer`; its docstring is the help.
     panel : str or None

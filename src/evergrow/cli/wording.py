@@ -32,7 +32,7 @@ class CommandWords(Words):
     parameters : iterable of click's parameters
         Those of the command.
     command : str
-        Its name, such as ``bench run``.
+        Its name, such as ``lab run``.
     commands : collection of str
         All commands, which actions are found among.
 

@@ -24,8 +24,7 @@ from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind
 from evergrow.head.layers import LAYERS, BlockRecord, FourierLayer, GuidedLayer, Layer, Projection, layer_from_plain
 from evergrow.head.layers.contrast import check_contrast
 from evergrow.head.layers.normalize import normalize, resolve_normalization
-from evergrow.head.linalg import Spectrum, create_state
-from evergrow.head.linalg.state import LARGEST_WEIGHT
+from evergrow.head.linalg import LARGEST_WEIGHT, Spectrum, create_state
 from evergrow.head.maps import LayerMap, ShapeMap, layer_map
 from evergrow.head.novelty import STANDARD, NoveltyStandard, bounded
 from evergrow.head.readout import CHOICE, READOUTS, Choice, Readout, column_scale
@@ -752,7 +751,7 @@ class Classifier(IncrementalClassifier):
             "effective_rank": spectrum.dof(alpha),
             "condition_number": spectrum.condition_number(alpha),
             "common_mode": float(spectrum.values[-1] / spectrum.values.sum().clamp_min(1e-300)),
-            "solver": getattr(model.state, "form", model.state.kind),
+            "solver": model.state.form,
             "error_bound": model.state.error_bound(alpha),
             "state_bytes": model.state.nbytes,
         }

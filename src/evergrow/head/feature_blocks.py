@@ -21,8 +21,7 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_number
-from evergrow.head.linalg import choose_block_weights, symmetric_eigh
-from evergrow.head.linalg.block_weights import LARGEST_BLOCK_WEIGHT
+from evergrow.head.linalg import LARGEST_BLOCK_WEIGHT, choose_block_weights, symmetric_eigh
 
 BLOCKS = register_kind("feature-blocks")
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from evergrow.head.layers.layers import Units
 from evergrow.head.layers.normalize import normalize
-from evergrow.head.linalg import ShapeScores
-from evergrow.head.linalg.class_shapes import LIKELIEST
+from evergrow.head.linalg import LIKELIEST, ShapeScores
 
 if TYPE_CHECKING:
     from evergrow.head.feature_blocks import FeatureBlocks

@@ -106,12 +106,12 @@ class NoveltyTerms:
     --------
     >>> import torch
     >>> from evergrow.head.novelty import NoveltyTerms
-    >>> from evergrow.head.linalg import ClassGeometry, DenseState, SolvedScatter
+    >>> from evergrow.head.linalg import ClassGeometry, RidgeStatistics, SolvedScatter
     >>> H = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> codes = torch.arange(60) % 3
     >>> H[torch.arange(60), codes] += 9.0
     >>> Y = torch.nn.functional.one_hot(codes, 3).double()
-    >>> stats = DenseState.create(4, 3).update(H, Y).reduced()
+    >>> stats = RidgeStatistics.create(4, 3).update(H, Y)
     >>> terms = NoveltyTerms.of(SolvedScatter.of(ClassGeometry.of(stats, Y.sum(dim=0)), alpha=0.1))
     >>> known, new = terms.of_rows(H).mean(dim=0), terms.of_rows(H.flip(1))[codes == 0].mean(dim=0)
     >>> bool((new > known)[:5].all())

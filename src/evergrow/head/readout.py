@@ -1,7 +1,7 @@
 """From statistics to linear class scores: ridge regression, and the readout that takes class means for estimates.
 
-The denoised readout chooses a ridge (:mod:`evergrow.head.linalg.ridge_search`), solves for the class means
-(:mod:`evergrow.head.linalg.solved_scatter`) and takes the noise off them (:mod:`evergrow.head.linalg.mean_estimates`).
+The denoised readout chooses a ridge (:mod:`evergrow.head.linalg.ridge_choice`), solves for the class means
+(:mod:`evergrow.head.linalg.scatter`) and takes the noise off them (:mod:`evergrow.head.linalg.mean_estimates`).
 """
 
 from __future__ import annotations
@@ -17,17 +17,12 @@ from evergrow.core.archive import Archive, register_kind
 from evergrow.core.fields import Fields
 from evergrow.head.feature_blocks import ENOUGH_ROWS, cautious_weights, read_weights
 from evergrow.head.linalg import (
-    GCV_REACH,
-    AlphaChoice,
     ClassGeometry,
     MeanEstimates,
     RidgeState,
     ShapeScores,
     SolvedScatter,
-    Spectrum,
-    alpha_grid,
     choose_block_weights,
-    choose_by_cholesky,
     choose_by_gcv,
     choose_ridge,
     safe_cholesky,
@@ -35,12 +30,6 @@ from evergrow.head.linalg import (
 from evergrow.head.ridge_model import RidgeModel, row_energy
 
 READOUTS = ("denoised", "ridge")
-
-EIGEN_LIMITS = {"cpu": 3500, "cuda": 12_000}
-"""Up to this order the ridge is chosen from one decomposition, above it through a few Cholesky factorisations."""
-
-WARM_LIMITS = {"cpu": 1200, "cuda": 6000}
-"""The same where the last choice tells where to begin, so that a few factorisations are fewer."""
 
 GROWTH = 1.25
 """How much more or fewer rows there must be before ridge and strength are chosen anew."""
@@ -106,7 +95,7 @@ def solve_ridge(
     stats = state.reduced()
     if rows is not None:
         stats = replace(stats, count=round(rows))
-    choice = _choose_alpha(stats, row_energy(stats, masses, float(max(stats.count, 1))), last)
+    choice = choose_by_gcv(stats, row_energy(stats, masses, float(max(stats.count, 1))), last)
     factor = safe_cholesky(stats.gram, shift=choice.alpha)
     return _without_offset(stats.lift(factor.solve(stats.cross)), choice.alpha, choice.minimiser, factor.jitter)
 
@@ -114,14 +103,6 @@ def solve_ridge(
 def _without_offset(weights: Tensor, alpha: float, minimiser: float, jitter: float) -> Readout:
     # Row by row, as a file holds them: a product with the columns of a solver rounds otherwise, in the last place.
     return Readout(weights.contiguous(), weights.new_zeros(weights.shape[1]), alpha, minimiser, jitter)
-
-
-def _choose_alpha(stats: Any, energy: float, last: float | None) -> AlphaChoice:
-    """Choose the ridge by generalised cross-validation, in the cheaper of two ways."""
-    grid, limits = alpha_grid(energy), EIGEN_LIMITS if last is None else WARM_LIMITS
-    if stats.gram.shape[0] <= limits.get(stats.gram.device.type, 0):
-        return choose_by_gcv(Spectrum.of(stats), grid)
-    return choose_by_cholesky(stats, grid, last, reach=GCV_REACH)
 
 
 def ridge_temperature(model: RidgeModel, readout: Readout) -> float:

@@ -17,22 +17,20 @@ from torch import Tensor
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.fields import Fields
+from evergrow.core.record import from_archive, to_archive
 from evergrow.head.feature_blocks import BLOCKS, FeatureBlocks
 from evergrow.head.layers import Projection, read_projection
 from evergrow.head.layers.normalize import NORMALIZATIONS, normalize
 from evergrow.head.linalg import (
     ClassGeometry,
-    ReducedStatistics,
     RidgeState,
-    Totals,
+    RidgeStatistics,
     alpha_grid,
     at_least_some,
-    join_states,
-    read_state,
     safe_cholesky,
+    sum_columns,
     take_columns,
 )
-from evergrow.head.linalg.state import sum_columns
 from evergrow.head.shapes import SHAPES, ShapeModel
 
 LARGEST_MASS = 1e15
@@ -141,10 +139,6 @@ class RidgeModel:
             shapes=shapes,
         )
 
-    def after_solve(self) -> RidgeModel:
-        """Return the model that knows that weights were asked for."""
-        return dataclasses.replace(self, state=self.state.after_solve())
-
     def unlearn(self, Z: Tensor, codes: Tensor, alpha: float, weights: Tensor | None = None) -> RidgeModel:
         """Return the model with rows taken out again; raise :class:`UnlearnError` if they were never in."""
         removed = torch.bincount(codes, minlength=len(self.counts))
@@ -223,7 +217,9 @@ class RidgeModel:
         masses = self.masses[list(columns)]
         return dataclasses.replace(
             self,
-            state=state.select_targets(columns).with_totals(Totals(self.state.count, float(masses.sum()))),
+            state=dataclasses.replace(
+                state.select_targets(columns), count=self.state.count, sq_targets=float(masses.sum())
+            ),
             counts=self.counts[list(columns)],
             masses=masses,
             shapes=None if self.shapes is None else self.shapes.select(columns),
@@ -273,9 +269,9 @@ class RidgeModel:
         for part in parts:
             self._check_same(part)
         self._check_lineage(other, base)
-        state = self.state.merge(other.state) if base is None else join_states(self.state, other.state, base.state)
-        counts, masses, shapes = self.counts, self.masses, self.shapes
+        state, counts, masses, shapes = self.state, self.counts, self.masses, self.shapes
         for part, sign in zip(parts, (1, -1)):
+            state = state.merge(part.state, sign)
             counts = counts + sign * part.counts.to(counts.device)
             masses = masses + sign * part.masses.to(masses.device)
             if shapes is not None and part.shapes is not None:
@@ -324,7 +320,7 @@ class RidgeModel:
 
     def to_archive(self) -> Archive:
         """Return what a file holds of the model."""
-        parts = {"layer": self.projection.to_archive(), "state": self.state.to_archive()}
+        parts = {"layer": self.projection.to_archive(), "state": to_archive(self.state)}
         if self.shapes is not None:
             parts["shapes"] = self.shapes.to_archive()
         if self.blocks is not None:
@@ -358,7 +354,7 @@ class RidgeModel:
             features = blocks.n_features_in
         fits = n_features is None or features == n_features
         fields.require(fits, "its layer is for features of another width")
-        state = read_state(fields.part("state"), device, fields.inside("state"))
+        state = from_archive(RidgeState, fields.part("state"), device=device, name=fields.inside("state"))  # type: ignore[type-abstract]
         fields.require(state.n_features == width, "its statistics are of another width than its layer")
         counts = read_counts(fields, "counts", state.n_targets).to(device)
         fields.require(int(counts.sum()) <= state.count, "its classes have more samples than were learned")
@@ -374,7 +370,7 @@ class RidgeModel:
         return cls(layer, rule, state, counts, masses, frozenset(fields.texts("lineage")), shapes, blocks)
 
 
-def row_energy(stats: ReducedStatistics, masses: Tensor, rows: float) -> float:
+def row_energy(stats: RidgeStatistics, masses: Tensor, rows: float) -> float:
     """Return the mean energy of a row around the mean of all rows."""
     mean_part = float(stats.cross.sum(dim=1).square().sum()) / max(float(masses.sum()), 1e-12)
     return max(float(stats.gram.diagonal().sum()) - mean_part, 0.0) / rows

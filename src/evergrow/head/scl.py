@@ -14,7 +14,7 @@ from evergrow.head.base import HEADS
 from evergrow.head.classifier import Classifier
 from evergrow.head.layers import GuidedLayer, Layer, Projection
 from evergrow.head.layers.scales import Scales
-from evergrow.head.linalg import PAPER_ALPHAS, RIDGE_FORMS, Spectrum, choose_by_holdout, create_state
+from evergrow.head.linalg import PAPER_ALPHAS, SOLVERS, choose_by_holdout, create_state
 from evergrow.head.saving import Contents
 
 
@@ -121,7 +121,7 @@ class SCLClassifier(Classifier):
 
     def _check_params(self) -> None:
         super()._check_params()
-        check_choice("solver", self.solver, RIDGE_FORMS.names())
+        check_choice("solver", self.solver, SOLVERS)
         check_number("verbose", int(self.verbose) if isinstance(self.verbose, bool) else self.verbose, integer=True)
 
     def _check_ridge(self) -> None:
@@ -163,7 +163,7 @@ class SCLClassifier(Classifier):
         floor = min(PAPER_ALPHAS)
         state = create_state("auto", layer.n_outputs, Y.shape[1], alpha=None, floor=floor, device=Z.device)
         state = state.accumulate((H, Y[train][rows]) for rows, H in layer.iter_transform(Z[train]))
-        return choose_by_holdout(Spectrum.of(state.reduced()), layer.transform(Z[test]), Y[test], PAPER_ALPHAS).alpha
+        return choose_by_holdout(state.reduced(), layer.transform(Z[test]), Y[test]).alpha
 
     def _contents(self) -> Contents:
         contents = super()._contents()

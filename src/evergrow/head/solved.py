@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from evergrow.head.linalg import ReducedStatistics, ShapeScores, SolvedScatter
+from evergrow.head.linalg import RidgeStatistics, ShapeScores, SolvedScatter
 from evergrow.head.novelty import KnownTerms, NoveltyPool, NoveltyStandard, NoveltyTerms
 from evergrow.head.readout import (
     Choice,
@@ -147,7 +147,7 @@ class SolvedCache:
             lifted = scale[:, None] * lifted
         return Readout(lifted, estimates.offset, choice.alpha, choice.alpha, scatter.factor.jitter)
 
-    def scatter(self) -> tuple[Choice, SolvedScatter, ReducedStatistics]:
+    def scatter(self) -> tuple[Choice, SolvedScatter, RidgeStatistics]:
         """Return what was chosen, the class means solved at it, and the statistics with their coordinates."""
         geometry, denoised = None, self.kind == "denoised"
         # Ridge regression has a ridge of its own; that of the scatter, for novelty, is always chosen.

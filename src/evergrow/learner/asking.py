@@ -43,7 +43,7 @@ class Asking(LearnerBase):
             Labels of the kind that was learned: names, integers or booleans.
         """
         names = self._asked(items, self._answers_to)
-        return as_labels(names.tolist(), self._state().label_kind)
+        return as_labels(names.tolist(), self._taught().label_kind)
 
     def decision_function(self, items: Any) -> NDArray[np.float64]:
         """Return the score of every class, one column per entry of ``classes_``; larger means more likely.
@@ -69,7 +69,7 @@ class Asking(LearnerBase):
         items : object
             As for :meth:`predict`.
         """
-        return self._by_class(self._asked(items, self._state().head.class_scores))
+        return self._by_class(self._asked(items, self._taught().head.class_scores))
 
     def predict_proba(self, items: Any) -> NDArray[np.float64]:
         """Return class probabilities; columns follow ``classes_``.
@@ -106,7 +106,7 @@ class Asking(LearnerBase):
             If no class ever came with two samples at once, so that nothing could be held out.
         """
         self._able("novelty_score")
-        return self._state().calibration.threshold(false_alarm)
+        return self._taught().calibration.threshold(false_alarm)
 
     def is_unknown(self, items: Any, false_alarm: float = FALSE_ALARM) -> NDArray[np.bool_]:
         """Return which items belong to no class that was learned, as far as can be told.
@@ -141,7 +141,7 @@ class Asking(LearnerBase):
             return Features(np.concatenate([part.X for part in chunks]), rows, failures)
         samples = read_items(items, self._encoder.kind)
         check_columns(samples.columns, now.columns)
-        if samples.features is not None:  # a backbone answers for its own
+        if samples.features is not None and not now.is_empty:  # a backbone answers for its own
             check_width(samples.features, now.head.n_features_in_)
         return self._encoder.encode_now(samples, self.extract, self.cache)
 
@@ -160,11 +160,11 @@ class Asking(LearnerBase):
         Answers
         """
         threshold = None if false_alarm is None else self.threshold(false_alarm)
-        head, features = self._state().head, self.features(items)
+        head, features = self._taught().head, self.features(items)
         able = hasattr(head, "predict_proba")
         values = self._probabilities(features.X) if able else head.class_scores(features.X)
         names, measure = np.asarray(head.classes_, dtype=np.str_), "probability" if able else "score"
-        answering = self._state().answering
+        answering = self._taught().answering
         chosen = None if answering.is_plain else answering.choose(values, names.tolist())
         answers = Answers(
             names,
@@ -173,7 +173,7 @@ class Asking(LearnerBase):
             features.rows,
             features.failures,
             chosen=chosen,
-            label_kind=self._state().label_kind,
+            label_kind=self._taught().label_kind,
             index=getattr(items, "index", None) if is_pandas(items) else None,
         )
         if threshold is None:
@@ -214,7 +214,7 @@ class Asking(LearnerBase):
         Evaluation
         """
         check_number("false_alarm", false_alarm, low=0, high=1, low_open=True, high_open=True)
-        started, now = time.perf_counter(), self._state()
+        started, now = time.perf_counter(), self._taught()
         if unknown is not None:
             self.threshold(false_alarm)  # raises where there is none, before any work is done
         opens = hasattr(now.head, "novelty_score") and bool(now.calibration.n)
@@ -267,7 +267,7 @@ class Asking(LearnerBase):
 
     def _compared(self, samples: Samples, *, opens: bool, keep: bool = False, on_error: str | None = None) -> Compared:
         """Return labels and answers of samples, with ``opens`` their novelty, with ``keep`` all there is to show."""
-        now = self._state()
+        now = self._taught()
         encoded = self._encoded(samples, self._encoder, on_error=on_error)
         labels, answers = samples.required_labels()[encoded.rows], self._answers_to(encoded.X)
         novelty = now.head.novelty_score(encoded.X) if opens else np.empty(0)
@@ -282,7 +282,7 @@ class Asking(LearnerBase):
 
     def _unknown_features(self, unknown: Any) -> NDArray[Any]:
         """Return features of what the model does not know, out of data with or without labels."""
-        now, kind = self._state(), self._encoder.kind
+        now, kind = self._taught(), self._encoder.kind
         samples = read_unknown(unknown, kind)
         if samples.labels is not None:
             rows = np.flatnonzero(~np.isin(samples.labels, now.classes))
@@ -294,7 +294,7 @@ class Asking(LearnerBase):
         return self._encoded(samples, self._encoder).X
 
     def _encoder_of_state(self) -> Encoder:
-        self._state()
+        self._taught()
         return self._encoder
 
     def _item_chunks(self, items: Any) -> Iterator[Samples]:
@@ -309,7 +309,7 @@ class Asking(LearnerBase):
         """Return the answers to a question about items; of streams in bounded memory."""
         if not is_stream(items):
             return np.asarray(question(self._answerable(items)))
-        self._state()
+        self._taught()
         found = [
             question(self._encoded(samples, self._encoder, on_error="raise").X) for samples in self._item_chunks(items)
         ]
@@ -317,26 +317,26 @@ class Asking(LearnerBase):
 
     def _by_class(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return columns of the head in the order of ``classes_``."""
-        now = self._state()
+        now = self._taught()
         return values if now.label_kind == "name" else values[:, column_order(now.classes, now.label_kind)]
 
     def _probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
         """Return class probabilities of features under the prior that was asked for."""
-        now = self._state()
+        now = self._taught()
         likely = np.asarray(now.head.predict_proba(X))
         counts = [now.counts[name] for name in now.classes.tolist()]
         return now.answering.probabilities(likely, now.classes.tolist(), counts, now.head.assumed_prior_)
 
     def _answers_to(self, X: NDArray[Any]) -> NDArray[np.str_]:
         """Return the answers to features."""
-        now = self._state()
+        now = self._taught()
         if now.answering.is_plain:
             return np.asarray(now.head.predict(X), dtype=np.str_)
         return now.classes[now.answering.choose(self._probabilities(X), now.classes.tolist())]
 
     def _answerable(self, items: Any) -> NDArray[Any]:
         """Return the features of items, all of them: answers are in the order of the items."""
-        self._state()
+        self._taught()
         if isinstance(items, Features):
             return items.X
         return self._encoded(read_items(items, self._encoder.kind), self._encoder, on_error="raise").X

@@ -15,6 +15,7 @@ from typing_extensions import Self
 from evergrow.core.fields import Fields
 
 EVENTS = (
+    "begin",
     "fit",
     "update",
     "forget",

@@ -43,7 +43,7 @@ class Editing(LearnerBase):
         LabelError
             If a class was never learned.
         """
-        head, now = self._able("forget_classes"), self._state()
+        head, now = self._able("forget_classes"), self._taught()
         wanted = [str(name) for name in ([names] if isinstance(names, (str, int)) else names)]
         self._require_known(wanted)
         gone = sorted(set(wanted))
@@ -70,7 +70,7 @@ class Editing(LearnerBase):
         UnlearnError
             If they were never learned, or with other weights.
         """
-        head, now = self._able("unlearn"), self._state()
+        head, now = self._able("unlearn"), self._taught()
         chunks = labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
         data_seen: list[str] = []
         twin, counts, samples = head.branch(), dict(now.counts), 0
@@ -125,7 +125,7 @@ class Editing(LearnerBase):
         >>> learner.rename_classes({"owl": "barn owl"}).classes_.tolist()
         ['barn owl', 'crow', 'jay', 'rook']
         """
-        self._snapshot = renamed(self._state(), names)
+        self._snapshot = renamed(self._taught(), names)
         return self
 
     def merge_classes(self, names: Iterable[Any], into: Any) -> Self:
@@ -154,7 +154,7 @@ class Editing(LearnerBase):
         >>> learner.merge_classes(["crow", "rook"], "corvid").n_samples_
         {'corvid': 20, 'jay': 10, 'owl': 10}
         """
-        self._snapshot = with_merged_classes(self._state(), names, into)
+        self._snapshot = with_merged_classes(self._taught(), names, into)
         return self
 
     def set_answering(self, *, prior: Any = None, costs: Any = None, thresholds: Any = None) -> Self:
@@ -192,7 +192,7 @@ class Editing(LearnerBase):
         True
         """
         self._able("predict_proba")
-        now = self._state()
+        now = self._taught()
         answering = Answering.checked(now.counts, prior, costs, thresholds)
         self._snapshot = now.after(Change.now("answering", 0, note=answering.summary()), answering=answering)
         return self
@@ -216,14 +216,14 @@ class Editing(LearnerBase):
         UnlearnError
             If samples were never learned as ``source``.
         """
-        source, target = check_relabelling(self._state(), source, target)
+        source, target = check_relabelling(self._taught(), source, target)
         samples = samples_to_move(read_movable(data, self._encoder.kind), source)
         encoded = self._encoded(samples, self._encoder, on_error="raise")
-        self._snapshot = relabelled(self._state(), encoded.X, source, target)
+        self._snapshot = relabelled(self._taught(), encoded.X, source, target)
         return self
 
     def _require_known(self, names: list[str]) -> None:
-        require_known(names, set(self._state().classes.tolist()))
+        require_known(names, set(self._taught().classes.tolist()))
 
 
 def _less(counts: dict[str, int], labels: NDArray[np.str_]) -> dict[str, int]:

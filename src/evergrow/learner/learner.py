@@ -12,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.errors import InputError, MergeError
+from evergrow.core.errors import InputError, MergeError, ParameterError
 from evergrow.core.settings import check_keys
+from evergrow.core.validation import check_choice
 from evergrow.data.intake import Samples
 from evergrow.data.streams import check_whole, labelled_chunks
 from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.asking import Asking
+from evergrow.learner.changes import Change
 from evergrow.learner.class_warnings import warn_alike, warn_few
 from evergrow.learner.editing import Editing
 from evergrow.learner.elsewhere import learn_elsewhere
@@ -26,7 +28,7 @@ from evergrow.learner.keeping import Keeping
 from evergrow.learner.labels import announced_names, check_announced, settled_kind
 from evergrow.learner.learning import Learned, first_block, next_block
 from evergrow.learner.merging import merged
-from evergrow.learner.snapshot import Snapshot, counted
+from evergrow.learner.snapshot import Extra, Snapshot, counted
 
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
@@ -136,6 +138,45 @@ class Learner(Asking, Editing, Keeping):
 
     # -- learning -------------------------------------------------------------------------------------------
 
+    def begin(self, kind: str | None = None) -> Self:
+        """Choose the backbone before there is anything to learn; the empty model can be saved and taught later.
+
+        Parameters
+        ----------
+        kind : {"image", "text", "features"}, optional
+            What it will learn from. Not needed where a backbone is named, or None.
+
+        Raises
+        ------
+        ParameterError
+            If the kind is open, or a backbone is to be adapted, which takes images.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from evergrow import Learner
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Learner(None, options={"n_units": 20}).begin().save(f"{folder}/empty.evg")
+        ...     learner = Learner.load(f"{folder}/empty.evg")
+        >>> learner.classes_.tolist()
+        []
+        >>> learner.partial_fit([[0.0, 1.0], [0.0, 2.0]], ["ant", "ant"]).predict([[0.0, 1.5]]).tolist()
+        ['ant']
+        """
+        encoder = self._open_encoder()
+        kind = kind or encoder.kind
+        if kind is None:
+            raise ParameterError('kind must be "image", "text" or "features" where the backbone is "auto", got None')
+        check_choice("kind", kind, ("image", "text", "features"))
+        if self.adapt is not None:
+            raise ParameterError("adapt must be None for an empty model: a backbone is adapted by fit, to its images")
+        encoder = encoder.begun(Samples(kind))
+        change = Change.now("begin", 0).numbered(1)
+        head = self._new_head(encoder.widths)
+        self._encoder = encoder
+        self._snapshot = Snapshot(head, encoder.spec, {}, history=(change,), reason=encoder.reason, seed=self._seed())
+        return self
+
     def fit(
         self,
         data: Any,
@@ -195,14 +236,18 @@ class Learner(Asking, Editing, Keeping):
         trial = self._new_head()  # wrong options are refused before anything is read
         config = self._adaptation_config()
         kept = checkpoint_file(checkpoint, config)
-        chunks = labelled_chunks(data, y, sample_weight, "train", self._open_encoder().kind)
+        before = self._snapshot_or_none()  # numbers of revisions go on, so that each stands for one state
+        begun = before if before is not None and before.is_empty else None
+        encoder = self._open_encoder() if begun is None else self._encoder
+        chunks = labelled_chunks(data, y, sample_weight, "train", encoder.kind)
         first = next(chunks)
         if first.weights is not None:
             trial.require_weights()
         if config is not None:
             check_images(first)
             check_whole(data)
-        encoder = self._open_encoder().begun(first)
+        if begun is None or begun.spec is None:
+            encoder = self._open_encoder().begun(first)
         if config is not None:
             encoder, first = self._adapted(encoder, first, config, kept)
         blocks = self._blocks(itertools.chain([first], chunks), encoder)
@@ -216,7 +261,6 @@ class Learner(Asking, Editing, Keeping):
             kind = settled_kind(kind, block.label_kind, block.labels, np.asarray(head.classes_))
             learned = next_block(learned, block, self._seed())
         warn_few({}, learned.counts)
-        before = self._snapshot_or_none()  # numbers of revisions go on, so that each stands for one state
         change = learned.change("fit", NOTHING)
         self._encoder = encoder
         self._snapshot = Snapshot(
@@ -224,7 +268,7 @@ class Learner(Asking, Editing, Keeping):
             encoder.spec,
             learned.counts,
             learned.calibration,
-            (change.numbered(1 if before is None else before.revision + 1),),
+            (*(begun.history if begun else ()), change.numbered(1 if before is None else before.revision + 1)),
             reason=encoder.reason,
             seed=self._seed(),
             adaptation=encoder.adaptation,
@@ -232,6 +276,7 @@ class Learner(Asking, Editing, Keeping):
             announced=announced,
             widths=encoder.widths if encoder.spec is None else (),
             columns=first.columns if encoder.spec is None else (),
+            extra=Extra() if begun is None else begun.extra,
         )
         return self
 
@@ -270,11 +315,11 @@ class Learner(Asking, Editing, Keeping):
         """
         now = self._snapshot_or_none()
         if engine is not None:
-            what = "fit" if now is None else "partial_fit"
+            what = "fit" if now is None or now.is_empty else "partial_fit"
             learn_elsewhere(self, engine, what, data, y=y, classes=classes, sample_weight=sample_weight)
             return self
         announced = announced_names(classes, now)
-        if now is None:
+        if now is None or now.is_empty:
             return self._fit(data, y, sample_weight, None, announced)
         encoder = self._encoder
         chunks = labelled_chunks(data, y, sample_weight, "train", encoder.kind)
@@ -307,7 +352,7 @@ class Learner(Asking, Editing, Keeping):
         ``fit`` does so, and later changes do where it takes no more than a second. With thousands of units and classes
         it takes several.
         """
-        self._state().head.settle()
+        self._taught().head.settle()
         return self
 
     # -- several learners -----------------------------------------------------------------------------------
@@ -368,7 +413,7 @@ class Learner(Asking, Editing, Keeping):
             if learner is not None and not isinstance(learner, Learner):
                 raise MergeError(f"{name} must be a Learner, got {type(learner).__name__}")
         self._able("merge")
-        self._snapshot = merged(self._state(), other._state(), None if base is None else base._state())
+        self._snapshot = merged(self._taught(), other._taught(), None if base is None else base._taught())
         return self
 
     # -- arguments ------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class LearnerBase(Estimator):
     @property
     def n_features_in_(self) -> int:
         """Width of the feature vectors: those that were learned, or those of the backbone."""
-        return int(self._state().head.n_features_in_)
+        return int(self._taught().head.n_features_in_)
 
     @property
     def feature_names_in_(self) -> NDArray[Any]:
@@ -123,7 +123,8 @@ class LearnerBase(Estimator):
         return self._state().answering
 
     def __sklearn_is_fitted__(self) -> bool:
-        return self._snapshot_or_none() is not None
+        now = self._snapshot_or_none()
+        return now is not None and not now.is_empty
 
     def _snapshot_or_none(self) -> Snapshot | None:
         return getattr(self, "_snapshot", None)
@@ -134,9 +135,16 @@ class LearnerBase(Estimator):
             raise NotFittedError(f"this Learner must learn something first: call {action('fit')}")
         return now
 
+    def _taught(self) -> Snapshot:
+        """Return what is known, or raise :class:`NotFittedError` where nothing was learned yet."""
+        now = self._state()
+        if now.is_empty:
+            raise NotFittedError("this model has learned nothing yet: teach it a class first")
+        return now
+
     def _able(self, method: str) -> IncrementalClassifier:
         """Return the head, or raise :class:`UnsupportedError` if its method cannot do what is asked."""
-        head = self._state().head
+        head = self._taught().head
         getattr(head, method)
         return head
 
@@ -167,7 +175,7 @@ class LearnerBase(Estimator):
             check_columns(samples.columns, now.columns)
         encoded = encoder.encode(samples, self.extract, cache=self.cache, on_error=on_error)
         width = encoder.spec.n_features if encoder.spec is not None else None
-        if now is not None and encoder is self._encoder:
+        if now is not None and not now.is_empty and encoder is self._encoder:
             width = now.head.n_features_in_
         if width is not None:
             check_width(encoded.X, width)

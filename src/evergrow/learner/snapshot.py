@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.core.archive import Archive, register_kind
-from evergrow.core.errors import FileFormatError
+from evergrow.core.errors import EvergrowError, FileFormatError
 from evergrow.core.fields import Fields
 from evergrow.core.version import __version__
 from evergrow.features.base import BackboneSpec
@@ -147,9 +147,14 @@ class Snapshot:
         return self.history[-1].revision if self.history else 0
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever learned, so that the head has no layer yet."""
+        return not self.head._is_started()
+
+    @property
     def classes(self) -> NDArray[np.str_]:
         """Names of the classes, sorted."""
-        return np.asarray(self.head.classes_, dtype=np.str_)
+        return np.asarray([] if self.is_empty else self.head.classes_, dtype=np.str_)
 
     @property
     def kind(self) -> str:
@@ -168,8 +173,10 @@ class Snapshot:
 
     def to_archive(self, recipe: HeadRecipe) -> Archive:
         """Return what a file holds: numbers, plain settings and never a sample."""
-        parts = {"head": self.head.to_archive(), "calibration": self.calibration.to_archive()}
-        solution = self.head.solution()
+        parts = {"calibration": self.calibration.to_archive()}
+        if not self.is_empty:
+            parts["head"] = self.head.to_archive()
+        solution = None if self.is_empty else self.head.solution()
         if solution is not None:
             parts["solution"] = solution
         if self.adaptation is not None:
@@ -259,9 +266,9 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
         "kind": now.kind,
         "backbone": None if now.spec is None else {**now.spec.to_dict(), "reason": now.reason},
         "adaptation": None if now.adaptation is None else now.adaptation.describe(),
-        "n_features": head.n_features_in_,
-        "blocks": getattr(head, "blocks_", None),
-        "n_units": getattr(head, "n_units_", None),
+        "n_features": _n_features(now),
+        "blocks": None if now.is_empty else getattr(head, "blocks_", None),
+        "n_units": None if now.is_empty else getattr(head, "n_units_", None),
         "n_classes": len(now.classes),
         "n_samples": sum(now.counts.values()),
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
@@ -275,6 +282,12 @@ def describe(now: Snapshot, recipe: HeadRecipe, *, numerics: bool = False) -> di
     if numerics:
         values["numerics"] = head.diagnostics() if hasattr(head, "diagnostics") and len(now.classes) else None
     return values
+
+
+def _n_features(now: Snapshot) -> int | None:
+    if not now.is_empty:
+        return now.head.n_features_in_
+    return None if now.spec is None else now.spec.n_features
 
 
 def _novelty(now: Snapshot) -> dict[str, Any] | None:
@@ -300,22 +313,28 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         fields.text("method", choices=HEADS.names()),
         fields.mapping("options"),
     )
-    head, counts = _head(fields, recipe.method, device)
+    seed = fields.integer("seed", low=-(2**63), high=2**64, default=0)
+    if fields.has("head"):
+        head, counts = _head(fields, recipe.method, device)
+        width: int | None = head.n_features_in_
+    else:
+        head, counts, width = _empty_head(fields, recipe, device, seed), {}, None
+        fields.require(not fields.mapping("counts"), "it counts samples and has no head")
+    names = sorted(counts)
     spec = BackboneSpec.from_dict(fields.mapping("backbone")) if fields.has("backbone") else None
     history, lineage = read_history(fields)
     if spec is not None:
         fields.require(
-            spec.n_features == head.n_features_in_,
-            f"its backbone has {spec.n_features} features and its head takes {head.n_features_in_}",
+            width in (None, spec.n_features),
+            f"its backbone has {spec.n_features} features and its head takes {width}",
         )
     widths = tuple(fields.integers("widths", low=1, default=[]))
-    fields.require(
-        not widths or (spec is None and sum(widths) == head.n_features_in_), "its blocks do not fit its features"
-    )
+    fields.require(not widths or (spec is None and sum(widths) == width), "its blocks do not fit its features")
     columns = tuple(fields.texts("columns", []))
-    fields.require(len(columns) in (0, head.n_features_in_), "it has another number of columns than names for them")
+    fields.require(len(columns) in (0, width), "it has another number of columns than names for them")
     calibration = Calibration.from_archive(fields.part("calibration"), fields.inside("calibration"))
-    calibration.apply(head)
+    if width is not None:
+        calibration.apply(head)
     fields.require(spec is not None or not fields.has("adaptation"), "a backbone was adapted that it does not describe")
     snapshot = Snapshot(
         head,
@@ -325,10 +344,10 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         history,
         lineage,
         reason=fields.text("reason", default=""),
-        seed=fields.integer("seed", low=-(2**63), high=2**64, default=0),
+        seed=seed,
         adaptation=_adaptation(fields) if fields.has("adaptation") else None,
-        label_kind=_label_kind(fields, head.classes_.tolist()),
-        announced=_announced(fields, head.classes_.tolist()),
+        label_kind=_label_kind(fields, names),
+        announced=_announced(fields, names),
         answering=_answering(fields, head, counts) if fields.has("answering") else Answering(),
         reference=Reference.from_fields(fields.fields("reference")) if fields.has("reference") else None,
         widths=widths,
@@ -368,6 +387,16 @@ def _head(
         fields.require(head.can("solution"), f"heads of method {method!r} have no solution to keep")
         head.adopt_solution(fields.part("solution"), name=fields.inside("solution"))
     return head, dict(sorted(counts.items()))
+
+
+def _empty_head(
+    fields: Fields, recipe: HeadRecipe, device: str | torch.device | None, seed: int
+) -> IncrementalClassifier:
+    """Return a head that has learned nothing, made as the file says."""
+    try:
+        return recipe.create(device="auto" if device is None else device, random_state=seed)
+    except (EvergrowError, TypeError, ValueError) as error:
+        raise FileFormatError(f"{fields.name} must have options that its method takes: {error}") from error
 
 
 def _label_kind(fields: Fields, names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The application: routes, page, metrics and documentation, behind the gate."""
+"""The application: routes, page and reference, behind the middleware."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
+from evergrow.core.errors import EvergrowError
 from evergrow.core.version import __version__
+from evergrow.serve import inference, jobs, label_studio, open_inference, routes_models, teaching
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.described import problem_schema
-from evergrow.serve.gate import Gate
-from evergrow.serve.jobs import Jobs
-from evergrow.serve.problems import Problem, answer_to, problem_of
-from evergrow.serve.routes_changes import changes_router
-from evergrow.serve.routes_inference import inference_router
-from evergrow.serve.routes_jobs import jobs_router
-from evergrow.serve.routes_label_studio import label_studio_router
-from evergrow.serve.routes_models import models_router
-from evergrow.serve.routes_samples import samples_router
-from evergrow.serve.service import Service
-from evergrow.serve.warned import gathering_warnings
-from evergrow.serve.watch import Watch
+from evergrow.serve.middleware import AccessMiddleware, RequestMiddleware
+from evergrow.serve.monitoring import collect_warnings
+from evergrow.serve.problems import handle_error
+from evergrow.serve.schemas import (
+    Exam,
+    ImageExam,
+    ImageLesson,
+    ImageQuestion,
+    Lesson,
+    ProblemDocument,
+    Question,
+    reference,
+)
+from evergrow.serve.service import Service, ServiceDep
 
 PAGE = Path(__file__).parent / "page"
 REFERENCE = Path(__file__).parent / "reference"
@@ -36,9 +40,12 @@ ABOUT = (
     "Models that keep learning: ask them, teach them, take samples out again exactly. Errors are problem documents "
     "(RFC 9457). Nothing that is sent is kept, and nothing leaves this machine."
 )
+_REFERENCED = (
+    ProblemDocument, Question, ImageQuestion, Lesson, ImageLesson, Exam, ImageExam, open_inference.InferenceRequest,
+)  # fmt: skip
 
 
-def create_app(config: ServeConfig) -> Watch:
+def create_app(config: ServeConfig) -> FastAPI:
     """Return the service as an ASGI application.
 
     Parameters
@@ -59,68 +66,46 @@ def create_app(config: ServeConfig) -> Watch:
     (201, 'starting')
     """
     service = Service(config)
-    jobs = Jobs(service)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        with gathering_warnings():
+        with collect_warnings():
             yield
-            service.begin_shutdown()
-            await jobs.close()
+            service.closing.set()
+            await app.state.jobs.close()
             await service.shut_down()
 
     app = FastAPI(
         title="evergrow", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    app.state.service = service
-    for router in (models_router, samples_router, changes_router, inference_router, label_studio_router):
-        app.include_router(router(service))
-    app.include_router(jobs_router(service, jobs))
-    _add_metrics(app, service)
-    _add_errors(app, service)
-    app.openapi = lambda: _described(app)  # type: ignore[method-assign]
+    app.state.service, app.state.jobs = service, jobs.Jobs(service)
+    for routes in (routes_models, inference, teaching, open_inference, label_studio, jobs):
+        app.include_router(routes.router)
+    app.add_api_route(
+        "/metrics", metrics, response_class=Response, responses={200: {"content": {"text/plain": {}}}}, tags=["service"]
+    )
     app.mount("/docs", StaticFiles(directory=REFERENCE, html=True), name="reference")
     app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
-    return Watch(Gate(app, config), service)
+    for kind in (HTTPException, RequestValidationError, EvergrowError):
+        app.add_exception_handler(kind, handle_error)
+    app.add_middleware(AccessMiddleware, config=config)
+    app.add_middleware(RequestMiddleware, metrics=service.metrics, folder=str(service.store.folder))
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
 
 
-def _add_metrics(app: FastAPI, service: Service) -> None:
-    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}, tags=["service"])
-    async def metrics() -> Response:
-        """Return counters and latencies as Prometheus reads them."""
-        service.metrics.queue.set(service.pool.depth())
-        return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
+async def metrics(service: ServiceDep) -> Response:
+    """Return counters and latencies in the text format of Prometheus."""
+    service.metrics.queue.set(service.pool.depth())
+    return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
 
 
-def _add_errors(app: FastAPI, service: Service) -> None:
-    async def answer(request: Request, error: Exception) -> Response:
-        problem = problem_of(error, str(service.store.folder))
-        return answer_to(problem, getattr(request.state, "request_id", ""), request.url.path)
-
-    async def no_route(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        told = {404: "path must be one that is served", 405: "method must be one that the path takes"}
-        problem = Problem(error.status_code, told.get(error.status_code, str(error.detail)), "HttpError")
-        response = answer_to(problem, getattr(request.state, "request_id", ""), request.url.path)
-        response.headers.update(error.headers or {})
-        return response
-
-    async def bad_fields(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:])
-        return await answer(request, Problem(422, f"{where}: {first['msg']}", "BadField"))
-
-    for kind in (Problem, Exception):
-        app.add_exception_handler(kind, answer)
-    app.add_exception_handler(HTTPException, no_route)
-    app.add_exception_handler(RequestValidationError, bad_fields)
-
-
-def _described(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document, in which every problem has its schema."""
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document with the models that routes refer to themselves."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        document.setdefault("components", {}).setdefault("schemas", {})["ProblemDocument"] = problem_schema()
+        template = reference(ProblemDocument)["$ref"].replace("ProblemDocument", "{model}")
+        _, found = models_json_schema([(model, "validation") for model in _REFERENCED], ref_template=template)
+        document["components"]["schemas"].update(found["$defs"])
         app.openapi_schema = document
     return app.openapi_schema

@@ -31,7 +31,7 @@ from evergrow.serve.threads import cores, limit_torch
 if TYPE_CHECKING:
     from evergrow.features.base import Backbone
     from evergrow.learner.answers import Answers
-    from evergrow.serve.metrics import Metrics
+    from evergrow.serve.monitoring import Metrics
 
 Prepared = torch.Tensor | str
 """An image after the preprocessing, or a text."""
@@ -95,6 +95,10 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name=f"backbone {backbone.spec.name}", daemon=True)
         self._thread.start()
 
+    def has_room(self, n: int) -> bool:
+        """Return whether samples may be announced. Any number may while nothing waits."""
+        return not self._held or self._held + n <= self._queue
+
     def announce(self, n: int) -> None:
         """Take note of samples that will be submitted or withdrawn soon.
 
@@ -104,10 +108,8 @@ class Batcher:
             If as many wait already as may.
         """
         with self._changed:
-            if self._held + n > max(self._queue, n if not self._held else 0):
-                raise Problem(
-                    503, "the service must have room for the samples, but its queue is full", "QueueFull", retry_after=1
-                )
+            if not self.has_room(n):
+                raise Problem(503, "the queue of the service is full: try again later", "QueueFull", retry_after=1)
             self._held += n
             self._coming += 1
 

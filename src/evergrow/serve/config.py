@@ -11,8 +11,7 @@ from typing import Any
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
-from evergrow.core.wording import setting
-from evergrow.serve.tokens import Tokens
+from evergrow.serve.access import Tokens
 
 MIB = 2**20
 
@@ -35,8 +34,6 @@ class Limits:
         Pixels of an image, seen before it is decoded.
     text_characters : int
         Length of a text.
-    name_characters : int
-        Length of the name of a class.
     zip_entries : int
         Files in a zip.
     zip_bytes : int
@@ -65,7 +62,6 @@ class Limits:
     samples: int = 1024
     pixels: int = 50_000_000
     text_characters: int = 20_000
-    name_characters: int = 200
     zip_entries: int = 50_000
     zip_bytes: int = 4096 * MIB
     batch: int = 32
@@ -122,7 +118,7 @@ class ServeConfig:
     >>> ServeConfig(Path("models"), host="0.0.0.0")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.ParameterError: host must be an address of this machine alone (127.0.0.1) unless there are ...
+    evergrow.core.errors.ParameterError: host '0.0.0.0' can be reached by others, who could teach the models: give ...
     """
 
     folder: Path
@@ -141,8 +137,8 @@ class ServeConfig:
         check_number("port", self.port, low=0, high=65535, integer=True)
         if not is_loopback(self.host) and not self.tokens:
             raise ParameterError(
-                f"{setting('host')} must be an address of this machine alone (127.0.0.1) unless there are tokens, got "
-                f"{self.host!r}: others could teach the models; give a token file"
+                f"host {self.host!r} can be reached by others, who could teach the models: give a token file, or bind "
+                "127.0.0.1"
             )
 
 

@@ -1,101 +1,116 @@
-"""Jobs: a zip of thousands of images becomes one change; cancelled before that, it leaves the model as it was.
+"""Jobs: a zip of thousands of images becomes one change. A job that is cancelled leaves the model as it was.
 
-An image that cannot be read is named, counted and left out. Jobs are remembered over a restart: the change that one
-makes bears its id, so that it is known whether one that was cut short while it wrote had written.
+Images that cannot be read are named, counted and left out. Jobs are remembered over a restart: the change that a job
+makes bears its id, so that it is known whether a job that was killed while writing had written.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import secrets
+import tempfile
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import StreamingResponse
 from numpy.typing import NDArray
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from evergrow.core.errors import EvergrowError, ImageError, InputError
 from evergrow.core.escaping import one_line
-from evergrow.serve.answering import outcome_values
+from evergrow.core.files import atomic_path
 from evergrow.serve.batching import Batcher, Prepared
-from evergrow.serve.bodies import SentImage, checked
 from evergrow.serve.edits import Teach
-from evergrow.serve.job_records import JobRecords
-from evergrow.serve.logs import log
-from evergrow.serve.model import JOB, ServedModel, Wanted
-from evergrow.serve.problems import Problem, problem_of
-from evergrow.serve.schemas import LabelList
-from evergrow.serve.service import Service
+from evergrow.serve.model import JOB
+from evergrow.serve.monitoring import log
+from evergrow.serve.problems import Problem, problem_of, problems, validation_problem
+from evergrow.serve.requests import ChangeHeadersDep, ChangeRequest, SentImage, media_type
+from evergrow.serve.schemas import ClassName, JobList, JobRecord, SkippedImage
+from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
+from evergrow.serve.teaching import change_answer
 from evergrow.serve.threads import cores
-from evergrow.serve.versions import Version
 from evergrow.serve.zips import ImageZip, ZippedImage
 
+FILE_NAME = ".jobs.json"
 _REMEMBERED = 100
-_ENDED = ("done", "failed", "cancelled", "interrupted")
 _NAMED = 100  # images that are left out by name
 _PAUSE = 0.2  # seconds between two tries at a full queue
 _INTERRUPTED = "the service ended before the job did; nothing was changed"
+_ZIP_TYPES = ("application/zip", "application/x-zip-compressed", "application/octet-stream")
 
 
-@dataclass(eq=False)
+class JobFile(BaseModel):
+    """The file in the folder of the models that remembers jobs."""
+
+    version: Literal[1] = 1
+    jobs: list[JobRecord]
+
+    @classmethod
+    def read(cls, folder: Path) -> list[JobRecord]:
+        """Return the jobs that are remembered, the oldest first; none if the file is missing or damaged."""
+        try:
+            return cls.model_validate_json((folder / FILE_NAME).read_bytes()).jobs[-_REMEMBERED:]
+        except FileNotFoundError:
+            return []
+        except (ValidationError, OSError) as error:
+            log("jobs are forgotten", problem=str(error))
+            return []
+
+    def write(self, folder: Path) -> None:
+        """Write the file in one step; if that fails, jobs are known until the service ends."""
+        # What a job changed is in the history of its model.
+        text = self.model_dump_json(exclude={"jobs": {"__all__": {"change"}}})
+        try:
+            with atomic_path(folder / FILE_NAME) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+        except (EvergrowError, OSError) as error:
+            log("jobs are not written down", problem=str(error))
+
+
 class Job:
     """One job.
 
     Parameters
     ----------
-    id : str
-        A name that cannot be guessed.
-    model : str
-        Name of the model.
-    total : int
-        Images in the zip.
+    record : JobRecord
+        What callers see of it.
     """
 
-    id: str
-    model: str
-    total: int
-    state: str = "running"
-    done: int = 0
-    skipped: int = 0
-    failures: list[dict[str, str]] = field(default_factory=list)
-    error: str | None = None
-    change: dict[str, Any] | None = None
-    task: asyncio.Task[None] | None = None
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def record(self) -> dict[str, Any]:
-        """Return the job for callers."""
-        names = ("id", "model", "state", "done", "total", "skipped", "failures", "error", "change")
-        return {name: getattr(self, name) for name in names}
+    def __init__(self, record: JobRecord) -> None:
+        self.record = record
+        self.task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing more will happen."""
-        return self.state in _ENDED
+        return self.record.state not in ("running", "writing")
 
-    def tell(self, **values: Any) -> None:
-        """Set what changed and wake those who listen."""
-        for name, value in values.items():
-            setattr(self, name, value)
+    def update(self, **values: Any) -> None:
+        """Change the record and wake those who listen."""
+        self.record = self.record.model_copy(update=values)
         self._changed.set()
         self._changed = asyncio.Event()
 
     def skip(self, name: str, reason: str) -> None:
-        """Take note of an image that is left out; of many the first are named."""
-        self.skipped += 1
-        if len(self.failures) < _NAMED:
-            self.failures.append({"name": name, "reason": one_line(reason)[:300]})
+        """Count an image that is left out; the first ones are named."""
+        self.record.skipped += 1
+        if len(self.record.failures) < _NAMED:
+            self.record.failures.append(SkippedImage(name=name, reason=one_line(reason)[:300]))
 
-    async def records(self, closing: asyncio.Event) -> AsyncIterator[dict[str, Any]]:
-        """Yield the job as it is now and whenever it changes, until it has ended or the service does."""
+    async def records(self, closing: asyncio.Event) -> AsyncIterator[JobRecord]:
+        """Yield the record now and whenever it changes, until the job or the service ends."""
         end = asyncio.ensure_future(closing.wait())
         try:
             while True:
                 changed = asyncio.ensure_future(self._changed.wait())
-                yield self.record()
+                yield self.record
                 if self.has_ended or closing.is_set():
                     changed.cancel()
                     return
@@ -117,171 +132,242 @@ class Jobs:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._jobs: OrderedDict[str, Job] = OrderedDict()
-        self._records = JobRecords(service.store.folder)
         self._closing = False
-        if not service.config.read_only:
-            self._remember()
-
-    def _remember(self) -> None:
-        """Read the jobs of before; those that had not ended then never will."""
-        for values in self._records.read()[-_REMEMBERED:]:
-            job = Job(**values)
-            if job.state == "writing" and self._was_written(job):
-                job.state = "done"
+        for record in [] if service.config.read_only else JobFile.read(service.store.folder):
+            job = Job(record)
+            if record.state == "writing" and self._was_written(record):
+                job.update(state="done")
             elif not job.has_ended:
-                job.state, job.error = "interrupted", _INTERRUPTED
-            self._jobs[job.id] = job
+                job.update(state="interrupted", error=_INTERRUPTED)
+            self._jobs[record.id] = job
 
-    def _was_written(self, job: Job) -> bool:
+    def _was_written(self, record: JobRecord) -> bool:
         try:
-            model = self._service.store.model(job.model)
-            return any(change.extra.get(JOB) == job.id for change in model.history(model.current()))
+            model = self._service.store.model(record.model)
+            return any(change.extra.get(JOB) == record.id for change in model.history(model.current()))
         except EvergrowError:  # the model is gone, or damaged
             return False
 
-    def _tell(self, job: Job, **values: Any) -> None:
-        """Say that a job came to another state, here and on disk."""
-        job.tell(**values)
-        self._write()
-
-    def _write(self) -> None:
-        self._records.write(job.record() for job in self._jobs.values())
-
-    def list(self) -> list[Job]:
+    def records(self) -> list[JobRecord]:
         """Return the jobs that are remembered, the oldest first."""
-        return [*self._jobs.values()]
+        return [job.record for job in self._jobs.values()]
 
     def find(self, job_id: str) -> Job:
         """Return a job, or raise the problem 404."""
         if job_id not in self._jobs:
-            raise Problem(404, f"job must be one that is remembered, got {job_id[:80]!r}", "NoJob")
+            raise Problem(404, f"no job {job_id[:80]!r} is remembered", "NoJob")
         return self._jobs[job_id]
 
     def check_room(self) -> None:
-        """Raise the problem 503 where as many jobs are open as may be."""
-        if sum(not job.has_ended for job in self._jobs.values()) >= self._service.limits.jobs:
-            raise Problem(503, "jobs must be fewer at one moment: wait for one to end", "TooManyJobs", retry_after=5)
+        """Raise the problem 503 if as many jobs are open as may be."""
+        if self._count_open() >= self._service.limits.jobs:
+            raise Problem(503, "too many jobs are open: wait for one to end", "TooManyJobs", retry_after=5)
 
-    async def start(self, name: str, model: ServedModel, file: IO[bytes], wanted: Wanted) -> Job:
+    async def start(self, model: OpenModel, file: IO[bytes], request: ChangeRequest) -> Job:
         """Check a zip and begin to learn it; the file is closed at the end."""
         archive = await self._service.run(ImageZip, file, self._service.limits)
         try:
-            checked(LabelList, {"labels": sorted({image.label for image in archive.images})})
+            _check_class_names(sorted({image.label for image in archive.images}))
             self.check_room()
         except BaseException:
             archive.close()
             raise
-        job = Job(secrets.token_urlsafe(12), name, len(archive.images))
-        self._jobs[job.id] = job
+        job = Job(JobRecord(id=secrets.token_urlsafe(12), model=model.name, total=len(archive.images)))
+        self._jobs[job.record.id] = job
         while len(self._jobs) > _REMEMBERED and next(iter(self._jobs.values())).has_ended:
             self._jobs.popitem(last=False)
         self._write()
-        wanted = dataclasses.replace(wanted, job=job.id)
-        job.task = asyncio.create_task(self._work(job, model, archive, wanted))
-        self._note_open()
+        request = dataclasses.replace(request, job=job.record.id)
+        job.task = asyncio.create_task(self._work(job, model, archive, request))
         return job
 
     def cancel(self, job_id: str) -> Job:
         """End a job before anything is written, or raise the problem 409."""
         job = self.find(job_id)
-        if job.state != "running" or job.task is None:
-            raise Problem(409, f"job must be running to be cancelled, got one that is {job.state}", "JobEnded")
+        if job.record.state != "running" or job.task is None:
+            raise Problem(409, f"the job is {job.record.state} and cannot be cancelled any more", "JobEnded")
         job.task.cancel()
-        self._tell(job, state="cancelled")
+        self._update(job, state="cancelled")
         return job
 
     async def close(self) -> None:
         """Cancel what runs, and wait for what is being written."""
         self._closing = True
-        for job in self.list():
-            if job.state == "running" and job.task is not None:
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
+        for job in self._jobs.values():
+            if job.record.state == "running" and job.task is not None:
                 job.task.cancel()
-        tasks = [job.task for job in self.list() if job.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _note_open(self) -> None:
-        self._service.metrics.jobs.set(sum(not job.has_ended for job in self._jobs.values()))
+    def _count_open(self) -> int:
+        return sum(not job.has_ended for job in self._jobs.values())
 
-    async def _work(self, job: Job, model: ServedModel, archive: ImageZip, wanted: Wanted) -> None:
+    def _update(self, job: Job, **values: Any) -> None:
+        """Change the record of a job, here and on disk."""
+        job.update(**values)
+        self._write()
+
+    def _write(self) -> None:
+        self._service.metrics.jobs.set(self._count_open())
+        JobFile(jobs=self.records()).write(self._service.store.folder)
+
+    async def _work(self, job: Job, model: OpenModel, archive: ImageZip, request: ChangeRequest) -> None:
         try:
             with archive:
-                version = await self._service.run(model.current)
-                rows, labels = await self._encoded(job, model, version, archive)
-            self._tell(job, state="writing")
-            outcome = await asyncio.shield(self._service.change(model, Teach(rows, labels), wanted))
+                rows, labels = await self._encode(job, model, archive)
+            self._update(job, state="writing")
+            result = await asyncio.shield(self._service.change(model.model, Teach(rows, labels), request))
             self._service.metrics.samples.labels("teach").inc(len(rows))
-            self._tell(job, state="done", change=outcome_values(job.model, outcome))
+            self._update(job, state="done", change=change_answer(model.name, result))
         except asyncio.CancelledError:
             if self._closing:
-                self._tell(job, state="interrupted", error=_INTERRUPTED)
+                self._update(job, state="interrupted", error=_INTERRUPTED)
             elif not job.has_ended:
-                self._tell(job, state="cancelled")
+                self._update(job, state="cancelled")
             raise
         except Exception as error:
             problem = problem_of(error, str(self._service.store.folder))
-            log("job failed", job=job.id, error=error if problem.status == 500 else None, problem=problem.detail)
-            self._tell(job, state="failed", error=problem.detail)
-        finally:
-            self._note_open()
+            bug = error if problem.status_code == 500 else None
+            log("job failed", job=job.record.id, error=bug, problem=problem.detail)
+            self._update(job, state="failed", error=problem.detail)
 
-    async def _encoded(
-        self, job: Job, model: ServedModel, version: Version, archive: ImageZip
-    ) -> tuple[NDArray[Any], NDArray[np.str_]]:
+    async def _encode(self, job: Job, model: OpenModel, archive: ImageZip) -> tuple[NDArray[Any], NDArray[np.str_]]:
         """Return features and labels of all images that can be read, each encoded by itself, a few prepared ahead."""
-        if version.kind != "images":
-            raise InputError(f"{version.kind} must be taught, since the model takes them, got a zip of images")
-        batcher = await self._service.batcher(model, version)
+        batcher = await self._service.batcher(model)
         parts: list[NDArray[Any]] = []
         labels: list[str] = []
         ahead = 2 * cores()  # so that decoding and the backbone go on side by side, and little is held in memory
         for start in range(0, len(archive.images), ahead):
             some = archive.images[start : start + ahead]
-            found = await asyncio.gather(*(self._prepared(batcher, archive, image) for image in some))
+            found = await asyncio.gather(*(self._prepare(batcher, archive, image) for image in some))
             kept = []
             for image, sample in zip(some, found, strict=True):
-                if isinstance(sample, _Unreadable):
-                    job.skip(image.name, sample.reason)
+                if isinstance(sample, Exception):
+                    job.skip(image.name, str(getattr(sample, "detail", sample)))
                 else:
                     kept.append(sample)
                     labels.append(image.label)
             if kept:
                 await _announce(batcher, len(kept))
                 parts.append(await asyncio.wrap_future(batcher.submit(kept, alone=True)))
-            job.tell(done=start + len(some))
+            job.update(done=start + len(some))
         if not parts:
-            raise InputError(f"zip must hold an image that can be read, got none: {job.failures[0]['reason']}")
+            reason = job.record.failures[0].reason
+            raise InputError(f"the zip holds no image that can be read; the first one: {reason}")
         return np.concatenate(parts), np.asarray(labels, dtype=np.str_)
 
-    async def _prepared(self, batcher: Batcher, archive: ImageZip, image: ZippedImage) -> Prepared | _Unreadable:
-        """Return an image as the backbone takes it, or why it cannot be read."""
+    async def _prepare(self, batcher: Batcher, archive: ImageZip, image: ZippedImage) -> Prepared | Exception:
+        """Return an image as the backbone takes it, or the error if it cannot be read."""
         try:
             sent = SentImage(image.name, await self._service.run(archive.read, image))
             (sample,) = await self._service.prepared(batcher.backbone, [sent])
             return sample
         except ImageError as error:
-            return _Unreadable(str(error))
+            return error
         except Problem as problem:
             if problem.kind != "BadZip":  # an entry that is larger than it says is meant to do harm
                 raise
-            return _Unreadable(problem.detail)
-
-
-@dataclass(frozen=True)
-class _Unreadable:
-    """Why an image is left out."""
-
-    reason: str
+            return problem
 
 
 async def _announce(batcher: Batcher, n: int) -> None:
     """Wait for room in the queue of a backbone: a job has time, and those who ask go first."""
-    while not _announced(batcher, n):
+    while not batcher.has_room(n):
         await asyncio.sleep(_PAUSE)
+    batcher.announce(n)
 
 
-def _announced(batcher: Batcher, n: int) -> bool:
+def _check_class_names(names: list[str]) -> None:
     try:
-        batcher.announce(n)
-    except Problem:
-        return False
-    return True
+        TypeAdapter(list[ClassName]).validate_python(names)
+    except ValidationError as error:
+        raise validation_problem(error.errors()) from error
+
+
+# -- routes -----------------------------------------------------------------------------------------------------
+
+router = APIRouter(prefix="/api/v1", tags=["jobs"], responses=problems())
+_ZIP = {
+    "requestBody": {
+        "required": True,
+        "description": "A zip of images in folders named by class.",
+        "content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+def _jobs(request: Request) -> Jobs:
+    jobs: Jobs = request.app.state.jobs
+    return jobs
+
+
+JobsDep = Annotated[Jobs, Depends(_jobs)]
+
+
+@router.post(
+    "/models/{m}/jobs",
+    status_code=202,
+    dependencies=[Depends(check_writable)],
+    responses=problems(400, 404, 409, 413, 415, 422),
+    openapi_extra=_ZIP,
+)
+async def start_job(
+    model: ModelDep, request: Request, headers: ChangeHeadersDep, jobs: JobsDep, response: Response
+) -> JobRecord:
+    """Learn a zip of images as one change, with progress; nothing is written before all of it was looked at."""
+    if media_type(request) not in _ZIP_TYPES:
+        raise Problem(415, "send a zip as application/zip", "MediaType")
+    if model.version.kind != "images":
+        raise InputError(f"the model takes {model.version.kind}: a zip of images cannot be taught to it")
+    jobs.check_room()
+    file, digest = await _received(request)
+    job = await jobs.start(model, file, headers.change("job", digest))
+    response.headers["Location"] = f"/api/v1/jobs/{job.record.id}"
+    return job.record
+
+
+@router.get("/jobs")
+async def list_jobs(jobs: JobsDep) -> JobList:
+    """Return the jobs that are remembered, the oldest first."""
+    return JobList(jobs=jobs.records())
+
+
+@router.get(
+    "/jobs/{j}",
+    response_model=JobRecord,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **problems(404)},
+)
+async def follow_job(j: str, request: Request, jobs: JobsDep, service: ServiceDep) -> Any:
+    """Return a job; asked for ``text/event-stream``, its progress as server-sent events until it ends."""
+    job = jobs.find(j)
+    if "text/event-stream" not in request.headers.get("accept", ""):
+        return job.record
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_events(job, service.closing), media_type="text/event-stream", headers=headers)
+
+
+@router.delete("/jobs/{j}", dependencies=[Depends(check_writable)], responses=problems(404, 409))
+async def cancel_job(j: str, jobs: JobsDep) -> JobRecord:
+    """Cancel a job; the model stays as it was."""
+    return jobs.cancel(j).record
+
+
+async def _received(request: Request) -> tuple[IO[bytes], bytes]:
+    """Return the body as a file without a name, which is gone however this process ends, and its hash."""
+    file = tempfile.TemporaryFile(prefix="evergrow-")  # noqa: SIM115  closed by the job
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        async for chunk in request.stream():
+            digest.update(chunk)
+            file.write(chunk)
+    except BaseException:
+        file.close()
+        raise
+    file.seek(0)
+    return file, digest.digest()
+
+
+async def _events(job: Job, closing: asyncio.Event) -> AsyncIterator[str]:
+    async for record in job.records(closing):
+        kind = "progress" if record.state in ("running", "writing") else record.state
+        yield f"event: {kind}\ndata: {record.model_dump_json()}\n\n"

@@ -8,8 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -33,13 +32,14 @@ from evergrow.learner.revisions import Header, History
 from evergrow.serve.batching import Batcher
 from evergrow.serve.drafts import Draft
 from evergrow.serve.edits import Edit
-from evergrow.serve.once import Once, requests_of
+from evergrow.serve.idempotency import IdempotencyKey, requests_of
+from evergrow.serve.monitoring import thread_warnings
 from evergrow.serve.pool import BackbonePool
 from evergrow.serve.problems import Problem
 from evergrow.serve.removal import remove_model
+from evergrow.serve.requests import ChangeRequest
 from evergrow.serve.threads import FEW_SAMPLES, cores, torch_threads
 from evergrow.serve.versions import Version, signature_of
-from evergrow.serve.warned import warned
 
 JOB = "job"
 """Further field of a change: the id of the job that made it."""
@@ -47,41 +47,21 @@ JOB = "job"
 _PAUSE = 0.05  # seconds between two tries at a file that another process is changing
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """How a change is to be made.
+def check_match(request: ChangeRequest, version: Version) -> None:
+    """Raise the problem 412 unless the model is what the caller saw."""
+    if request.if_match and not matches(request.if_match, version.etag):
+        raise Problem(
+            412,
+            f"the model is at {version.etag} now, and If-Match names {request.if_match[:80]}",
+            "Stale",
+            revision=version.revision,
+            etag=version.etag,
+        )
 
-    Parameters
-    ----------
-    match : str
-        The caller's ``If-Match``; empty for none.
-    once : Once
-        What makes a repeated request count once.
-    note : str
-        For people, in the history.
-    who : str, optional
-        Whose change it is; by default the user that the service runs as.
-    job : str
-        Id of the job that makes it; empty for none.
-    """
 
-    match: str = ""
-    once: Once = field(default_factory=Once)
-    note: str = ""
-    who: str | None = None
-    job: str = ""
-
-    def extra(self, before: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """Return the further fields of the change, with those of requests that were fulfilled before."""
-        return {**self.once.extra(before), **({JOB: self.job} if self.job else {})}
-
-    def check(self, version: Version) -> None:
-        """Raise the problem 412 unless the model is what the caller saw."""
-        if self.match and not matches(self.match, version.etag):
-            raise Problem(
-                412, f"If-Match must name the model as it is now, {version.etag}, got {self.match[:80]}", "Stale",
-                more={"revision": version.revision, "etag": version.etag},
-            )  # fmt: skip
+def _extra(request: ChangeRequest, earlier: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return the further fields of a change, with those of requests that were fulfilled before."""
+    return {**request.key.extra(earlier), **({JOB: request.job} if request.job else {})}
 
 
 def matches(header: str, etag: str) -> bool:
@@ -97,7 +77,7 @@ def matches(header: str, etag: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChangeResult:
     """What became of a change.
 
     Parameters
@@ -209,14 +189,14 @@ class ServedModel:
 
     # -- changing -----------------------------------------------------------------------------------------------
 
-    async def change(self, edit: Edit, wanted: Wanted, threads: Executor) -> Outcome:
+    async def change(self, edit: Edit, request: ChangeRequest, threads: Executor) -> ChangeResult:
         """Make a change after all that came before it, and return once it is on disk.
 
         Parameters
         ----------
         edit : Edit
             What to change.
-        wanted : Wanted
+        request : ChangeRequest
             Under which condition.
         threads : Executor
             Where the work is done.
@@ -226,22 +206,22 @@ class ServedModel:
         Problem
             412 if the model is another than the caller saw, 503 if too many wait.
         """
-        return await self._in_turn(threads, lambda version: self._edited(version, edit, wanted), wanted)
+        return await self._in_turn(threads, lambda version: self._edited(version, edit, request), request)
 
-    async def roll_back(self, steps: int, to: int | None, wanted: Wanted, threads: Executor) -> Outcome:
+    async def roll_back(self, steps: int, to: int | None, request: ChangeRequest, threads: Executor) -> ChangeResult:
         """Undo the latest changes: so many, or until a revision."""
-        return await self._in_turn(threads, lambda version: self._rolled_back(version, steps, to, wanted), wanted)
+        return await self._in_turn(threads, lambda version: self._rolled_back(version, steps, to, request), request)
 
-    async def redo(self, n: int, wanted: Wanted, threads: Executor) -> Outcome:
+    async def redo(self, n: int, request: ChangeRequest, threads: Executor) -> ChangeResult:
         """Take the latest rollbacks back."""
-        return await self._in_turn(threads, lambda version: self._redone(version, n, wanted), wanted)
+        return await self._in_turn(threads, lambda version: self._redone(version, n, request), request)
 
-    async def remove(self, wanted: Wanted, link: Path | None, threads: Executor) -> None:
+    async def remove(self, request: ChangeRequest, link: Path | None, threads: Executor) -> None:
         """Delete the model with its history, after all changes that came before.
 
         Parameters
         ----------
-        wanted : Wanted
+        request : ChangeRequest
             Under which condition. Without one a model that cannot be read is deleted too.
         link : Path or None
             A link to the file that is deleted instead; the file, which has other names, stays.
@@ -249,16 +229,16 @@ class ServedModel:
             Where the work is done.
         """
         async with self._turn:
-            done = partial(copy_context().run, self._remove, wanted, link)
+            done = partial(self._remove, request, link)
             await asyncio.get_running_loop().run_in_executor(threads, done)
 
-    def _remove(self, wanted: Wanted, link: Path | None) -> None:
+    def _remove(self, request: ChangeRequest, link: Path | None) -> None:
         end = time.monotonic() + self._patience
         while True:
             with self._changing:
                 try:
-                    if wanted.match:
-                        wanted.check(self._refreshed())
+                    if request.if_match:
+                        check_match(request, self._refreshed())
                     if link is not None:
                         link.unlink(missing_ok=True)
                     elif self._signature() is None:
@@ -272,30 +252,30 @@ class ServedModel:
                         raise
             time.sleep(_PAUSE)
 
-    async def _in_turn(self, threads: Executor, work: Callable[[Version], Outcome], wanted: Wanted) -> Outcome:
+    async def _in_turn(
+        self, threads: Executor, work: Callable[[Version], ChangeResult], request: ChangeRequest
+    ) -> ChangeResult:
         if self._waiting >= self._writers:
-            raise Problem(
-                503, "the model must have room for another change, but too many wait", "QueueFull", retry_after=1
-            )
+            raise Problem(503, "too many changes of this model wait: try again later", "QueueFull", retry_after=1)
         self._waiting += 1
         try:
             async with self._turn:
-                done = partial(copy_context().run, self._patiently, work, wanted)  # errors speak of fields there too
+                done = partial(self._patiently, work, request)
                 return await asyncio.get_running_loop().run_in_executor(threads, done)
         finally:
             self._waiting -= 1
 
-    def _patiently(self, work: Callable[[Version], Outcome], wanted: Wanted) -> Outcome:
+    def _patiently(self, work: Callable[[Version], ChangeResult], request: ChangeRequest) -> ChangeResult:
         """Do it, again if another process was faster, until patience ends."""
         end = time.monotonic() + self._patience
         while True:
-            with self._changing, warned() as said:
+            with self._changing, thread_warnings() as said:
                 try:
                     version = self._refreshed()
-                    done = wanted.once.fulfilled_by([*version.changes, *self._undone()])
+                    done = request.key.find([*version.changes, *self._undone()])
                     if done is not None:
-                        return Outcome(version, done, version.counts, said, replayed=True)
-                    wanted.check(version)
+                        return ChangeResult(version, done, version.counts, said, replayed=True)
+                    check_match(request, version)
                     outcome = work(version)  # another process that is faster makes it a BusyError
                     outcome.warnings.extend(said)
                     return outcome
@@ -309,31 +289,33 @@ class ServedModel:
             return []
         return [entry.change for entry in History(self.path).undone()]
 
-    def _edited(self, version: Version, edit: Edit, wanted: Wanted) -> Outcome:
+    def _edited(self, version: Version, edit: Edit, request: ChangeRequest) -> ChangeResult:
         few = sum(version.counts.values()) + edit.size <= FEW_SAMPLES
         with torch_threads(1 if few else cores()):
-            return self._edited_now(version, edit, wanted)
+            return self._edited_now(version, edit, request)
 
-    def _edited_now(self, version: Version, edit: Edit, wanted: Wanted) -> Outcome:
+    def _edited_now(self, version: Version, edit: Edit, request: ChangeRequest) -> ChangeResult:
         before = version.counts
         if isinstance(version.known, Draft):
-            made = self._edited_draft(version, version.known, edit, wanted)
+            made = self._edited_draft(version, version.known, edit, request)
         else:
             learner = version.known.copy()
             edit.on_learner(learner)
             if len(learner.history_) == len(version.changes):  # nothing to do
-                return Outcome(version, version.changes[-1], before, [], replayed=True)
-            made = self._committed(learner, Change("update", "", 0, note=wanted.note, extra=wanted.extra()), wanted.who)
-        return Outcome(made, made.changes[-1], before, [], replayed=made is version)
+                return ChangeResult(version, version.changes[-1], before, [], replayed=True)
+            made = self._committed(
+                learner, Change("update", "", 0, note=request.note, extra=_extra(request)), request.who
+            )
+        return ChangeResult(made, made.changes[-1], before, [], replayed=made is version)
 
-    def _edited_draft(self, version: Version, before: Draft, edit: Edit, wanted: Wanted) -> Version:
+    def _edited_draft(self, version: Version, before: Draft, edit: Edit, request: ChangeRequest) -> Version:
         with locked(self.path.parent):  # a draft has no history whose folder could be held
             if self._refreshed() is not version:
                 raise BusyError("the model must be as it was when the change began, but another process changed it")
             draft = edit.on_draft(before)
             if draft is before:  # nothing to do
                 return version
-            draft = draft.noted(wanted.extra(), wanted.note)
+            draft = draft.noted(_extra(request), request.note)
             if not draft.is_ready:
                 draft.write(self.draft_path)
                 self._version = Version(draft, signature_of(self.draft_path))
@@ -341,8 +323,10 @@ class ServedModel:
             backbone = None if draft.spec is None else self._pool.of_spec(draft.spec).backbone
             learner = draft.begun(backbone, self._device)
             requests = [entry for change in draft.history for entry in requests_of(change)]
-            extra = dataclasses.replace(wanted, once=Once()).extra(requests)  # those of the draft have this one too
-            return self._committed(learner, Change("fit", "", 0, note=wanted.note, extra=extra), wanted.who)
+            extra = _extra(
+                dataclasses.replace(request, key=IdempotencyKey()), requests
+            )  # those of the draft have this one too
+            return self._committed(learner, Change("fit", "", 0, note=request.note, extra=extra), request.who)
 
     def _committed(self, learner: Learner, change: Change, who: str | None) -> Version:
         """Write a learner as the next revision and make it the present version."""
@@ -357,7 +341,7 @@ class ServedModel:
         self._version = Version(learner, signature if ours else None)
         return self._version
 
-    def _rolled_back(self, version: Version, steps: int, to: int | None, wanted: Wanted) -> Outcome:
+    def _rolled_back(self, version: Version, steps: int, to: int | None, request: ChangeRequest) -> ChangeResult:
         if isinstance(version.known, Draft):
             raise Problem(
                 409, "the model must have a revision to go back to, but it knows less than two classes", "NotBegun"
@@ -369,17 +353,17 @@ class ServedModel:
             n = steps if to is None else _steps_to(to, kept)
             target = kept[-n] if n <= len(kept) else 0  # where there are fewer, rollback says so
             undone = [e for entry in learner.history_ if entry.revision > target for e in requests_of(entry)]
-            change = rollback(self.path, n, who=wanted.who, extra=wanted.once.extra(undone))
-        return Outcome(self._refreshed(), change, version.counts, [])
+            change = rollback(self.path, n, who=request.who, extra=request.key.extra(undone))
+        return ChangeResult(self._refreshed(), change, version.counts, [])
 
-    def _redone(self, version: Version, n: int, wanted: Wanted) -> Outcome:
+    def _redone(self, version: Version, n: int, request: ChangeRequest) -> ChangeResult:
         if isinstance(version.known, Draft):
             raise Problem(409, "the model must have been rolled back, but it knows less than two classes", "NotBegun")
         with locked_model(self.path, device=None if self._device == "auto" else self._device, cache=False) as learner:
             if learner._origin != version.known._origin:
                 raise BusyError("the model must be as it was when the change began, but another process changed it")
-            change = redo(self.path, n, who=wanted.who, extra=wanted.once.extra())
-        return Outcome(self._refreshed(), change, version.counts, [])
+            change = redo(self.path, n, who=request.who, extra=request.key.extra())
+        return ChangeResult(self._refreshed(), change, version.counts, [])
 
 
 def _steps_to(revision: int, kept: list[int]) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evergrow.core.errors import FileFormatError, UnknownNameError
 from evergrow.core.items import Kind
@@ -16,20 +15,11 @@ from evergrow.features.catalog import best_backbone, list_backbones
 from evergrow.features.create import create_backbone
 from evergrow.serve.batching import Batcher
 from evergrow.serve.config import Limits
+from evergrow.serve.schemas import SAMPLE_KINDS, BackboneOffer
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
-    from evergrow.serve.metrics import Metrics
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A backbone that a new model can be made with."""
-
-    name: str
-    kind: Kind
-    n_features: int
-    about: str
+    from evergrow.serve.monitoring import Metrics
 
 
 class BackbonePool:
@@ -60,11 +50,14 @@ class BackbonePool:
         self._locks: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
 
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[BackboneOffer]:
         """Return what new models can be made with here, without downloading anything; the strongest first."""
-        own = [Offer(name, made.kind, made.n_features, "given to this service") for name, made in self._given.items()]
-        listed = [Offer(i.name, i.kind, i.n_features, i.about) for i in list_backbones() if i.available]
-        return [*own, *listed]
+        own = [(name, made.kind, made.n_features, "given to this service") for name, made in self._given.items()]
+        listed = [(i.name, i.kind, i.n_features, i.about) for i in list_backbones() if i.available]
+        return [
+            BackboneOffer(name=name, kind=SAMPLE_KINDS[kind], n_features=width, about=about)
+            for name, kind, width, about in (*own, *listed)
+        ]
 
     def chosen(self, kind: Kind, name: str) -> Batcher:
         """Return the backbone for a new model.
@@ -81,7 +74,7 @@ class BackbonePool:
         UnknownNameError
             If it is not offered for this kind. Names are looked up, never loaded from: no path and no download.
         """
-        offered = [offer.name for offer in self.offers() if offer.kind == kind]
+        offered = [offer.name for offer in self.offers() if offer.kind == SAMPLE_KINDS[kind]]
         if name == "auto":
             name = offered[0] if offered else best_backbone(kind).name  # which raises, and says what to install
         if name not in offered:
@@ -160,8 +153,3 @@ class BackbonePool:
 
 def _key(spec: BackboneSpec) -> str:
     return json.dumps(spec.decisive(), sort_keys=True, default=str)
-
-
-def offered_values(offers: list[Offer]) -> list[dict[str, Any]]:
-    """Return offers as plain values; the kind as the API names it."""
-    return [{**asdict(offer), "kind": f"{offer.kind}s"} for offer in offers]

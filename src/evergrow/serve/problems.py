@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457): what was wrong, in the words of the request, and never a traceback."""
+"""Errors as problem documents (RFC 9457). A document says what was wrong and never shows a traceback."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from evergrow.core.errors import (
     BusyError,
     EvergrowError,
-    FileFormatError,
     InputError,
     MergeError,
     MissingExtraError,
@@ -22,9 +24,9 @@ from evergrow.core.errors import (
 )
 from evergrow.core.escaping import one_line
 from evergrow.learner.modelfile import ModelNotFoundError, ModelWriteError
+from evergrow.serve.schemas import ProblemDocument, reference
 
 MEDIA_TYPE = "application/problem+json"
-
 TITLES = {
     400: "the request cannot be read",
     401: "a token is missing or wrong",
@@ -35,49 +37,17 @@ TITLES = {
     409: "the model is not in a state for that",
     412: "the model was changed meanwhile",
     413: "too large",
-    415: "of a type that is not taken",
-    421: "addressed under a name that is not served",
-    422: "the request does not fit",
+    415: "unsupported media type",
+    421: "unknown host name",
+    422: "the request is not valid",
     429: "too many requests",
-    499: "the caller left",
-    500: "an error of the service",
+    500: "internal error",
     501: "not installed",
     503: "busy",
     507: "the model could not be written",
 }
-
-
-class Problem(Exception):  # noqa: N818  the name of the thing in RFC 9457
-    """A request that cannot be fulfilled.
-
-    Parameters
-    ----------
-    status : int
-        Status of the answer.
-    detail : str
-        A sentence: which field must be what, and what it is.
-    kind : str
-        A word for programs.
-    retry_after : int, optional
-        Seconds after which another try makes sense.
-    more : mapping, optional
-        Further members of the document.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        detail: str,
-        kind: str = "",
-        *,
-        retry_after: int | None = None,
-        more: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(detail)
-        self.status, self.detail, self.kind = status, detail, kind
-        self.retry_after, self.more = retry_after, dict(more or {})
-
-
+_ALWAYS = (401, 403, 413, 421, 429, 503)
+"""Statuses that the access middleware can answer with on any route."""
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (ModelNotFoundError, 404),
     (ModelWriteError, 507),
@@ -88,34 +58,78 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (ParameterError, 422),
     (UnlearnError, 422),
     (MergeError, 422),
-    (FileFormatError, 500),
     (WeightsError, 503),
     (MemoryError, 503),
 )
+_NO_ROUTE = {404: "nothing is served under this path", 405: "the path does not take this method"}
+_LISTED = 20  # validation errors in one document
+
+
+class Problem(HTTPException):
+    """A request that cannot be fulfilled.
+
+    Parameters
+    ----------
+    status_code : int
+        Status of the answer.
+    detail : str
+        What was wrong and what to do, in a sentence.
+    kind : str
+        A word for programs.
+    retry_after : int, optional
+        Seconds after which another try makes sense.
+    headers : mapping, optional
+        Further headers of the answer.
+    **members
+        Further members of the document.
+    """
+
+    def __init__(
+        self,
+        status_code: int,
+        detail: str,
+        kind: str = "Problem",
+        *,
+        retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        **members: Any,
+    ) -> None:
+        known = dict(headers or {})
+        if retry_after is not None:
+            known["Retry-After"] = str(retry_after)
+        if status_code == 401:
+            known["WWW-Authenticate"] = 'Bearer realm="evergrow"'
+        super().__init__(status_code, detail, known)
+        self.kind, self.members = kind, members
 
 
 def problem_of(error: BaseException, folder: str = "") -> Problem:
-    """Return the problem that an error is to the caller; what is nobody's fault but ours says nothing of the inside.
+    """Map an exception to a problem. Internal errors reveal nothing.
 
     Parameters
     ----------
     error : BaseException
         What was raised.
     folder : str
-        The folder of the models, which messages leave out.
+        The folder of the models, which is removed from messages.
 
     Examples
     --------
     >>> from evergrow.core.errors import LabelError
     >>> from evergrow.serve.problems import problem_of
     >>> found = problem_of(LabelError("class must be one that was learned, got 'cow'"))
-    >>> found.status, found.kind, found.detail
+    >>> found.status_code, found.kind, found.detail
     (422, 'LabelError', "class must be one that was learned, got 'cow'")
     >>> problem_of(ZeroDivisionError("secret")).detail
     'the service failed; its log says more under the id of this request'
     """
     if isinstance(error, Problem):
         return error
+    if isinstance(error, RequestValidationError):
+        return validation_problem(error.errors())
+    if isinstance(error, HTTPException):
+        detail = _NO_ROUTE.get(error.status_code, str(error.detail))
+        return Problem(error.status_code, detail, "HttpError", headers=error.headers)
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
     if status == 500 and not isinstance(error, EvergrowError):
         return Problem(500, "the service failed; its log says more under the id of this request", "InternalError")
@@ -125,29 +139,57 @@ def problem_of(error: BaseException, folder: str = "") -> Problem:
     return Problem(status, message, type(error).__name__, retry_after=1 if status == 503 else None)
 
 
-def answer_to(problem: Problem, request_id: str = "", path: str = "") -> JSONResponse:
-    """Return the problem document; the Open Inference Protocol wants the message itself under ``error``.
+def validation_problem(errors: Any) -> Problem:
+    """Return the problem 422 for errors that pydantic found, each with its field."""
+    listed = [{"field": _field(entry["loc"]), "message": entry["msg"]} for entry in errors[:_LISTED]]
+    first = listed[0]
+    detail = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
+    return Problem(422, detail, "BadField", errors=listed)
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    """Return a field as people write it: ``rows[0][3]``."""
+    parts = location[1:] if location and location[0] in ("body", "query", "header", "path") else location
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text[:200]
+
+
+def problem_response(problem: Problem, path: str, request_id: str = "") -> JSONResponse:
+    """Return the problem document.
 
     Parameters
     ----------
     problem : Problem
         What was wrong.
-    request_id : str
-        Of the request.
     path : str
-        What was asked.
+        The path that was asked for. The Open Inference Protocol (``/v2``) wants the message under ``error``.
+    request_id : str
+        Id of the request.
     """
-    values = {
+    document = {
         "type": "about:blank",
-        "title": TITLES.get(problem.status, "error"),
-        "status": problem.status,
+        "title": TITLES.get(problem.status_code, "error"),
+        "status": problem.status_code,
         "detail": problem.detail,
-        "error": problem.detail if path.startswith("/v2") else problem.kind or "Problem",
-        **problem.more,
+        "error": problem.detail if path.startswith("/v2") else problem.kind,
+        **problem.members,
+        **({"request_id": request_id} if request_id else {}),
     }
-    if request_id:
-        values["request_id"] = request_id
-    headers = {} if problem.retry_after is None else {"Retry-After": str(problem.retry_after)}
-    if problem.status == 401:
-        headers["WWW-Authenticate"] = 'Bearer realm="evergrow"'
-    return JSONResponse(values, problem.status, headers, media_type=MEDIA_TYPE)
+    return JSONResponse(document, problem.status_code, problem.headers, media_type=MEDIA_TYPE)
+
+
+async def handle_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer with the problem that an exception stands for; the exception handler of the application."""
+    folder = str(request.app.state.service.store.folder)
+    return problem_response(problem_of(error, folder), request.url.path, getattr(request.state, "request_id", ""))
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI descriptions of problems that a route can answer with, and of those that all routes can."""
+    schema = reference(ProblemDocument)
+    return {
+        status: {"description": TITLES[status], "content": {MEDIA_TYPE: {"schema": schema}}}
+        for status in sorted({*statuses, *_ALWAYS})
+    }

@@ -1,33 +1,69 @@
-"""Requests and answers as the API describes them; a field that is not here is refused."""
+"""Requests and answers as pydantic models: what is parsed is what OpenAPI describes. Unknown fields are refused."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from typing import Annotated, Any, Literal
 
+from fastapi import UploadFile
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-
-from evergrow.serve.names import PATTERN
+from pydantic.json_schema import SkipJsonSchema
 
 SampleKind = Literal["images", "texts", "features"]
+SAMPLE_KINDS: dict[str, SampleKind] = {"image": "images", "text": "texts", "features": "features"}
+"""What the API calls samples, by what the library calls them."""
+JobState = Literal["running", "writing", "done", "failed", "cancelled", "interrupted"]
+MODEL_SUFFIX = ".evg"
+_MODEL_NAME = r"^\w[\w .\-]{0,63}$"
+_NAME_BYTES = 200  # file systems count bytes, and the history adds a suffix
 
 
-def _check_class_name(name: str) -> str:
-    joiners = "\u200c\u200d"  # part of how some scripts and emoji are written
-    if not name.strip() or not all(character.isprintable() or character in joiners for character in name):
-        raise ValueError("must be a name that can be seen, without control characters")
+def is_model_name(name: str) -> bool:
+    r"""Return whether a model may have this name, which becomes part of a file name and never a path.
+
+    Examples
+    --------
+    >>> from evergrow.serve.schemas import is_model_name
+    >>> [is_model_name(name) for name in ("birds", "Vögel 2", "../birds", "a/b", ".hidden", "birds.evg", "a\n")]
+    [True, True, False, False, False, False, False]
+    """
+    return (
+        bool(re.fullmatch(_MODEL_NAME, name))
+        and unicodedata.is_normalized("NFC", name)
+        and name.isprintable()
+        and name == name.strip()
+        and not name.endswith(".")  # some systems drop it from file names
+        and not name.casefold().endswith((MODEL_SUFFIX, f"{MODEL_SUFFIX}.history"))
+        and len(name.encode("utf-8", "surrogatepass")) <= _NAME_BYTES
+    )
+
+
+def _check_model_name(name: str) -> str:
+    if not is_model_name(name):
+        raise ValueError(
+            "a model name has 1 to 64 letters, digits, blanks, dots, dashes or underscores, begins with a letter or "
+            f"digit and does not end in a blank, a dot or {MODEL_SUFFIX!r}"
+        )
     return name
 
 
+def _check_class_name(name: str) -> str:
+    joiners = "\u200c\u200d"  # some scripts and emoji are written with them
+    if not name.strip() or not all(character.isprintable() or character in joiners for character in name):
+        raise ValueError("a class name must be visible and hold no control characters")
+    return name
+
+
+ModelName = Annotated[
+    str, Field(min_length=1, max_length=64, pattern=_MODEL_NAME, examples=["birds"]), AfterValidator(_check_model_name)
+]
 ClassName = Annotated[
     str,
     Field(min_length=1, max_length=200, description="Name of a class.", examples=["kestrel"]),
     AfterValidator(_check_class_name),
 ]
-ModelName = Annotated[str, Field(min_length=1, max_length=64, pattern=PATTERN, examples=["birds"])]
-FalseAlarm = Annotated[
-    float, Field(gt=0, lt=1, description="Share of known things that may be called unknown.", examples=[0.05])
-]
-TopK = Annotated[int, Field(ge=1, le=1000, description="How many classes to list, the likeliest first.")]
+ClassNames = Annotated[list[ClassName], Field(min_length=1, max_length=1024)]
 Note = Annotated[str, Field(max_length=500, description="For people, kept in the history.")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
@@ -36,16 +72,24 @@ Rows = Annotated[
     list[Annotated[list[Number], Field(min_length=1, max_length=65_536)]],
     Field(min_length=1, max_length=1024, description="Feature vectors.", examples=[[[0.1, 0.7, 0.2]]]),
 ]
-Labels = Annotated[list[ClassName], Field(min_length=1, max_length=1024, description="A class for each sample.")]
+Steps = Annotated[int, Field(ge=1, le=1000)]
 
 
-class Fields(BaseModel):
+def reference(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the OpenAPI reference to a model, for bodies and answers that FastAPI does not describe by itself."""
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+# -- requests ---------------------------------------------------------------------------------------------------
+
+
+class RequestModel(BaseModel):
     """A request."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class NewModel(Fields):
+class NewModel(RequestModel):
     """A model to be made."""
 
     name: ModelName
@@ -55,83 +99,111 @@ class NewModel(Fields):
     options: Annotated[dict[str, Any], Field(description="Options of the method.", examples=[{"n_units": 500}])] = {}
 
 
-class Question(Fields):
-    """Samples to answer about: texts or feature rows. Images are sent as a form."""
+class JsonSamples(RequestModel):
+    """Samples in JSON: texts or feature rows."""
 
-    texts: Texts | None = None
-    rows: Rows | None = None
-    k: TopK = 3
-    false_alarm: FalseAlarm = 0.05
+    texts: Texts | SkipJsonSchema[None] = None
+    rows: Rows | SkipJsonSchema[None] = None
 
 
-class Lesson(Fields):
-    """Samples to learn or unlearn, of one class or each of its own."""
+class ImageForm(RequestModel):
+    """Samples in a form: image files."""
 
-    texts: Texts | None = None
-    rows: Rows | None = None
-    label: ClassName | None = None
-    labels: Labels | None = None
+    images: Annotated[list[UploadFile], Field(min_length=1, max_length=1024, description="Image files.")]
+
+
+class FalseAlarm(RequestModel):
+    """How strict to be about unknown things."""
+
+    false_alarm: Annotated[
+        float, Field(gt=0, lt=1, description="Share of known things that may be called unknown.")
+    ] = 0.05
+
+
+class QuestionFields(FalseAlarm):
+    """What to answer about samples."""
+
+    k: Annotated[int, Field(ge=1, le=1000, description="How many classes to list, the likeliest first.")] = 3
+
+
+class LabelFields(RequestModel):
+    """The classes of samples: one for all, or one for each."""
+
+    label: ClassName | SkipJsonSchema[None] = None
+    labels: Annotated[ClassNames, Field(description="A class for each sample.")] | SkipJsonSchema[None] = None
+
+
+class LessonFields(LabelFields):
+    """How samples are learned or unlearned."""
+
     note: Note = ""
 
 
-class Exam(Fields):
-    """Labelled samples to compare answers with."""
-
-    texts: Texts | None = None
-    rows: Rows | None = None
-    label: ClassName | None = None
-    labels: Labels | None = None
-    false_alarm: FalseAlarm = 0.05
+class ExamFields(LabelFields, FalseAlarm):
+    """What answers are compared with."""
 
 
-class Forgetting(Fields):
+class Question(JsonSamples, QuestionFields):
+    """Texts or feature rows to answer about."""
+
+
+class ImageQuestion(ImageForm, QuestionFields):
+    """Images to answer about."""
+
+
+class Lesson(JsonSamples, LessonFields):
+    """Texts or feature rows to learn or unlearn."""
+
+
+class ImageLesson(ImageForm, LessonFields):
+    """Images to learn or unlearn."""
+
+
+class Exam(JsonSamples, ExamFields):
+    """Labelled texts or feature rows."""
+
+
+class ImageExam(ImageForm, ExamFields):
+    """Labelled images."""
+
+
+class ForgetRequest(RequestModel):
     """Classes to forget."""
 
-    names: Annotated[list[ClassName], Field(min_length=1, max_length=1024)]
+    names: ClassNames
     note: Note = ""
 
 
-class LabelList(Fields):
-    """Classes of a zip."""
-
-    labels: list[ClassName]
-
-
-class Renaming(Fields):
-    """Another name of a class."""
+class RenameRequest(RequestModel):
+    """A new name of a class."""
 
     old: ClassName
     new: ClassName
     note: Note = ""
 
 
-class Merging(Fields):
+class MergeRequest(RequestModel):
     """Classes that become one."""
 
-    names: Annotated[list[ClassName], Field(min_length=1, max_length=1024)]
+    names: ClassNames
     into: ClassName
     note: Note = ""
 
 
-class Undoing(Fields):
-    """How far to go back: so many changes, or to a revision."""
+class RollbackRequest(RequestModel):
+    """How far to go back: a number of changes, or to a revision."""
 
-    n: Annotated[int, Field(ge=1, le=1000)] = 1
-    to: Annotated[int | None, Field(ge=1, le=2**31)] = None
+    n: Steps = 1
+    to: Annotated[int, Field(ge=1, le=2**31)] | SkipJsonSchema[None] = None
 
 
-class Redoing(Fields):
+class RedoRequest(RequestModel):
     """How many rollbacks to take back, the latest first."""
 
-    n: Annotated[int, Field(ge=1, le=1000)] = 1
+    n: Steps = 1
 
 
-def request_schemas() -> list[type[Fields]]:
-    """Return the schemas of all requests with fields."""
-    return [kind for kind in Fields.__subclasses__() if kind.__module__ == __name__]
-
-
-# -- answers ------------------------------------------------------------------------------------------------
+# -- answers ----------------------------------------------------------------------------------------------------
 
 
 class ClassCount(BaseModel):
@@ -143,6 +215,8 @@ class ClassCount(BaseModel):
 
 class ChangeRecord(BaseModel):
     """One change in the history of a model."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     what: str = Field(examples=["update"])
     when: str
@@ -157,11 +231,11 @@ class ModelSummary(BaseModel):
     """A model in the list."""
 
     name: str
-    kind: SampleKind | None
+    kind: SampleKind | None = None
     state: Literal["ready", "starting", "damaged"]
-    revision: int
-    n_classes: int
-    n_samples: int
+    revision: int = 0
+    n_classes: int = 0
+    n_samples: int = 0
     error: str | None = None
 
 
@@ -172,8 +246,23 @@ class ModelList(BaseModel):
     read_only: bool
 
 
+class BackboneOffer(BaseModel):
+    """A backbone that a new model can be made with."""
+
+    name: str
+    kind: SampleKind
+    n_features: int
+    about: str
+
+
+class BackboneList(BaseModel):
+    """The backbones of this service."""
+
+    backbones: list[BackboneOffer]
+
+
 class BackboneRecord(BaseModel):
-    """What computes the features of a model."""
+    """The backbone that computes the features of a model."""
 
     name: str
     n_features: int
@@ -208,20 +297,18 @@ class ModelRecord(BaseModel):
     redoable: int = Field(description="Rollbacks that redo can take back.")
 
 
-class Likely(BaseModel):
+class LikelyClass(BaseModel):
     """A class and how likely it is."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
-    name: str = Field(alias="class")
+    name: str = Field(serialization_alias="class")
     value: float
 
 
 class SampleAnswer(BaseModel):
-    """What the model says about a sample."""
+    """The answer about one sample."""
 
     label: str
-    top: list[Likely]
+    top: list[LikelyClass]
     novelty: float | None
     unknown: bool | None = Field(description="Null where that was never calibrated.")
 
@@ -231,7 +318,7 @@ class Predictions(BaseModel):
 
     model: str
     revision: int
-    measure: Literal["probability", "score"] = Field(description="What the values of top are.")
+    measure: str = Field(description="What the values of top are.", pattern="^(probability|score)$")
     threshold: float | None
     answers: list[SampleAnswer]
 
@@ -264,13 +351,15 @@ class JobRecord(BaseModel):
 
     id: str
     model: str
-    state: Literal["running", "writing", "done", "failed", "cancelled", "interrupted"]
-    done: int = Field(description="Images that were looked at.")
-    total: int
-    skipped: int = Field(0, description="Images that could not be read and were left out.")
-    failures: list[SkippedImage] = Field([], description="The first 100 of them.")
-    error: str | None
-    change: ChangeAnswer | None = Field(description="What it changed; null where nothing was, or after a restart.")
+    state: JobState = "running"
+    done: Annotated[int, Field(ge=0, description="Images that were looked at.")] = 0
+    total: Annotated[int, Field(ge=0)]
+    skipped: Annotated[int, Field(ge=0, description="Images that could not be read and were left out.")] = 0
+    failures: Annotated[list[SkippedImage], Field(description="The first 100 of them.")] = []
+    error: str | None = None
+    change: Annotated[
+        ChangeAnswer | None, Field(description="What it changed; null where nothing was, or after a restart.")
+    ] = None
 
 
 class JobList(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import threading
@@ -16,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from evergrow.core.errors import ParameterError
 from evergrow.serve.app import create_app
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.logs import log, set_up_logs
+from evergrow.serve.monitoring import log, set_up_logs
 
 
 def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_level: str = "info") -> None:
@@ -59,10 +60,10 @@ def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_leve
     )
 
     def ready() -> None:
-        threading.Thread(target=app.service.warm_up, name="warm-up", daemon=True).start()
+        threading.Thread(target=app.state.service.warm_up, name="warm-up", daemon=True).start()
         announce(address)
 
-    server = _Server(settings, ready, app.service.begin_shutdown)
+    server = _Server(settings, ready, app.state.service.closing.set)
     log("starting", address=address, read_only=config.read_only, tokens=len(config.tokens.entries))
     with listener:
         server.run(sockets=[listener])
@@ -76,9 +77,9 @@ def _bound(config: ServeConfig) -> socket.socket:
         listener.bind((config.host.strip("[]"), config.port))
     except OSError as error:
         listener.close()
-        raise ParameterError(
-            f"host and port must be free to be bound, got {config.host}:{config.port}: {error.strerror or error}"
-        ) from error
+        if error.errno == errno.EADDRINUSE:
+            raise ParameterError(f"Port {config.port} is in use. Try --port {config.port + 1}.") from error
+        raise ParameterError(f"{config.host}:{config.port} cannot be bound: {error.strerror or error}") from error
     return listener
 
 

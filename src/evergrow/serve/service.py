@@ -8,12 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
+from fastapi import Depends, Request
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
@@ -23,15 +24,14 @@ from evergrow.head.layers.units import KEPT
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.serve.batching import Batcher, Prepared
-from evergrow.serve.bodies import SentImage, rows_of
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.drafts import Draft
 from evergrow.serve.edits import Edit
-from evergrow.serve.logs import log
-from evergrow.serve.metrics import Metrics
-from evergrow.serve.model import Outcome, ServedModel, Wanted
+from evergrow.serve.model import ChangeResult, ServedModel
+from evergrow.serve.monitoring import Metrics, log
 from evergrow.serve.pool import BackbonePool
 from evergrow.serve.problems import Problem
+from evergrow.serve.requests import ChangeRequest, SentImage, SentSamples
 from evergrow.serve.store import Store
 from evergrow.serve.threads import cores, limit_torch, torch_threads
 from evergrow.serve.versions import Version
@@ -60,131 +60,102 @@ class Service:
         several = max(4, cores())
         self.threads = ThreadPoolExecutor(several, "answers", limit_torch, (cores(),))
         self.loaders = ThreadPoolExecutor(2, "backbones", limit_torch, (cores(),))
-        self.decoders = ThreadPoolExecutor(cores(), "images", limit_torch, (1,))  # side by side with each other
+        self.decoders = ThreadPoolExecutor(cores(), "images", limit_torch, (1,))
         self.writers = ThreadPoolExecutor(several, "changes", limit_torch, (cores(),))
         self.closing = asyncio.Event()
         self._exporting = asyncio.Lock()
 
-    def begin_shutdown(self) -> None:
-        """Let open streams end; everything else is still answered."""
-        self.closing.set()
-
     async def shut_down(self) -> None:
         """Finish changes that have begun, and end all threads."""
-        self.begin_shutdown()
+        self.closing.set()
         await asyncio.get_running_loop().run_in_executor(None, self._close)
 
     def _close(self) -> None:
         self.writers.shutdown(wait=True)
         self.pool.close()
-        self.threads.shutdown(wait=True)
-        self.loaders.shutdown(wait=True)
-        self.decoders.shutdown(wait=True)
+        for threads in (self.threads, self.loaders, self.decoders):
+            threads.shutdown(wait=True)
 
     async def run(self, work: Callable[..., Result], *args: Any, **settings: Any) -> Result:
         """Do something that may take a while in a thread."""
-        done = partial(copy_context().run, work, *args, **settings)  # errors speak of fields there too
-        return await asyncio.get_running_loop().run_in_executor(self.threads, done)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(work, *args, **settings))
 
-    async def open(self, name: str) -> tuple[ServedModel, Version]:
-        """Return a model and what it is now."""
+    async def open(self, name: str) -> OpenModel:
+        """Return a model as it is now."""
         return await self.run(self._open, name)
 
-    def _open(self, name: str) -> tuple[ServedModel, Version]:
+    def _open(self, name: str) -> OpenModel:
         model = self.store.model(name)
-        return model, model.current()
+        return OpenModel(name, model, model.current())
 
     # -- samples to features ------------------------------------------------------------------------------------
 
-    async def features(
-        self,
-        model: ServedModel,
-        version: Version,
-        *,
-        images: Sequence[SentImage] = (),
-        texts: Sequence[str] | None = None,
-        rows: Sequence[Sequence[float]] | None = None,
-        alone: bool = False,
-    ) -> NDArray[Any]:
-        """Return the features of samples of the kind that the model takes.
+    async def features(self, model: OpenModel, samples: SentSamples, *, alone: bool = False) -> NDArray[Any]:
+        """Return the features of samples.
 
         Parameters
         ----------
-        model, version
-            The model and what it is now.
-        images, texts, rows
-            The samples, in one of the three forms.
+        model : OpenModel
+            The model whose backbone computes them.
+        samples : SentSamples
+            Samples of the kind that the model takes.
         alone : bool
             Whether each goes through the backbone by itself, as what is learned must.
         """
-        array = _rows(version, images, texts, rows)
-        if array is not None:
-            return array
-        return await self.encoded(await self.batcher(model, version), images, texts, alone=alone)
+        rows = _rows(model.version, samples)
+        if rows is not None:
+            return rows
+        batcher = await self.batcher(model)
+        prepared = await self._announced(batcher, samples)
+        return await asyncio.wrap_future(batcher.submit(prepared, alone=alone))
 
-    async def answers(
-        self,
-        model: ServedModel,
-        version: Version,
-        false_alarm: float,
-        *,
-        images: Sequence[SentImage] = (),
-        texts: Sequence[str] | None = None,
-        rows: Sequence[Sequence[float]] | None = None,
-    ) -> Answers:
+    async def answers(self, model: OpenModel, samples: SentSamples, false_alarm: float) -> Answers:
         """Return what a model says about samples, asked together with what others ask it.
 
         Parameters
         ----------
-        model, version
-            The model and what it is now.
+        model : OpenModel
+            The model.
+        samples : SentSamples
+            Samples of the kind that it takes.
         false_alarm : float
             Share of known things that may be called unknown.
-        images, texts, rows
-            The samples, in one of the three forms.
         """
-        _ = version.learner  # says at once that a model has not begun
-        array = _rows(version, images, texts, rows)
-        if array is not None:
-            answers = await self.run(version.ask, array)
+        version = model.version
+        _ = version.learner  # raises at once if the model cannot answer yet
+        rows = _rows(version, samples)
+        if rows is not None:
+            answers = await self.run(version.ask, rows)
         else:
-            batcher = await self.batcher(model, version)
-            prepared = await self._announced(batcher, images, texts)
+            batcher = await self.batcher(model)
+            prepared = await self._announced(batcher, samples)
             answers = await asyncio.wrap_future(batcher.ask(prepared, version))
+        self.metrics.samples.labels("predict").inc(len(answers.values))
         return version.judged(answers, false_alarm)
 
-    async def batcher(self, model: ServedModel, version: Version) -> Batcher:
-        """Return what runs a model's backbone; one that has to be loaded first keeps nobody else waiting."""
-        if version.spec is None:
-            raise InputError(f"rows must be given, since the model takes {version.kind}")
-        found = self.pool.loaded(version.spec)
+    async def batcher(self, model: OpenModel) -> Batcher:
+        """Return the queue of a model's backbone, which is loaded first if need be, beside everything else."""
+        spec = model.version.spec
+        found = None if spec is None else self.pool.loaded(spec)
         if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(
-                self.loaders, copy_context().run, model.batcher, version
-            )
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self.loaders, model.model.batcher, model.version)
         if found is None:
-            raise InputError(f"rows must be given, since the model takes {version.kind}")
+            raise InputError(f"rows must be given, since the model takes {model.version.kind}")
         return found
 
-    async def encoded(
-        self, batcher: Batcher, images: Sequence[SentImage], texts: Sequence[str] | None, *, alone: bool
-    ) -> NDArray[Any]:
-        """Return the features of images or texts, in the queue of their backbone."""
-        prepared = await self._announced(batcher, images, texts)
-        return await asyncio.wrap_future(batcher.submit(prepared, alone=alone))
-
-    async def _announced(
-        self, batcher: Batcher, images: Sequence[SentImage], texts: Sequence[str] | None
-    ) -> list[Prepared]:
+    async def _announced(self, batcher: Batcher, samples: SentSamples) -> list[Prepared]:
         """Return samples as the backbone takes them, with a place in its queue: they must be submitted."""
-        n = len(images) if texts is None else len(texts)
+        n = len(samples)
         if n > self.limits.samples:
-            raise Problem(413, f"samples must be at most {self.limits.samples} in a request, got {n}", "TooMany")
-        if texts is not None and max(map(len, texts)) > self.limits.text_characters:
+            raise Problem(413, f"a request may hold at most {self.limits.samples} samples, not {n}", "TooMany")
+        if samples.texts is not None and max(map(len, samples.texts)) > self.limits.text_characters:
             raise InputError(f"texts must have at most {self.limits.text_characters} characters each")
         batcher.announce(n)
         try:
-            return list(texts) if texts is not None else await self.prepared(batcher.backbone, images)
+            if samples.texts is not None:
+                return list(samples.texts)
+            return await self.prepared(batcher.backbone, samples.images or [])
         except BaseException:
             batcher.withdraw(n)
             raise
@@ -193,8 +164,7 @@ class Service:
         """Return images as the backbone takes them, decoded side by side."""
         loop = asyncio.get_running_loop()
         work = [
-            loop.run_in_executor(self.decoders, copy_context().run, prepare_image, backbone, image, self.limits.pixels)
-            for image in images
+            loop.run_in_executor(self.decoders, prepare_image, backbone, image, self.limits.pixels) for image in images
         ]
         try:
             return list(await asyncio.gather(*work))
@@ -206,19 +176,21 @@ class Service:
 
     # -- changes ------------------------------------------------------------------------------------------------
 
-    async def change(self, model: ServedModel, edit: Edit, wanted: Wanted) -> Outcome:
+    async def change(self, model: ServedModel, edit: Edit, request: ChangeRequest) -> ChangeResult:
         """Make a change and return once it is on disk."""
         started = time.perf_counter()
-        outcome = await model.change(edit, wanted, self.writers)
+        result = await model.change(edit, request, self.writers)
         self.metrics.commit_seconds.observe(time.perf_counter() - started)
-        return outcome
+        return result
 
-    async def export(self, model: ServedModel, version: Version, *, head_only: bool) -> Path:
+    async def export(self, model: OpenModel, *, head_only: bool) -> Path:
         """Return a temporary file with the model as an ONNX graph, one at a time: it takes seconds and memory."""
         if self._exporting.locked():
             raise Problem(503, "another model is being exported: try again later", "Busy", retry_after=5)
         async with self._exporting:
-            return await self.run(_exported, model, version, head_only)
+            return await self.run(_exported, model, head_only)
+
+    # -- warming up ---------------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
         """Do what the first callers would have to wait for: load libraries, and the backbones of models there are."""
@@ -233,29 +205,23 @@ class Service:
                 self._warm_up_first()
 
     def _warm_up_first(self) -> None:
-        """Prepare what the first model of an empty folder will most likely be: one of images."""
+        """Prepare for the most likely first model of an empty folder, one of images."""
         try:
             batcher = self.pool.chosen("image", "auto")
             _try_out(batcher)
             Draft("image", batcher.backbone.spec).rehearse(self.config.device)
-        except Exception as error:  # nothing to see images with is installed: whoever makes a model is told
+        except Exception as error:  # no image backbone is installed: whoever makes a model is told
             log("not warmed up", problem=type(error).__name__)
 
     def warm_up_model(self, name: str) -> None:
-        """Do what the first caller of a model would have to wait for: its backbone, and of a new one its random units.
-
-        Parameters
-        ----------
-        name : str
-            The model; whoever asks one that cannot be read is told then.
-        """
+        """Do what the first caller of a model would have to wait for; whoever asks a damaged one is told then."""
         try:
-            model, version = self._open(name)
-            batcher = model.batcher(version)
+            opened = self._open(name)
+            batcher = opened.model.batcher(opened.version)
             if batcher is not None and batcher.depth == 0:
                 _try_out(batcher)
-            if isinstance(version.known, Draft):
-                version.known.rehearse(self.config.device)
+            if isinstance(opened.version.known, Draft):
+                opened.version.known.rehearse(self.config.device)
         except Exception as error:
             log("not warmed up", model=name, problem=type(error).__name__)
 
@@ -267,30 +233,35 @@ class Service:
         with torch_threads(1):
             self.warm_up_model(name)
 
-    def check_writable(self) -> None:
-        """Raise the problem 403 where nothing may be changed."""
-        if self.config.read_only:
-            raise Problem(
-                403, "the service must not be read-only for this, but it was started with --read-only", "ReadOnly"
-            )
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model as a request found it.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the request.
+    model : ServedModel
+        The model.
+    version : Version
+        What it was at that moment.
+    """
+
+    name: str
+    model: ServedModel
+    version: Version
 
 
-def _rows(
-    version: Version,
-    images: Sequence[SentImage],
-    texts: Sequence[str] | None,
-    rows: Sequence[Sequence[float]] | None,
-) -> NDArray[Any] | None:
-    """Return samples that are features; None where a backbone is needed. What the model does not take is refused."""
-    given = {"images": images or None, "texts": texts, "rows": rows}
+def _rows(version: Version, samples: SentSamples) -> NDArray[Any] | None:
+    """Return samples that are features, or None where a backbone is needed. Other kinds are refused."""
+    given = {"images": samples.images, "texts": samples.texts, "rows": samples.rows}
     field = {"images": "images", "texts": "texts", "features": "rows"}[version.kind]
     sent = [name for name, value in given.items() if value is not None]
     if len(sent) > 1 or (sent and sent != [field] and not (sent == ["rows"] and version.n_features is not None)):
         raise InputError(f"{field} must be given alone, since the model takes {version.kind}, got {' and '.join(sent)}")
-    if rows is not None:
-        array = rows_of([list(row) for row in rows])
-        version.check_rows(array)
-        return array
+    if samples.rows is not None:
+        return version.checked_rows(samples.rows)
     if given[field] is None:
         raise InputError(f"{field} must hold at least one sample, got none")
     return None
@@ -312,12 +283,13 @@ def _try_out(batcher: Batcher) -> None:
     batcher.submit([sample], alone=True).result()
 
 
-def _exported(model: ServedModel, version: Version, head_only: bool) -> Path:
+def _exported(opened: OpenModel, head_only: bool) -> Path:
     from evergrow.export.onnx_export import export_learner
 
-    batcher = None if head_only else model.batcher(version)
+    batcher = None if head_only else opened.model.batcher(opened.version)
     backbone = None if batcher is None else batcher.backbone
-    learner = Learner.from_archive(version.learner.to_archive(), name="the model", backbone=backbone, device="cpu")
+    archive = opened.version.learner.to_archive()
+    learner = Learner.from_archive(archive, name="the model", backbone=backbone, device="cpu")
     handle, name = tempfile.mkstemp(suffix=".onnx", prefix="evergrow-")
     os.close(handle)
     try:
@@ -326,3 +298,27 @@ def _exported(model: ServedModel, version: Version, head_only: bool) -> Path:
         os.unlink(name)
         raise
     return Path(name)
+
+
+# -- dependencies of routes -------------------------------------------------------------------------------------
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+ServiceDep = Annotated[Service, Depends(_service)]
+
+
+def check_writable(service: ServiceDep) -> None:
+    """Raise the problem 403 if the service is read-only; a dependency of routes that change something."""
+    if service.config.read_only:
+        raise Problem(403, "the service was started with --read-only and changes nothing", "ReadOnly")
+
+
+async def _open_model(m: str, service: ServiceDep) -> OpenModel:
+    return await service.open(m)
+
+
+ModelDep = Annotated[OpenModel, Depends(_open_model)]

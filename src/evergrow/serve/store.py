@@ -14,10 +14,11 @@ from evergrow.serve.config import ServeConfig
 from evergrow.serve.drafts import SUFFIX as DRAFT
 from evergrow.serve.drafts import Draft
 from evergrow.serve.model import ServedModel
-from evergrow.serve.names import SUFFIX, check_model_name, is_model_name
 from evergrow.serve.pool import BackbonePool
 from evergrow.serve.problems import Problem
 from evergrow.serve.removal import finish_removals
+from evergrow.serve.schemas import MODEL_SUFFIX as SUFFIX
+from evergrow.serve.schemas import is_model_name
 
 
 class Store:
@@ -62,7 +63,7 @@ class Store:
         """Return a model by name, or raise :class:`ModelNotFoundError`; a name is never taken for a path."""
         path = self.folder / f"{name}{SUFFIX}"
         if not is_model_name(name) or not (path.is_file() or path.with_suffix(DRAFT).is_file()):
-            raise ModelNotFoundError(f"model must be one that is there, got {name[:80]!r}")
+            raise ModelNotFoundError(f"there is no model {name[:80]!r}")
         return self._of_file(Path(os.path.realpath(path)))
 
     def link(self, name: str) -> Path | None:
@@ -92,7 +93,6 @@ class Store:
         Problem
             422 if it is no whole model, or its backbone is not offered here; nothing is left behind.
         """
-        check_model_name(name)
         handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".upload.", suffix=PARTIAL)
         try:
             with open(handle, "wb") as file:
@@ -117,7 +117,6 @@ class Store:
 
     def _free(self, name: str) -> Path:
         """Return where a new model will lie, or raise the problem 409 if the name is taken, in whatever case."""
-        check_model_name(name)
         if name.casefold() in {other.casefold() for other in self.names()}:
             raise _taken(name)
         path = self.folder / f"{name}{SUFFIX}"
@@ -136,4 +135,4 @@ class Store:
 
 
 def _taken(name: str) -> Problem:
-    return Problem(409, f"name must be a new one, got {name!r}, which there is", "NameTaken")
+    return Problem(409, f"there is a model {name!r} already: take another name", "NameTaken")

@@ -7,7 +7,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,7 @@ from evergrow.learner.encoder import Features
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
 from evergrow.serve.drafts import Draft
-
-KINDS = {"image": "images", "text": "texts", "features": "features"}
-"""What samples are called in requests, by what the library calls them."""
+from evergrow.serve.schemas import SAMPLE_KINDS, SampleKind
 
 Signature = tuple[int, int, int]
 
@@ -70,9 +68,14 @@ class Version:
         return f'"0.{self.known.revision}"' if isinstance(self.known, Draft) else f'"{self.revision}"'
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> SampleKind:
         """What samples are, in the words of requests: ``"images"``, ``"texts"`` or ``"features"``."""
-        return KINDS[self.known.kind if isinstance(self.known, Draft) else self.known.kind_]
+        return SAMPLE_KINDS[self.known.kind if isinstance(self.known, Draft) else self.known.kind_]
+
+    @property
+    def state(self) -> Literal["ready", "starting"]:
+        """Whether the model answers, or has not begun."""
+        return "starting" if isinstance(self.known, Draft) else "ready"
 
     @property
     def counts(self) -> dict[str, int]:
@@ -98,10 +101,18 @@ class Version:
             return self.known.features.shape[1] if len(self.known.labels) else None
         return int(self.known.head_.n_features_in_)
 
-    def check_rows(self, rows: NDArray[Any]) -> None:
-        """Raise unless feature vectors are as wide as those that were learned."""
-        if self.n_features is not None and rows.shape[1] != self.n_features:
-            raise InputError(f"rows must have {self.n_features} columns, got {rows.shape[1]}")
+    def checked_rows(self, rows: list[list[float]] | NDArray[Any]) -> NDArray[np.float64]:
+        """Return feature vectors as a matrix of finite numbers, as wide as those that were learned."""
+        widths = {len(row) for row in rows}
+        if len(widths) != 1 or 0 in widths:
+            raise InputError(f"rows must all have the same number of columns, at least one, got {sorted(widths)[:5]}")
+        array = np.asarray(rows, dtype=np.float64)
+        if not np.isfinite(array).all():
+            bad = int((~np.isfinite(array)).any(1).argmax())
+            raise InputError(f"rows must be finite, got NaN or infinity in row {bad}")
+        if self.n_features is not None and array.shape[1] != self.n_features:
+            raise InputError(f"rows must have {self.n_features} columns, got {array.shape[1]}")
+        return array
 
     def ask(self, rows: NDArray[Any]) -> Answers:
         """Return answers about feature vectors, with their novelty; :meth:`judged` says which are unknown."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evergrow.head.linalg import ClassGeometry, ReducedStatistics
+from evergrow.head.linalg import ClassGeometry, RidgeStatistics
 
 
 class Classes:
@@ -24,7 +24,7 @@ class Classes:
     def geometry(self, keep: Tensor | slice = slice(None)) -> ClassGeometry:
         H, codes = self.rows[keep], self.codes[keep]
         Y = torch.nn.functional.one_hot(codes, self.classes).to(torch.float64)
-        stats = ReducedStatistics(None, H.T @ H, H.T @ Y, len(H), float(len(H)))
+        stats = RidgeStatistics(gram=H.T @ H, cross=H.T @ Y, count=len(H), sq_targets=float(len(H)))
         return ClassGeometry.of(stats, Y.sum(dim=0))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from evergrow.head.linalg import CompactState, DenseState, choose_block_weights
+from evergrow.head.linalg import RidgeStatistics, choose_block_weights
 from evergrow.head.linalg import block_weights as module
 
 SIZES = (5, 9, 4)
@@ -127,18 +127,17 @@ def test_a_constant_block_does_no_harm():
     assert all(0.0 < weight < 100.0 for weight in weights)
 
 
-@pytest.mark.parametrize("form", [DenseState, CompactState])
+@pytest.mark.parametrize("form", ["dense", "compact"])
 def test_scaled_statistics_are_those_of_scaled_rows(form):
     source = torch.Generator().manual_seed(1)
     H = torch.randn(6, 10, generator=source, dtype=torch.float64)
     Y, scale = torch.eye(6, 3).double(), torch.rand(10, generator=source, dtype=torch.float64) + 0.5
-    made = form.create(10, 3) if form is DenseState else form.create(10, 3, floor=1e-6)
-    stats = made.update(H, Y).reduced().scaled(scale)
+    stats = RidgeStatistics.create(10, 3, form, floor=1e-6).update(H, Y).scaled(scale)
     rows = stats.project(H * scale)
     assert torch.allclose(rows.T @ rows, stats.gram, atol=1e-9)
     assert torch.allclose(rows.T @ Y, stats.cross, atol=1e-9)
     whole, sums, basis = stats.part(slice(2, 7))
-    assert (basis is None) == (form is DenseState)
+    assert (basis is None) == (form == "dense")
     if basis is not None:
         whole, sums = basis @ whole @ basis.T, basis @ sums
     assert torch.allclose(whole, (H * scale)[:, 2:7].T @ (H * scale)[:, 2:7], atol=1e-9)
@@ -197,7 +196,7 @@ def test_the_coordinates_of_the_same_rows_do_not_matter(rows):
     H, Y = few(rows, apart=2.0)
     counts, given = Y.sum(dim=0), (1.0, 0.7, 1.3)
     expected = choose_block_weights(H.T @ H, H.T @ Y, counts, WIDE, given)
-    stats = CompactState.create(60, 3, floor=1e-9).update(H, Y).reduced()
+    stats = RidgeStatistics.create(60, 3, "compact", floor=1e-9).update(H, Y).reduced()
     for gram, cross, basis in [(torch.eye(rows).double(), Y, H.T), (stats.gram, stats.cross, stats.basis)]:
         found = choose_block_weights(gram, cross, counts, WIDE, given, basis)
         assert found.weights == pytest.approx(expected.weights, rel=1e-8)

@@ -1,4 +1,4 @@
-"""``evergrow bench`` as users type it."""
+"""``evergrow lab`` as users type it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WriteSpec = Callable[..., Path]
 
 
 def bench(*args: object):
-    return evergrow("bench", *args)
+    return evergrow("lab", *args)
 
 
 def test_run_then_show(folder: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_folder_that_workers_do_not_share_is_said(spec: Path, monkeypatch: pyt
 
 
 def test_the_command_takes_an_engine(spec: Path) -> None:
-    result = evergrow("bench", "run", str(spec), "-o", "out", "--engine", "local", "--workers", "1")
+    result = evergrow("lab", "run", str(spec), "-o", "out", "--engine", "local", "--workers", "1")
     assert result.exit_code == 0, result.output
     assert "6 ok; records in out" in result.stdout
     assert len(list(Path("out").glob("*.json"))) == 6

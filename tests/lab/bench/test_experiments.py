@@ -11,14 +11,14 @@ from evergrow.lab.bench import load_spec
 from evergrow.lab.bench.mechanism import load_mechanism
 from evergrow.lab.methods import list_methods
 
-FOLDER = Path(__file__).parents[2] / "experiments"
+FOLDER = Path(__file__).parents[3] / "experiments"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_spec_loads_and_names_its_command(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = path.read_text()
     analyses = "[[analyses]]" in text
-    assert f"evergrow bench {'mechanism' if analyses else 'run'} experiments/{path.name}" in text
+    assert f"evergrow lab {'mechanism' if analyses else 'run'} experiments/{path.name}" in text
     assert "Expected" in text
     named = set(re.findall(r'\[\[methods\]\]\nname = "([^"]+)"', text))
     if named - set(list_methods()):

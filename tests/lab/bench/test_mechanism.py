@@ -377,7 +377,7 @@ def test_same_analysis_twice_is_an_error(write: WriteSpec) -> None:
 
 
 def mechanism(*args: object):
-    return evergrow("bench", "mechanism", *args)
+    return evergrow("lab", "mechanism", *args)
 
 
 def test_command(write: WriteSpec, tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_scores_that_fail_cost_a_warning_and_not_the_run(
 
 
 def show(*args: object) -> Any:
-    result = evergrow("bench", "show", *args)
+    result = evergrow("lab", "show", *args)
     assert result.exit_code == 0, result.output
     return result
 

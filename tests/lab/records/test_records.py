@@ -252,7 +252,7 @@ def test_hostile_records_end_in_a_file_error(old: str, new: str, tmp_path: Path)
 
 
 def test_records_kept_beside_the_experiments_are_read_and_written_alike() -> None:
-    files = sorted((Path(__file__).parents[2] / "experiments" / "records").rglob("*.json"))
+    files = sorted((Path(__file__).parents[3] / "experiments" / "records").rglob("*.json"))
     assert files
     for path in files:
         try:

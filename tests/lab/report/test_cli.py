@@ -12,7 +12,9 @@ from tests.lab.report.toys import Write, run
 
 
 def test_a_report(write: Write, tmp_path: Path) -> None:
-    result = evergrow("report", str(write([run(seed=1), run(seed=2)])), "-o", str(tmp_path / "out"), "--title", "T")
+    result = evergrow(
+        "lab", "report", str(write([run(seed=1), run(seed=2)])), "-o", str(tmp_path / "out"), "--title", "T"
+    )
     assert result.exit_code == 0
     assert "index.html" in result.output
     assert "not run: DINOv2 backbone" in result.output
@@ -21,7 +23,7 @@ def test_a_report(write: Write, tmp_path: Path) -> None:
 
 
 def test_json(write: Write, tmp_path: Path) -> None:
-    result = evergrow("report", str(write([run()])), "-o", str(tmp_path / "out"), "--json")
+    result = evergrow("lab", "report", str(write([run()])), "-o", str(tmp_path / "out"), "--json")
     body = json.loads(result.stdout)
     assert body["exit_code"] == result.exit_code == 0
     assert body["page"].endswith("index.html")
@@ -33,7 +35,7 @@ def test_files_that_could_not_be_used_give_one(write: Write, tmp_path: Path) -> 
     folder = write([run()])
     for index in range(7):
         (folder / f"bad{index}.json").write_text("{")
-    result = evergrow("report", str(folder), "-o", str(tmp_path / "out"))
+    result = evergrow("lab", "report", str(folder), "-o", str(tmp_path / "out"))
     assert result.exit_code == 1
     assert result.output.count("left out:") == 6
     assert "2 further files" in result.output
@@ -41,7 +43,7 @@ def test_files_that_could_not_be_used_give_one(write: Write, tmp_path: Path) -> 
 
 
 def test_nothing_usable_gives_two_and_writes_nothing(tmp_path: Path) -> None:
-    result = evergrow("report", str(tmp_path), "-o", str(tmp_path / "out"))
+    result = evergrow("lab", "report", str(tmp_path), "-o", str(tmp_path / "out"))
     assert result.exit_code == 2
     assert "error: RUNS must hold at least one record" in result.output
     assert not (tmp_path / "out").exists()
@@ -52,7 +54,7 @@ def test_a_missing_extra_says_how_to_get_it(
     module: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    result = evergrow("report", str(write([run()])), "-o", str(tmp_path / "out"))
+    result = evergrow("lab", "report", str(write([run()])), "-o", str(tmp_path / "out"))
     assert result.exit_code == 2
     assert "pip install 'evergrow[report]'" in result.output
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ from typing import Any
 
 from evergrow.lab.records import AnalysisRecord, RunRecord
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 
 Write = Callable[..., Path]
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from evergrow.head.layers.base import CHUNK_BYTES, chunk_rows
 from evergrow.head.layers.blocks import BlockMoments, BlockScores, CandidateBlocks, split_blocks
-from evergrow.head.linalg.eigen import symmetric_eigh
+from evergrow.head.linalg import symmetric_eigh
 
 COMPRESSION_TOL = 1e-11
 """Directions of F F^T below this are dropped. An eigenvalue rho of F F^T is 1 - rho in M, so that dropping it

@@ -36,8 +36,7 @@ from torch import Tensor
 
 from evergrow.core.errors import NumericalError
 from evergrow.core.seeding import generator
-from evergrow.head.linalg.cholesky import CholeskyFactor, safe_cholesky
-from evergrow.head.linalg.eigen import symmetric_eigh
+from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky, symmetric_eigh
 
 SPREAD = 2.0
 """How far, in natural logarithms, the ridges of blocks may be expected to lie apart before anything is seen. Chosen on

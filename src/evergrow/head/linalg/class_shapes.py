@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from evergrow.core.errors import NumericalError, UnlearnError
-from evergrow.head.linalg.discriminant import at_least_some
-from evergrow.head.linalg.state import sum_columns
+from evergrow.head.linalg.scatter import at_least_some
+from evergrow.head.linalg.statistics import sum_columns
 
 LIKELIEST = 16
 """Classes per row whose shape is looked at; the others get the smallest term among these, so none can win by it."""

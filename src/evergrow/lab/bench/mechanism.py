@@ -1,4 +1,4 @@
-"""``bench mechanism``: the paper's mechanism analyses, one record per analysis and layer.
+"""``lab mechanism``: the paper's mechanism analyses, one record per analysis and layer.
 
 Records are of their own kind (:class:`evergrow.lab.records.AnalysisRecord`, schema ``"evergrow-analysis"``), since most
 have no accuracy matrix; readers of run records pass them over. What is measured stands in

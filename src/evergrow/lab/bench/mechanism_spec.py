@@ -1,6 +1,6 @@
 """Specs of analyses: TOML files of analyses, each with its methods, over data sets x protocols x seeds.
 
-The file is like that of ``bench run`` (see :mod:`evergrow.lab.bench.spec`), with analyses in place of methods::
+The file is like that of ``lab run`` (see :mod:`evergrow.lab.bench.spec`), with analyses in place of methods::
 
     name = "example"
     seeds = [1993]
@@ -17,7 +17,7 @@ The file is like that of ``bench run`` (see :mod:`evergrow.lab.bench.spec`), wit
     options = { n_samples = 500 }       # the settings of evergrow.lab.bench.analyses
     seeds = [1993, 1994]                # where they are to differ from the spec's
 
-    [[analyses.methods]]                # name, label, options, sweep as for bench run
+    [[analyses.methods]]                # name, label, options, sweep as for lab run
     name = "ri"
     options = { n_units = 1000 }
 """

@@ -1,4 +1,4 @@
-"""``bench run``: every method of a spec on every data set, protocol and seed."""
+"""``lab run``: every method of a spec on every data set, protocol and seed."""
 
 from __future__ import annotations
 

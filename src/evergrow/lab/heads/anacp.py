@@ -18,8 +18,7 @@ from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import GaussianProjection, Projection, read_projection
 from evergrow.head.layers.base import chunk_rows
 from evergrow.head.layers.normalize import normalize
-from evergrow.head.linalg import safe_cholesky
-from evergrow.head.linalg.state import read_gram
+from evergrow.head.linalg import check_gram, safe_cholesky
 from evergrow.head.maps import ContrastMap, layer_map
 from evergrow.head.ridge_model import RidgeModel, read_counts
 from evergrow.head.saving import SEEDS, Contents
@@ -150,7 +149,6 @@ class AnaCPClassifier(IncrementalClassifier):
         codes = torch.from_numpy(labels.codes).to(Z.device)
         if "_heads" in vars(self):
             heads, gaussian, output = self._heads, self._gaussian, self._output
-            heads = [head.after_solve() for head in heads] if "_maps" in vars(self) else heads
         else:
             self._seed = resolve_seed(self.random_state)
             output = self._layer(0).build(Z, Z)
@@ -270,5 +268,6 @@ class AnaCPClassifier(IncrementalClassifier):
         counts = read_counts(fields, "counts", len(self.classes_)).to(self.device_)
         fields.require(all(torch.equal(head.counts, counts) for head in heads), "its heads learned other samples")
         sums = fields.tensor("sums", (width, len(counts))).to(self.device_)
-        spread = read_gram(fields, "spread", width, self.device_)
+        spread = fields.tensor("spread", (width, width)).to(self.device_)
+        check_gram("spread", spread)
         self._commit(heads, SharedGaussian(sums, counts, spread, self.variant), output)

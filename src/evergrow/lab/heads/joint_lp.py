@@ -16,7 +16,7 @@ from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers.contrast import check_contrast
 from evergrow.head.layers.identity import IdentityProjection
 from evergrow.head.layers.normalize import normalize
-from evergrow.head.linalg import DenseState
+from evergrow.head.linalg import RidgeStatistics
 from evergrow.head.maps import LayerMap, layer_map
 from evergrow.head.readout import Readout, solve_ridge
 from evergrow.head.ridge_model import RidgeModel
@@ -126,7 +126,7 @@ class JointLinearProbe(IncrementalClassifier):
             return self._model
         layer = IdentityProjection(intercept=True).build(Z, Z)
         check_contrast(layer, Z, least=1e-20)  # the constant is a column of its own
-        state = DenseState.create(layer.n_outputs, 0, device=Z.device)
+        state = RidgeStatistics.create(layer.n_outputs, 0, device=Z.device)
         return RidgeModel.start(layer, "none", state)
 
     def _gathered(self, Z: Tensor, codes: Tensor, columns: list[int]) -> tuple[Tensor, Tensor]:

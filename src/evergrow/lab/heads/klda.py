@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +16,27 @@ from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FourierProjection
 from evergrow.head.layers.contrast import check_contrast
 from evergrow.head.layers.gaussian import median_gamma
-from evergrow.head.linalg import ClassGeometry, Discriminant, symmetric_eigh
+from evergrow.head.linalg import ClassGeometry, symmetric_eigh
 from evergrow.head.maps import HeadMap, VoteMap, layer_map
 from evergrow.head.ridge_model import RidgeModel
 from evergrow.head.saving import SEEDS, Contents
 from evergrow.lab.heads.random_layer import empty_model
+
+
+@dataclass(frozen=True)
+class Discriminant:
+    """Linear scores ``h @ weights + offset``.
+
+    Parameters
+    ----------
+    weights : Tensor of shape (L, C)
+        ``B m_c`` in feature coordinates.
+    offset : Tensor of shape (C,)
+        ``-m_c^T B m_c / 2``.
+    """
+
+    weights: Tensor
+    offset: Tensor
 
 
 @HEADS.register("klda")
@@ -161,14 +178,15 @@ class KLDAClassifier(IncrementalClassifier):
     def _solve(self, member: RidgeModel) -> Discriminant:
         geometry = ClassGeometry.of(member.state.reduced(), member.counts)
         if self.inverse == "ridge":
-            return Discriminant.solve(geometry, float(self.alpha))
-        values, vectors = symmetric_eigh(geometry.scatter)
-        # The scatter is the Gram matrix less the means' share, so its rounding is relative to the Gram matrix.
-        scale = float(geometry.stats.gram.diagonal().sum())
-        kept = values > len(values) * torch.finfo(values.dtype).eps * scale
-        reduced = vectors[:, kept] @ ((vectors[:, kept].T @ geometry.means) / values[kept, None])
-        offset = -0.5 * (geometry.means * reduced).sum(dim=0)
-        return Discriminant(geometry.stats.lift(reduced), offset, 0.0, 0.0)
+            reduced = geometry.factor(float(self.alpha)).solve(geometry.means)
+        else:
+            values, vectors = symmetric_eigh(geometry.scatter)
+            # The scatter is the Gram matrix less the means' share, so its rounding is relative to the Gram matrix.
+            scale = float(geometry.stats.gram.diagonal().sum())
+            kept = values > len(values) * torch.finfo(values.dtype).eps * scale
+            reduced = vectors[:, kept] @ ((vectors[:, kept].T @ geometry.means) / values[kept, None])
+        offset = -0.5 * torch.einsum("kc,kc->c", geometry.means, reduced)
+        return Discriminant(geometry.stats.lift(reduced), offset)
 
     def _contents(self) -> Contents:
         parts = {str(index): member.to_archive() for index, member in enumerate(self._members)}

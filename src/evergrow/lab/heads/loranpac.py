@@ -15,7 +15,7 @@ from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import GaussianProjection, Projection, read_projection
 from evergrow.head.layers.contrast import check_contrast
-from evergrow.head.linalg.state import check_size, read_gram, sum_columns, take_columns
+from evergrow.head.linalg import check_gram, check_size, sum_columns, take_columns
 from evergrow.head.maps import LayerMap
 from evergrow.head.saving import SEEDS, Contents
 from evergrow.lab.heads.random_layer import one_hot
@@ -194,7 +194,8 @@ class LoRanPACClassifier(IncrementalClassifier):
         fields.require(layer.n_features_in == self.n_features_in_, "its layer is for features of another width")
         cross = fields.tensor("cross", (layer.n_outputs, len(self.classes_)), dtype=dtype)
         basis = fields.tensor("basis", (layer.n_outputs, None), dtype=dtype)
-        core = read_gram(fields, "core", basis.shape[1], place)
+        core = fields.tensor("core", (basis.shape[1], basis.shape[1])).to(place)
+        check_gram("core", core)
         kept = TruncatedBasis(basis.to(place), core)
         self._commit(layer, kept, cross.to(place), fields.integer("count", low=1))
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from evergrow.head.layers.normalize import normalize
-from evergrow.head.linalg import symmetric_eigh
-from evergrow.head.linalg.state import take_columns
+from evergrow.head.linalg import symmetric_eigh, take_columns
 from evergrow.head.ridge_model import select_counts
 from evergrow.lab.heads.random_layer import one_hot
 

@@ -92,7 +92,7 @@ class RandomLayerRidge(IncrementalClassifier):
     def _current(self, Z: Tensor, codes: Tensor, n_classes: int) -> RidgeModel:
         """Return the model so far; at first, draw its layer."""
         if "_model" in vars(self):
-            return self._model.after_solve() if "_solution" in vars(self) else self._model
+            return self._model
         self._seed = resolve_seed(self.random_state)
         layer = self._draw(self._seed).build(Z, one_hot(codes, n_classes, Z))
         check_contrast(layer, Z)

@@ -237,7 +237,7 @@ def spec_command(folder: Path, verb: str) -> str:
     folder : Path
         Of records.
     verb : {"run", "mechanism"}
-        Of ``evergrow bench``.
+        Of ``evergrow lab``.
 
     Returns
     -------
@@ -248,8 +248,8 @@ def spec_command(folder: Path, verb: str) -> str:
         for spec in sorted(parent.glob("*.toml")):
             output = _output_of(spec)
             if output and (spec.parent / output).resolve() == folder:
-                return f"evergrow bench {verb} {spec.parent.name}/{spec.name}"
-    return f"evergrow bench {verb} SPEC"
+                return f"evergrow lab {verb} {spec.parent.name}/{spec.name}"
+    return f"evergrow lab {verb} SPEC"
 
 
 def _output_of(spec: Path) -> str | None:

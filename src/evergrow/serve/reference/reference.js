@@ -21,7 +21,7 @@ const example = (schema, schemas, depth = 0) => {
     return Object.fromEntries(Object.entries(schema.properties ?? {}).map(([k, v]) => [k, example(v, schemas, depth + 1)]));
   }
   if (schema.type === "array") return [example(schema.items, schemas, depth + 1)];
-  return { string: schema.format === "binary" ? "(bytes of a file)" : "…", integer: 1, number: 0.5, boolean: false }[schema.type] ?? null;
+  return { string: schema.format === "binary" || schema.contentMediaType ? "(bytes of a file)" : "…", integer: 1, number: 0.5, boolean: false }[schema.type] ?? null;
 };
 
 const show = (document_, path, verb, route, parent) => {

@@ -69,7 +69,7 @@ export function bodyOf(kind, samples, fields = {}) {
     const form = new FormData();
     samples.forEach((sample, i) => form.append("images", sample.blob, `${i}.jpg`));
     for (const [name, value] of Object.entries(fields)) {
-      form.append(name, Array.isArray(value) ? JSON.stringify(value) : value);
+      for (const entry of [value].flat()) form.append(name, entry);
     }
     return { body: form };
   }

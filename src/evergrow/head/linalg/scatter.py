@@ -1,7 +1,9 @@
 """Class means solved against the within-class scatter, kept up to date row by row instead of factored anew.
 
-With counts n_c, means m_c and within-class scatter S_w, answers need ``A^-1 M`` and ``tr A^-1``, ``A = S_w + alpha I``.
-A row x of weight w (one, unless said otherwise) of a class with k rows and mean m changes
+With class counts n_c and means ``m_c = Q_c / n_c`` the within-class scatter is ``S_w = G - sum n_c m_c m_c^T``: as
+exact, mergeable and unlearnable as ridge, since everything in it is a sum over samples. Answers need ``A^-1 M`` and
+``tr A^-1`` with ``A = S_w + alpha I``. A row x of weight w (one, unless said otherwise) of a class with k rows and mean
+m changes
 
     S_w by  k w / (k + w) (x - m)(x - m)^T        m by  w (x - m) / (k + w)
 
@@ -22,12 +24,51 @@ import torch
 from torch import Tensor
 
 from evergrow.core.errors import UnlearnError
-from evergrow.head.linalg.cholesky import CholeskyFactor
-from evergrow.head.linalg.discriminant import ClassGeometry
-from evergrow.head.linalg.state import take_columns
+from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky
+from evergrow.head.linalg.statistics import RidgeStatistics, check_alpha, take_columns
 
 MAX_CORRECTIONS = 192
 """Rows that are followed before it is cheaper to factor anew."""
+
+
+def at_least_some(counts: Tensor) -> Tensor:
+    """Return counts to divide by: those of classes without rows are one; sums of weights may well be below it."""
+    return torch.where(counts > 0, counts, torch.ones_like(counts))
+
+
+@dataclass(frozen=True)
+class ClassGeometry:
+    """Class means and within-class scatter in reduced coordinates.
+
+    Parameters
+    ----------
+    means : Tensor of shape (k, C)
+        Class means.
+    scatter : Tensor of shape (k, k)
+        Within-class scatter S_w (a sum, not divided by the number of rows).
+    counts : Tensor of shape (C,)
+        Rows per class, or the sum of their weights.
+    stats : RidgeStatistics
+        Where they came from.
+    """
+
+    means: Tensor
+    scatter: Tensor
+    counts: Tensor
+    stats: RidgeStatistics
+
+    @classmethod
+    def of(cls, stats: RidgeStatistics, counts: Tensor) -> ClassGeometry:
+        """Compute means and scatter from one-hot statistics."""
+        counts = counts.to(stats.cross)
+        divisors = at_least_some(counts)
+        means = stats.cross / divisors
+        scatter = stats.gram - (stats.cross / divisors.sqrt()) @ (stats.cross / divisors.sqrt()).T
+        return cls(means, scatter, counts, stats)
+
+    def factor(self, alpha: float) -> CholeskyFactor:
+        """Factor ``S_w + alpha I``."""
+        return safe_cholesky(self.scatter, shift=check_alpha(alpha))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +99,12 @@ class SolvedScatter:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.linalg import ClassGeometry, DenseState, SolvedScatter
+    >>> from evergrow.head.linalg import ClassGeometry, RidgeStatistics, SolvedScatter
     >>> H = torch.randn(9, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> codes = torch.tensor([0, 1, 2] * 3)
     >>> def scatter(n):
     ...     Y = torch.nn.functional.one_hot(codes[:n], 3).double()
-    ...     stats = DenseState.create(3, 3).update(H[:n], Y).reduced()
+    ...     stats = RidgeStatistics.create(3, 3).update(H[:n], Y)
     ...     return SolvedScatter.of(ClassGeometry.of(stats, Y.sum(dim=0)), alpha=0.1)
     >>> followed = scatter(6).learned(H[6:], codes[6:], [0, 1, 2])
     >>> bool(torch.allclose(followed.solve_means(), scatter(9).solve_means()))
@@ -109,36 +150,11 @@ class SolvedScatter:
 
     def learned(self, H: Tensor, codes: Tensor, columns: Sequence[int], weights: Tensor | None = None) -> SolvedScatter:
         """Return the solution after rows H (n, k) of classes ``codes``; ``columns`` places old classes, -1 is new."""
-        moved = self.select(columns)
-        means, counts = moved.means.clone(), moved.counts.tolist()
-        added, steps, first = [], [], []
-        for row, code, w in zip(H, codes.tolist(), _weights(weights, len(H)), strict=True):
-            n = counts[code]
-            if n == 0.0:
-                means[:, code] = row
-                first.append(code)
-            else:
-                away = row - means[:, code]
-                added.append((n * w / (n + w)) ** 0.5 * away)
-                steps.append((code, w**0.5 / (n * (n + w)) ** 0.5))  # the mean moves by this much of the column
-                means[:, code] += w * away / (n + w)
-            counts[code] += w
-        return moved._changed(added, 1.0, steps, first, H, codes, means, counts)
+        return self.select(columns)._followed(H, codes, weights, 1.0)
 
     def unlearned(self, H: Tensor, codes: Tensor, weights: Tensor | None = None) -> SolvedScatter:
         """Return the solution with rows taken out again; every class must keep a row."""
-        means, counts = self.means.clone(), self.counts.tolist()
-        removed, steps = [], []
-        for row, code, w in zip(H, codes.tolist(), _weights(weights, len(H)), strict=True):
-            n = counts[code]
-            if n - w <= 1e-9 * n:
-                raise UnlearnError("the last row of a class cannot be followed: drop the class instead")
-            away = row - means[:, code]
-            removed.append((n * w / (n - w)) ** 0.5 * away)
-            steps.append((code, -(w**0.5) / (n * (n - w)) ** 0.5))
-            means[:, code] -= w * away / (n - w)
-            counts[code] -= w
-        return self._changed(removed, -1.0, steps, [], H, codes, means, counts)
+        return self._followed(H, codes, weights, -1.0)
 
     def select(self, columns: Sequence[int]) -> SolvedScatter:
         """Return the solution with classes reordered; -1 is a new one without rows. None may be left out."""
@@ -151,25 +167,27 @@ class SolvedScatter:
             solved_means=take_columns(self.solved_means, columns),
         )
 
-    def _changed(
-        self,
-        rows: list[Tensor],
-        sign: float,
-        steps: list[tuple[int, float]],
-        first: list[int],
-        H: Tensor,
-        codes: Tensor,
-        means: Tensor,
-        counts: list[float],
-    ) -> SolvedScatter:
+    def _followed(self, H: Tensor, codes: Tensor, weights: Tensor | None, sign: float) -> SolvedScatter:
         """Return the record with one more column per row, means moved along them, and first rows of new classes."""
-        born = [_first_row(H, codes, code) for code in first]
-        block = torch.stack([*rows, *born], dim=1) if rows or born else means.new_zeros(means.shape[0], 0)
+        means, counts = self.means.clone(), self.counts.tolist()
+        rows, steps, first = [], [], {}
+        for row, code, w in zip(H, codes.tolist(), [1.0] * len(H) if weights is None else weights.tolist()):
+            n = counts[code]
+            after = counts[code] = n + sign * w
+            if n == 0.0:
+                means[:, code] = first[code] = row
+                continue
+            if after <= 1e-9 * n:
+                raise UnlearnError("The last row of a class cannot be unlearned alone: drop the class instead.")
+            away = row - means[:, code]
+            rows.append((n * w / after) ** 0.5 * away)
+            steps.append((code, sign * w**0.5 / (n * after) ** 0.5))  # the mean moves by this much of the column
+            means[:, code] += sign * w * away / after
+        block = torch.stack([*rows, *first.values()], dim=1) if rows or first else means.new_zeros(means.shape[0], 0)
         solved = _apply(self.factor, self.inverse, block)
-        added, fresh = solved[:, : len(rows)], solved[:, len(rows) :]
+        added = solved[:, : len(rows)]
         solved_means = self.solved_means.clone()
-        for index, code in enumerate(first):
-            solved_means[:, code] = fresh[:, index]
+        solved_means[:, list(first)] = solved[:, len(rows) :]
         if steps:
             shift = means.new_zeros(len(steps), means.shape[1])
             for index, (code, step) in enumerate(steps):
@@ -239,12 +257,3 @@ def _apply(factor: CholeskyFactor, inverse: Tensor | None, rhs: Tensor) -> Tenso
     half = factor.half_solve(rhs)
     solved: Tensor = torch.linalg.solve_triangular(factor.lower.mT, half, upper=True)
     return solved
-
-
-def _weights(weights: Tensor | None, rows: int) -> list[float]:
-    found: list[float] = [1.0] * rows if weights is None else weights.tolist()
-    return found
-
-
-def _first_row(H: Tensor, codes: Tensor, code: int) -> Tensor:
-    return H[int(torch.nonzero(codes == code)[0])]

@@ -1,8 +1,7 @@
-"""Requests that were fulfilled, kept with the change that fulfilled them: a repeated one then counts once.
+"""Requests that were fulfilled, kept with the change that fulfilled them, so that a repeated request counts once.
 
-The record of a request is written into the model file in the same step as what it changed, as a further field of the
-change. What a rollback takes away keeps its requests in the record of the rollback, so that a late repetition of one
-that was undone does not teach it again.
+The record of a request is written into the model file in the same step as its change, as a further field of it. A
+rollback keeps the requests of what it undid, so that a late repetition of one does not teach it again.
 """
 
 from __future__ import annotations
@@ -19,28 +18,29 @@ FIELD = "requests"
 
 
 @dataclass(frozen=True)
-class Once:
-    """A request that is to count once.
+class IdempotencyKey:
+    """The key of a request that is to count once.
 
     Parameters
     ----------
     key : str
-        Hash of the caller's ``Idempotency-Key``; empty where there was none.
+        Hash of the caller's ``Idempotency-Key``; empty without one.
     content : str
-        Hash of what was asked, to notice a key that is used twice for different things.
+        Hash of what was asked, to notice a key that is used for two requests.
     """
 
     key: str = ""
     content: str = ""
 
     @classmethod
-    def of(cls, key: str | None, *content: bytes) -> Once:
-        """Return the record of a request with this key and content.
+    def of(cls, key: str | None, *content: bytes) -> IdempotencyKey:
+        """Return the record of a key and the content of its request.
 
         Examples
         --------
-        >>> from evergrow.serve.once import Once
-        >>> Once.of("a", b"teach") == Once.of("a", b"teach"), Once.of("a", b"teach") == Once.of("a", b"forget")
+        >>> from evergrow.serve.idempotency import IdempotencyKey
+        >>> first = IdempotencyKey.of("a", b"teach")
+        >>> first == IdempotencyKey.of("a", b"teach"), first == IdempotencyKey.of("a", b"forget")
         (True, False)
         """
         if not key:
@@ -52,20 +52,20 @@ class Once:
             hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest(), digest.hexdigest()
         )
 
-    def extra(self, before: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """Return the further field of a change that fulfils the request, and earlier ones that go with it."""
-        entries = [dict(entry) for entry in before]
+    def extra(self, earlier: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """Return the further field of a change that fulfils the request, with earlier requests that it takes over."""
+        entries = [dict(entry) for entry in earlier]
         if self.key:
             entries.append({"key": self.key, "content": self.content})
         return {FIELD: entries} if entries else {}
 
-    def fulfilled_by(self, changes: Iterable[Change]) -> Change | None:
-        """Return the change that fulfilled the request before, if one did.
+    def find(self, changes: Iterable[Change]) -> Change | None:
+        """Return the change that fulfilled the request before, or None.
 
         Raises
         ------
         Problem
-            If the key was used for something else.
+            If the key was used for another request.
         """
         if not self.key:
             return None
@@ -74,14 +74,14 @@ class Once:
                 if entry.get("key") == self.key:
                     if entry.get("content") != self.content:
                         raise Problem(
-                            422, "Idempotency-Key must be a new one for every request, got one of another", "KeyReused"
+                            422, "this Idempotency-Key was used for another request: take a new one", "KeyReused"
                         )
                     return change
         return None
 
 
 def requests_of(change: Change) -> list[Mapping[str, Any]]:
-    """Return the requests that a change fulfilled; what a file has there may be anything."""
+    """Return the requests that a change fulfilled. A file may hold anything there."""
     entries = change.extra.get(FIELD, [])
     if not isinstance(entries, list):
         return []

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from evergrow.head.linalg import ClassGeometry, CompactState, choose_ridge
-from evergrow.head.linalg import ridge_search as module
+from evergrow.head.linalg import ClassGeometry, RidgeStatistics, choose_ridge
+from evergrow.head.linalg import ridge_choice as module
 
 
 def exact(geometry, energy):
@@ -81,7 +81,7 @@ def test_coordinates_do_not_matter_where_statistics_have_their_own():
     codes = torch.arange(40) % 5
     H = torch.randn(40, 90, generator=source, dtype=torch.float64) + codes[:, None]
     Y = torch.nn.functional.one_hot(codes, 5).double()
-    stats = CompactState.empty(90, 5, 0.0).update(H, Y).reduced()
+    stats = RidgeStatistics.create(90, 5, "compact").update(H, Y)
     assert stats.basis is not None
     order = stats.gram.shape[0]
     turn = torch.linalg.qr(torch.randn(order, order, generator=source, dtype=torch.float64)).Q
@@ -99,7 +99,7 @@ def test_coordinates_do_not_matter_where_statistics_have_their_own():
 def test_the_form_of_the_same_rows_does_not_matter(make_classes, rows, classes):
     made = make_classes(classes, 1100, rows)
     Y = torch.nn.functional.one_hot(made.codes, classes).double()
-    compact = CompactState.empty(1100, classes, 0.0).update(made.rows, Y).reduced()
+    compact = RidgeStatistics.create(1100, classes, "compact").update(made.rows, Y)
     searches = [
         module._Search(geometry, 9.0) for geometry in (made.geometry(), ClassGeometry.of(compact, Y.sum(dim=0)))
     ]

@@ -9,7 +9,7 @@ import torch
 
 from evergrow.core.errors import UnlearnError
 from evergrow.head.linalg import SolvedScatter
-from evergrow.head.linalg.solved_scatter import MAX_CORRECTIONS
+from evergrow.head.linalg.scatter import MAX_CORRECTIONS
 
 ALPHA = 0.03
 

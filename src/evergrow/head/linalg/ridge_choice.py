@@ -1,0 +1,501 @@
+"""Choosing the ridge from the statistics: for ridge regression, and for the discriminant of class means.
+
+**Ridge regression.** With ``G = U diag(d) U^T`` and ``q = U^T Q``, for any ``a > 0``
+
+    W(a)   = U diag(1 / (d + a)) q
+    df(a)  = sum_i d_i / (d_i + a)                                     (trace of the hat matrix)
+    RSS(a) = RSS(0) + sum_i |q_i|^2 / d_i (a / (d_i + a))^2
+    GCV(a) = n RSS(a) / (n - df(a))^2          n - df(a) = n - rank + sum_i a / (d_i + a)
+
+The last two are sums of positive terms. The textbook forms subtract nearly equal numbers when there are fewer rows
+than features and the fit is nearly perfect, and GCV then falls for the smallest ridge. Where an eigendecomposition
+costs too much, a few Cholesky factorisations say the same.
+
+**Discriminant.** Two bounds decide: the minimiser of generalised cross-validation on the centred total scatter, taken
+half a decade down because shrinkage of the means comes on top of it, and the ridge at which the mean leverage of a row
+is a quarter. Both follow from one factorisation of ``A = S_w + alpha I``: with counts N, means D about the common mean
+and ``E = A^-1 D``
+
+    T + alpha I = A + D N D^T        W = (T + alpha I)^-1 D N = E (N^-1 + D^T E)^-1 =: E S
+    tr (T + alpha I)^-1 = tr A^-1 - tr(S E^T E)
+
+Traces are estimated with the same random signs for every ridge, so that their error does not move the minimum. Where
+statistics are kept in coordinates of their own, which depend on the order in which rows came, they are worked out: the
+choice must not depend on that order, and there are no more coordinates than rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from evergrow.core.seeding import generator
+from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky, symmetric_eigh
+from evergrow.head.linalg.scatter import ClassGeometry
+from evergrow.head.linalg.statistics import RidgeStatistics, check_alpha
+
+PAPER_ALPHAS = (0.001, 0.01, 0.1, 10.0, 100.0, 1000.0)
+"""The grid from which the paper chooses its ridge."""
+
+MAX_LEVERAGE = 0.25
+"""Mean leverage that the ridge keeps to. Chosen on training rows (0.25 to 0.33 do alike): beyond it the spread of rows
+outside the sample is underestimated, and generalised cross-validation itself fails where rows are few."""
+
+BELOW_GCV = 10.0**0.5
+"""How far below the minimiser of cross-validation the ridge lies; on training rows of four sets, half a decade."""
+
+PROBES = 32
+"""Random vectors that tell the trace of an inverse. Those of all coordinates are projected where statistics are kept in
+fewer, so that a ridge does not depend on the form that the same rows are kept in."""
+EXACT_BELOW, EXACT_ABOVE = 512, 1024
+"""Degrees of freedom below which the trace is exact instead, on layers wider than that: an error of the estimate would
+be much of so few. Such rows are kept in few coordinates, where it costs little."""
+_PER_DECADE = 4
+_LOWEST, _HIGHEST = -6 * _PER_DECADE, 2 * _PER_DECADE
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigendecomposed statistics.
+
+    Parameters
+    ----------
+    values : Tensor of shape (k,)
+        Eigenvalues of the Gram matrix, ascending, clipped at zero.
+    vectors : Tensor of shape (k, k)
+        Eigenvectors in the coordinates of ``stats``.
+    cross : Tensor of shape (k, C)
+        ``vectors^T Q``.
+    stats : RidgeStatistics
+        What was decomposed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.linalg import RidgeStatistics, Spectrum
+    >>> H = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> state = RidgeStatistics.create(3, 1).update(H, H @ torch.ones(3, 1, dtype=torch.float64))
+    >>> path = Spectrum.of(state)
+    >>> 0 < path.dof(0.5) < 3
+    True
+    """
+
+    values: Tensor
+    vectors: Tensor
+    cross: Tensor
+    stats: RidgeStatistics
+
+    @classmethod
+    def of(cls, stats: RidgeStatistics) -> Spectrum:
+        """Decompose statistics; the one expensive step."""
+        values, vectors = symmetric_eigh(stats.gram)
+        return cls(values.clamp_min(0.0), vectors, vectors.T @ stats.cross, stats)
+
+    @cached_property
+    def _row_space(self) -> tuple[Tensor, Tensor, float]:
+        """Nonzero eigenvalues, the squared targets along each, and the squared targets along none."""
+        n, k = self.stats.count, len(self.values)
+        values, cross = self.values.flip(0)[: min(n, k)], self.cross.flip(0)[: min(n, k)]
+        eps = float(torch.finfo(values.dtype).eps)
+        kept = values > k * eps * float(values.max()) if len(values) else values > 0
+        values = values[kept]
+        along = cross[kept].square().sum(dim=1) / values
+        outside = max(self.stats.sq_targets - float(along.sum()), 0.0) if len(values) < n else 0.0
+        return values, along, outside
+
+    def rss(self, alpha: float) -> float:
+        """Return the residual sum of squares on the rows seen."""
+        values, along, outside = self._row_space
+        alpha = check_alpha(alpha)
+        return outside + float((along * (alpha / (values + alpha)).square()).sum())
+
+    def dof(self, alpha: float) -> float:
+        """Return the effective degrees of freedom, also called the effective rank at ``alpha``."""
+        return float((self.values / (self.values + check_alpha(alpha))).sum())
+
+    def gcv(self, alpha: float) -> float:
+        """Return the generalised cross-validation score; infinite where nothing is left to validate."""
+        values, _, outside = self._row_space
+        # Where the rows explain the targets entirely, rows beyond the rank are repetitions and count for nothing.
+        interpolated = outside <= 1e-9 * self.stats.sq_targets
+        n = max(len(values) if interpolated else self.stats.count, 1)
+        slack = n - len(values) + float((alpha / (values + check_alpha(alpha))).sum())
+        return n * self.rss(alpha) / slack**2 if slack > 0.0 else float("inf")
+
+    def condition_number(self, alpha: float) -> float:
+        """Return the condition number of ``G + alpha I`` in the full feature space."""
+        full = self.stats.basis is None or self.stats.basis.shape[0] == self.values.shape[0]
+        smallest = float(self.values.min()) if full else 0.0
+        return (float(self.values.max()) + alpha) / (smallest + check_alpha(alpha))
+
+
+EIGEN_LIMITS = {"cpu": 3500, "cuda": 12_000}
+"""Up to this order the ridge is chosen from one decomposition, above it through a few Cholesky factorisations."""
+
+WARM_LIMITS = {"cpu": 1200, "cuda": 6000}
+"""The same where the last choice tells where to begin, so that a few factorisations are fewer."""
+
+GCV_SLACK = 0.01
+"""GCV measures squared error, which prefers a larger ridge than the fewest wrong answers do; the smallest
+alpha within this share of the minimum is, measured on real features, nearer to the most accurate one."""
+
+GCV_RISE = 0.05
+"""Coming from large ridges, the search ends once the score has risen by this share above its minimum. Samples that
+occur twice make GCV fall again, without end, at ridges far too small: leaving one of them out is no test."""
+
+GCV_REACH = 10.0**0.5
+"""How far below the minimiser that choice may lie: where GCV is flat, far smaller ridges gain nothing."""
+
+
+@dataclass(frozen=True)
+class AlphaChoice:
+    """A ridge chosen from a grid.
+
+    Parameters
+    ----------
+    alpha : float
+        The choice for a ridge classifier.
+    minimiser : float
+        The ridge with the smallest score; for GCV a little larger than ``alpha``.
+    tried : dict of float to float
+        Score of every ridge that was looked at, smaller is better.
+    """
+
+    alpha: float
+    minimiser: float
+    tried: dict[float, float]
+
+
+def alpha_grid(energy: float, per_decade: int = 4) -> list[float]:
+    """Return the ridges from 1e-6 to 1e2 times ``energy``, the mean energy of a centred row.
+
+    Examples
+    --------
+    >>> from evergrow.head.linalg import alpha_grid
+    >>> len(alpha_grid(1.0)), round(alpha_grid(1.0)[0], 9)
+    (33, 1e-06)
+    """
+    energy = energy if energy > 0.0 else 1.0
+    return [energy * 10.0 ** (-6.0 + step / per_decade) for step in range(8 * per_decade + 1)]
+
+
+def choose_by_gcv(stats: RidgeStatistics, energy: float, last: float | None = None) -> AlphaChoice:
+    """Choose the ridge of ridge regression by generalised cross-validation, in the cheaper of two ways.
+
+    One eigendecomposition tells every score of the grid. Where that costs too much, scores are computed one by one,
+    walking downhill from the last choice.
+
+    Parameters
+    ----------
+    stats : RidgeStatistics
+        The statistics.
+    energy : float
+        Mean energy of a centred row, which sets the grid.
+    last : float, optional
+        The previous choice, where to begin looking for the next.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.linalg import RidgeStatistics, choose_by_gcv
+    >>> H = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> state = RidgeStatistics.create(3, 1).update(H[:, :3], H.sum(dim=1, keepdim=True))
+    >>> 0.01 < choose_by_gcv(state, energy=3.0).alpha < 100.0
+    True
+    """
+    grid, order = alpha_grid(energy), stats.gram.shape[0]
+    limits = EIGEN_LIMITS if last is None else WARM_LIMITS
+    if order <= limits.get(stats.gram.device.type, 0):
+        return _choose(grid, Spectrum.of(stats).gcv)
+    return _choose(grid, lambda alpha: gcv_by_cholesky(stats, alpha), last, walk=True)
+
+
+def _choose(
+    grid: Sequence[float], gcv: Callable[[float], float], start: float | None = None, *, walk: bool = False
+) -> AlphaChoice:
+    """Return the ridge of a grid by its scores: all of them, or with ``walk`` as few as lead to the minimum."""
+    tried: dict[float, float] = {}
+
+    def score(index: int) -> float:
+        alpha = grid[index]
+        if alpha not in tried:
+            tried[alpha] = gcv(alpha)
+        return tried[alpha]
+
+    if not walk:
+        place = _first_minimum(range(len(grid) - 1, -1, -1), score)
+    elif start is None:
+        # From a decade below the top: a minimum above it, of features that tell nothing, is walked up to.
+        place = _downhill(_first_minimum(range(max(len(grid) - 5, 0), -1, -4), score), len(grid), score)
+    else:
+        nearest = min(range(len(grid)), key=lambda index: abs(grid[index] / start - 1.0))
+        place = _downhill(nearest, len(grid), score)
+    floor = grid[place] / GCV_REACH * (1.0 - 1e-9)
+    lowest = place
+    while lowest > 0 and grid[lowest - 1] >= floor and score(lowest - 1) <= (1.0 + GCV_SLACK) * score(place):
+        lowest -= 1
+    return AlphaChoice(grid[lowest], grid[place], tried)
+
+
+def _downhill(place: int, places: int, score: Callable[[int], float]) -> int:
+    """Walk from a place to the next one from which both neighbours are higher."""
+    while True:
+        around = [index for index in (place - 1, place, place + 1) if 0 <= index < places]
+        best = min(around, key=score)
+        if best == place:
+            return place
+        place = best
+
+
+def _first_minimum(places: Iterable[int], score: Callable[[int], float]) -> int:
+    """Return the place of the first minimum along ``places`` after which the score rises for good measure."""
+    best, lowest = -1, float("inf")
+    for place in places:
+        value = score(place)
+        if best < 0 or value < lowest:
+            best, lowest = place, value
+        elif value > (1.0 + GCV_RISE) * lowest:
+            break
+    return best
+
+
+def choose_by_holdout(
+    stats: RidgeStatistics, H: Tensor, Y: Tensor, grid: Sequence[float] = PAPER_ALPHAS
+) -> AlphaChoice:
+    """Choose the ridge with the fewest errors on held-out rows; the squared error breaks ties.
+
+    Parameters
+    ----------
+    stats : RidgeStatistics
+        Statistics of the training rows.
+    H : Tensor of shape (n, L)
+        Held-out rows.
+    Y : Tensor of shape (n, C)
+        Their one-hot targets.
+    grid : sequence of float
+        Candidates.
+    """
+    spectrum = Spectrum.of(stats)
+    rows = stats.project(H) @ spectrum.vectors
+    truth = Y.argmax(dim=1)
+    scale = float(Y.square().sum()) + 1.0
+    tried = {}
+    for alpha in grid:
+        fitted = (rows / (spectrum.values + check_alpha(alpha))) @ spectrum.cross
+        errors = float((fitted.argmax(dim=1) != truth).double().mean())
+        tried[alpha] = errors + 1e-6 * float((fitted - Y).square().sum()) / scale
+    best = min(tried, key=tried.__getitem__)
+    return AlphaChoice(best, best, tried)
+
+
+def gcv_by_cholesky(stats: RidgeStatistics, alpha: float) -> float:
+    """Return the GCV score of one ridge without an eigendecomposition.
+
+    One factorisation and one triangular inverse, ``2 k^3 / 3`` operations, against about ``9 k^3``: the way to
+    re-choose alpha among a few neighbours when k is large.
+    """
+    alpha = check_alpha(alpha)
+    factor = safe_cholesky(stats.gram, shift=alpha)
+    weights = factor.solve(stats.cross)
+    # RSS = |Y|^2 - <W, Q> - alpha |W|^2, from (G + alpha I) W = Q.
+    explained = float((weights * stats.cross).sum()) + alpha * float(weights.square().sum())
+    rss = stats.sq_targets - explained
+    n = max(stats.count, 1)
+    slack = n - stats.gram.shape[0] + alpha * factor.trace_inverse()
+    # Both are differences of nearly equal numbers where the fit is nearly perfect: there, rather no score.
+    if rss <= 1e-10 * stats.sq_targets or slack <= 1e-8 * n:
+        return float("inf")
+    return n * rss / slack**2
+
+
+@dataclass(frozen=True)
+class RidgeChoice:
+    """A ridge and how it came about.
+
+    Parameters
+    ----------
+    alpha : float
+        The ridge.
+    step : int
+        Where the search ended on the grid, to start from next time: quarters of a decade of a row's energy.
+    reason : {"gcv", "leverage", "degenerate"}
+        What decided.
+    factorisations : int
+        How many it took.
+    """
+
+    alpha: float
+    step: int
+    reason: str
+    factorisations: int
+
+
+def choose_ridge(geometry: ClassGeometry, energy: float, start: int | None = None) -> RidgeChoice:
+    """Choose the ridge of ``S_w + alpha I``.
+
+    Parameters
+    ----------
+    geometry : ClassGeometry
+        Means and scatter.
+    energy : float
+        Mean energy of a centred row, which sets the scale.
+    start : int, optional
+        ``RidgeChoice.step`` of an earlier choice, to begin there.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.linalg import ClassGeometry, RidgeStatistics, choose_ridge
+    >>> source = torch.Generator().manual_seed(0)
+    >>> codes = torch.arange(60) % 3
+    >>> H = torch.randn(60, 5, generator=source, dtype=torch.float64) + codes[:, None]
+    >>> Y = torch.nn.functional.one_hot(codes, 3).double()
+    >>> stats = RidgeStatistics.create(5, 3).update(H, Y)
+    >>> choose_ridge(ClassGeometry.of(stats, Y.sum(dim=0)), energy=5.0).alpha > 0
+    True
+    """
+    search = _Search(geometry, energy if energy > 0.0 else 1.0)
+    if search.is_degenerate():
+        return RidgeChoice(search.energy, 0, "degenerate", 0)
+    best = search.minimum(0 if start is None else start)
+    wanted = max(best - _PER_DECADE // 2, _LOWEST)
+    step = search.within_leverage(wanted)
+    return RidgeChoice(search.alpha(step), step, "gcv" if step == wanted else "leverage", len(search.tried))
+
+
+@dataclass
+class _Search:
+    """Evaluates ridges of a grid, each once."""
+
+    geometry: ClassGeometry
+    energy: float
+    tried: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        counts, means = self.geometry.counts, self.geometry.means
+        self.rows = float(counts.sum())
+        self.free = self.rows - float((counts > 0).sum())
+        self.centred = means - (means @ counts / max(self.rows, 1.0))[:, None]
+        basis = self.geometry.stats.basis
+        self.width = means.shape[0] if basis is None else basis.shape[0]
+        self.is_exact = self.free < EXACT_BELOW and self.width > EXACT_ABOVE
+        source = generator(0, "ridge search", self.width)
+        signs = torch.randint(0, 2, (self.width, PROBES), generator=source).to(means)
+        signs = signs.mul_(2.0).sub_(1.0)
+        self.signs = signs if basis is None else basis.T @ signs
+        self.order = float(means.shape[0]) if self.is_exact else float(self.signs.square().sum()) / PROBES
+
+    def alpha(self, step: int) -> float:
+        return float(self.energy * 10.0 ** (step / _PER_DECADE))
+
+    def is_degenerate(self) -> bool:
+        """Whether rows tell nothing of the spread within classes: one row each, or copies."""
+        within = float(self.geometry.scatter.diagonal().sum())
+        return self.free < 1.0 or within <= 1e-10 * float(self.geometry.stats.gram.diagonal().sum())
+
+    def leverage(self, step: int) -> float:
+        return self._at(step)[0]
+
+    def gcv(self, step: int) -> float:
+        return self._at(step)[1]
+
+    def minimum(self, start: int) -> int:
+        """Return the step of smallest cross-validation, or one near the bound of leverage where that decides.
+
+        Whole decades are tried, always the same ones, then halves, and a parabola through the three lowest gives the
+        step between: the choice then depends on the data alone and hardly on where the search began.
+        """
+        place = min(max(_PER_DECADE * round(start / _PER_DECADE), _LOWEST), _HIGHEST)
+        while place < _HIGHEST and self.leverage(place) > MAX_LEVERAGE:
+            place += _PER_DECADE
+        while place < _HIGHEST and self.gcv(place + _PER_DECADE) < self.gcv(place):
+            place += _PER_DECADE
+        while place > _LOWEST and self.gcv(place - _PER_DECADE) < self.gcv(place):
+            if self.leverage(place - _PER_DECADE) > MAX_LEVERAGE:
+                return place - _PER_DECADE // 2  # the bound decides: what lies below it need not be known
+            place -= _PER_DECADE
+        if place in (_LOWEST, _HIGHEST):
+            return place
+        half = _PER_DECADE // 2
+        place = min((place - half, place, place + half), key=self.gcv)
+        scores = [self.gcv(place + move) for move in (-half, 0, half)]
+        if not all(map(math.isfinite, scores)):
+            return place
+        left, middle, right = map(math.log, scores)
+        bend = left - 2.0 * middle + right
+        return place + (round(0.5 * half * (left - right) / bend) if bend > 0.0 else 0)
+
+    def within_leverage(self, step: int) -> int:
+        """Return the step, or the first one above it whose leverage is within bounds."""
+        below = step
+        while step < _HIGHEST and self.leverage(step) > MAX_LEVERAGE:
+            below, step = step, min(step + _PER_DECADE // 2, _HIGHEST)
+        while step - below > 1:
+            middle = (step + below) // 2
+            if self.leverage(middle) <= MAX_LEVERAGE:
+                step = middle
+            else:
+                below = middle
+        return step
+
+    def _at(self, step: int) -> tuple[float, float]:
+        if step not in self.tried:
+            self.tried[step] = self._evaluate(self.alpha(step))
+        return self.tried[step]
+
+    def _evaluate(self, alpha: float) -> tuple[float, float]:
+        """Return the mean leverage and the score of cross-validation at a ridge."""
+        factor = self.geometry.factor(alpha)
+        solved = factor.solve(torch.cat([self.centred, self.signs], dim=1))
+        means, probes = solved[:, : self.centred.shape[1]], solved[:, self.centred.shape[1] :]
+        trace = self._trace(factor, probes)
+        leverage = min(max((self.order - alpha * trace) / self.free, 0.0), 1.0)
+        return leverage, self._score(alpha, means, trace)
+
+    def _score(self, alpha: float, solved: Tensor, trace: float) -> float:
+        """Return ``n RSS / (n - df)^2`` of centred ridge regression on one-hot targets."""
+        counts = self.geometry.counts
+        kept = counts > 0
+        counts, means, solved = counts[kept], self.centred[:, kept], solved[:, kept]
+        if 2 * len(counts) > self.width:
+            return self._score_of_many(alpha, counts, means)
+        inner = means.T @ solved
+        inner = 0.5 * (inner + inner.T)
+        inner.diagonal().add_(counts.reciprocal())
+        squares = solved.T @ solved
+        gain = torch.linalg.solve(inner, torch.cat([torch.eye(len(counts)).to(inner), squares], dim=1))
+        mixing, shrunk = gain[:, : len(counts)], gain[:, len(counts) :]
+        # <W, Q> = tr(S D^T E N) = tr(N) - tr(S), since S^-1 = N^-1 + D^T E.
+        explained = float(counts.sum()) - float(mixing.diagonal().sum())
+        norm = float((shrunk * mixing.T).sum())
+        freedom = self.order - alpha * (trace - float(shrunk.diagonal().sum()))
+        return self._ratio(counts, explained + alpha * norm, freedom)
+
+    def _score_of_many(self, alpha: float, counts: Tensor, means: Tensor) -> float:
+        """Return the same by factoring the total scatter, which is cheaper where there are many classes."""
+        cross = means * counts
+        factor = safe_cholesky(torch.addmm(self.geometry.scatter, cross, means.T), shift=alpha)
+        solved = factor.solve(torch.cat([cross, self.signs], dim=1))
+        weights, probes = solved[:, : len(counts)], solved[:, len(counts) :]
+        explained = float((weights * cross).sum()) + alpha * float(weights.square().sum())
+        trace = self._trace(factor, probes)
+        return self._ratio(counts, explained, self.order - alpha * trace)
+
+    def _trace(self, factor: CholeskyFactor, probes: Tensor) -> float:
+        """Return the trace of an inverse, estimated from the solutions for the signs where they serve."""
+        if self.is_exact:
+            return factor.trace_inverse()
+        return float((self.signs * probes).sum()) / PROBES
+
+    def _ratio(self, counts: Tensor, explained: float, freedom: float) -> float:
+        targets = float(counts.sum()) - float(counts.square().sum()) / self.rows
+        rss, slack = targets - explained, self.rows - 1.0 - freedom
+        # Both are differences of nearly equal numbers where the fit is nearly perfect: there, rather no score.
+        if rss <= 1e-10 * targets or slack <= 1e-8 * self.rows:
+            return math.inf
+        return self.rows * rss / slack**2

@@ -1,0 +1,131 @@
+"""What the service tells its operators: JSON log lines, Prometheus metrics, and warnings of the library.
+
+Logs and metrics hold nothing of what was sent. Warnings of the library become part of the answer to the request that
+caused them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from evergrow.core.errors import EvergrowWarning
+from evergrow.core.escaping import one_line
+
+LOG = logging.getLogger("evergrow.serve")
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_thread = threading.local()
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats log records as JSON objects, so that names from strangers cannot break a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line."""
+        values: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            values["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
+        return json.dumps(values, default=str)
+
+
+def set_up_logs(level: str = "info") -> None:
+    """Send the logs of the service and of uvicorn to standard error as JSON lines."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    for name in ("evergrow", "uvicorn", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler] if name != "uvicorn.error" else []
+        logger.propagate = name == "uvicorn.error"
+        logger.setLevel(level.upper())
+
+
+def log(event: str, *, level: int = logging.INFO, error: BaseException | None = None, **fields: Any) -> None:
+    """Write one line."""
+    LOG.log(level, event, extra={"fields": fields}, exc_info=error)
+
+
+class Metrics:
+    """Counters and latencies for Prometheus, in a registry of their own.
+
+    Examples
+    --------
+    >>> from evergrow.serve.monitoring import Metrics
+    >>> metrics = Metrics()
+    >>> metrics.samples.labels("predict").inc(3)
+    >>> b'evergrow_samples_total{work="predict"} 3.0' in metrics.exposition()
+    True
+    """
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        self.registry = own = CollectorRegistry()
+        self.requests = Counter("evergrow_requests", "Requests answered", ["method", "route", "status"], registry=own)
+        self.seconds = Histogram(
+            "evergrow_request_seconds", "Time to an answer", ["method", "route"], buckets=_SECONDS, registry=own
+        )
+        self.samples = Counter("evergrow_samples", "Samples, by what was done with them", ["work"], registry=own)
+        self.commit_seconds = Histogram(
+            "evergrow_change_seconds", "Time of a change until it is on disk", buckets=_SECONDS, registry=own
+        )
+        self.batch_size = Histogram(
+            "evergrow_batch_samples",
+            "Samples in a pass through a backbone",
+            buckets=(1, 2, 4, 8, 16, 32, 64),
+            registry=own,
+        )
+        self.queue = Gauge("evergrow_queue_samples", "Samples that wait for a backbone", registry=own)
+        self.jobs = Gauge("evergrow_jobs_open", "Jobs that are not done", registry=own)
+
+    def exposition(self) -> bytes:
+        """Return everything in the text format of Prometheus."""
+        return generate_latest(self.registry)
+
+
+@contextmanager
+def collect_warnings() -> Iterator[None]:
+    """Let :func:`thread_warnings` collect warnings of the library while the block lasts.
+
+    Which warnings are shown is a setting of the whole process, so it is changed once, for as long as the service runs.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", EvergrowWarning)
+        show_otherwise = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+            collected: list[str] | None = getattr(_thread, "collected", None)
+            if collected is None or not issubclass(category, EvergrowWarning):
+                show_otherwise(message, category, *rest)
+            elif one_line(str(message)) not in collected:
+                collected.append(one_line(str(message)))
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
+
+
+@contextmanager
+def thread_warnings() -> Iterator[list[str]]:
+    """Yield a list that collects the library's warnings in this thread."""
+    before = getattr(_thread, "collected", None)
+    collected: list[str] = []
+    _thread.collected = collected
+    try:
+        yield collected
+    finally:
+        _thread.collected = before
