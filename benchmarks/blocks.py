@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.answers import CLASSES, FEATURES, FIRST, cholesky, rows_of
 from benchmarks.timing import Row, seconds
-from evergrow import SCLClassifier
+from evergrow import Classifier, SCLClassifier
 
 BLOCKS = 6
 BUDGETS = (384, 768, 1536)
@@ -53,7 +53,7 @@ def _case(
     models: list[SCLClassifier] = []
 
     def first() -> None:
-        models.append(SCLClassifier.recommended(**made).fit(X, y))
+        models.append(Classifier(**made).fit(X, y))
         models[-1].predict(more[:1])
 
     whole = seconds(first, repeat=1)

@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from evergrow.head.joined import options_for_blocks
 
-from evergrow import SCLClassifier
+from evergrow import Classifier, SCLClassifier
 from evergrow.adapt.features import describe_features, featurize
 from evergrow.core.devices import resolve_device
 from evergrow.core.feature_blocks import block_slices, join_blocks
 from evergrow.data import FeatureSet, RawSet, load_data, save_features
 from evergrow.data.features import search_path
 from evergrow.features import Backbone, Preprocessing, create_backbone
-from evergrow.head.joined import options_for_blocks
 from evergrow.lab.bench.execute import watched
 from evergrow.lab.bench.grid import record_name, settings_id
 from evergrow.lab.records import AnalysisRecord, plain, read_analyses, write_record
@@ -76,11 +76,11 @@ def accuracies(data: FeatureSet, device: str, quick: bool) -> tuple[float, float
     y, options = data.y_train, options_for_blocks(SCLClassifier, data.widths, {**HEAD, "device": device})
     inside = []
     for k in range(1 if quick else FOLDS):
-        head = SCLClassifier.recommended(**options).fit(X[fold != k], y[fold != k])
+        head = Classifier(**options).fit(X[fold != k], y[fold != k])
         inside.append(head.score(X[fold == k], y[fold == k]))
     if quick:
         return 100 * float(np.mean(inside)), None
-    last = SCLClassifier.recommended(**options).fit(X, y).score(X_test, data.y_test)
+    last = Classifier(**options).fit(X, y).score(X_test, data.y_test)
     return 100 * float(np.mean(inside)), 100 * float(last)
 
 

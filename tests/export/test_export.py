@@ -35,7 +35,7 @@ from evergrow.export.straightening import (  # noqa: E402
 )
 from evergrow.features import create_backbone  # noqa: E402
 from evergrow.features.images import decode_image  # noqa: E402
-from evergrow.head import HEADS, IncrementalClassifier, SCLClassifier  # noqa: E402
+from evergrow.head import HEADS, Classifier, IncrementalClassifier, SCLClassifier  # noqa: E402
 from evergrow.head.layers.activations import ACTIVATIONS  # noqa: E402
 from evergrow.head.linalg import LIKELIEST  # noqa: E402
 from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
@@ -81,7 +81,7 @@ def fitted(name: str, blobs: tuple[np.ndarray, np.ndarray]) -> Any:
     method, options = VARIANTS[name]
     options = dict(options) if method == "simplecil" else {**options, "random_state": 0}
     if method == "recommended":
-        head: Any = SCLClassifier.recommended(**options)
+        head: Any = Classifier(**options)
     else:
         head = create_method(method, **options)
     X, y = blobs
@@ -136,7 +136,7 @@ def many_classes(n_classes: int, rows: int, width: int = 12) -> tuple[np.ndarray
 @pytest.mark.parametrize("n_classes", [1 + LIKELIEST // 2, 3 * LIKELIEST])
 def test_shapes_of_classes_are_in_the_graph(n_classes: int, opset: int, tmp_path: Path) -> None:
     X, y, rest = many_classes(n_classes, 20)
-    head = SCLClassifier.recommended(n_units=40, random_state=0, normalize="none").fit(X, y)
+    head = Classifier(n_units=40, random_state=0, normalize="none").fit(X, y)
     plain = dataclasses.replace(read_head(head)[0], shape=None).scores(torch.from_numpy(rest).double()).numpy()
     ours = head.class_scores(rest)
     assert np.abs(ours - plain).max() > 1.0
@@ -150,7 +150,7 @@ def test_shapes_of_classes_are_in_the_graph(n_classes: int, opset: int, tmp_path
 
 def test_a_head_in_float32_has_shapes_too(tmp_path: Path) -> None:
     X, y, rest = many_classes(3 * LIKELIEST, 20)
-    head = SCLClassifier.recommended(n_units=40, random_state=0, normalize="none").fit(X, y)
+    head = Classifier(n_units=40, random_state=0, normalize="none").fit(X, y)
     found = read_head(head)[0]
     graph = GraphBuilder(torch.float32)
     names = add_answers(graph, add_scores(graph, found, graph.cast("features", graph.onnx_dtype)), None, double=False)
@@ -201,7 +201,7 @@ def scene() -> tuple[Any, Any, np.ndarray]:
     pixels = rng.integers(0, 256, (24, *backbone.transform.size, 3), dtype=np.uint8)
     pixels[::2, :40] //= 4
     features = encoded(backbone, pixels)
-    head = SCLClassifier.recommended(n_units=60, random_state=0).fit(features, np.array(["dark", "light"] * 12))
+    head = Classifier(n_units=60, random_state=0).fit(features, np.array(["dark", "light"] * 12))
     return backbone, head, pixels
 
 
@@ -642,7 +642,7 @@ def test_real_features_at_the_papers_scales_fold(shared: Path) -> None:
 
 def test_real_features_at_recommended_scales_do_not(shared: Path) -> None:
     X, y, _ = intents(shared)
-    head = SCLClassifier.recommended(n_units=300, random_state=0).fit(X, y)
+    head = Classifier(n_units=300, random_state=0).fit(X, y)
     with pytest.raises(FoldError, match="norm up to 1;") as caught:
         fold(read_head(head)[0])
     assert caught.value.bound > 1.0
@@ -653,7 +653,7 @@ def test_real_features_through_onnx(shared: Path, tmp_path: Path) -> None:
     with np.load(shared / "features" / "cub200_efficientnet_lite0.npz") as file:
         X, y, rest = file["X_train"], file["y_train"], file["X_test"]
     few = np.isin(y, np.unique(y)[:60])
-    head = SCLClassifier.recommended(n_units=300, random_state=0).fit(X[few], y[few])
+    head = Classifier(n_units=300, random_state=0).fit(X[few], y[few])
     assert read_head(head)[0].shape is not None
     export_onnx(None, head, tmp_path / "m.onnx")
     answers, ours = outputs(tmp_path / "m.onnx", rest.astype(np.float32)), head.class_scores(rest)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from evergrow.head.joined import options_for_blocks
 from tests.adapt.tiny import stripes, tiny_vit
 from tests.learner.toys import Colours, Letters
 
@@ -17,7 +18,7 @@ from evergrow.core.errors import FileFormatError, InputError, MergeError, Parame
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.data import FeatureSet, RawSet, save_features
 from evergrow.features import create_backbone, encode
-from evergrow.head.joined import options_for_blocks
+from evergrow.head import Classifier
 from evergrow.head.scl import SCLClassifier
 from evergrow.lab.methods import create_method
 from evergrow.learner.learner import Learner
@@ -41,7 +42,7 @@ def test_the_head_gets_joined_blocks_and_is_told_so(data: Any) -> None:
     made = learner(BLOCKS).fit(data)
     backbone = tiny_vit().with_recipe(BLOCKS)
     raw = encode(backbone, stripes(3, 8)[0], cache=False, join=False).X
-    expected = SCLClassifier.recommended(n_units=30, random_state=0, normalize="none")
+    expected = Classifier(n_units=30, random_state=0, normalize="none")
     if "blocks" in options_for_blocks(SCLClassifier, (24, 24, 24), {}):
         expected.set_params(blocks=(24, 24, 24))
     expected.fit(join_blocks(raw, (24, 24, 24)), y.astype(str))
@@ -57,7 +58,7 @@ def test_final_is_todays_vector_whatever_it_is_called(data: Any) -> None:
     np.testing.assert_array_equal(*scores)
     made = learner("final").fit(data)
     raw = encode(tiny_vit(), stripes(3, 8)[0], cache=False, join=False).X
-    head = SCLClassifier.recommended(n_units=30, random_state=0).fit(raw, data[1].astype(str))
+    head = Classifier(n_units=30, random_state=0).fit(raw, data[1].astype(str))
     np.testing.assert_array_equal(made.decision_function(data[0]), head.class_scores(raw))
     assert "recipe" not in made.info()["backbone"]
 

@@ -35,7 +35,7 @@ from evergrow.core.errors import (
 from evergrow.data import FeatureSet
 from evergrow.data.intake import read_labelled
 from evergrow.features import create_backbone
-from evergrow.head import SCLClassifier
+from evergrow.head import Classifier, SCLClassifier
 from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.learner import Learner
 
@@ -80,7 +80,7 @@ def plain(learner: Learner) -> IncrementalClassifier:
 def test_settings_are_those_of_the_recommended_head(blobs: Data) -> None:
     learner = small().fit(part(blobs, 0, 1, 2))
     X, y = part(blobs, 0, 1, 2)
-    head = SCLClassifier.recommended(n_units=40, random_state=0).fit(X, y.astype(str))
+    head = Classifier(n_units=40, random_state=0).fit(X, y.astype(str))
     assert np.array_equal(learner.decision_function(blobs[0]), head.decision_function(blobs[0]))
     assert np.array_equal(plain(learner).predict_proba(blobs[0]), head.predict_proba(blobs[0]))
     assert np.array_equal(plain(learner).novelty_score(blobs[0]), head.novelty_score(blobs[0]))

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from evergrow.head.temperatures import TEMPERATURES
 
 from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning, FileFormatError
-from evergrow.head.temperatures import TEMPERATURES
 from evergrow.learner.calibration import KIND, Calibration
 from evergrow.learner.modelfile import commit, open_model, rollback
 

@@ -2,9 +2,9 @@
 
 Every time a model learns, it scores samples of the batch, each as if the fold of the batch that it is in had not been
 learned; this is exact and takes no second model. The scores of all batches are pooled, those of younger models counting
-less, and a threshold for a stated share of false alarms is a quantile of them. With the denoised readout the same
-samples give the temperature of probabilities and, with those of new classes before they are learned, the weights of the
-terms of novelty. No sample is kept, only such scores and sums.
+less, and a threshold for a stated share of false alarms is a quantile of them. The same samples give the temperature of
+probabilities (of the denoised readout) and, with those of new classes before they are learned, the weights of the terms
+of novelty. No sample is kept, only such scores and sums.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from evergrow.core.record import Between, require
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
 from evergrow.head.base import IncrementalClassifier
-from evergrow.head.fold_outs import FoldOuts
-from evergrow.head.novelty_pool import KnownTerms, NoveltyPool, UnknownTerms
-from evergrow.head.pooling import ageing_weights
-from evergrow.head.temperatures import TEMPERATURES, best_temperature, guess_losses
+from evergrow.head.fold_outs import TEMPERATURES, FoldOuts, best_temperature, guess_losses
+from evergrow.head.novelty import KnownTerms, NoveltyPool, UnknownTerms, ageing_weights
 
 FALSE_ALARM = 0.05
 """Share of known things that may be called unknown, unless another is asked for."""
@@ -115,16 +113,14 @@ class Calibration:
         """Samples scored."""
         return sum(part.n for part in self.parts)
 
-    def with_scores(self, scores: NDArray[np.float64], size: int) -> Calibration:
-        """Return the calibration with one more batch, scored by a model that had learned so many samples."""
-        return replace(self, parts=(*self.parts, Scores.of(scores, size))) if len(scores) else self
-
     def with_fold_outs(self, found: FoldOuts, size: int) -> Calibration:
         """Return the calibration with one more batch, as a model of so many samples sees it that has not learned it."""
         terms = KnownTerms.of(found.terms, size)
         pool = self.pool()
         standard = replace(pool, known=(*pool.known, terms)).standard()
-        losses = tuple((found.log_losses + guess_losses(found.guess) / terms.n).tolist())
+        losses = None
+        if found.log_losses is not None:
+            losses = tuple((found.log_losses + guess_losses(found.guess) / terms.n).tolist())
         scores = replace(Scores.of(standard.score(found.terms), size), losses=losses, terms=terms)
         return replace(self, parts=(*self.parts, scores))
 
@@ -148,7 +144,7 @@ class Calibration:
 
     def apply(self, head: IncrementalClassifier) -> None:
         """Let a head give probabilities and novelty as calibrated; nothing for heads that are not calibrated so."""
-        if head.is_calibrated_by_rows:
+        if hasattr(head, "calibrate"):
             pool = self.pool()
             head.calibrate(temperature=self.temperature(), novelty=pool.standard() if pool.known else None)
 
@@ -237,30 +233,6 @@ def assign_folds(codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int)
     return folds
 
 
-def fold_out_scores(
-    head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[Any], seed: int
-) -> NDArray[np.float64]:
-    """Return the novelty of samples of a batch that a head has learned, each as if its fold had not been.
-
-    Parameters
-    ----------
-    head : IncrementalClassifier
-        A head that can tell novelty, and has learned the batch; not changed.
-    X, labels : ndarray of shapes (n, d) and (n,)
-        The batch.
-    seed : int
-        Seed of the folds.
-
-    Returns
-    -------
-    ndarray of shape (m,)
-        Of all samples in a small batch, of about a thousand in a large one; empty where each is the only one of its
-        class.
-    """
-    rows, folds = _fold_rows(head, labels, seed)
-    return head.novelty_without(X[rows], labels[rows], folds) if len(rows) else np.empty(0)
-
-
 def calibrated(
     before: Calibration,
     head: IncrementalClassifier,
@@ -275,14 +247,16 @@ def calibrated(
     ----------
     before : Calibration
         The calibration without it.
-    head, X, labels, seed
-        As for :func:`fold_out_scores`.
+    head : IncrementalClassifier
+        A head that can tell novelty, and has learned the batch; not changed.
+    X, labels : ndarray of shapes (n, d) and (n,)
+        The batch.
+    seed : int
+        Seed of the folds.
     weights : ndarray of shape (n,), optional
         What the samples were learned with, where that is not one.
     """
     size = int(np.asarray(head.class_counts_).sum())
-    if not head.is_calibrated_by_rows:
-        return before.with_scores(fold_out_scores(head, X, labels, seed), size)
     rows, folds = _fold_rows(head, labels, seed)
     if not len(rows):
         return before
@@ -305,7 +279,7 @@ def with_new_classes(
         The batch.
     """
     new = np.flatnonzero(~np.isin(labels, head.classes_))
-    if not head.is_calibrated_by_rows or not len(head.classes_) or not len(new) or not before.pool().known:
+    if not len(head.classes_) or not len(new) or not before.pool().known:
         return before
     rows = new[np.linspace(0, len(new) - 1, min(len(new), ENOUGH)).astype(np.int64)]
     return before.with_unknown(head.novelty_terms(X[rows]), int(np.asarray(head.class_counts_).sum()))

@@ -42,7 +42,7 @@ class Draft:
         What it takes.
     spec : BackboneSpec or None
         The backbone it will be made with.
-    method, settings : str
+    method : str
         The head.
     options : dict
         Its options.
@@ -58,8 +58,7 @@ class Draft:
 
     kind: str
     spec: BackboneSpec | None
-    method: str = "scl-mgsm"
-    settings: str = "recommended"
+    method: str = "evergrow"
     options: dict[str, Any] = field(default_factory=dict)
     features: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), dtype=np.float32))
     labels: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, dtype=np.str_))
@@ -143,7 +142,6 @@ class Draft:
         learner = Learner(
             backbone,
             self.method,
-            settings=self.settings,
             options=dict(self.options) or None,
             device=device,
             cache=False,
@@ -171,7 +169,6 @@ class Draft:
             "sample_kind": self.kind,
             "backbone": None if self.spec is None else self.spec.to_dict(),
             "method": self.method,
-            "settings": self.settings,
             "options": self.options,
             "labels": self.labels.tolist(),
             "history": [change.to_dict() for change in self.history],
@@ -190,7 +187,6 @@ class Draft:
             fields.text("sample_kind", choices=("image", "text", "features")),
             BackboneSpec.from_dict(fields.mapping("backbone")) if fields.has("backbone") else None,
             fields.text("method"),
-            fields.text("settings"),
             fields.mapping("options"),
             features,
             np.asarray(labels, dtype=np.str_),

@@ -144,14 +144,14 @@ def _summary(service: Service, name: str) -> ModelSummary:
 
 
 def _create(service: Service, asked: NewModel) -> ServedModel:
-    recipe = HeadRecipe(asked.method, asked.settings, asked.options)
+    recipe = HeadRecipe(asked.method, asked.options)
     recipe.create(device="cpu", random_state=0)  # raises now what the first lesson would
     recipe.plain_options()
     kind = next(kind for kind, name in SAMPLE_KINDS.items() if name == asked.kind)
     spec = None
     if kind != "features":
         spec = service.pool.chosen(kind, asked.backbone).backbone.spec  # type: ignore[arg-type]
-    draft = Draft(kind, spec, asked.method, asked.settings, asked.options)
+    draft = Draft(kind, spec, asked.method, asked.options)
     return service.store.create(asked.name, draft)
 
 
@@ -162,7 +162,6 @@ def model_record(model: OpenModel) -> ModelRecord:
     if isinstance(known, Draft):
         about: dict[str, Any] = {
             "method": known.method,
-            "settings": known.settings,
             "options": known.options,
             "thresholds": None,
         }
@@ -170,7 +169,7 @@ def model_record(model: OpenModel) -> ModelRecord:
     else:
         info = known.info()
         novelty, backbone = info["novelty"], info["backbone"]
-        about = {key: info[key] for key in ("method", "settings", "options")}
+        about = {key: info[key] for key in ("method", "options")}
         about["thresholds"] = (
             None
             if novelty is None

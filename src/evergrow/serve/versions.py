@@ -119,7 +119,7 @@ class Version:
         learner, features = self.learner, Features(rows, np.arange(len(rows)))
         with self._asking:
             answers = learner.ask(features)
-            if not learner.head_.can("novelty"):
+            if not hasattr(learner.head_, "novelty_score"):
                 return answers
             return dataclasses.replace(answers, novelty=learner.novelty_score(features))
 
@@ -142,7 +142,7 @@ class Version:
     def threshold(self, false_alarm: float) -> float | None:
         """Return the novelty above which something is unknown; None where it was never calibrated."""
         learner = self.learner
-        if not learner.head_.can("novelty"):
+        if not hasattr(learner.head_, "novelty_score"):
             return None
         try:
             return learner.threshold(false_alarm)

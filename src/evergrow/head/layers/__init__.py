@@ -6,16 +6,22 @@ from evergrow.head.layers.guided import GuidedProjection
 from evergrow.head.layers.identity import IdentityProjection
 from evergrow.head.layers.linked import LinkedProjection
 from evergrow.head.layers.search import BlockRecord, GuidedConfig
+from evergrow.head.layers.specs import LAYERS, FourierLayer, GuidedLayer, Layer, layer_from_plain
 
 __all__ = [
+    "LAYERS",
     "PROJECTIONS",
     "BlockRecord",
+    "FourierLayer",
     "FourierProjection",
     "GaussianProjection",
     "GuidedConfig",
+    "GuidedLayer",
     "GuidedProjection",
     "IdentityProjection",
+    "Layer",
     "LinkedProjection",
     "Projection",
+    "layer_from_plain",
     "read_projection",
 ]

@@ -15,7 +15,6 @@ from evergrow.core.registry import nearest
 from evergrow.lab.bench.data import DataEntry, DataSource
 from evergrow.lab.bench.spec import MethodEntry, Spec
 from evergrow.lab.methods import method_options
-from evergrow.lab.methods.catalog import later_options
 from evergrow.lab.records import plain
 from evergrow.lab.streams import Protocol
 
@@ -25,9 +24,6 @@ _FILTERS: dict[str, Callable[[Run], tuple[str, ...]]] = {
     "protocol": lambda run: (run.protocol.name,),
     "seed": lambda run: (str(run.seed),),
 }
-
-
-_NONE = object()
 
 
 @dataclass(frozen=True)
@@ -69,10 +65,9 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """All that decides the outcome; labels, paths and threads do not."""
-        later = later_options(self.method.name)
         return {
             "method": self.method.name,
-            "options": {name: value for name, value in plain(self.options).items() if later.get(name, _NONE) != value},
+            "options": plain(self.options),
             "dataset": {key: self.dataset[key] for key in ("name", "fingerprint")},
             "protocol": self.protocol_entry,
             "seed": self.seed,
@@ -177,11 +172,9 @@ def _check_fit(protocol: Protocol, dataset: dict[str, Any], seeds: tuple[int, ..
 
 
 def _resolve(method: MethodEntry, device: str, seed: int) -> dict[str, Any]:
-    options, later = method_options(method.name), later_options(method.name)
+    options = method_options(method.name)
     for name, value in (("device", device), ("random_state", seed)):
-        if (
-            name in options and name not in later
-        ):  # a seed that came later has no effect, and runs of before still count
+        if name in options:
             options[name] = value
     return {**options, **method.options}
 

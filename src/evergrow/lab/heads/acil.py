@@ -9,7 +9,6 @@ import torch
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
 from evergrow.head.layers import Projection
-from evergrow.head.migrations import model_part
 from evergrow.lab.heads.random_layer import RandomLayerRidge
 from evergrow.lab.layers.uniform import UniformProjection
 
@@ -21,7 +20,7 @@ class _AnalyticBuffer(RandomLayerRidge):
         return UniformProjection(self.n_units, "relu", seed)
 
 
-@HEADS.register("acil", version=2, former=("ACILClassifier",), migrations={1: model_part})
+@HEADS.register("acil")
 class ACILClassifier(_AnalyticBuffer):
     """Analytic class-incremental learning (Zhuang et al., NeurIPS 2022).
 
@@ -74,7 +73,7 @@ class ACILClassifier(_AnalyticBuffer):
         self.device = device
 
 
-@HEADS.register("g-acil", version=2, former=("GACILClassifier",), migrations={1: model_part})
+@HEADS.register("g-acil")
 class GACILClassifier(_AnalyticBuffer):
     """Generalised analytic class-incremental learning, G-ACIL or GACL (Zhuang et al., NeurIPS 2024).
 

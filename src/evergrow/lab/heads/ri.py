@@ -8,11 +8,10 @@ import torch
 
 from evergrow.head.base import HEADS
 from evergrow.head.layers import GaussianProjection, Projection
-from evergrow.head.migrations import model_part
 from evergrow.lab.heads.random_layer import RandomLayerRidge
 
 
-@HEADS.register("ri", version=2, former=("RIClassifier",), migrations={1: model_part})
+@HEADS.register("ri")
 class RIClassifier(RandomLayerRidge):
     """Sigmoid units with unit normal weights and biases, and recursive ridge regression on them.
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from evergrow.core.errors import LabelError
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
+from evergrow.head.labels import LabelUpdate
 from evergrow.head.layers import BlockRecord, Projection
-from evergrow.head.migrations import model_part
 from evergrow.lab.heads.random_layer import RandomLayerRidge
 from evergrow.lab.layers.scsm import SCSMProjection
 
 
-@HEADS.register("scsm", version=2, former=("SCSMClassifier",), migrations={1: model_part})
+@HEADS.register("scsm")
 class SCSMClassifier(RandomLayerRidge):
     """Units configured on the first task as in stochastic configuration networks, then recursive ridge.
 
@@ -63,8 +65,6 @@ class SCSMClassifier(RandomLayerRidge):
     True
     """
 
-    min_first_classes: ClassVar[int] = 2
-
     def __init__(
         self,
         n_units: int = 10_000,
@@ -85,6 +85,11 @@ class SCSMClassifier(RandomLayerRidge):
         super()._check_params()
         check_number("n_candidates", self.n_candidates, low=1, integer=True)
         check_number("tol", self.tol, low=0)
+
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        if len(labels.classes) < 2 and not self._is_fitted():
+            raise LabelError("SCSM needs at least 2 classes in the first batch, got 1 class.")
+        super()._learn(Z, labels)
 
     def _draw(self, seed: int) -> Projection:
         return SCSMProjection(

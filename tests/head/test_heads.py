@@ -1,4 +1,4 @@
-"""What heads can do beyond learning and answering: those that say so do, those that do not raise one typed error."""
+"""What all heads share, and one typed error for what a head cannot do."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from evergrow.core.archive import Archive
-from evergrow.core.errors import FileFormatError, UnknownNameError, UnsupportedError
+from evergrow.core.errors import FileFormatError, UnsupportedError
 from evergrow.head import HEADS, IncrementalClassifier, SCLClassifier
-from evergrow.head.abilities import ABILITIES, EASY_ORDER
-from evergrow.lab.heads import SimpleCILClassifier
+from evergrow.head.base import EASY_ORDER, OPTIONAL
 
 SMALL: dict[str, dict[str, Any]] = {
+    "evergrow": {"n_units": 30},
     "scl-mgsm": {"n_units": 30, "scales": "auto"},
     "ranpac": {"n_units": 30},
     "loranpac": {"n_units": 60, "rank": 30},
@@ -92,40 +92,15 @@ def test_a_head_that_knows_nothing_settles_nothing() -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_what_a_head_cannot_do_is_one_typed_error(name: str) -> None:
     head = fitted(name)
-    X, y = data()
-    asks: dict[str, Callable[[], Any]] = {
-        "spawn": lambda: head.spawn(),
-        "merge": lambda: head.merge(head),
-        "join": lambda: head.join(head, head),
-        "unlearn": lambda: head.unlearn(X, y),
-        "forget": lambda: head.forget_classes([0]),
-        "regularize": lambda: head.regularize(1.0),
-        "novelty": lambda: head.novelty_score(X),
-        "diagnostics": lambda: head.diagnostics(),
-        "probabilities": lambda: head.predict_proba(X),
-        "solution": lambda: head.adopt_solution(Archive("head-solution", {})),
-    }
-    for ability, ask in asks.items():
-        if not head.can(ability):
-            with pytest.raises(UnsupportedError, match=rf"method must be able to .*scl-mgsm can.*got '{name}'"):
-                ask()
-    assert head.can("probabilities") == hasattr(head, "predict_proba") == (head.temperature_ is not None)
-
-
-def test_an_ability_that_nobody_knows_is_named() -> None:
-    with pytest.raises(UnknownNameError, match="nearest: 'merge'"):
-        SimpleCILClassifier.can("merg")
-    assert set(ABILITIES) == SCLClassifier.abilities
-
-
-def test_statistics_are_there_to_be_looked_at() -> None:
-    head = fitted("ri")
-    assert head.state_ is not None
-    assert head.state_.count == 45
-    assert head.class_counts_ is not None
-    assert head.class_counts_.tolist() == [15, 15, 15]
-    assert fitted("simplecil").state_ is None
-    assert fitted("simplecil").n_units_ is None
+    for method, meaning in OPTIONAL.items():
+        if hasattr(type(head), method):
+            assert callable(getattr(head, method))
+            continue
+        assert not hasattr(head, method)
+        with pytest.raises(UnsupportedError, match=f"method '{name}' cannot {meaning}"):
+            getattr(head, method)
+    with pytest.raises(AttributeError, match="no attribute 'spwan'"):
+        head.spwan()
 
 
 # -- the solution ---------------------------------------------------------------------------------------------
@@ -142,8 +117,8 @@ def test_a_solution_spares_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
     solution = settled.solution()
     assert solution is not None
     fresh.adopt_solution(solution)
-    monkeypatch.setattr("evergrow.head.scl.solve_readout", None)
-    monkeypatch.setattr("evergrow.head.calibrated.temperature", None)
+    monkeypatch.setattr("evergrow.head.solved.solve_ridge", None)
+    monkeypatch.setattr("evergrow.head.solved.ridge_temperature", None)
     np.testing.assert_array_equal(fresh.predict_proba(X), settled.predict_proba(X))
 
 
@@ -177,13 +152,3 @@ def test_a_solution_that_does_not_fit_is_refused(change: Callable[[Any, Any], An
     change(meta, tensors)
     with pytest.raises(FileFormatError, match=match):
         without_solution().adopt_solution(Archive("head-solution", meta, tensors))
-
-
-def test_novelty_without_rows_is_that_of_a_head_that_never_saw_them() -> None:
-    X, y = data()
-    head = without_solution()
-    rows = np.arange(0, 45, 5)
-    found = head.novelty_without(X[rows], y[rows])
-    scorer = head._novelty_scorer()
-    H = torch.cat([part for _, part in head.model_.activations(torch.from_numpy(X[rows]))])
-    np.testing.assert_array_equal(found, scorer.without(H, torch.from_numpy(y[rows])).numpy())
