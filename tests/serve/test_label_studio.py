@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from tests.serve.samples import png
 
-from evergrow.learner.attached import attached_part
 from evergrow.learner.modelfile import open_model
 from evergrow.serve.annotations import PART, Ledger
 from evergrow.serve.drafts import Draft
@@ -227,5 +226,5 @@ def test_a_class_that_is_forgotten_leaves_no_vector_of_its_annotations(api: Any,
 
 def ledger(folder: Path, begun: bool) -> Ledger:
     if begun:
-        return Ledger.from_archive(attached_part(open_model(folder / "words.evg"), PART))
+        return Ledger.from_archive(open_model(folder / "words.evg").attached(PART))
     return Ledger.from_archive(Draft.read(folder / "words.draft").parts.get(PART))

@@ -58,6 +58,10 @@ class UnlearnError(EvergrowError, ValueError):
     """Samples or classes cannot be removed because they were never learned."""
 
 
+class NothingLeftError(UnlearnError):
+    """The last samples were to be taken out of a head, which keeps at least one class."""
+
+
 class DeviceError(EvergrowError, RuntimeError):
     """A device was asked for that this machine does not have."""
 

@@ -22,7 +22,6 @@ from evergrow.engine.stages import Running, Tally
 from evergrow.features.base import Backbone
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
-from evergrow.learner.parts import seed_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +87,7 @@ class Engine(ABC):
 
     def fit(self, learner: Learner, data: Any) -> Tally | None:
         """Let a learner forget everything and learn data; see :func:`evergrow.engine.fitting.fit`."""
-        manifest = self.manifest(data, seed_of(learner), skip=_skips(learner))
+        manifest = self.manifest(data, learner._seed(), skip=_skips(learner))
         with self.open(learner.device) as (folder, running):
             return fit(learner, manifest, folder, running)
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import LabelError, ParameterError
-from evergrow.core.record import UNKNOWN, Between
+from evergrow.core.record import UNKNOWN, Between, require
 from evergrow.core.registry import nearest
 
 PRIORS = ("uniform", "counts")
@@ -69,6 +69,10 @@ class Answering:
     costs: dict[str, dict[str, Annotated[float, Between(0, LARGEST)]]] = field(default_factory=dict)
     thresholds: dict[str, Annotated[float, Between(1 / LARGEST, 1)]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict, metadata=UNKNOWN)
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where a prior has no weights."""
+        require(self.prior != {}, "its prior gives no class a weight")
 
     @property
     def is_plain(self) -> bool:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import LabelError, MergeError, UnlearnError
+from evergrow.core.errors import LabelError, MergeError, NothingLeftError, UnlearnError
 from evergrow.core.registry import nearest
 from evergrow.data import DataOptions
 from evergrow.data.intake import Samples, as_names, read_items, read_unknown
 from evergrow.features.base import BackboneSpec
-from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.changes import Change, fingerprint, fingerprints, learned_data
 from evergrow.learner.learning import Block
@@ -117,6 +117,8 @@ def forgotten(now: Snapshot, names: Iterable[Any]) -> Snapshot:
         If a class was never learned.
     """
     gone = sorted({str(name) for name in names})
+    if not gone:
+        raise LabelError("names must name at least one class to forget, got none")
     require_known(gone, now.counts)
     left = {name: n for name, n in now.counts.items() if name not in gone}
     change = Change.now("forget", sum(now.counts[name] for name in gone), gone)
@@ -144,24 +146,14 @@ def unlearned(now: Snapshot, blocks: Iterable[Block]) -> Snapshot:
     for block in blocks:
         require_known(block.labels.tolist(), now.counts)
         counts = _less(counts, block.labels)
-        if any(counts.values()):
+        with suppress(NothingLeftError):  # the last ones; the head stays as it is, and is not used any more
             head.unlearn(block.X, block.labels, sample_weight=block.weights)
-        else:
-            _check_last(head, block)
         fingerprinted += fingerprints(block.X, block.labels, now.history, block.weights)
         samples += len(block.labels)
     gone = sorted(name for name, n in counts.items() if n == 0)
     change = Change.now("unlearn", samples, gone, data=fingerprinted)
     left = {name: n for name, n in counts.items() if n}
     return now.after(change, head=head, counts=left) if left else emptied(now, change)
-
-
-def _check_last(head: IncrementalClassifier, block: Block) -> None:
-    """Raise :class:`UnlearnError` unless the last samples of a model are the ones that it learned.
-
-    A head keeps at least one sample, so one of them is learned once more before all are taken out.
-    """
-    head.partial_fit(block.X[:1], block.labels[:1]).unlearn(block.X, block.labels, sample_weight=block.weights)
 
 
 def _less(counts: dict[str, int], labels: NDArray[np.str_]) -> dict[str, int]:

@@ -671,8 +671,10 @@ class Learner(Estimator):
     def spawn(self) -> Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
         head, now, child = self._able("spawn").spawn(), self._taught(), self._twin()
-        kept = {"announced": now.announced, "label_kind": now.label_kind, "columns": now.columns}
-        child._snapshot = dataclasses.replace(self._blank(self._encoder, head), **kept)
+        blank = self._blank(self._encoder, head)
+        child._snapshot = dataclasses.replace(
+            blank, announced=now.announced, label_kind=now.label_kind, columns=now.columns
+        )
         return child
 
     def merge(self, other: Learner, *, base: Learner | None = None) -> Self:

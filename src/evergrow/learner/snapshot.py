@@ -133,7 +133,7 @@ class Snapshot:
 
     recipe: HeadRecipe
     counts: dict[str, Count]
-    head: IncrementalClassifier = field(default=None)  # type: ignore[arg-type]
+    head: IncrementalClassifier = field(default=None)  # type: ignore[assignment]
     spec: BackboneSpec | None = None
     calibration: Calibration = field(default_factory=Calibration)
     history: tuple[Change, ...] = ()

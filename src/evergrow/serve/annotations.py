@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.core.archive import Archive, register_kind
-from evergrow.learner.attached import attach_part, attached_part
 from evergrow.learner.changes import Change
 from evergrow.learner.learner import Learner
 from evergrow.serve.drafts import Draft
@@ -128,12 +127,12 @@ class Annotate:
 
     def on_learner(self, learner: Learner) -> None:
         """Unlearn what they said before and learn what they say now; nothing where that is the same."""
-        ledger = Ledger.from_archive(attached_part(learner, PART))
+        ledger = Ledger.from_archive(learner.attached(PART))
         before = ledger
         for annotation in self.annotations:
             ledger = _settled(learner, ledger, annotation)
         if ledger is not before:
-            attach_part(learner, PART, ledger.to_archive())
+            learner.attach(PART, ledger.to_archive())
             if ledger.entries == before.entries:
                 learner._snapshot = learner._state().after(_nothing_came())
 

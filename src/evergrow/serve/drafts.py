@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from evergrow.core.archive import Archive, read_archive, register_kind, write_archive
 from evergrow.core.errors import LabelError, ParameterError, UnlearnError
 from evergrow.core.fields import Fields
+from evergrow.core.record import from_values
 from evergrow.core.registry import nearest
 from evergrow.core.seeding import generator
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.learner.attached import attach_part
 from evergrow.learner.changes import Change, fingerprint
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import counted
@@ -112,7 +112,7 @@ class Draft:
         change = Change.now("forget", int((~kept).sum()), gone)
         return self.after(change, self.features[kept], self.labels[kept])
 
-    def renamed(self, names: Mapping[str, str], what: str) -> Draft:
+    def renamed(self, names: Mapping[str, str], what: Any) -> Draft:
         """Return the draft with other names of classes."""
         self._require_known(names)
         labels = np.array([names.get(name, name) for name in self.labels.tolist()], dtype=np.str_)
@@ -148,7 +148,7 @@ class Draft:
         )
         learner.fit((self.features, self.labels))
         for name, part in self.parts.items():
-            attach_part(learner, name, part)
+            learner.attach(name, part)
         return learner
 
     def rehearse(self, device: str) -> None:
@@ -190,6 +190,6 @@ class Draft:
             fields.mapping("options"),
             features,
             np.asarray(labels, dtype=np.str_),
-            tuple(Change.from_fields(entry) for entry in fields.records("history")),
+            tuple(from_values(Change, entry, "a change") for entry in fields.values("history")),
             fields.unknown_parts(),
         )

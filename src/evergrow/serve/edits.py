@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import LabelError
-from evergrow.learner.attached import attach_part, attached_part
 from evergrow.learner.learner import Learner
 from evergrow.serve.annotations import PART, without_forgotten
 from evergrow.serve.drafts import Draft
@@ -104,9 +103,9 @@ class Forget:
     def on_learner(self, learner: Learner) -> None:
         """Forget them, and what was kept of their annotations."""
         learner.forget_classes(self.names)
-        kept = without_forgotten(attached_part(learner, PART), learner.history_)
+        kept = without_forgotten(learner.attached(PART), learner.history_)
         if kept is not None:
-            attach_part(learner, PART, kept)
+            learner.attach(PART, kept)
 
     def on_draft(self, draft: Draft) -> Draft:
         """Drop their samples, and what was kept of their annotations."""

@@ -17,6 +17,7 @@ from typing import Any
 from evergrow.core.errors import BusyError, ParameterError
 from evergrow.core.files import locked
 from evergrow.learner.changes import Change
+from evergrow.learner.history import Header, History
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
     ModelNotFoundError,
@@ -28,7 +29,6 @@ from evergrow.learner.modelfile import (
     redo,
     rollback,
 )
-from evergrow.learner.revisions import Header, History
 from evergrow.serve.batching import Batcher
 from evergrow.serve.drafts import Draft
 from evergrow.serve.edits import Edit

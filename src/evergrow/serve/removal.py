@@ -10,8 +10,8 @@ from pathlib import Path
 
 from evergrow.core.errors import BusyError
 from evergrow.core.files import locked
+from evergrow.learner.history import History
 from evergrow.learner.modelfile import ModelWriteError
-from evergrow.learner.revisions import History
 
 _PREFIX = ".deleted."
 

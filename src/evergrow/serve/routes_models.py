@@ -9,7 +9,7 @@ from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 
 from evergrow.core.errors import EvergrowError
-from evergrow.learner.recipe import HeadRecipe
+from evergrow.learner.snapshot import HeadRecipe
 from evergrow.serve.drafts import Draft
 from evergrow.serve.model import ServedModel, matches
 from evergrow.serve.problems import Problem, problem_of, problems
@@ -146,7 +146,7 @@ def _summary(service: Service, name: str) -> ModelSummary:
 def _create(service: Service, asked: NewModel) -> ServedModel:
     recipe = HeadRecipe(asked.method, asked.options)
     recipe.create(device="cpu", random_state=0)  # raises now what the first lesson would
-    recipe.plain_options()
+    recipe.plain()
     kind = next(kind for kind, name in SAMPLE_KINDS.items() if name == asked.kind)
     spec = None
     if kind != "features":
