@@ -1,4 +1,4 @@
-"""A kind of layer and an activation from outside the package, used by name wherever names are taken."""
+"""An activation from outside the package, used by name wherever names are taken."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from evergrow import Learner, SCLClassifier
-from evergrow.core.archive import KINDS
-from evergrow.core.errors import FileFormatError, ParameterError
-from evergrow.head.layers import PROJECTIONS, Projection
+from evergrow.core.errors import ParameterError
 from evergrow.head.layers.activations import ACTIVATIONS, Activation
 
 
@@ -23,40 +21,19 @@ def softplus_derivatives(b: Tensor) -> tuple[Tensor, Tensor]:
     return slope, slope * (1 - slope)
 
 
-class SignProjection(Projection):
-    """Units with weights of plus or minus one."""
-
-    def __init__(self, n_units: int = 100, activation: str = "sigmoid", random_state: int = 0) -> None:
-        super().__init__(activation, random_state)
-        self.requested = n_units
-
-    def build(self, Z: Tensor, Y: Tensor) -> SignProjection:
-        stream = torch.Generator().manual_seed(self.random_state)
-        signs = torch.randint(0, 2, (Z.shape[1], self.requested), generator=stream)
-        self.weights = (2.0 * signs - 1.0).to(torch.float32)
-        self.bias = torch.zeros(self.requested)
-        return self
-
-
 @pytest.fixture(autouse=True)
 def added() -> Iterator[None]:
-    """Add one of each, and take them away again."""
+    """Add one, and take it away again."""
     ACTIVATIONS.register("test-softplus")(
         Activation(torch.nn.functional.softplus, softplus_derivatives, 0.25, 0.09623, operator="Softplus")
     )
-    PROJECTIONS.register("test-signs")(SignProjection)
     yield
-    for registry, name in ((ACTIVATIONS, "test-softplus"), (PROJECTIONS, "test-signs")):
-        del registry._items[name]  # type: ignore[attr-defined]
-    del KINDS["projection/test-signs"]
+    del ACTIVATIONS._items["test-softplus"]  # type: ignore[attr-defined]
 
 
 OPTIONS: list[dict[str, Any]] = [
     {"activation": "test-softplus", "scales": "auto"},
-    {"activation": "test-softplus", "projection": "gaussian"},
-    {"projection": "test-signs"},
-    {"projection": "test-signs", "direct_link": True, "normalize": "l2"},
-    {"activation": "test-softplus", "projection": "test-signs"},
+    {"activation": "test-softplus", "scales": (0.5, 1.0)},
 ]
 
 
@@ -76,34 +53,16 @@ def test_a_head_takes_them_by_name_and_keeps_them_in_a_file(options: dict[str, A
     back = SCLClassifier.load(tmp_path / "m.evg")
     np.testing.assert_array_equal(back.decision_function(X), model.decision_function(X))
     back.partial_fit(X[:5], y[:5])
-    assert back.state_.count == 85
+    assert back.model_.state.count == 85
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_product_takes_them_as_options(options: dict[str, Any], tmp_path: Path) -> None:
     X, y = data()
-    learner = Learner(None, settings="paper", options={"n_units": 30, **options}).fit((X, y.astype(str)))
+    learner = Learner(None, "scl-mgsm", options={"n_units": 30, **options}).fit((X, y.astype(str)))
     learner.save(tmp_path / "m.evg")
     loaded = Learner.load(tmp_path / "m.evg")
     assert loaded.predict(X).tolist() == learner.predict(X).tolist()
-
-
-def test_they_are_offered_where_a_name_is_wrong() -> None:
-    X, y = data()
-    for name, word in (("activation", "softplu"), ("projection", "test-sign")):
-        with pytest.raises(ParameterError, match=f"{name} must be one of .*test-"):
-            SCLClassifier(**{name: word}).fit(X, y)
-
-
-def test_a_file_needs_what_it_was_made_with(tmp_path: Path) -> None:
-    X, y = data()
-    SCLClassifier(n_units=30, projection="test-signs", random_state=0).fit(X, y).save(tmp_path / "m.evg")
-    signs, kind = PROJECTIONS._items.pop("test-signs"), KINDS.pop("projection/test-signs")
-    try:
-        with pytest.raises(FileFormatError, match="test-signs"):
-            SCLClassifier.load(tmp_path / "m.evg")
-    finally:
-        PROJECTIONS._items["test-signs"], KINDS["projection/test-signs"] = signs, kind
 
 
 def test_what_the_new_activation_is_told_serves_folding_and_export(tmp_path: Path) -> None:
@@ -113,7 +72,7 @@ def test_what_the_new_activation_is_told_serves_folding_and_export(tmp_path: Pat
     from evergrow.export.onnx_export import ExportConfig, export_onnx
 
     X, y = data()
-    options: dict[str, Any] = {"n_units": 30, "activation": "test-softplus", "normalize": "l2", "random_state": 0}
+    options: dict[str, Any] = {"n_units": 30, "activation": "test-softplus", "random_state": 0}
     model = SCLClassifier(scales=(1e-4,), alpha=1e-6, **options).fit(X, y)
     report = export_onnx(None, model, tmp_path / "folded.onnx", config=ExportConfig(fold=True, check=True))
     assert report.fold is not None
@@ -128,3 +87,8 @@ def test_what_the_new_activation_is_told_serves_folding_and_export(tmp_path: Pat
             export_onnx(None, model, tmp_path / "x.onnx", config=ExportConfig(fold=True))
     finally:
         ACTIVATIONS._items["test-softplus"] = before
+
+
+def test_it_is_offered_where_a_name_is_wrong() -> None:
+    with pytest.raises(ParameterError, match=r"activation must be one of .*test-"):
+        SCLClassifier(activation="softplu").fit(*data())

@@ -572,7 +572,7 @@ def main() -> None:
 
 def fresh(folder: Path) -> list[Subject]:
     """Write files with the version at hand, and return them."""
-    from evergrow import Learner
+    from evergrow import Classifier, Learner
     from evergrow.learner.reference import measured_change
 
     rows = dict(np.load(DATA / "rows.npz"))
@@ -601,7 +601,7 @@ def fresh(folder: Path) -> list[Subject]:
     return [
         Subject("fresh-blocks", "learner", str(folder / "fresh-blocks.evg")),
         Subject("fresh-edited", "learner", str(folder / "fresh-edited.evg")),
-        Subject("fresh-head", "head", str(folder / "fresh-head.evg"), "scl-mgsm"),
+        Subject("fresh-head", "head", str(folder / "fresh-head.evg"), "evergrow"),
         Subject("fresh-learner", "learner", str(folder / "fresh-learner.evg")),
         Subject("fresh-updated", "learner", str(folder / "fresh-updated.evg")),
     ]

@@ -100,7 +100,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tuner", adapting_tuners())
 def test_it_is_the_adapted_classifier_made_by_hand(tuner: str, first: Part, later: Part) -> None:
     learner = learner_of(tuner, features="final").fit(first).partial_fit(later)
-    hand = FsaClassifier("scl-mgsm", tiny_vit(), fsa=quick(tuner), n_units=20).fit(*first)
+    hand = FsaClassifier("evergrow", tiny_vit(), fsa=quick(tuner), n_units=20).fit(*first)
     X = [extract(hand.backbone_, items, cache=False).features for items, _ in (first, later)]
     assert learner.backbone_().spec == hand.backbone_.spec
     assert np.array_equal(learner.features(later[0]).X, X[1])

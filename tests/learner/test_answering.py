@@ -42,9 +42,7 @@ ASKED = birds(9, dict.fromkeys(NAMES, 60))[0]
     ("options", "assumed"),
     [
         ({}, "uniform"),
-        ({"prior": "counts"}, "counts"),
         ({"readout": "ridge"}, "counts"),
-        ({"readout": "discriminant"}, "uniform"),
     ],
 )
 @pytest.mark.parametrize("prior", ["uniform", "counts", {"owl": 10.0, "crow": 2.0}])

@@ -37,7 +37,7 @@ def test_parts_have_kinds_of_their_own(learner: Learner) -> None:
     archive = learner.to_archive()
     assert (archive.kind, archive.version) == ("learner", 2)
     assert {name: part.kind for name, part in archive.parts.items()} == {
-        "head": "head/scl-mgsm",
+        "head": "head/evergrow",
         "calibration": "calibration",
         "solution": "head-solution",
     }
@@ -93,7 +93,6 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_set("lineage", {"number": 1, "ancestors": [{"revision": 3}, {"revision": 2}]}), "do not ascend"),
         (_set("method", "magic"), "must have 'method'"),
         (_set("method", "ranpac"), "must hold"),
-        (_set("settings", 3), "must have 'settings'"),
         (_set("options", []), "must have 'options'"),
         (_set("seed", "x"), "must have 'seed'"),
         (_set("backbone", {}), "backbone"),

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evergrow.head.temperatures import TEMPERATURES
 
 from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning, FileFormatError
+from evergrow.head.fold_outs import TEMPERATURES
 from evergrow.learner.calibration import KIND, Calibration
 from evergrow.learner.modelfile import commit, open_model, rollback
 
@@ -139,12 +139,12 @@ def test_rows_without_doubt_leave_the_temperature_at_the_guess() -> None:
     assert learner.head_.temperature_ > 10 * TEMPERATURES[0]
 
 
-def test_other_readouts_answer_as_before() -> None:
-    learner = small(readout="discriminant", shape_directions=0).fit(part(blobs(20), 0, 1, 2))
+def test_the_ridge_readout_learns_novelty_and_has_its_own_temperature() -> None:
+    learner = small(readout="ridge", shape_directions=0).fit(part(blobs(20), 0, 1, 2))
     learner.partial_fit(part(blobs(20), 3))
     calibration = learner._state().calibration
-    assert calibration.unknown == ()
-    assert all(part.losses is None and part.terms is None for part in calibration.parts)
+    assert calibration.unknown
+    assert all(part.losses is None and part.terms is not None for part in calibration.parts)
     assert calibration.temperature() is None
 
 

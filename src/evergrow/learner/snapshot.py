@@ -375,7 +375,7 @@ def _head(
 ) -> tuple[IncrementalClassifier, dict[str, int]]:
     """Return the head, and the samples of each class, which must be those that it has learned."""
     head = HEADS[method].from_archive(fields.part("head"), device, name=fields.inside("head"))
-    learned = head.class_counts_
+    learned = getattr(head, "class_counts_", None)
     fields.require(head.classes_.dtype.kind == "U", "the labels of its head are no names")
     entries = fields.fields("counts")
     counts = {name: entries.integer(name, low=1) for name in head.classes_.tolist()}
@@ -384,7 +384,7 @@ def _head(
         learned is None or list(counts.values()) == learned.tolist(), "it counts other samples than its head learned"
     )
     if fields.has("solution"):
-        fields.require(head.can("solution"), f"heads of method {method!r} have no solution to keep")
+        fields.require(hasattr(head, "adopt_solution"), f"heads of method {method!r} have no solution to keep")
         head.adopt_solution(fields.part("solution"), name=fields.inside("solution"))
     return head, dict(sorted(counts.items()))
 
