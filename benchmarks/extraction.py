@@ -17,9 +17,8 @@ import torch
 
 from benchmarks.timing import Row, seconds
 from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind
-from evergrow.features import create_backbone
+from evergrow.features import create_backbone, encode, encode_chunks
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.extraction import extract
 from evergrow.features.images import decode_image
 
 SEED = 0
@@ -83,7 +82,7 @@ def _against_bare(title: str, backbone: Any, items: Items, precision: Any, bar: 
                 backbone.module(ready[: n - start].to(device, non_blocking=True))
 
     def ours() -> None:
-        extract(backbone, items, cache=False, precision=precision, batch_size=batch, **settings)
+        encode(backbone, items, cache=False, precision=precision, batch_size=batch, **settings)
 
     seconds(bare, repeat=1)  # warm up
     pairs = [(seconds(bare, repeat=1), seconds(ours, repeat=1)) for _ in range(3)]  # by turns: the load may change
@@ -117,7 +116,7 @@ def _depths(name: str, n: int, device: torch.device, precision: Any, bar: float 
 
     def run(backbone: Backbone) -> tuple[float, float]:
         before = _processor_seconds()
-        wall = seconds(lambda: extract(backbone, items, cache=False, precision=precision), repeat=1)
+        wall = seconds(lambda: encode(backbone, items, cache=False, precision=precision), repeat=1)
         return wall, _processor_seconds() - before
 
     run(final), run(rich)  # warm up
@@ -167,7 +166,7 @@ def _depth_memory(name: str) -> Row:
 def _peak_of(name: str, recipe: str) -> None:
     """Print the high-water mark of this process after extracting 96 images."""
     backbone = create_backbone(name, weights="random", device="cpu", recipe=recipe)
-    extract(backbone, ImageArrays(_images(96)), cache=False, workers=0)
+    encode(backbone, ImageArrays(_images(96)), cache=False, workers=0)
     _print_peak()
 
 
@@ -183,7 +182,7 @@ def warm_cache(quick: bool) -> Iterator[Row]:
             Image.fromarray(pixels).save(Path(folder, names[row]), quality=90)
 
         def run() -> None:
-            extract(backbone, ImageFiles(Path(folder), names), cache=Path(folder, "cache"))
+            encode(backbone, ImageFiles(Path(folder), names), cache=Path(folder, "cache"))
 
         first, second = seconds(run, repeat=1), seconds(run, repeat=5)
     figure = f"{first / second:,.0f}x: {1e3 * second:.1f} ms against {first:.2f} s for {n} images"
@@ -252,7 +251,8 @@ class _Drawn(Items):
 def _peak(n: int) -> None:
     """Print the high-water mark of this process after extracting ``n`` images."""
     with tempfile.TemporaryDirectory() as folder:
-        extract(_Tiny(), _Drawn(n), cache=folder, workers=0)
+        for _ in encode_chunks(_Tiny(), _Drawn(n), cache=folder, workers=0):
+            pass
     _print_peak()
 
 

@@ -47,11 +47,10 @@ def _digits() -> tuple[Array, Array]:
 def _features(pixels: Array) -> Array:
     """Return the features of EfficientNet-Lite0."""
     from evergrow.core.items import ImageArrays
-    from evergrow.features import create_backbone
-    from evergrow.features.extraction import extract
+    from evergrow.features import create_backbone, encode
 
     backbone = create_backbone("tf_efficientnet_lite0", "bundled", device="cpu")
-    return np.asarray(extract(backbone, ImageArrays(pixels), workers=0).features)
+    return np.asarray(encode(backbone, ImageArrays(pixels), workers=0, join=False).X)
 
 
 def _birds() -> dict[str, Array]:

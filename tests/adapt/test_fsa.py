@@ -25,9 +25,8 @@ from evergrow.core.errors import (
 )
 from evergrow.core.items import Texts
 from evergrow.core.seeding import derive_seed
-from evergrow.features import ImageBackbone, create_backbone, hash_weights
+from evergrow.features import ImageBackbone, create_backbone, encode, hash_weights
 from evergrow.features.base import Backbone
-from evergrow.features.extraction import extract
 from evergrow.head import HEADS
 from evergrow.lab.methods.fsa_classifier import FsaClassifier, create_fsa, fsa_methods, fsa_options
 
@@ -45,13 +44,13 @@ def state(module: nn.Module) -> torch.Tensor:
 def test_adaptation_leaves_the_backbone_as_it_was(kind: str) -> None:
     backbone, (items, y) = tiny_vit(), stripes(3, 8)
     flags = [parameter.requires_grad for parameter in backbone.module.parameters()]
-    before = extract(backbone, items, cache=False).features
+    before = encode(backbone, items, cache=False, join=False).X
     adapted = adapt(backbone, items, y, QUICK.changed(tuner=kind))
     assert hash_weights(backbone.module) == backbone.spec.weights_hash
     assert tuners_of(backbone.module) == []
     assert [parameter.requires_grad for parameter in backbone.module.parameters()] == flags
-    np.testing.assert_array_equal(extract(backbone, items, cache=False).features, before)
-    after = extract(adapted, items, cache=False).features
+    np.testing.assert_array_equal(encode(backbone, items, cache=False, join=False).X, before)
+    after = encode(adapted, items, cache=False, join=False).X
     assert np.abs(after - before).max() > 1e-4
     assert not any(parameter.requires_grad for parameter in [*adapted.module.parameters(), *adapted.tuner.parameters()])
     # The frozen weights are shared, not copied.
@@ -212,7 +211,7 @@ def test_an_adapted_backbone_can_be_made_again(tmp_path: Path) -> None:
     assert again.spec == adapted.spec
     assert again.adaptation().describe() == adapted.adaptation().describe()
     assert FsaConfig.from_dict(adaptation.config or {}) == QUICK
-    a, b = (extract(model, items, cache=False).features for model in (adapted, again))
+    a, b = (encode(model, items, cache=False, join=False).X for model in (adapted, again))
     np.testing.assert_array_equal(a, b)
     with pytest.raises(WeightsError, match="trained on"):
         adapted_from(tiny_vit(seed=3), adaptation)
@@ -221,9 +220,9 @@ def test_an_adapted_backbone_can_be_made_again(tmp_path: Path) -> None:
 def test_caches_tell_adapted_backbones_apart(tmp_path: Path) -> None:
     backbone, (items, y) = tiny_vit(), stripes(3, 6)
     first, second = (adapt(backbone, items, y, QUICK.changed(tuner="ssf"), seed=seed) for seed in (0, 1))
-    found = [extract(model, items, cache=tmp_path) for model in (backbone, first, second, first)]
-    assert [item.from_cache for item in found] == [False, False, False, True]
-    assert not np.array_equal(found[1].features, found[2].features)
+    found = [encode(model, items, cache=tmp_path) for model in (backbone, first, second, first)]
+    assert [item.computed == 0 for item in found] == [False, False, False, True]
+    assert not np.array_equal(found[1].X, found[2].X)
 
 
 # -- classifier -------------------------------------------------------------------------------------------
@@ -243,13 +242,13 @@ def test_fit_and_partial_fit_are_adaptation_extraction_and_head() -> None:
     adapted = adapt(backbone, first, y1, QUICK.changed(tuner="ssf"), seed=3)
     head = HEADS["ranpac"](n_units=60, random_state=3, device="cpu")
     for items, y in ((first, y1), (second, y2)):
-        head.partial_fit(extract(adapted, items, cache=False).features, y)
-    features = extract(adapted, second, cache=False).features
+        head.partial_fit(encode(adapted, items, cache=False, join=False).X, y)
+    features = encode(adapted, second, cache=False, join=False).X
     np.testing.assert_array_equal(model.decision_function(second), head.decision_function(features))
     assert model.backbone_.spec == adapted.spec
     # Going on with the public parts is the same as going on with the classifier.
     np.testing.assert_array_equal(
-        model.head_.predict(extract(model.backbone_, second, cache=False).features), model.predict(second)
+        model.head_.predict(encode(model.backbone_, second, cache=False, join=False).X), model.predict(second)
     )
 
 
@@ -271,8 +270,10 @@ def test_without_adaptation_the_backbone_is_the_given_one() -> None:
     assert model.backbone_ is backbone
     head = HEADS["simplecil"]()
     for items, y in ((first, y1), (second, y2)):
-        head.partial_fit(extract(backbone, items, cache=False).features, y)
-    np.testing.assert_array_equal(model.predict(first), head.predict(extract(backbone, first, cache=False).features))
+        head.partial_fit(encode(backbone, items, cache=False, join=False).X, y)
+    np.testing.assert_array_equal(
+        model.predict(first), head.predict(encode(backbone, first, cache=False, join=False).X)
+    )
     assert model.cost_.trainable_parameters == 0
 
 

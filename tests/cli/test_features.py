@@ -12,8 +12,7 @@ from tests.commands import evergrow
 
 from evergrow import Learner
 from evergrow.data import RawSet, load_data, load_features
-from evergrow.features import create_backbone
-from evergrow.features.extraction import extract
+from evergrow.features import create_backbone, encode
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_the_file_holds_what_extraction_gives(folder: Path, tmp_path: Path, suff
     data = load_data(folder)
     assert isinstance(data, RawSet)
     backbone = create_backbone("test_resnet", "random", device="cpu")
-    assert np.allclose(written.X_test, extract(backbone, data.test, cache=False).features, atol=1e-6)
+    assert np.allclose(written.X_test, encode(backbone, data.test, cache=False, join=False).X, atol=1e-6)
     assert written.class_names == ("grün", "rot")
     assert written.backbone["weights_hash"] == backbone.spec.weights_hash
 
@@ -110,7 +109,7 @@ def test_a_recipe_is_kept_block_by_block_and_learned_from_the_file(folder: Path,
     backbone = create_backbone("test_resnet", "random", device="cpu", recipe="rich")
     assert written.widths == (96, 192, 48)
     assert written.backbone["recipe"]["blocks"] == ["final", "mean@-2", "mean@-3"]
-    assert np.allclose(written.X_test, extract(backbone, data.test, cache=False).features, atol=1e-5)
+    assert np.allclose(written.X_test, encode(backbone, data.test, cache=False, join=False).X, atol=1e-5)
     assert evergrow("fit", str(out), "-m", str(model), "--units", "20").exit_code == 0
     evaluated = json.loads(evergrow("evaluate", str(model), str(out), "--json").stdout)
     assert evaluated["n_known"] == 4
@@ -137,7 +136,7 @@ def test_decoder_of_a_gpu_needs_one(folder: Path, tmp_path: Path, more: tuple[st
     out = tmp_path / ("out" if more else "out.npz")
     result = evergrow(*command(folder, out, "--decode", "gpu", *more))
     assert result.exit_code == 2
-    assert "--decode must be 'cpu' where the backbone runs on cpu, got 'gpu'" in " ".join(result.stderr.split())
+    assert "decode must be 'cpu' where the backbone runs on cpu, got 'gpu'" in " ".join(result.stderr.split())
     assert not out.is_file()
 
 

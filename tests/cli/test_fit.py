@@ -122,10 +122,10 @@ def test_adapted_model_goes_on_and_back(shell, images):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["first.npz", "--adapt", "ssf"], "DATA must be images for a backbone to be adapted to them, got feature"),
+        (["first.npz", "--adapt", "ssf"], "data must be images for a backbone to be adapted to them, got feature"),
         (
             ["texts.csv", "--adapt", "ssf"],
-            "DATA must be images for a backbone to be adapted to them, got texts: leave --adapt out",
+            "data must be images for a backbone to be adapted to them, got texts: leave adapt out",
         ),
         (["images", *TUNED, "--adapt", "ssh"], "adapt must be one of 'adapter', 'lora', 'ssf'"),
         (["images", *TUNED, "--epochs", 3], "--epochs must go with --adapt, got 3 epochs"),

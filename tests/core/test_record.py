@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergrow.core.archive import Archive, parse_json
+from evergrow.core.archive import Archive, parse_json, read_archive
 from evergrow.core.errors import FileFormatError, NewerSchemaError, ParameterError
 from evergrow.core.record import (
     NOTHING,
@@ -278,6 +278,15 @@ def test_what_a_constructor_refuses_is_a_file_error() -> None:
 
     with pytest.raises(FileFormatError, match="the archive is damaged or contradicts itself: n must be at most 3"):
         from_archive(Strict, Archive("tests/strict", {"n": 4}))
+
+
+def test_files_of_before_say_in_one_line_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for schema in (1, 2):
+        monkeypatch.setattr("evergrow.core.archive.SCHEMA_VERSION", schema)
+        write_record(tmp_path / "old.evg", Square(1.0))
+        monkeypatch.undo()
+        with pytest.raises(FileFormatError, match=rf"was written by evergrow 0\.{schema}; fit it again"):
+            read_archive(tmp_path / "old.evg")
 
 
 @record("tests/note")

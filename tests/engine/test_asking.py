@@ -101,9 +101,9 @@ def test_features_are_those_of_the_backbone(images: Path, tmp_path: Path) -> Non
     assert tally.names_left_out() == ["ant/none.png"]
     table = pq.read_table(tmp_path / "job" / "features").to_pydict()
     assert table["label"] == ["ant"] * 9 + ["bee"] * 9
-    from evergrow.features.extraction import extract
+    from evergrow.features import encode
 
-    plain = extract(backbone, ImageFiles(images, tuple(table["name"])), cache=False).features
+    plain = encode(backbone, ImageFiles(images, tuple(table["name"])), cache=False, join=False).X
     np.testing.assert_allclose(np.array(table["feature"]), plain, rtol=0, atol=1e-5)  # batches are others
     assert open_source(tmp_path / "job" / "features").kind == "features"
     assert status(tmp_path / "job").left_out == 1

@@ -78,11 +78,12 @@ def _die_if_odd(number: int, folder: str) -> dict[str, Any]:
 def _decode(number: int, folder: str, decoders: int) -> dict[str, Any]:
     """Decode images in processes of its own, as an extraction does."""
     from evergrow.core.items import ImageArrays
-    from evergrow.features.loader import BatchPlan, ImageBatches, ImageLoader, image_batches
+    from evergrow.features.loader import ImageBatches, ImageLoader, loaded_batches, plan_batches
 
     items = ImageArrays(np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2))
-    plan = BatchPlan(0, 40, batch_size=4, shard_size=40)
-    with image_batches(ImageBatches(items, ImageLoader(_shade), plan), workers=decoders, pin=False) as batches:
+    plan = plan_batches([range(40)], 4)
+    images = ImageBatches(items, ImageLoader(_shade), plan)
+    with loaded_batches(images, len(plan), workers=decoders, pin=False) as batches:
         shades = [int(value) for batch in batches for value in batch.batch.reshape(-1)]
     return {"shades": shades, "decoders": decoders}
 

@@ -36,8 +36,7 @@ from evergrow.export.straightening import (  # noqa: E402
 from evergrow.features import create_backbone  # noqa: E402
 from evergrow.features.images import decode_image  # noqa: E402
 from evergrow.head import HEADS, Classifier, IncrementalClassifier, SCLClassifier  # noqa: E402
-from evergrow.head.layers import GuidedLayer  # noqa: E402
-from evergrow.head.layers.activations import ACTIVATIONS  # noqa: E402
+from evergrow.head.layers import ACTIVATIONS, GuidedLayer  # noqa: E402
 from evergrow.head.linalg import LIKELIEST  # noqa: E402
 from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
 from evergrow.lab.methods import create_method  # noqa: E402
@@ -466,7 +465,7 @@ def test_a_learner_of_texts_gives_its_head_alone(blobs: tuple[np.ndarray, np.nda
 # -- folding ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS.names() if name != "relu"])
+@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "relu"])
 def test_curves_are_derivatives_of_the_activations(activation: str) -> None:
     x = torch.linspace(-6, 6, 4001, dtype=torch.float64, requires_grad=True)
     shape = ACTIVATIONS[activation]
@@ -479,7 +478,7 @@ def test_curves_are_derivatives_of_the_activations(activation: str) -> None:
     assert float(third.abs().max()) <= shape.third * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS.names())
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
 @pytest.mark.parametrize("scale", [0.01, 0.3, 3.0])
 def test_no_input_within_the_radius_exceeds_the_bound(activation: str, scale: float, rng: torch.Generator) -> None:
     weights = scale * torch.randn(8, 40, generator=rng)

@@ -14,9 +14,9 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from evergrow.core.errors import ImageError, ParameterError
 from evergrow.core.items import ImageFiles
-from evergrow.features import Preprocessing, create_backbone, decode_image, extract
+from evergrow.features import Preprocessing, create_backbone, decode_image, encode
 from evergrow.features.gpu_jpeg import EncodedImages, decoded_batches, gpu_decoder, read_jpeg
-from evergrow.features.loader import BatchPlan, ImageBatches, ImageLoader
+from evergrow.features.loader import ImageBatches, ImageLoader, plan_batches
 
 OWN = Preprocessing(size=(64, 64), resize=(72, 72))
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def several(files):
 
 def loaded(folder, names, decode=several, batch_size=4):
     items, load = ImageFiles(folder, tuple(names)), ImageLoader(OWN, as_bytes=True)
-    plan = BatchPlan(0, len(names), batch_size, shard_size=4)
+    plan = plan_batches([range(start, min(start + 4, len(names))) for start in range(0, len(names), 4)], batch_size)
     encoded = EncodedImages(items, load, plan)
     batches = decoded_batches((encoded[k] for k in range(len(plan))), items, load, CPU, decode)
     plain = ImageBatches(items, load, plan)
@@ -201,7 +201,7 @@ class TestAsked:
         (tmp_path / "one.jpg").write_bytes(jpeg(picture()))
         backbone = create_backbone("test_vit", weights="random", device="cpu")
         with pytest.raises(ParameterError, match="decode must be 'cpu' where the backbone runs on cpu, got 'gpu'"):
-            extract(backbone, ImageFiles(tmp_path, ("one.jpg",)), decode="gpu")
+            encode(backbone, ImageFiles(tmp_path, ("one.jpg",)), decode="gpu")
 
     def test_torchvision_without_a_decoder_is_told(self, monkeypatch):
         def lacks(*_, **__):
@@ -214,10 +214,10 @@ class TestAsked:
             gpu_decoder(CPU)
 
     def test_unknown_name_is_refused(self):
-        from evergrow.features import ExtractConfig
+        from evergrow.features import EncodeConfig
 
         with pytest.raises(ParameterError, match="decode must be one of 'cpu', 'gpu', got 'npu'"):
-            ExtractConfig(decode="npu")
+            EncodeConfig(decode="npu")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -242,9 +242,9 @@ class TestOnGpu:
         items = ImageFiles(folder, tuple(sorted(path.name for path in folder.iterdir())))
         backbone = create_backbone("test_vit", weights="random", device="cuda")
         settings = {"cache": False, "precision": "float32", "batch_size": 8}
-        plain = extract(backbone, items, **settings).features
+        plain = encode(backbone, items, **settings, join=False).X
         for workers in (0, 2):
-            ours = extract(backbone, items, decode="gpu", workers=workers, **settings).features
+            ours = encode(backbone, items, decode="gpu", workers=workers, **settings, join=False).X
             gaps = np.linalg.norm(ours - plain, axis=1) / np.linalg.norm(plain, axis=1)
             assert gaps.max() < 0.1
             assert np.median(gaps) < 0.03
@@ -255,7 +255,7 @@ class TestOnGpu:
         items = ImageFiles(tmp_path, ("sound.jpg",) * 40 + ("noise.jpg",) + ("sound.jpg",) * 40)
         backbone = create_backbone("test_vit", weights="random", device="cuda")
         with pytest.raises(ImageError, match=r"noise\.jpg"):
-            extract(backbone, items, decode="gpu", cache=False, batch_size=8)
+            encode(backbone, items, decode="gpu", cache=False, batch_size=8)
         assert not any(thread.name == "evergrow-decoding" for thread in threading.enumerate())
 
     def test_broken_files_are_named(self, folder, tmp_path):
@@ -267,7 +267,7 @@ class TestOnGpu:
         items = ImageFiles(tmp_path, ("cut.jpg", "hollow.jpg", "noise.jpg", "sound.jpg"))
         backbone = create_backbone("test_vit", weights="random", device="cuda")
         with pytest.warns(UserWarning, match="could not be read"):
-            found = extract(backbone, items, decode="gpu", on_error="skip", cache=False)
+            found = encode(backbone, items, decode="gpu", on_error="skip", cache=False)
         named = [name for name, _ in found.failures]
         assert {"cut.jpg", "noise.jpg"} <= set(named)
         assert "sound.jpg" not in named
@@ -275,10 +275,10 @@ class TestOnGpu:
     def test_features_are_kept_apart(self, folder, tmp_path):
         items = ImageFiles(folder, tuple(f"{number:02d}.jpg" for number in range(20)))
         backbone = create_backbone("test_vit", weights="random", device="cuda")
-        assert not extract(backbone, items, cache=tmp_path).from_cache
-        first = extract(backbone, items, cache=tmp_path, decode="gpu")
-        again = extract(backbone, items, cache=tmp_path, decode="gpu")
-        assert not first.from_cache
-        assert again.from_cache
-        assert np.array_equal(first.features, again.features)
+        assert encode(backbone, items, cache=tmp_path).computed > 0
+        first = encode(backbone, items, cache=tmp_path, decode="gpu")
+        again = encode(backbone, items, cache=tmp_path, decode="gpu")
+        assert first.computed > 0
+        assert again.computed == 0
+        assert np.array_equal(first.X, again.X)
         assert decode_image(folder / "00.jpg").mode == "RGB"

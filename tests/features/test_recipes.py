@@ -15,10 +15,9 @@ from evergrow.adapt.tuners import create_tuner
 from evergrow.core.errors import FileFormatError, InputError, ParameterError, WeightsError
 from evergrow.core.feature_blocks import block_slices
 from evergrow.core.items import ImageArrays
-from evergrow.features import BackboneSpec, FeatureRecipe, ImageBackbone, backbone_from_spec, create_backbone
-from evergrow.features.cache import feature_key
+from evergrow.features import BackboneSpec, FeatureRecipe, ImageBackbone, backbone_from_spec, create_backbone, encode
 from evergrow.features.depths import DepthReader
-from evergrow.features.precision import PrecisionEncoder
+from evergrow.features.encoding import _Runner
 from evergrow.features.recipes import Block, recipe_of_text
 
 
@@ -260,13 +259,11 @@ def test_a_backbone_without_depths_takes_its_own_vector_only() -> None:
 # -- descriptions -----------------------------------------------------------------------------------------
 
 
-def test_a_description_without_a_recipe_is_what_it_always_was() -> None:
+def test_a_description_without_a_recipe_has_none() -> None:
     spec = BackboneSpec("toy", "image", 8, "random", "ab12", "timm", {}, {})
     assert set(spec.to_dict()) == {
         *("name", "kind", "n_features", "weights", "weights_hash", "preset", "preprocessing", "options"),
     }
-    # The key that evergrow 0.1 gave: features that lie in a cache are found again.
-    assert feature_key("00", spec, "auto") == "c44cc52bca43143c3c0d7fff2666cbe8"
     assert BackboneSpec.from_dict(spec.to_dict()) == spec
 
 
@@ -276,7 +273,6 @@ def test_a_description_has_its_recipe_and_hash() -> None:
     assert spec == backbone.spec
     assert spec.recipe is not None
     assert spec.n_features == 384
-    assert feature_key("00", spec, "auto") != feature_key("00", backbone_of("test_vit", "final").spec, "auto")
     again = backbone_from_spec(spec, device="cpu")
     batch = images(backbone)
     torch.testing.assert_close(again.encode(batch), backbone.encode(batch))
@@ -318,9 +314,9 @@ def test_recipes_on_the_command_line() -> None:
 def test_a_few_items_come_joined_and_half_precision_is_judged_block_by_block() -> None:
     backbone = backbone_of("test_resnet")
     pixels = np.random.default_rng(0).integers(0, 256, (2, 40, 40, 3), dtype=np.uint8)
-    rows = backbone.encode_now(ImageArrays(pixels))
+    rows = encode(backbone, ImageArrays(pixels)).X
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, rtol=1e-5)
-    encoder = PrecisionEncoder(backbone, "auto")
+    encoder = _Runner(backbone, "auto")
     encoder.precision = None
     exact = torch.ones(2, backbone.n_features)
     half = exact.clone()

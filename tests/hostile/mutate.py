@@ -57,15 +57,25 @@ WORDS = (
     *("cpu", "cuda", "cuda:99", "meta", "mps", "b", "i", "u", "f", "U", "O", "S", "sigmoid", "relu", "cos", "tanh"),
     *("fit", "update", "rollback", "image", "text", "features", "float32", "float16", "bundled", "module", "random"),
     *("activation", "orthogonal-fourier", "counts"),
-    *("scl-mgsm", "ranpac", "simplecil", "SCLClassifier", "RanPACClassifier", "Learner", "Tuner", "Training"),
+    *(
+        "evergrow",
+        "scl-mgsm",
+        "ranpac",
+        "simplecil",
+        "SCLClassifier",
+        "RanPACClassifier",
+        "Learner",
+        "Tuner",
+        "Training",
+    ),
 )
 """Words that mean something in some place, and are wrong in most."""
 
 SIZES = (30_000_000, 2**31 - 1, 2**31, 2**40, 2**63 - 1, 2**63, 2**64, -(2**63), -(2**31))
 """Numbers that, where they decide how much is allocated or looped over, do harm."""
 
-SIGNED = {1: ("kind", "meta"), 2: ("needs", "archive")}
-"""The two texts that are signed, by schema: what the file is or needs, and the description."""
+SIGNED = ("needs", "archive")
+"""The two texts that are signed: what the file needs, and the description."""
 
 DEEP = 100_000
 """Levels of nesting that end a recursive parser."""
@@ -100,7 +110,7 @@ class Parts:
     Parameters
     ----------
     schema, kind : object
-        What the file says of itself; from schema 2 on the kind is in the description, and here is what it needs.
+        The layout of the file and the oldest evergrow that reads it, as the file says.
     meta : object
         The description, parsed.
     tensors : dict of str to Tensor
@@ -136,7 +146,7 @@ def split(data: bytes) -> Parts:
     for name, entry in header.items():
         start, stop = entry["data_offsets"]
         tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), body[start:stop])
-    first, second = SIGNED[head["schema"]]
+    first, second = SIGNED
     return Parts(head["schema"], head[first], json.loads(head[second]), tensors)
 
 
@@ -153,7 +163,7 @@ def join(parts: Parts, *, meta_text: str | None = None, **changes: Any) -> bytes
         Entries of the signed head to set otherwise, after signing; None leaves one out.
     """
     text = dump(parts.meta) if meta_text is None else meta_text
-    first, second = SIGNED.get(parts.schema, SIGNED[1])
+    first, second = SIGNED
     head = {"schema": parts.schema, first: parts.kind, second: text, "digest": sign(parts.kind, text, parts.tensors)}
     head = {key: value for key, value in {**head, **changes}.items() if value is not None}
     return assemble(dump(head), parts.tensors)
@@ -556,11 +566,11 @@ def head_changes(parts: Parts) -> Iterator[Change]:
     for value in values:
         yield Change("head", f"schema is {value!r}", write=lambda parts, _, v=value: join(parts, schema=v))
         yield Change("head", f"digest is {value!r}", write=lambda parts, _, v=value: join(parts, digest=v))
-        yield Change("head", f"meta is {value!r}", write=lambda parts, _, v=value: join(parts, meta=v))
+        yield Change("head", f"meta is {value!r}", write=lambda parts, _, v=value: join(parts, archive=v))
     for kind in ("", "Learner", "SCLClassifier", "Tuner", "Training", "object", 3, ["Learner"], {"a": 1}, "\0"):
         if kind != parts.kind:
             yield Change("head", f"kind is {kind!r}", edit=lambda parts, k=kind: dataclasses.replace(parts, kind=k))
-    for key in ("schema", "digest", *SIGNED[parts.schema]):
+    for key in ("schema", "digest", *SIGNED):
         yield Change("head", f"{key} is missing", write=lambda parts, _, k=key: join(parts, **{k: None}))
     texts = {
         "empty": "",

@@ -5,22 +5,19 @@ from __future__ import annotations
 import sys
 
 import pytest
-from tests.hostile.trial import KEPT, Job, Result, Subject, copied, fresh, summary, try_all
+from tests.hostile.samples import NAMES, Subject, write_subjects
+from tests.hostile.trial import Job, Result, summary, try_all
 
 ORDINARY, SLOW = 300, 5_200
 """Hostile files in an ordinary run and in a slow one."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a limit on memory is set as Linux has it")
 
-FRESH = ("fresh-blocks", "fresh-edited", "fresh-head", "fresh-learner", "fresh-updated")
-NAMES = [*(subject.name for subject in KEPT), *FRESH]
-
 
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> list[Subject]:
-    """Return whole files of all kinds: those of version 0.1, and some of this version."""
-    folder = tmp_path_factory.mktemp("whole")
-    return [*copied(KEPT, folder), *fresh(folder)]
+    """Return whole files of all kinds."""
+    return write_subjects(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +51,7 @@ def test_many_hostile_files(name: str, many: list[Result]) -> None:
     assert_good([result for result in many if result.subject == name])
 
 
-SIZED = ("heads/scl-recommended", "heads/scl-recursive", "heads/rival-loranpac", "learners/features-updated")
+SIZED = ("head/recommended", "head/recursive", "head/loranpac", "learner/updated")
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from tests.hostile.mutate import SHARES, changes, join, mutations, split
-from tests.hostile.trial import KEPT, Subject, fresh
+from tests.hostile.samples import Subject, write_subjects
 
 
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> list[Subject]:
-    """Return whole files of all kinds: those of version 0.1, and some of this version."""
-    return [*KEPT, *fresh(tmp_path_factory.mktemp("fresh"))]
+    """Return whole files of all kinds."""
+    return write_subjects(tmp_path_factory.mktemp("whole"))
 
 
 def test_what_is_not_changed_is_signed_as_it_was(subjects: list[Subject]) -> None:

@@ -31,8 +31,7 @@ from evergrow.core.errors import (
     WeightsError,
 )
 from evergrow.core.items import ImageArrays
-from evergrow.features import create_backbone
-from evergrow.features.extraction import extract
+from evergrow.features import create_backbone, encode
 from evergrow.features.lazy import LazyBackbone
 from evergrow.head import Classifier
 from evergrow.lab.methods import FsaClassifier
@@ -101,22 +100,22 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_is_the_adapted_classifier_made_by_hand(tuner: str, first: Part, later: Part) -> None:
     learner = learner_of(tuner, features="final").fit(first).partial_fit(later)
     hand = FsaClassifier("evergrow", tiny_vit(), fsa=quick(tuner), n_units=20).fit(*first)
-    X = [extract(hand.backbone_, items, cache=False).features for items, _ in (first, later)]
+    X = [encode(hand.backbone_, items, cache=False, join=False).X for items, _ in (first, later)]
     assert learner.backbone_().spec == hand.backbone_.spec
     assert np.array_equal(learner.features(later[0]).X, X[1])
     head = Classifier(n_units=20, random_state=0).fit(X[0], first[1]).partial_fit(X[1], later[1])
     assert np.array_equal(learner.decision_function(later[0]), head.decision_function(X[1]))
     np.testing.assert_allclose(learner.head_.novelty_terms(X[1]), head.novelty_terms(X[1]), rtol=1e-9)
     plain = tiny_vit()
-    assert not np.allclose(X[1], extract(plain, later[0], cache=False).features, atol=1e-4)
+    assert not np.allclose(X[1], encode(plain, later[0], cache=False, join=False).X, atol=1e-4)
 
 
 def test_the_backbone_given_stays_as_it_was(first: Part) -> None:
     backbone = tiny_vit()
-    before, spec = extract(backbone, first[0], cache=False).features, backbone.spec
+    before, spec = encode(backbone, first[0], cache=False, join=False).X, backbone.spec
     learner = learner_of(backbone=backbone).fit(first)
     assert backbone.spec == spec != learner.backbone_().spec
-    assert np.array_equal(extract(backbone, first[0], cache=False).features, before)
+    assert np.array_equal(encode(backbone, first[0], cache=False, join=False).X, before)
 
 
 def test_same_seed_same_model(first: Part) -> None:

@@ -16,7 +16,7 @@ from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.data import FeatureSet, RawSet, save_features
-from evergrow.features import create_backbone, extract
+from evergrow.features import create_backbone, encode
 from evergrow.head import Classifier
 from evergrow.lab.methods import create_method
 from evergrow.learner.learner import Learner
@@ -39,7 +39,7 @@ def test_the_head_gets_joined_blocks_and_is_told_so(data: Any) -> None:
     images, y = data
     made = learner(BLOCKS).fit(data)
     backbone = tiny_vit().with_recipe(BLOCKS)
-    raw = extract(backbone, stripes(3, 8)[0], cache=False).features
+    raw = encode(backbone, stripes(3, 8)[0], cache=False, join=False).X
     expected = Classifier(n_units=30, random_state=0, blocks=(24, 24, 24))
     expected.fit(join_blocks(raw, (24, 24, 24)), y.astype(str))
     assert made.head_.model_.normalization == "none"
@@ -53,7 +53,7 @@ def test_final_is_todays_vector_whatever_it_is_called(data: Any) -> None:
     scores = [learner(recipe).fit(data).decision_function(data[0]) for recipe in ("final", ["final"])]
     np.testing.assert_array_equal(*scores)
     made = learner("final").fit(data)
-    raw = extract(tiny_vit(), stripes(3, 8)[0], cache=False).features
+    raw = encode(tiny_vit(), stripes(3, 8)[0], cache=False, join=False).X
     head = Classifier(n_units=30, random_state=0).fit(raw, data[1].astype(str))
     np.testing.assert_array_equal(made.decision_function(data[0]), head.class_scores(raw))
     assert "recipe" not in made.info()["backbone"]
@@ -202,6 +202,6 @@ def test_what_cannot_be_is_refused_and_the_learner_stays(data: Any, recipe: Any,
 def test_a_backbone_may_be_named_for_features_of_its_own(data: Any) -> None:
     backbone = create_backbone("test_resnet", weights="random", device="cpu")
     items, y = stripes(3, 8)
-    X = extract(backbone, items, cache=False).features
+    X = encode(backbone, items, cache=False, join=False).X
     made = Learner(backbone, options=UNITS).fit((X, y))
     assert made.spec_.n_features == 96

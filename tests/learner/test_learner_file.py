@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,9 @@ import pytest
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import FileFormatError
 from evergrow.learner.learner import Learner
-from evergrow.learner.modelfile import commit, locked_model, rollback
+from evergrow.learner.modelfile import commit, locked_model
 
 Data = tuple[np.ndarray, np.ndarray]
-V0_1 = Path(__file__).parents[1] / "files" / "v0_1"
 
 
 @pytest.fixture(scope="module")
@@ -126,16 +124,3 @@ def test_each_file_vouches_for_those_before_it(learner: Learner, blobs: Data, tm
     lineage = read_archive(path).meta["lineage"]
     assert lineage["number"] == 3
     assert lineage["ancestors"] == [{"revision": number, "digest": digests[number - 1]} for number in (1, 2)]
-
-
-# -- version 0.1 --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    shutil.copytree(V0_1 / "model", tmp_path / "model")
-    return tmp_path / "model" / "model.evg"
-
-
-def test_a_rollback_without_checksums_says_so(old: Path) -> None:
-    assert "kept no checksum of it to compare with" in rollback(old).note

@@ -188,7 +188,7 @@ def decoding(name: str) -> tuple[str, ...]:
     return ("-c", f"from evergrow.features import decode_image; assert decode_image({name!r}).size == (64, 64)")
 
 
-RUNS = ROOT / "tests" / "files" / "v0_1" / "bench" / "runs"
+RUNS = ROOT / "experiments" / "records" / "confusion"
 FRAMES = "from evergrow.data.video import VideoSource; assert len(list(VideoSource('clip.avi', 0.5))) == 3"
 USES = {
     "bundled": Use(color_images, ("fit", "images", "-m", "colors.evg")),

@@ -9,11 +9,10 @@ from evergrow.core.errors import InputError
 from evergrow.data import FeatureSet, RawSet
 from evergrow.data.features import origin_fingerprint
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.extraction import extract
-from evergrow.features.settings import ExtractConfig
+from evergrow.features.encoding import EncodeConfig, encode
 
 
-def featurize(data: RawSet, backbone: Backbone, *, config: ExtractConfig | None = None, **settings: Any) -> FeatureSet:
+def featurize(data: RawSet, backbone: Backbone, *, config: EncodeConfig | None = None, **settings: Any) -> FeatureSet:
     """Run a backbone over a whole data set, once; later calls on the same data look at no image.
 
     Parameters
@@ -22,15 +21,15 @@ def featurize(data: RawSet, backbone: Backbone, *, config: ExtractConfig | None 
         Images or texts.
     backbone : Backbone
         What to run.
-    config : ExtractConfig, optional
-        How; see :func:`evergrow.features.extraction`.
+    config : EncodeConfig, optional
+        How; see :func:`evergrow.features.encode`.
     **settings
-        Fields of :class:`~evergrow.features.ExtractConfig` to change.
+        Fields of :class:`~evergrow.features.EncodeConfig` to change.
 
     Returns
     -------
     FeatureSet
-        Memory-mapped where the features lie in a cache. Items that could not be read are left out if ``on_error`` is
+        Items that could not be read are left out if ``on_error`` is
         ``"skip"``. Blocks of a recipe are kept apart.
 
     Examples
@@ -47,15 +46,15 @@ def featurize(data: RawSet, backbone: Backbone, *, config: ExtractConfig | None 
     >>> featurize(data, backbone, cache=False).X_train.shape == (6, backbone.n_features)
     True
     """
-    train = extract(backbone, data.train, config=config, **settings)
-    test = None if data.whole else extract(backbone, data.test, config=config, **settings)
+    train = encode(backbone, data.train, config=config, join=False, **settings)
+    test = None if data.whole else encode(backbone, data.test, config=config, join=False, **settings)
     lost = sorted(set(data.y_train.tolist()) - set(data.y_train[train.rows].tolist()))
     if lost:
         names = ", ".join(data.class_names[label] for label in lost[:5])
         raise InputError(f"every class must keep a training sample, got none that can be read for {names}")
-    tested = train.features[:0] if test is None else test.features
+    tested = train.X[:0] if test is None else test.X
     features = data.features(
-        train.features, tested, train_rows=train.rows, test_rows=train.rows[:0] if test is None else test.rows
+        train.X, tested, train_rows=train.rows, test_rows=train.rows[:0] if test is None else test.rows
     )
     widths = () if backbone.spec.recipe is None else backbone.spec.recipe.widths
     return replace(features, backbone=backbone_entry(backbone.spec), origin=data.fingerprint, widths=widths)

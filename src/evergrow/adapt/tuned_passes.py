@@ -17,7 +17,7 @@ from evergrow.adapt.tuners import Tuner, create_tuner, restore_tuner
 from evergrow.adapt.tuners.files import SavedTuner
 from evergrow.core.items import Items
 from evergrow.features.base import Backbone
-from evergrow.features.extraction import extract
+from evergrow.features.encoding import encode
 from evergrow.features.vision import ImageBackbone
 
 
@@ -106,7 +106,7 @@ def run_network(backbone: ImageBackbone, network: nn.Module, items: Items, width
     modes = [part for part in network.modules() if part.training]
     network.eval()
     try:
-        return extract(_NetworkAsBackbone(backbone, network, width), items, cache=False).features
+        return encode(_NetworkAsBackbone(backbone, network, width), items, cache=False).X
     finally:
         for part in modes:
             part.training = True

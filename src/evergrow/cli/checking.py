@@ -60,20 +60,19 @@ def _encoder(train: Samples, backbone: str, device: str) -> tuple[Encode, str]:
     import warnings
 
     from evergrow.core.errors import DataWarning
-    from evergrow.features import best_backbone, create_backbone
-    from evergrow.features.extraction import extract
+    from evergrow.features import best_backbone, create_backbone, encode
 
     kind = train.raw_items().kind
     name = best_backbone(kind).name if backbone == "auto" else backbone
     model = create_backbone(name, None, device=device)
 
-    def encode(items: Any) -> Any:
+    def run(items: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)
-            found = extract(model, items, on_error="skip")
-        return found.features, found.rows
+            found = encode(model, items, on_error="skip")
+        return found.X, found.rows
 
-    return encode, name
+    return run, name
 
 
 def check_lines(check: DataCheck) -> list[str]:

@@ -101,13 +101,16 @@ def features_command(
     if isinstance(loaded, FeatureSet):
         raise InputError(f"DATA must be images or texts, got features already: {data}")
     from evergrow.adapt.features import featurize
-    from evergrow.features import best_backbone, create_backbone  # now that the data are known to be there
-    from evergrow.features.settings import ExtractConfig
+    from evergrow.features import (  # now that the data are known to be there
+        EncodeConfig,
+        best_backbone,
+        create_backbone,
+    )
 
     wanted = checked_recipe("--recipe", recipe)
     name = best_backbone(loaded.kind).name if backbone == "auto" else backbone
     model = create_backbone(name, weights, preset, device=device, recipe=wanted)
-    config = ExtractConfig(
+    config = EncodeConfig(
         batch_size=batch_size,
         workers="auto" if workers is None else workers,
         on_error="skip" if skip else on_error.value,

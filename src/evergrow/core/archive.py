@@ -37,8 +37,8 @@ from evergrow.core.registry import nearest
 if TYPE_CHECKING:
     import torch
 
-SCHEMA_VERSION = 2
-"""Layout of the file itself. 1 had one flat archive, named by the class that wrote it."""
+SCHEMA_VERSION = 3
+"""Layout of the file itself. Evergrow 0.1 and 0.2, which were never released, wrote 1 and 2."""
 
 _KEY = "evergrow"
 _SEPARATOR = "/"
@@ -329,7 +329,9 @@ def read_archive(path: str | os.PathLike[str], kind: str | None = None) -> Archi
         tensors = _load_tensors(data)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         raise FileFormatError(f"{path} must be a whole evergrow file, got a damaged one: {error}") from error
-    archive = _whole(path, head, tensors)
+    if _digest(head["needs"] + head["archive"], tensors) != head["digest"]:
+        raise FileFormatError(f"{path} does not match its checksum: its contents were altered or damaged")
+    archive = _described_by(path, head, tensors)
     if kind is not None and archive.kind != kind:
         raise FileFormatError(f"{path} must hold a {kind}, got {archive.kind!r}")
     return archive
@@ -361,24 +363,10 @@ def read_header(path: str | os.PathLike[str]) -> Archive:
     return _described_by(path, head, {})
 
 
-def _whole(path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Archive:
-    """Return what a file holds, after comparing it with the checksum."""
-    first = head["schema"] == 1
-    text = head["meta"] if first else head["archive"]
-    if _digest(head["kind" if first else "needs"] + text, tensors) != head["digest"]:
-        raise FileFormatError(f"{path} must match its checksum, but its contents were altered or damaged")
-    return _described_by(path, head, tensors)
-
-
 def _described_by(path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Archive:
     """Return the archive that a header and tensors make up."""
-    if head["schema"] == 1:
-        described = parse_json(head["meta"], f"the description in {os.fspath(path)}")
-        if not isinstance(described, dict):
-            raise FileFormatError(f"{path} must describe its contents by an object, got {type(described).__name__}")
-        return Archive(head["kind"], described, tensors, digest=head["digest"])
-    archive = _nested(path, parse_json(head["archive"], f"the description in {os.fspath(path)}"), tensors, "", 0)
-    return replace(archive, digest=head["digest"])
+    described = parse_json(head["archive"], f"the description in {os.fspath(path)}")
+    return replace(_nested(path, described, tensors, "", 0), digest=head["digest"])
 
 
 def _flat_tensors(archive: Archive, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -461,9 +449,10 @@ def _require_schema(path: str | os.PathLike[str], head: dict[str, Any]) -> None:
             f"{path} must have schema {SCHEMA_VERSION} or older, got {schema}: it was written by a newer evergrow"
             f"{' and needs' + version if version else ''}; upgrade with 'pip install -U evergrow'"
         )
-    wanted = ("kind", "meta", "digest") if schema == 1 else ("needs", "archive", "digest")
-    if any(not isinstance(head.get(key), str) for key in wanted):
-        raise FileFormatError(f"{path} must have {' and '.join(wanted)} in its header, got a damaged one")
+    if schema < SCHEMA_VERSION:
+        raise FileFormatError(f"{path} was written by evergrow 0.{schema}; fit it again with this version")
+    if any(not isinstance(head.get(key), str) for key in ("needs", "archive", "digest")):
+        raise FileFormatError(f"{path} is damaged: its header lacks a description or a checksum")
 
 
 def shallow(values: Any) -> Any:

@@ -669,7 +669,7 @@ def _is_stored_apart(hint: Any) -> bool:
     """Whether values of a type are stored beside the JSON: arrays, and records or base classes of records."""
     if _is_array(hint) or hint is Archive:
         return True
-    if not isinstance(hint, type) or hint in (bool, int, float, str, Path, type(None), Extra):
+    if not isinstance(hint, type) or hint in (Any, bool, int, float, str, Path, type(None), Extra):
         return False
     if hint in _KINDS or inspect.isabstract(hint):
         return True

@@ -20,8 +20,8 @@ from evergrow.engine.manifest import Manifest
 from evergrow.engine.shard_features import forget_opened, loaded_model
 from evergrow.engine.stages import Running, Tally, check_workers, finish, run_shards
 from evergrow.engine.works import features_of, prepared, register_work, whole_archive
+from evergrow.features import Features
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.encoder import Features
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
 from evergrow.learner.learner import Learner
 

@@ -159,7 +159,7 @@ class _Chosen:
 
 
 def _encoded(job: Job, chosen: _Chosen, backbone: Backbone, decoders: Any) -> ShardFeatures:
-    from evergrow.features.extraction import extract
+    from evergrow.features import encode
 
     if chosen.items is None:
         raise InputError("it must hold images, texts or features, got none of them")
@@ -172,12 +172,12 @@ def _encoded(job: Job, chosen: _Chosen, backbone: Backbone, decoders: Any) -> Sh
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)  # the job tells in the end what was left out
-            done = extract(backbone, chosen.items, cache=False, workers=decoders, **settings)
+            done = encode(backbone, chosen.items, cache=False, workers=decoders, **settings)
     except ImageError as error:
         if not job.skips:
             raise
         return chosen.kept(nothing, no_rows, tuple((name, str(error)) for name in chosen.names))  # none can be read
-    return chosen.kept(np.ascontiguousarray(done.joined), done.rows, done.failures)
+    return chosen.kept(np.ascontiguousarray(done.X), done.rows, done.failures)
 
 
 # -- what a process opens once --------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from evergrow.engine.parquet_out import write_answers, write_features
 from evergrow.engine.shard_features import ShardFeatures
 from evergrow.engine.stages import Running, Tally
 from evergrow.engine.works import features_of, prepared, register_work
+from evergrow.features import Features
 from evergrow.features.base import BackboneSpec
-from evergrow.learner.encoder import Features
 from evergrow.learner.learner import Learner
 
 

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.core.feature_blocks import join_blocks
-from evergrow.core.items import Texts
 from evergrow.core.seeding import generator
 from evergrow.export.onnx_backbone import FEATURES, PIXELS, Traceable, check_exportable, pixel_network
 from evergrow.export.onnx_text import sample_texts, token_inputs, token_network, tokenizer_file
+from evergrow.features import encode_batch
 from evergrow.features.base import Backbone
 from evergrow.features.text import TextBackbone
 from evergrow.features.vision import ImageBackbone
@@ -182,7 +182,7 @@ class TokenInput(GraphInput):
 
     def features(self) -> NDArray[Any]:
         """Return the features of a few texts, as the backbone tokenizes them by itself."""
-        return self._backbone.encode_now(Texts(tuple(self._texts)))
+        return encode_batch(self._backbone, self._texts)
 
     def batches(self) -> Iterator[Batch]:
         """Yield their tokens, padded to one length together, and one by one."""

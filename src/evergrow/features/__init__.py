@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from evergrow.features.cache import FeatureCache
     from evergrow.features.catalog import BackboneChoice, BackboneInfo, best_backbone, list_backbones
     from evergrow.features.create import backbone_from_spec, create_backbone
-    from evergrow.features.extraction import Extraction, extract
+    from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch, encode_chunks
     from evergrow.features.images import decode_image
     from evergrow.features.preprocess import PRESETS, Preprocessing, register_preset
     from evergrow.features.recipes import RECIPES, FeatureRecipe
-    from evergrow.features.settings import ExtractConfig
     from evergrow.features.sources import WeightSource, register_weight_source
     from evergrow.features.text import TextBackbone
     from evergrow.features.vision import ImageBackbone
@@ -30,10 +29,10 @@ __all__ = [
     "BackboneChoice",
     "BackboneInfo",
     "BackboneSpec",
-    "ExtractConfig",
-    "Extraction",
+    "EncodeConfig",
     "FeatureCache",
     "FeatureRecipe",
+    "Features",
     "ImageBackbone",
     "Preprocessing",
     "TextBackbone",
@@ -43,7 +42,9 @@ __all__ = [
     "best_backbone",
     "create_backbone",
     "decode_image",
-    "extract",
+    "encode",
+    "encode_batch",
+    "encode_chunks",
     "hash_weights",
     "list_backbones",
     "load_weights",
@@ -58,10 +59,10 @@ __getattr__, __dir__ = lazy_names(
     {
         "BackboneChoice": "evergrow.features.catalog",
         "BackboneInfo": "evergrow.features.catalog",
-        "ExtractConfig": "evergrow.features.settings",
-        "Extraction": "evergrow.features.extraction",
+        "EncodeConfig": "evergrow.features.encoding",
         "FeatureCache": "evergrow.features.cache",
         "FeatureRecipe": "evergrow.features.recipes",
+        "Features": "evergrow.features.encoding",
         "ImageBackbone": "evergrow.features.vision",
         "PRESETS": "evergrow.features.preprocess",
         "RECIPES": "evergrow.features.recipes",
@@ -73,7 +74,9 @@ __getattr__, __dir__ = lazy_names(
         "best_backbone": "evergrow.features.catalog",
         "create_backbone": "evergrow.features.create",
         "decode_image": "evergrow.features.images",
-        "extract": "evergrow.features.extraction",
+        "encode": "evergrow.features.encoding",
+        "encode_batch": "evergrow.features.encoding",
+        "encode_chunks": "evergrow.features.encoding",
         "hash_weights": "evergrow.features.weights",
         "list_backbones": "evergrow.features.catalog",
         "load_weights": "evergrow.features.weights",

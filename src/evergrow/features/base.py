@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.errors import FileFormatError, ImageError, InputError, NumericalError, ParameterError
-from evergrow.core.feature_blocks import join_blocks
+from evergrow.core.errors import FileFormatError, ParameterError
 from evergrow.core.fields import Fields
-from evergrow.core.items import Items, Kind
-from evergrow.core.wording import hint, setting
+from evergrow.core.items import Kind
 from evergrow.features.recipes import FINAL, FeatureRecipe
 
 
@@ -159,53 +154,9 @@ class Backbone(ABC):
         """
         if recipe not in ("auto", FINAL) and recipe != self.spec.recipe:
             raise ParameterError(
-                f"{setting('recipe')} must be 'final' for {type(self).__name__}, which has no depths, got {recipe!r}"
+                f"recipe must be 'final' for {type(self).__name__}, which has no depths, got {recipe!r}"
             )
         return self
-
-    def encode_now(self, items: Items) -> NDArray[np.float32]:
-        """Return the features of a few items at once, joined: no batches, no other processes, nothing kept.
-
-        Parameters
-        ----------
-        items : Items
-            Of the kind that the backbone takes.
-
-        Raises
-        ------
-        ImageError
-            If an image cannot be read.
-        NumericalError
-            If features are not finite.
-        """
-        with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
-            features = self.encode(self._batch(items)).float().cpu().numpy()
-        if features.shape != (len(items), self.n_features):
-            raise InputError(
-                f"{setting('backbone')} must return features of shape {(len(items), self.n_features)}, got "
-                f"{features.shape} from "
-                f"{self.spec.name}"
-            )
-        if not np.isfinite(features).all():
-            raise NumericalError(f"features must be finite, got NaN or infinity from {self.spec.name}")
-        return join_blocks(np.asarray(features, dtype=np.float32), self.spec.blocks.widths)
-
-    def _batch(self, items: Items) -> Tensor | list[str]:
-        """Return items as :meth:`encode` takes them."""
-        if self.transform is None:
-            return [items.raw(row) for row in range(len(items))]
-        from evergrow.features.loader import ImageLoader
-
-        load, pixels = ImageLoader(self.transform), []
-        for row in range(len(items)):
-            source = items.raw(row)
-            try:
-                pixels.append(load(source, items.name(row)))
-            except (ImageError, OSError) as error:
-                where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
-                raise ImageError(f"{error}{where}{hint('on_error', '; {} leaves such images out', 'skip')}") from error
-        layout = torch.channels_last if pixels[0].ndim == 3 else torch.contiguous_format  # as in batches
-        return torch.stack(pixels).contiguous(memory_format=layout)
 
     @property
     def kind(self) -> Kind:

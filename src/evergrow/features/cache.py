@@ -1,36 +1,57 @@
-"""The feature cache: what was extracted once is never extracted again.
+"""The feature cache: what was computed once is never computed again.
 
-An entry is addressed by what decides the features: the items (by name, size and time of change), the backbone with its
-weights and preprocessing, and the precision asked for. It can therefore never be out of date, only unused.
+An entry is a folder, named by a hash of what decides the features: the items (by name, size and time of change), the
+backbone with its weights and preprocessing, and the precision asked for. It can therefore never be out of date, only
+unused. Every :data:`CHUNK` items are one file, written beside its place and renamed into it, with one tensor for each
+block of the recipe; ``meta.json`` tells people what the entry is. A chunk that is damaged, or lacks a block, is simply
+computed again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from evergrow.core.errors import FileFormatError, NewerSchemaError, ParameterError, UnknownNameError
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evergrow.core.archive import read_archive, read_header, register_kind, write_archive
+from evergrow.core.documents import parse_json
+from evergrow.core.errors import BusyError, FileFormatError, NewerSchemaError, ParameterError, UnknownNameError
+from evergrow.core.feature_blocks import block_slices
 from evergrow.core.fields import Fields
+from evergrow.core.files import PARTIAL, atomic_path
 from evergrow.core.items import Items
-from evergrow.core.wording import setting
 from evergrow.features.base import BackboneSpec
-from evergrow.features.cache_entry import CacheEntry, written_by
+from evergrow.features.loader import Failure, Precision
 from evergrow.features.recipes import FeatureRecipe
 
 VARIABLE = "EVERGROW_CACHE"
 """Environment variable that names the folder of the cache."""
 
-_FORMAT = 1
+CHUNK = 1024
+"""Items in a file: what a killed process loses at most."""
+
+KIND = register_kind("feature-chunk", since="0.3")
+
+_LOG = logging.getLogger(__name__)
+_META = "meta.json"
+_FORMAT = 3
 _KEY = re.compile(r"[0-9a-f]{32}")
 _SHORTEST = 4  # characters of a key that may stand for all of it
+_LARGEST = 2**31  # bytes of a chunk: a larger file is not read
 
 
 def default_root() -> Path:
@@ -58,16 +79,17 @@ def default_root() -> Path:
 
 
 def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
-    """Return the key of the features that a backbone makes of some items.
+    """Return the key of the features that a backbone makes of some items, whichever blocks are read.
 
     Parameters
     ----------
     stamp : str
         Stamp of the items.
     spec : BackboneSpec
-        The backbone; where its weights came from plays no part, what they are does.
+        The backbone. What its weights are counts, not where they came from; its recipe does not count, since every
+        chunk keeps its blocks apart.
     policy : str
-        Precision asked for, and what decodes (:attr:`evergrow.features.settings.ExtractConfig.policy`).
+        Precision asked for, and what decodes (:attr:`evergrow.features.EncodeConfig.policy`).
 
     Examples
     --------
@@ -77,36 +99,204 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
     >>> feature_key("00", spec, "auto") == feature_key("01", spec, "auto")
     False
     """
-    text = json.dumps([_FORMAT, stamp, spec.decisive(), policy], sort_keys=True)
+    decisive = {name: value for name, value in spec.decisive().items() if name not in ("recipe", "n_features")}
+    text = json.dumps([_FORMAT, stamp, decisive, policy], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def describe(items: Items, stamp: str, spec: BackboneSpec, policy: str) -> dict[str, Any]:
-    """Return what ``meta.json`` tells people about an entry; no path of this machine, and nothing of any text."""
-    return {
-        "format": _FORMAT,
-        **written_by(),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "kind": items.kind,
-        "n_items": len(items),
-        "first": items.name(0) if items.kind == "image" else "",
-        "items": stamp,
-        "backbone": {**spec.to_dict(), "name": _without_folders(spec.name)},
-        "policy": policy,
-    }
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Features of consecutive items.
+
+    Parameters
+    ----------
+    rows : range
+        The items.
+    features : ndarray of shape (n, d)
+        Float32, for the items that could be read; blocks side by side as the network gave them.
+    failures : tuple of Failure
+        The other items.
+    precision : {"float32", "float16"}
+        What the backbone was run at.
+    computed : bool
+        Whether it went through the backbone in this call.
+    """
+
+    rows: range
+    features: NDArray[np.float32]
+    failures: tuple[Failure, ...]
+    precision: Precision
+    computed: bool = False
 
 
-def _apart_from_recipe(spec: BackboneSpec) -> dict[str, Any]:
-    """Return what decides the features but for which blocks there are, as :func:`describe` writes it."""
-    values = {**spec.decisive(), "name": _without_folders(spec.name)}
-    plain: dict[str, Any] = json.loads(json.dumps(values))
-    return {name: value for name, value in plain.items() if name not in ("recipe", "n_features")}
+class CacheEntry:
+    """A folder of the cache.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder; it need not exist.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib, numpy as np
+    >>> from evergrow.features.cache import CacheEntry, Chunk
+    >>> from evergrow.features.recipes import FeatureRecipe
+    >>> recipe = FeatureRecipe(("final",), (2,))
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     entry = CacheEntry(pathlib.Path(root, "key"))
+    ...     entry.begin({})
+    ...     entry.store(Chunk(range(3), np.ones((3, 2), dtype=np.float32), (), "float32"), recipe)
+    ...     entry.load(range(3), recipe).features.shape
+    (3, 2)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def writing(self, *, wait: bool = True) -> Iterator[None]:
+        """Hold the entry, so that no other process computes the same features at the same time.
+
+        Parameters
+        ----------
+        wait : bool
+            Whether to wait for another process that holds it, instead of raising :class:`BusyError`.
+        """
+        from filelock import FileLock, Timeout
+
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder.with_name(f"{self.folder.name}.lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            if not wait:
+                raise BusyError(f"{self.folder} is being written by another process") from error
+            _LOG.warning("waiting for another process that computes the same features (%s)", self.folder.name[:12])
+            lock.acquire()
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # who waited for this file computes, at worst, what is there already
+                Path(lock.lock_file).unlink()
+            lock.release()
+
+    def begin(self, about: dict[str, Any]) -> None:
+        """Make the folder and say in it what it holds; what a killed process left half-written goes."""
+        if self.folder.is_symlink():
+            raise OSError(f"{self.folder} is a link; the cache writes to folders of its own only")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob(f".*{PARTIAL}"):
+            leftover.unlink(missing_ok=True)
+        with suppress(FileFormatError):
+            if self.meta() is not None:
+                return
+        (self.folder / _META).unlink(missing_ok=True)
+        with atomic_path(self.folder / _META) as path:
+            path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+    def meta(self) -> Fields | None:
+        """Return what ``meta.json`` says, or None where there is none."""
+        path = self.folder / _META
+        if path.is_symlink():
+            raise FileFormatError(f"{_META} of a cache entry must be a file, got a link")
+        try:
+            values = parse_json(path.read_bytes(), f"{_META} of a cache entry")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise FileFormatError(f"{_META} of a cache entry must be readable, got {error}") from error
+        if not isinstance(values, dict):
+            raise FileFormatError(f"{_META} of a cache entry must hold an object, got {type(values).__name__}")
+        return Fields(values, {}, {}, f"{_META} of a cache entry")
+
+    def chunks(self) -> list[Path]:
+        """Return the files of chunks, in the order of their rows."""
+        return sorted(self.folder.glob("[0-9]*.safetensors"))
+
+    def holds(self, rows: range, recipe: FeatureRecipe) -> bool:
+        """Return whether the file of these rows is there with all blocks of a recipe; reads no features.
+
+        Raises
+        ------
+        FileFormatError
+            If it is damaged, or of a newer evergrow (:class:`NewerSchemaError`).
+        """
+        path = self._path(rows)
+        if not path.exists() and not path.is_symlink():
+            return False
+        _check_file(path)
+        names = read_header(path).open(KIND.name, name=path.name).texts("blocks")
+        return set(recipe.blocks) <= set(names)
+
+    def load(self, rows: range, recipe: FeatureRecipe) -> Chunk:
+        """Return the features of rows that are there, or raise :class:`FileFormatError` where they are damaged."""
+        return self._read(rows, recipe)[0]
+
+    def _read(self, rows: range, recipe: FeatureRecipe | None) -> tuple[Chunk, FeatureRecipe]:
+        """Return the wanted blocks, all by default, of a chunk."""
+        path = self._path(rows)
+        _check_file(path)
+        fields = read_archive(path).open(KIND.name, name=path.name)
+        failures = tuple(_failure(fields, values) for values in fields.values("failures"))
+        wrong = [failure.row for failure in failures]
+        fields.require(wrong == sorted(set(wrong) & set(rows)), "its failures are not those of its rows")
+        if recipe is None:
+            names = tuple(fields.texts("blocks"))
+            recipe = FeatureRecipe(names, tuple(fields.tensor(name, dtype=None).shape[1] for name in names))
+        n_read = len(rows) - len(failures)
+        blocks = [
+            fields.tensor(name, (n_read, width), dtype="float32").numpy()
+            for name, width in zip(recipe.blocks, recipe.widths, strict=True)
+        ]
+        half = fields.text("precision", choices=("float32", "float16")) == "float16"
+        joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
+        return Chunk(rows, joined, failures, "float16" if half else "float32"), recipe
+
+    def store(self, chunk: Chunk, recipe: FeatureRecipe) -> None:
+        """Write a chunk, with the other blocks that are there of the same rows.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        path = self._path(chunk.rows)
+        found = {
+            name: torch.from_numpy(np.ascontiguousarray(chunk.features[:, columns]))
+            for name, columns in zip(recipe.blocks, block_slices(recipe.widths), strict=True)
+        }
+        with suppress(FileFormatError, FileNotFoundError):
+            old, blocks = self._read(chunk.rows, None)
+            if (old.precision, old.failures) == (chunk.precision, chunk.failures):
+                for name, columns in zip(blocks.blocks, block_slices(blocks.widths), strict=True):
+                    found.setdefault(name, torch.from_numpy(np.ascontiguousarray(old.features[:, columns])))
+        if path.is_symlink():
+            path.unlink()  # what it leads to is not the cache's to write
+        meta = {
+            "blocks": list(found),
+            "failures": [list(failure[:3]) for failure in chunk.failures],
+            "precision": chunk.precision,
+        }
+        write_archive(path, KIND.archive(meta, found))
+
+    def clear(self) -> None:
+        """Remove the entry."""
+        shutil.rmtree(self.folder)
+
+    def _path(self, rows: range) -> Path:
+        return self.folder / f"{rows.start:09d}.safetensors"
 
 
-def _without_folders(name: str) -> str:
-    """Return a backbone's name; of one that was loaded from a folder, only the folder's own name."""
-    prefix, colon, place = name.rpartition(":")
-    return f"{prefix}{colon}{Path(place).name}" if Path(place).is_absolute() else name
+def _check_file(path: Path) -> None:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
+        raise FileFormatError(f"{path.name} of a cache entry must be a file of at most {_LARGEST:,} bytes")
+
+
+def _failure(fields: Fields, values: Any) -> Failure:
+    whole = isinstance(values, list) and len(values) == 3 and all(map(isinstance, values, (int, str, str)))
+    fields.require(whole, "an item that could not be read is garbled")
+    return Failure(*values)
 
 
 @dataclass(frozen=True)
@@ -133,22 +323,19 @@ class CacheInfo:
         When it was begun, as an ISO date.
     backbone, preset : str
         What made the features.
-    precision : str
-        What the backbone was run at.
     """
 
     key: str
     state: str
-    kind: str
-    first: str
-    n_items: int
-    done: int
-    failures: int
-    bytes: int
-    created: str
-    backbone: str
-    preset: str
-    precision: str
+    kind: str = ""
+    first: str = ""
+    n_items: int = 0
+    done: int = 0
+    failures: int = 0
+    bytes: int = 0
+    created: str = ""
+    backbone: str = ""
+    preset: str = ""
 
     @property
     def age_seconds(self) -> float:
@@ -158,6 +345,22 @@ class CacheInfo:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return asdict(self)
+
+
+def describe(items: Items, spec: BackboneSpec, policy: str) -> dict[str, Any]:
+    """Return what ``meta.json`` tells people about an entry; no path of this machine, and nothing of any text."""
+    prefix, colon, place = spec.name.rpartition(":")
+    name = f"{prefix}{colon}{Path(place).name}" if Path(place).is_absolute() else spec.name
+    return {
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "kind": items.kind,
+        "n_items": len(items),
+        "chunk": CHUNK,
+        "first": items.name(0) if items.kind == "image" else "",
+        "backbone": name,
+        "preset": spec.preset,
+        "policy": policy,
+    }
 
 
 class FeatureCache:
@@ -184,79 +387,48 @@ class FeatureCache:
         """Return the entry of a key, whether or not it exists."""
         return CacheEntry(self.root / key)
 
-    def containing(self, stamp: str, spec: BackboneSpec, policy: str) -> Iterator[tuple[CacheEntry, FeatureRecipe]]:
-        """Yield finished entries of the same items, backbone and precision whose recipe has all blocks that are wanted.
-
-        Parameters
-        ----------
-        stamp, spec, policy
-            As for :func:`feature_key`.
-        """
-        wanted = _apart_from_recipe(spec)
-        for name in self._names():
-            entry = self.entry(name)
-            try:
-                meta = entry.meta()
-                if meta is None or meta.text("items", default="") != stamp or not meta.flag("finished", default=False):
-                    continue
-                theirs = BackboneSpec.from_dict(meta.mapping("backbone"))
-                same = meta.text("policy") == policy and _apart_from_recipe(theirs) == wanted
-            except FileFormatError:  # damaged, or of a newer evergrow: told where it is asked for by its key
-                continue
-            if same and theirs.blocks.columns(spec.blocks) is not None:
-                yield entry, theirs.blocks
-
-    def _names(self) -> list[str]:
-        try:
-            return [item.name for item in os.scandir(self.root) if _KEY.fullmatch(item.name) and _is_folder(item)]
-        except OSError:
-            return []
-
     def list(self) -> list[CacheInfo]:
-        """Return the descriptions of all entries, the newest first; other folders in the root are not touched."""
+        """Return the descriptions of all entries, the newest first; other folders, and links, are not touched."""
         try:
-            names = [item.name for item in os.scandir(self.root) if _KEY.fullmatch(item.name) and _is_folder(item)]
+            found = [item.name for item in os.scandir(self.root) if item.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise ParameterError(f"{setting('cache')} must be a readable folder, got {self.root}: {error}") from error
-        infos = [info for info in map(self.info, names) if info is not None]
+            raise ParameterError(f"cache must be a readable folder, got {self.root}: {error}") from error
+        infos = [info for name in found if _KEY.fullmatch(name) and (info := self.info(name)) is not None]
         return sorted(infos, key=lambda info: (info.created, info.key), reverse=True)
 
     def info(self, key: str) -> CacheInfo | None:
         """Return the description of one entry, None if it was removed meanwhile."""
         entry = self.entry(key)
         try:
-            changed = entry.folder.stat().st_mtime
+            changed = datetime.fromtimestamp(entry.folder.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
             size = sum(item.stat(follow_symlinks=False).st_size for item in os.scandir(entry.folder))
         except FileNotFoundError:
             return None
+        plain = CacheInfo(key, "damaged", bytes=size, created=changed)
         try:
-            meta, state = entry.meta(), "unfinished"
-            meta = meta or Fields({}, {}, {}, key)
-            backbone = Fields(meta.mapping("backbone", default={}), {}, {}, key)
-            finished = meta.flag("finished", default=False)
-            shards = [] if finished else entry.shards()
-            n_items = meta.integer("n_items", default=0)
-            return CacheInfo(
-                key=key,
-                state="finished" if finished else state,
+            meta = entry.meta() or Fields({}, {}, {}, key)
+            n_items, length = meta.integer("n_items", default=0), meta.integer("chunk", low=1, default=CHUNK)
+            starts = [int(path.stem) for path in entry.chunks()]
+            heads = [read_header(path).open(KIND.name, name=path.name) for path in entry.chunks()]
+            done = sum(min(length, n_items - start) for start in starts)
+            return replace(
+                plain,
+                state="finished" if 0 < n_items == done else "unfinished",
                 kind=meta.text("kind", default=""),
                 first=meta.text("first", default=""),
                 n_items=n_items,
-                done=n_items if finished else (shards[-1].stop if shards else 0),
-                failures=len(meta.values("failures")) if finished else sum(len(shard.failures) for shard in shards),
-                bytes=size,
+                done=done,
+                failures=sum(len(head.values("failures")) for head in heads),
                 created=_moment(meta.text("created", default=""), changed),
-                backbone=backbone.text("name", default=""),
-                preset=backbone.text("preset", default=""),
-                precision=meta.text("precision", default="") or (shards[-1].precision if shards else ""),
+                backbone=meta.text("backbone", default=""),
+                preset=meta.text("preset", default=""),
             )
         except NewerSchemaError:
-            state = "newer"
-        except FileFormatError:
-            state = "damaged"
-        return CacheInfo(key, state, "", "", 0, 0, 0, size, _moment("", changed), "", "", "")
+            return replace(plain, state="newer")
+        except (FileFormatError, OSError, ValueError):
+            return plain
 
     def find(self, name: str) -> CacheInfo:
         """Return the entry whose key begins with ``name``.
@@ -272,10 +444,10 @@ class FeatureCache:
             raise ParameterError(f"key must have at least {_SHORTEST} characters, got {name!r}")
         matching = [info for info in self.list() if info.key.startswith(name)]
         if not matching:
-            raise UnknownNameError(f"key must be that of an entry in {self.root}, got {name!r}")
+            raise UnknownNameError(f"No entry in {self.root} has a key that begins with {name!r}.")
         if len(matching) > 1:
             listed = ", ".join(info.key[:12] for info in matching)
-            raise ParameterError(f"key must stand for one entry, got {name!r} which fits {listed}")
+            raise ParameterError(f"The key {name!r} fits several entries: {listed}.")
         return matching[0]
 
     def remove(self, key: str) -> None:
@@ -289,19 +461,14 @@ class FeatureCache:
         entry = self.entry(key)
         if entry.folder.is_symlink() or not entry.folder.is_dir():
             return
-        with entry.hold():
+        with entry.writing(wait=False):
             entry.clear()
 
 
-def _is_folder(item: os.DirEntry[str]) -> bool:
-    """Return whether this is a folder of the cache's own: what a link leads to is not the cache's to list or clear."""
-    return item.is_dir(follow_symlinks=False)
-
-
-def _moment(value: str, otherwise: float) -> str:
-    """Return an ISO date with its time zone: the one given if it is one, else that of a time stamp."""
+def _moment(value: str, otherwise: str) -> str:
+    """Return an ISO date with its time zone."""
     try:
         moment = datetime.fromisoformat(value)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).isoformat()
     except ValueError:
-        return datetime.fromtimestamp(otherwise, timezone.utc).isoformat(timespec="seconds")
+        return otherwise
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).isoformat()

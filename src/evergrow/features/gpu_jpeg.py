@@ -24,10 +24,9 @@ from torch.nn.functional import interpolate
 
 from evergrow.core.errors import ImageError, ParameterError
 from evergrow.core.items import Items
-from evergrow.core.wording import setting
 from evergrow.features.base import Backbone
 from evergrow.features.images import opened_image
-from evergrow.features.loader import Failure, ImageLoader, LoadedBatch, NumberedBatches, load_image
+from evergrow.features.loader import Failure, ImageBatches, ImageLoader, LoadedBatch
 from evergrow.features.preprocess import TORCH_FILTERS, Preprocessing
 
 _LARGEST_FILE = 2**26
@@ -96,7 +95,7 @@ class EncodedBatch(NamedTuple):
     failures : list of Failure
         What is missing.
     last : bool
-        Whether a shard ends here.
+        Whether a chunk ends here.
     """
 
     rows: NDArray[np.int64]
@@ -156,16 +155,18 @@ def _orientation(image: Any) -> int:
     return found if found in _TURNS else 1
 
 
-class EncodedImages(NumberedBatches[EncodedBatch]):
+class EncodedImages(ImageBatches):
     """Batches for processes that read and do not decode; the loader takes what a GPU does not, as bytes."""
 
     def __getitem__(self, number: int) -> EncodedBatch:
+        """Return a batch of files."""
+        planned, last = self._plan[number]
         files: list[Jpeg] = []
         places: list[int] = []
         others: list[Tensor] = []
         rows: list[int] = []
         failures: list[Failure] = []
-        for row in self._plan.rows(number):
+        for row in planned:
             found = self._read(row)
             if isinstance(found, Failure):
                 failures.append(found)
@@ -185,7 +186,7 @@ class EncodedImages(NumberedBatches[EncodedBatch]):
             places,
             torch.stack(others) if others else None,
             failures,
-            self._plan.ends_shard(number),
+            last,
         )
 
     def _read(self, row: int) -> Jpeg | Tensor | Failure:
@@ -194,19 +195,19 @@ class EncodedImages(NumberedBatches[EncodedBatch]):
             found = read_jpeg(self._items.raw(row), own) if isinstance(own, Preprocessing) else None
         except (ImageError, OSError):
             found = None
-        return found if found is not None else load_image(self._items, self._load, row)
+        return found if found is not None else self._load.read(self._items, row)
 
 
 def check_decodable(backbone: Backbone) -> None:
     """Raise :class:`ParameterError` if images of a backbone cannot be decoded by a GPU, and say why."""
-    wanted, own = setting("decode"), backbone.transform
+    own = backbone.transform
     if backbone.device.type != "cuda":
-        raise ParameterError(f"{wanted} must be 'cpu' where the backbone runs on {backbone.device.type}, got 'gpu'")
+        raise ParameterError(f"decode must be 'cpu' where the backbone runs on {backbone.device.type}, got 'gpu'")
     if backbone.kind != "image" or not isinstance(own, Preprocessing):
-        raise ParameterError(f"{wanted} must be 'cpu' for {backbone.spec.name}, whose transform is its own, got 'gpu'")
+        raise ParameterError(f"decode must be 'cpu' for {backbone.spec.name}, whose transform is its own, got 'gpu'")
     if own.interpolation not in TORCH_FILTERS:
         raise ParameterError(
-            f"{wanted} must be 'cpu' for images that are resized by the filter {own.interpolation!r}, got 'gpu'; "
+            f"decode must be 'cpu' for images that are resized by the filter {own.interpolation!r}, got 'gpu'; "
             f"GPUs have {' and '.join(map(repr, TORCH_FILTERS))}"
         )
 
@@ -232,7 +233,7 @@ def gpu_decoder(device: torch.device) -> Decoder:
         decode([_smallest()])
     except (ImportError, RuntimeError) as error:
         raise ParameterError(
-            f"{setting('decode')} must be 'cpu' here, got 'gpu': torchvision has no JPEG decoder for {device} ({error})"
+            f"decode must be 'cpu' here, got 'gpu': torchvision has no JPEG decoder for {device} ({error})"
         ) from error
     return decode
 
@@ -330,7 +331,7 @@ def _decoded(
             if image is not None:
                 alike[tuple(image.shape)].append((place, image))
                 continue
-            found = load_image(items, load, int(batch.rows[place]))
+            found = load.read(items, int(batch.rows[place]))
             if isinstance(found, Failure):
                 lost[place] = found
             else:

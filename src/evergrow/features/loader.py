@@ -6,10 +6,10 @@ import multiprocessing
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,8 @@ from evergrow.core.items import Items
 from evergrow.core.seeding import generator
 from evergrow.features.preprocess import Preprocessing
 
+Precision = Literal["float32", "float16"]
 Transform = Callable[[Any], Tensor]
-Batch = TypeVar("Batch")
 
 _PREFETCH = 2  # batches that each worker holds ready
 _SHARED_MEMORY = "/dev/shm"
@@ -48,7 +48,7 @@ class Failure(NamedTuple):
     row: int
     name: str
     reason: str
-    passing: bool
+    passing: bool = False
 
 
 class LoadedBatch(NamedTuple):
@@ -63,7 +63,7 @@ class LoadedBatch(NamedTuple):
     failures : list of Failure
         What is missing.
     last : bool
-        Whether a shard ends here.
+        Whether a chunk ends here.
     """
 
     rows: NDArray[np.int64]
@@ -72,35 +72,27 @@ class LoadedBatch(NamedTuple):
     last: bool
 
 
-@dataclass(frozen=True)
-class BatchPlan:
-    """Which rows go into which batch; shards hold a whole number of batches, so a resumed run forms the same ones.
+class PlannedBatch(NamedTuple):
+    """Rows that go through the backbone together, and whether they are the last of their chunk."""
 
-    Parameters
-    ----------
-    start, stop : int
-        First row, and the one after the last.
-    batch_size, shard_size : int
-        Items in a batch; items in a shard, a multiple of it.
+    rows: range
+    last: bool
+
+
+def plan_batches(chunks: Sequence[range], batch_size: int) -> list[PlannedBatch]:
+    """Return the batches of chunks; none reaches over the end of its chunk, so that a resumed run forms the same ones.
+
+    Examples
+    --------
+    >>> from evergrow.features.loader import plan_batches
+    >>> [(list(batch.rows), batch.last) for batch in plan_batches([range(5, 8)], 2)]
+    [([5, 6], False), ([7], True)]
     """
-
-    start: int
-    stop: int
-    batch_size: int
-    shard_size: int
-
-    def __len__(self) -> int:
-        return -(-(self.stop - self.start) // self.batch_size)
-
-    def rows(self, number: int) -> range:
-        """Return the rows of a batch."""
-        first = self.start + number * self.batch_size
-        return range(first, min(first + self.batch_size, self.stop))
-
-    def ends_shard(self, number: int) -> bool:
-        """Say whether a batch is the last of its shard."""
-        end = self.rows(number).stop
-        return end == self.stop or (end - self.start) % self.shard_size == 0
+    return [
+        PlannedBatch(range(start, min(start + batch_size, chunk.stop)), start + batch_size >= chunk.stop)
+        for chunk in chunks
+        for start in range(chunk.start, chunk.stop, batch_size)
+    ]
 
 
 @dataclass(frozen=True)
@@ -136,41 +128,17 @@ class ImageLoader:
         image = images.decode_image(source, name=name, draft_size=own.draft_size if own is not None else None)
         return own.pixels(image) if own is not None and self.as_bytes else self.transform(image)
 
-
-def load_images(items: Items, load: ImageLoader, rows: range) -> tuple[list[int], Tensor | None, list[Failure]]:
-    """Decode and transform these images; return the rows read, their pixels in channels-last order, and the rest."""
-    pixels: Tensor | None = None
-    read: list[int] = []
-    failures: list[Failure] = []
-    for row in rows:
-        image = load_image(items, load, row)
-        if isinstance(image, Failure):
-            failures.append(image)
-            continue
-        if pixels is None:
-            layout = torch.channels_last if image.ndim == 3 else torch.contiguous_format
-            pixels = torch.empty((len(rows), *image.shape), dtype=image.dtype, memory_format=layout)
-        elif image.shape != pixels.shape[1:]:
-            raise InputError(
-                f"transform must give images of one shape, got {tuple(image.shape)} for {items.name(row)} "
-                f"after {tuple(pixels.shape[1:])}"
-            )
-        pixels[len(read)] = image
-        read.append(row)
-    return read, None if pixels is None else pixels[: len(read)], failures
-
-
-def load_image(items: Items, load: ImageLoader, row: int) -> Tensor | Failure:
-    """Decode and transform one image, or say why that is impossible."""
-    source, name = None, items.name(row)
-    try:
-        source = items.raw(row)
-        return load(source, name)
-    except (ImageError, OSError) as error:
-        reason = str(error) or type(error).__name__
-        if isinstance(source, os.PathLike):  # what is kept on disk names the file, not where this machine has it
-            reason = reason.replace(os.fspath(source), name)
-        return Failure(row, name, reason, _refused(error))
+    def read(self, items: Items, row: int) -> Tensor | Failure:
+        """Return the tensor of an item, or why there is none."""
+        source, name = None, items.name(row)
+        try:
+            source = items.raw(row)
+            return self(source, name)
+        except (ImageError, OSError) as error:
+            reason = str(error) or type(error).__name__
+            if isinstance(source, os.PathLike):  # what is kept on disk names the file, not where this machine has it
+                reason = reason.replace(os.fspath(source), name)
+            return Failure(row, name, reason, _refused(error))
 
 
 def _refused(error: BaseException) -> bool:
@@ -183,7 +151,7 @@ def _refused(error: BaseException) -> bool:
     return False
 
 
-class NumberedBatches(Dataset[Batch]):
+class ImageBatches(Dataset[Any]):
     """Whole batches of images by number: one message from a worker per batch, made up where it was read.
 
     Parameters
@@ -192,23 +160,40 @@ class NumberedBatches(Dataset[Batch]):
         The images.
     load : ImageLoader
         From an image to a tensor.
-    plan : BatchPlan
+    plan : sequence of PlannedBatch
         Which rows.
     """
 
-    def __init__(self, items: Items, load: ImageLoader, plan: BatchPlan) -> None:
+    def __init__(self, items: Items, load: ImageLoader, plan: Sequence[PlannedBatch]) -> None:
         self._items, self._load, self._plan = items, load, plan
 
     def __len__(self) -> int:
         return len(self._plan)
 
-
-class ImageBatches(NumberedBatches[LoadedBatch]):
-    """Batches of decoded images; see :class:`NumberedBatches`."""
-
-    def __getitem__(self, number: int) -> LoadedBatch:
-        read, pixels, failures = load_images(self._items, self._load, self._plan.rows(number))
-        return LoadedBatch(np.array(read, dtype=np.int64), pixels, failures, self._plan.ends_shard(number))
+    def __getitem__(self, number: int) -> Any:
+        """Return a :class:`LoadedBatch`, its pixels in channels-last order."""
+        rows, last = self._plan[number]
+        pixels: Tensor | None = None
+        read: list[int] = []
+        failures: list[Failure] = []
+        for row in rows:
+            image = self._load.read(self._items, row)
+            if isinstance(image, Failure):
+                failures.append(image)
+                continue
+            if pixels is None:
+                layout = torch.channels_last if image.ndim == 3 else torch.contiguous_format
+                pixels = torch.empty((len(rows), *image.shape), dtype=image.dtype, memory_format=layout)
+            elif image.shape != pixels.shape[1:]:
+                raise InputError(
+                    f"transform must give images of one shape, got {tuple(image.shape)} for {self._items.name(row)} "
+                    f"after {tuple(pixels.shape[1:])}"
+                )
+            pixels[len(read)] = image
+            read.append(row)
+        return LoadedBatch(
+            np.array(read, dtype=np.int64), None if pixels is None else pixels[: len(read)], failures, last
+        )
 
 
 def _as_it_is(loaded: Any) -> Any:
@@ -216,20 +201,26 @@ def _as_it_is(loaded: Any) -> Any:
 
 
 @contextmanager
-def image_batches(batches: NumberedBatches[Batch], *, workers: int, pin: bool) -> Iterator[Iterator[Batch]]:
-    """Yield an iterator over the batches of images, in order.
+def loaded_batches(
+    batches: Dataset[Any], n: int, *, workers: int, pin: bool, draws: torch.Generator | None = None
+) -> Iterator[Iterator[Any]]:
+    """Yield an iterator over the batches of a data set, in order.
 
     Parameters
     ----------
-    batches : NumberedBatches
-        Such as :class:`ImageBatches`.
+    batches : Dataset
+        Batches by number, such as :class:`ImageBatches`.
+    n : int
+        How many there are.
     workers : int
-        Processes that decode; 0 decodes in this one.
+        Processes that make them; 0 makes them in this one.
     pin : bool
         Whether to place batches where a GPU can fetch them by itself.
+    draws : torch.Generator, optional
+        Where the workers' seeds come from; the global random state stays as it is in any case.
     """
     if workers == 0:
-        yield (batches[number] for number in range(len(batches)))
+        yield (batches[number] for number in range(n))
         return
     # Forked workers share the items instead of a copy each, and need no importable main module.
     context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
@@ -241,7 +232,7 @@ def image_batches(batches: NumberedBatches[Batch], *, workers: int, pin: bool) -
         prefetch_factor=_PREFETCH,
         pin_memory=pin,
         multiprocessing_context=context,
-        generator=generator(0, "workers"),  # otherwise every pass would draw from the global random state
+        generator=generator(0, "workers") if draws is None else draws,
     )
     iterator = iter(loader)
     try:
@@ -252,17 +243,15 @@ def image_batches(batches: NumberedBatches[Batch], *, workers: int, pin: bool) -
             stop()
 
 
-def text_batches(items: Items, plan: BatchPlan) -> Iterator[LoadedBatch]:
-    """Yield batches of texts, sorted by length within a shard: texts of one length need the least padding."""
-    for start in range(plan.start, plan.stop, plan.shard_size):
-        rows = range(start, min(start + plan.shard_size, plan.stop))
-        texts = [str(items.raw(row)) for row in rows]
+def text_batches(items: Items, chunks: Sequence[range], batch_size: int) -> Iterator[LoadedBatch]:
+    """Yield batches of texts, sorted by length within a chunk: texts of one length need the least padding."""
+    for chunk in chunks:
+        texts = [str(items.raw(row)) for row in chunk]
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]), reverse=True)
-        for first in range(0, len(order), plan.batch_size):
-            places = order[first : first + plan.batch_size]
-            chosen = np.array([start + place for place in places], dtype=np.int64)
-            last = first + plan.batch_size >= len(order)
-            yield LoadedBatch(chosen, [texts[place] for place in places], [], last)
+        for first in range(0, len(order), batch_size):
+            places = order[first : first + batch_size]
+            rows = np.array([chunk.start + place for place in places], dtype=np.int64)
+            yield LoadedBatch(rows, [texts[place] for place in places], [], first + batch_size >= len(order))
 
 
 def choose_workers(n_batches: int, device: torch.device, batch_bytes: int) -> int:

@@ -16,9 +16,10 @@ from evergrow.core.wording import setting
 from evergrow.data.frames import check_columns, is_pandas
 from evergrow.data.intake import Samples, read_items, read_unknown
 from evergrow.data.streams import is_stream, labelled_chunks, read_chunks
+from evergrow.features import Features
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.encoder import Encoder, Features
+from evergrow.learner.encoder import Encoder
 from evergrow.learner.evaluation import Compared, Evaluation, evaluate_predictions, kept_answers, open_world
 from evergrow.learner.labels import as_labels, column_order
 from evergrow.learner.learner_base import LearnerBase, check_width
@@ -143,7 +144,7 @@ class Asking(LearnerBase):
         check_columns(samples.columns, now.columns)
         if samples.features is not None and not now.is_empty:  # a backbone answers for its own
             check_width(samples.features, now.head.n_features_in_)
-        return self._encoder.encode_now(samples, self.extract, self.cache)
+        return self._encoder.encode(samples, self.extract, cache=self.cache)
 
     def ask(self, items: Any, *, false_alarm: float | None = None) -> Answers:
         """Return everything about items at once; each goes through the backbone once.

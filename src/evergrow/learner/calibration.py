@@ -40,6 +40,9 @@ FOLD_ROWS = 500
 ENOUGH = 1000
 """Scores of a batch that suffice; further folds are not scored."""
 
+_LARGEST_LOSS = 1e100
+"""No model is that wrong; larger ones overflow when they are pooled."""
+
 MOST_POINTS = 200
 """Scores kept of a batch; larger batches are thinned to their quantiles."""
 
@@ -224,7 +227,7 @@ def _scores(batch: Fields) -> Scores:
     if batch.has("losses"):
         losses = tuple(batch.numbers("losses"))
         batch.require(len(losses) == len(TEMPERATURES), f"it has losses at {len(losses)} temperatures")
-        batch.require(min(losses) >= 0.0, "a log loss is negative")
+        batch.require(min(losses) >= 0.0 and max(losses) <= _LARGEST_LOSS, "a log loss is negative or no loss")
     if batch.has("term_means"):
         terms = KnownTerms.from_fields(batch, n, size)
     return Scores(n, size, tuple(points), losses, terms)

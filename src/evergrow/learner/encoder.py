@@ -4,59 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
-from evergrow.core.wording import action, setting
 from evergrow.data.intake import Samples
-from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features import Backbone, BackboneSpec, EncodeConfig, Features, encode
 from evergrow.features.recipes import FINAL, check_recipe
 
 if TYPE_CHECKING:
     from evergrow.adapt.adaptation import Adaptation
     from evergrow.adapt.settings import FsaConfig
     from evergrow.features import ImageBackbone
-    from evergrow.features.settings import ExtractConfig
 
 _LOG = logging.getLogger("evergrow")
-
-
-FEW = 4
-"""So many items are encoded at once; it takes no longer than looking for them in the cache."""
-
-
-@dataclass(frozen=True, eq=False)
-class Features:
-    """Feature vectors of samples.
-
-    Parameters
-    ----------
-    X : ndarray of shape (n, d)
-        The features.
-    rows : ndarray of int of shape (n,)
-        The samples they belong to: all, unless some could not be read and were skipped.
-    failures : tuple of (str, str)
-        Name of every sample left out, and why.
-    """
-
-    X: NDArray[Any]
-    rows: NDArray[np.int64]
-    failures: tuple[tuple[str, str], ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.X)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return the features, for ``np.asarray`` and whatever takes arrays."""
-        X = self.X if dtype is None else self.X.astype(dtype, copy=False)
-        return X.copy() if copy else X
 
 
 class Encoder:
@@ -191,8 +156,8 @@ class Encoder:
             return fresh
         if self._wanted is None:
             raise InputError(
-                f"{setting('data')} must be feature vectors, since no backbone is given, got "
-                f"{samples.kind}s: give one, or {setting('backbone', 'auto')}"
+                f"data must be feature vectors, since no backbone is given, got "
+                f"{samples.kind}s: give one, or backbone='auto'"
             )
         if self._wanted == "auto":
             fresh._choose(samples.kind)
@@ -201,26 +166,6 @@ class Encoder:
         fresh._fixed = True
         return fresh
 
-    def encode_now(self, samples: Samples, settings: Any, cache: Any) -> Features:
-        """Return the features of samples that are asked about; a few of them go through the backbone at once.
-
-        Parameters
-        ----------
-        samples : Samples
-            What to encode.
-        settings, cache
-            As for :meth:`encode`, which does it where there is more to it: many samples, images that may be left out, a
-            cache that was named, a GPU.
-        """
-        few = samples.items is not None and len(samples.items) <= FEW and cache in (None, False)
-        if samples.items is None or not few or not _are_plain(settings):
-            return self.encode(samples, settings, cache=cache)
-        self.check(samples)
-        items, backbone = samples.items, self.backbone()
-        if backbone.device.type != "cpu":  # which precision is right there is settled batch by batch
-            return self.encode(samples, settings, cache=False)
-        return Features(backbone.encode_now(items), np.arange(len(items)))
-
     def encode(self, samples: Samples, settings: Any = None, *, cache: Any = None, on_error: Any = None) -> Features:
         """Return the features of samples; those that are features already are only checked.
 
@@ -228,8 +173,8 @@ class Encoder:
         ----------
         samples : Samples
             What to encode.
-        settings : ExtractConfig or dict, optional
-            Settings of the extraction.
+        settings : EncodeConfig or dict, optional
+            How.
         cache : None, False or path-like
             Where features are kept. None keeps those of what lies on disk, in the default place.
         on_error : {"raise", "skip"}, optional
@@ -238,13 +183,10 @@ class Encoder:
         self.check(samples)
         if samples.features is not None:
             return Features(samples.features, np.arange(len(samples)))
-        from evergrow.features.extraction import extract
-
         config = extraction_config(settings, cache, lasting=samples.lasting)
         if on_error is not None:
-            config = replace(config, on_error=on_error)
-        done = extract(self._lazy(), samples.raw_items(), config=config)
-        return Features(np.asarray(done.joined), done.rows, done.failures)
+            config = config.changed(on_error=on_error)
+        return encode(self._lazy(), samples.raw_items(), config=config)
 
     def check(self, samples: Samples) -> None:
         """Raise :class:`InputError` unless the samples are of the kind that the model was made for."""
@@ -253,13 +195,11 @@ class Encoder:
             return
         if self.spec is None:
             raise InputError(
-                f"{setting('items')} must be feature vectors, since the model was made without a backbone, got "
-                f"{samples.kind}s"
+                f"items must be feature vectors, since the model was made without a backbone, got {samples.kind}s"
             )
         if samples.kind != self.spec.kind:
             raise InputError(
-                f"{setting('items')} must be {self.spec.kind}s, since the model was made with {self.spec.name}, "
-                f"got {samples.kind}s"
+                f"items must be {self.spec.kind}s, since the model was made with {self.spec.name}, got {samples.kind}s"
             )
 
     def _check_origin(self, samples: Samples) -> None:
@@ -289,7 +229,7 @@ class Encoder:
         """
         if self._backbone is None:
             if self.spec is None:
-                raise NotFittedError(f"a backbone must be chosen first: {action('fit')} does so")
+                raise NotFittedError("a backbone must be chosen first: fit() does so")
             self._backbone = self._restore(self.spec)
         return self._backbone
 
@@ -346,7 +286,7 @@ class Encoder:
         if isinstance(given, Backbone):
             if given.spec.weights_hash != spec.weights_hash:
                 raise WeightsError(
-                    f"{setting('backbone')} must be the one that the model was made with, {spec.name} (hash "
+                    f"backbone must be the one that the model was made with, {spec.name} (hash "
                     f"{spec.weights_hash}), "
                     f"got {given.spec.name} (hash {given.spec.weights_hash})"
                 )
@@ -354,20 +294,8 @@ class Encoder:
         if isinstance(given, nn.Module):
             return backbone_from_spec(spec, weights=given, device=self._device)
         if isinstance(given, str) and given not in ("auto", spec.name):
-            raise WeightsError(
-                f"{setting('backbone')} must be the one that the model was made with, {spec.name!r}, got {given!r}"
-            )
+            raise WeightsError(f"backbone must be the one that the model was made with, {spec.name!r}, got {given!r}")
         return backbone_from_spec(spec, weights=self._weights, device=self._device)
-
-
-def _are_plain(settings: Any) -> bool:
-    """Return whether settings of an extraction ask for nothing that concerns a few samples."""
-    if settings is None:
-        return True
-    return isinstance(settings, dict) and settings.get("on_error", "raise") == "raise" and set(settings) <= _IDLE
-
-
-_IDLE = {"on_error", "progress", "workers"}
 
 
 def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig | None) -> Path | None:
@@ -383,17 +311,13 @@ def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig
     if checkpoint is None:
         return None
     if not isinstance(checkpoint, (str, os.PathLike)):
-        raise ParameterError(f"{setting('checkpoint')} must be a path or None, got {type(checkpoint).__name__}")
+        raise ParameterError(f"checkpoint must be a path or None, got {type(checkpoint).__name__}")
     path = Path(checkpoint)
     if config is None:
-        raise ParameterError(
-            f"{setting('checkpoint')} must go with {setting('adapt')}, got {path} and nothing to train"
-        )
+        raise ParameterError(f"checkpoint must go with adapt, got {path} and nothing to train")
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):  # said now, not after the first epoch
-        raise ParameterError(
-            f"{setting('checkpoint')} must be a file in a folder that exists and can be written to, got {path}"
-        )
+        raise ParameterError(f"checkpoint must be a file in a folder that exists and can be written to, got {path}")
     return path
 
 
@@ -401,10 +325,7 @@ def check_images(samples: Samples) -> None:
     """Raise :class:`InputError` unless a backbone can be adapted to the samples."""
     if samples.kind != "image":
         what = "feature vectors" if samples.kind == "features" else f"{samples.kind}s"
-        raise InputError(
-            f"{setting('data')} must be images for a backbone to be adapted to them, got {what}: leave "
-            f"{setting('adapt')} out"
-        )
+        raise InputError(f"data must be images for a backbone to be adapted to them, got {what}: leave adapt out")
 
 
 def _adaptable(backbone: Backbone) -> ImageBackbone:
@@ -412,9 +333,7 @@ def _adaptable(backbone: Backbone) -> ImageBackbone:
     from evergrow.features import ImageBackbone
 
     if not isinstance(backbone, ImageBackbone):
-        raise ParameterError(
-            f"{setting('backbone')} must be a network for images to be adapted, got {type(backbone).__name__}"
-        )
+        raise ParameterError(f"backbone must be a network for images to be adapted, got {type(backbone).__name__}")
     return backbone
 
 
@@ -427,15 +346,13 @@ def _adaptation_elsewhere(backbone: Backbone) -> Adaptation | None:
     return adaptation_of(backbone)
 
 
-def extraction_config(settings: Any, cache: Any, *, lasting: bool) -> ExtractConfig:
-    """Return the settings of an extraction; features of what lies in memory are kept only if a cache is named."""
-    from evergrow.features.settings import ExtractConfig, configured
-
-    chosen = configured(None, dict(settings or {})) if settings is None or isinstance(settings, dict) else settings
-    if not isinstance(chosen, ExtractConfig):
-        raise ParameterError(
-            f"{setting('extract')} must be an ExtractConfig, a dict or None, got {type(chosen).__name__}"
-        )
+def extraction_config(settings: Any, cache: Any, *, lasting: bool) -> EncodeConfig:
+    """Return how samples are encoded; features of what lies in memory are kept only if a cache is named."""
+    config = settings if isinstance(settings, EncodeConfig) else None
+    if config is None:
+        if settings is not None and not isinstance(settings, dict):
+            raise ParameterError(f"extract must be an EncodeConfig, a dict or None, got {type(settings).__name__}")
+        config = EncodeConfig().changed(**(settings or {}))
     if cache is not None:
-        return replace(chosen, cache=cache)
-    return replace(chosen, cache=False) if chosen.cache is None and not lasting else chosen
+        return config.changed(cache=cache)
+    return config.changed(cache=False) if config.cache is None and not lasting else config

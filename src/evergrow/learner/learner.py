@@ -17,13 +17,14 @@ from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
 from evergrow.data.intake import Samples
 from evergrow.data.streams import check_whole, labelled_chunks
+from evergrow.features import Features
 from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.asking import Asking
 from evergrow.learner.changes import Change
 from evergrow.learner.class_warnings import warn_alike, warn_few
 from evergrow.learner.editing import Editing
 from evergrow.learner.elsewhere import learn_elsewhere
-from evergrow.learner.encoder import Encoder, Features, check_images, checkpoint_file, extraction_config
+from evergrow.learner.encoder import Encoder, check_images, checkpoint_file, extraction_config
 from evergrow.learner.keeping import Keeping
 from evergrow.learner.labels import announced_names, check_announced, settled_kind
 from evergrow.learner.learning import Learned, first_block, next_block
@@ -78,7 +79,7 @@ class Learner(Asking, Editing, Keeping):
         Seed of the head and of the adaptation.
     cache : None, False or path-like
         Where features are kept: the default cache (features of files and tables only), nowhere, or a folder.
-    extract : ExtractConfig or dict, optional
+    extract : EncodeConfig or dict, optional
         Settings of the extraction: ``batch_size``, ``workers``, ``on_error``, ``precision``, ``progress``.
 
     Attributes

@@ -15,11 +15,12 @@ from evergrow.core.errors import InputError, NotFittedError
 from evergrow.core.wording import action
 from evergrow.data.frames import check_columns
 from evergrow.data.intake import Samples
+from evergrow.features import Features
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.estimator import Estimator
 from evergrow.learner.answering import Answering
 from evergrow.learner.changes import Change
-from evergrow.learner.encoder import Encoder, Features
+from evergrow.learner.encoder import Encoder
 from evergrow.learner.labels import as_labels
 from evergrow.learner.learning import Block, gathered
 from evergrow.learner.recipe import HeadRecipe

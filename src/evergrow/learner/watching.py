@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import DataWarning, EvergrowError, InputError
 from evergrow.data.intake import read_items
+from evergrow.features import Features
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.changes import Change
-from evergrow.learner.encoder import Features
 from evergrow.learner.labels import as_labels, can_read
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, locked_model, open_model

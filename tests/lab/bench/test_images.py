@@ -11,8 +11,7 @@ from sklearn.metrics import confusion_matrix
 from evergrow.core.errors import ParameterError
 from evergrow.core.items import ImageArrays
 from evergrow.data import load_data
-from evergrow.features import create_backbone
-from evergrow.features.extraction import extract
+from evergrow.features import create_backbone, encode
 from evergrow.lab.bench import SpecError, expand, load_spec, run_bench
 from evergrow.lab.methods import create_method
 
@@ -55,8 +54,8 @@ def test_a_run_equals_extraction_and_learning_by_hand(spec: Path) -> None:
     data = load_data(spec.parent / "images.npz")
     assert isinstance(data.train, ImageArrays)
     head = create_method("simplecil", device="cpu")
-    head.fit(extract(backbone, data.train, cache=False).features, data.y_train)
-    answers = head.predict(extract(backbone, data.test, cache=False).features)
+    head.fit(encode(backbone, data.train, cache=False, join=False).X, data.y_train)
+    answers = head.predict(encode(backbone, data.test, cache=False, join=False).X)
     assert record.results["a_last"] == pytest.approx((answers == data.y_test).mean())
     assert np.array_equal(record.extra["confusion"]["matrix"], confusion_matrix(data.y_test, answers))
 
@@ -101,6 +100,6 @@ def test_a_recipe_gives_joined_blocks_and_is_in_the_record(spec: Path) -> None:
     data = load_data(spec.parent / "images.npz")
     backbone = create_backbone("test_resnet", "random", device="cpu", recipe=["final", "mean@-2"])
     head = create_method("simplecil", device="cpu")
-    head.fit(extract(backbone, data.train, cache=False).joined, data.y_train)
-    answers = head.predict(extract(backbone, data.test, cache=False).joined)
+    head.fit(encode(backbone, data.train, cache=False).X, data.y_train)
+    answers = head.predict(encode(backbone, data.test, cache=False).X)
     assert record.results["a_last"] == pytest.approx((answers == data.y_test).mean())

@@ -28,9 +28,7 @@ from evergrow.core.items import Items
 from evergrow.core.registry import nearest
 from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
-from evergrow.features import ImageBackbone
-from evergrow.features.extraction import extract
-from evergrow.features.settings import ExtractConfig
+from evergrow.features import EncodeConfig, ImageBackbone, encode
 from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
 from evergrow.head.saving import Contents
 from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels, without_call_settings
@@ -175,7 +173,7 @@ class FsaClassifier(ImageClassifier):
         if self.adapt is not None:
             check_choice("adapt", self.adapt, ("auto", *adapting_tuners()))
         self.config()
-        ExtractConfig(cache=self.cache, progress=self.progress)  # refuses what it cannot be extracted with
+        EncodeConfig(cache=self.cache, progress=self.progress)  # refuses what it cannot be extracted with
         self._new_head(0, "cpu")._check_params()
 
     def _new_head(self, seed: int, device: str, widths: tuple[int, ...] = ()) -> IncrementalClassifier:
@@ -238,7 +236,7 @@ class FsaClassifier(ImageClassifier):
         )
 
     def _features(self, backbone: ImageBackbone, items: Items) -> NDArray[np.float32]:
-        return extract(backbone, items, cache=self.cache, progress=self.progress).joined
+        return encode(backbone, items, cache=self.cache, progress=self.progress).X
 
     def _scores(self, items: Items) -> Tensor:
         scores = self.head_.decision_function(self._features(self.backbone_, items))

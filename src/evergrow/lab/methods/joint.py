@@ -20,8 +20,7 @@ from evergrow.core.archive import Archive
 from evergrow.core.errors import InputError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items, concat_items
-from evergrow.features import ImageBackbone
-from evergrow.features.extraction import extract
+from evergrow.features import ImageBackbone, encode
 from evergrow.head.saving import Contents
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels, without_call_settings
 
@@ -189,7 +188,7 @@ class JointFineTuning(ImageClassifier):
         network = self.network()
         spec = replace(self.base_.spec, n_features=len(self.arrival_))
         # The loader and the checked precision of extraction serve any network; nothing is kept of what it gives.
-        logits = extract(ImageBackbone(network, spec, self.device_), items, cache=False).features
+        logits = encode(ImageBackbone(network, spec, self.device_), items, cache=False).X
         return torch.from_numpy(np.array(logits))
 
     def _contents(self) -> Contents:

@@ -1,0 +1,489 @@
+"""Extraction: the right features in the right order, whatever is slow, broken or interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.features.extraction_toys import LetterCounter, Synthetic, Toy, expected_features, write_images
+
+from evergrow.core.errors import (
+    CacheWarning,
+    DatasetNotFoundError,
+    DataWarning,
+    ImageError,
+    InputError,
+    NumericalError,
+    ParameterError,
+    UnknownNameError,
+)
+from evergrow.core.items import ImageArrays, ImageFiles, Texts
+from evergrow.features import EncodeConfig, create_backbone, encode, encode_batch, encode_chunks
+from evergrow.features import cache as cache_module
+from evergrow.features import images as decoding
+from evergrow.features.cache import FeatureCache
+from evergrow.features.encoding import distance
+from evergrow.features.loader import Failure, ImageLoader, choose_workers, plan_batches
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "CHUNK", 4)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> ImageFiles:
+    return write_images(tmp_path / "images", 23)
+
+
+def run_python(code: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+# -- the features ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("cached", [False, True])
+def test_features_are_those_of_one_image_at_a_time(
+    images: ImageFiles, tmp_path: Path, workers: int, cached: bool
+) -> None:
+    cache = tmp_path / "cache" if cached else False
+    result = encode(Toy(), images, cache=cache, workers=workers, batch_size=4)
+    assert result.X.dtype == np.float32
+    np.testing.assert_allclose(result.X, expected_features(images), rtol=1e-5, atol=1e-6)
+    assert result.rows.tolist() == list(range(23))
+    assert (result.failures, result.computed, result.precision) == ((), 23, "float32")
+    assert result.seconds > 0
+
+
+def test_images_in_memory(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, size=(9, 20, 30, 3), dtype=np.uint8)
+    items = ImageArrays(pixels)
+    result = encode(Toy(), items, cache=tmp_path, batch_size=2)
+    np.testing.assert_allclose(result.X, expected_features(items), rtol=1e-5, atol=1e-6)
+
+
+def test_a_real_network_gives_what_it_gives_by_hand(images: ImageFiles) -> None:
+    backbone = create_backbone("test_resnet", weights="random", device="cpu")
+    assert backbone.transform is not None
+    by_hand = torch.cat(
+        [backbone.encode(backbone.transform(decoding.decode_image(images.raw(i)))[None]) for i in range(5)]
+    )
+    result = encode(backbone, images.take(range(5)), cache=False, batch_size=2, workers=0)
+    np.testing.assert_allclose(result.X, by_hand.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_texts_come_back_in_order_and_are_run_by_length() -> None:
+    texts = tuple("abcdefgh"[: 1 + (5 * row) % 8] + "x" * (row % 3) for row in range(50))
+    backbone = LetterCounter()
+    result = encode(backbone, Texts(texts), cache=False, batch_size=7)
+    expected = [[len(t), sum(c in "aeiou" for c in t), ord(t[0])] for t in texts]
+    assert result.X.tolist() == expected
+    assert max(map(len, backbone.seen)) == 7
+    for batch in backbone.seen:
+        lengths = [len(text) for text in batch]
+        assert lengths == sorted(lengths, reverse=True)
+    assert sum(max(map(len, batch)) * len(batch) for batch in backbone.seen) < 8 * 50  # less padding than in any order
+
+
+def test_the_global_random_state_is_left_alone(images: ImageFiles) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    encode(Toy(), images, cache=False, workers=2, batch_size=4)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_surrounding_autocast_does_not_change_the_features(images: ImageFiles) -> None:
+    plain = encode(Toy(), images, cache=False, join=False).X
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = encode(Toy(), images, cache=False, join=False).X
+    np.testing.assert_array_equal(inside, plain)
+
+
+def test_batches_arrive_in_channels_last_order(images: ImageFiles) -> None:
+    seen = []
+
+    class Watching(Toy):
+        def encode(self, batch: Any) -> torch.Tensor:
+            seen.append(batch.is_contiguous(memory_format=torch.channels_last))
+            return super().encode(batch)
+
+    encode(Watching(), images, cache=False, workers=1, batch_size=6)
+    assert seen == [True] * 4
+
+
+def test_progress_tells_the_rate_and_the_time_left(images: ImageFiles, capfd: pytest.CaptureFixture[str]) -> None:
+    encode(Toy(), images, cache=False, progress=True)
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "23/23" in captured.err
+    assert "images/s" in captured.err
+    assert "left" in captured.err
+
+
+def test_batches_cover_every_row_once_and_end_with_their_chunk() -> None:
+    plan = plan_batches([range(8, 14), range(14, 21)], 4)
+    assert [row for batch in plan for row in batch.rows] == list(range(8, 21))
+    assert [batch.last for batch in plan] == [False, True, False, True]
+
+
+def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)), raising=False)
+    monkeypatch.setattr("evergrow.features.loader.shutil.disk_usage", lambda path: type("Usage", (), {"free": 64e6})())
+    assert choose_workers(1000, gpu, 10**3) == 10
+    assert choose_workers(1000, gpu, 5 * 10**6) == 2  # half of 64 MB, three batches each
+    assert choose_workers(1000, gpu, 38 * 10**6) == 0
+    assert choose_workers(2, gpu, 10**3) == 0
+
+
+# -- bad input ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_corrupt_image_is_fatal_and_named(images: ImageFiles, tmp_path: Path) -> None:
+    (images.root / "odd/005.png").write_text("no image")
+    for workers in (0, 2):
+        with pytest.raises(ImageError, match=r"odd/005\.png.*on_error='skip'"):
+            encode(Toy(), images, cache=tmp_path / "cache", workers=workers, batch_size=2)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("cached", [False, True])
+def test_corrupt_images_are_skipped_and_all_named(images: ImageFiles, tmp_path: Path, cached: bool) -> None:
+    bad = [2, 3, 11, 22]
+    for row in bad:
+        (images.root / images.names[row]).write_bytes(b"GIF89a broken")
+    options = {"cache": tmp_path / "cache" if cached else False, "on_error": "skip", "batch_size": 2}
+    with pytest.warns(DataWarning, match=r"4 of 23 images .* left out: even/002.png, odd/003.png, odd/011.png"):
+        result = encode(Toy(), images, **options)
+    good = [row for row in range(23) if row not in bad]
+    assert result.rows.tolist() == good
+    assert [name for name, _ in result.failures] == [images.names[row] for row in bad]
+    np.testing.assert_allclose(result.X, expected_features(images, good), rtol=1e-5, atol=1e-6)
+    if not cached:
+        return
+    with pytest.warns(DataWarning, match="4 of 23"):
+        again = encode(Toy(), images, **options)
+    assert again.computed == 0
+    assert again.failures == result.failures
+    assert again.rows.tolist() == good
+    with pytest.raises(ImageError, match=r"even/002\.png"):  # the entry does not depend on what to do about errors
+        encode(Toy(), images, **{**options, "on_error": "raise"})
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_what_a_fatal_image_interrupted_is_taken_up_by_skipping(images: ImageFiles, tmp_path: Path) -> None:
+    (images.root / "odd/013.png").write_text("no image")
+    options = {"cache": tmp_path / "cache", "batch_size": 2, "workers": 0}
+    with pytest.raises(ImageError):
+        encode(Toy(), images, **options)
+    with pytest.warns(DataWarning):
+        result = encode(Toy(), images, **options, on_error="skip")
+    assert result.computed == 11
+    assert 13 not in result.rows
+
+
+def test_nothing_readable_is_an_error_even_when_skipping(images: ImageFiles, tmp_path: Path) -> None:
+    for name in images.names:
+        (images.root / name).write_text("no image")
+    for _ in range(2):
+        with pytest.raises(ImageError, match="None of the 23 images can be read"):
+            encode(Toy(), images, cache=tmp_path / "cache", on_error="skip")
+
+
+def test_a_missing_image(images: ImageFiles, tmp_path: Path) -> None:
+    (images.root / "even/004.png").unlink()
+    with pytest.raises(DatasetNotFoundError, match="004"):
+        encode(Toy(), images, cache=tmp_path / "cache")
+    with pytest.raises(ImageError, match="004"):
+        encode(Toy(), images, cache=False)
+    with pytest.warns(DataWarning, match="004"), pytest.warns(CacheWarning, match="004"):
+        result = encode(Toy(), images, cache=tmp_path / "cache", on_error="skip")
+    assert len(result.X) == 22
+
+
+def test_an_image_that_the_system_refused_is_tried_again(
+    images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = decoding.decode_image
+
+    def refuse(source: Any, **options: Any) -> Any:
+        if source.name == "006.png":
+            raise PermissionError(13, "Permission denied", str(source))
+        return decode(source, **options)
+
+    monkeypatch.setattr(cache_module, "CHUNK", 4)
+    options = {"cache": tmp_path / "cache", "on_error": "skip", "workers": 0}
+    monkeypatch.setattr(decoding, "decode_image", refuse)
+    for computed in (23, 4):  # still refused: only its chunk is looked at
+        with pytest.warns(DataWarning, match=r"even/006\.png"):
+            assert encode(Toy(), images, **options).computed == computed
+    monkeypatch.setattr(decoding, "decode_image", decode)
+    result = encode(Toy(), images, **options)
+    assert (len(result), result.computed) == (23, 4)
+    assert encode(Toy(), images, **options).computed == 0
+
+
+def test_the_reason_of_a_failure_names_no_folder_of_this_machine(images: ImageFiles) -> None:
+    (images.root / "even/000.png").write_text("no image")
+    failure = ImageLoader(Toy().transform).read(images, 0)
+    assert isinstance(failure, Failure)
+    assert str(images.root) not in failure.reason
+    assert not failure.passing
+
+
+def test_features_that_are_not_finite_are_refused(images: ImageFiles, tmp_path: Path) -> None:
+    class Broken(Toy):
+        def encode(self, batch: Any) -> torch.Tensor:
+            features = super().encode(batch)
+            features[-1, 0] = torch.nan
+            return features
+
+    with pytest.raises(NumericalError, match="must be finite, got NaN or infinity from toy in 1 of a batch of 23"):
+        encode(Broken(), images, cache=tmp_path / "cache")
+    assert FeatureCache(tmp_path / "cache").list() == []
+
+
+def test_wrong_requests(images: ImageFiles) -> None:
+    with pytest.raises(InputError, match="at least one item"):
+        encode(Toy(), ImageFiles(images.root, ()))
+    with pytest.raises(InputError, match="kind 'image', got 'text'"):
+        encode(Toy(), Texts(("a",)))
+    with pytest.raises(InputError, match=r"shape \(23, 5\), got \(23, 6\)"):
+        encode(Toy(n_features=5), images, cache=False)
+    with pytest.raises(UnknownNameError, match="nearest: 'batch_size'"):
+        encode(Toy(), images, batchsize=3)
+    with pytest.raises(ParameterError, match="only CUDA"):
+        encode(Toy(), images, precision="float16")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_size", 0),
+        ("batch_size", 2.5),
+        ("workers", -1),
+        ("workers", "many"),
+        ("batch_size", True),
+        ("precision", "float64"),
+        ("on_error", "ignore"),
+        ("cache", True),
+    ],
+)
+def test_settings_are_checked(name: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match=f"{name} must be .* got"):
+        EncodeConfig(**{name: value})
+
+
+def test_images_of_different_shapes_are_refused(images: ImageFiles) -> None:
+    toy = Toy()
+    sizes = iter(range(4, 100))
+    toy.transform = lambda image: torch.zeros(3, next(sizes), 8)
+    with pytest.raises(InputError, match=r"one shape, got \(3, 5, 8\) for odd/001\.png after \(3, 4, 8\)"):
+        encode(toy, images, cache=False, workers=0)
+
+
+# -- precision ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_images_sent_as_bytes_give_the_features_of_the_transform(images: ImageFiles, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device on this machine")
+    backbone = create_backbone("test_vit", weights="random", device=device)
+    pixels = [backbone.transform(decoding.decode_image(images.raw(row))) for row in range(len(images))]
+    batch = torch.stack(pixels).contiguous(memory_format=torch.channels_last)
+    expected = backbone.encode(batch).cpu().numpy()
+    settings: dict[str, Any] = {"cache": False, "precision": "float32", "batch_size": len(images)}
+    for workers in (0, 2):
+        np.testing.assert_array_equal(encode(backbone, images, workers=workers, **settings, join=False).X, expected)
+
+
+def test_distance_is_relative_to_each_row() -> None:
+    exact = torch.tensor([[1.0, 0.0], [100.0, 0.0]])
+    assert distance(torch.tensor([[1.0, 0.01], [100.0, 0.0]]), exact) == pytest.approx(0.01)
+    assert distance(torch.tensor([[1.0, 0.0], [torch.inf, 0.0]]), exact) == torch.inf
+    assert distance(torch.tensor([[torch.nan, 0.0], [1.0, 0.0]]), exact) == torch.inf
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.parametrize(("scale", "precision"), [(1.0, "float16"), (1e6, "float32")])
+def test_half_precision_only_where_it_is_safe(scale: float, precision: str) -> None:
+    class Scaled(Toy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.device = torch.device("cuda")
+
+        def encode(self, batch: Any) -> torch.Tensor:
+            mean = batch.mean(dim=(2, 3)) * scale  # beyond 65504, a product in float16 overflows
+            return torch.cat([mean, mean @ self.mixing.cuda()], dim=1).float()
+
+    items = Synthetic(600)
+    result = encode(Scaled(), items, cache=False)
+    assert result.precision == precision
+    expected = expected_features(items) * scale
+    gaps = np.linalg.norm(result.X - expected, axis=1) / np.maximum(np.linalg.norm(expected, axis=1), 1e-6)
+    assert gaps.max() < 2e-3
+
+
+# -- interruption and size ------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: ImageFiles, tmp_path: Path, workers: int) -> None:
+    (images.root / "odd/003.png").write_text("no image")
+    log, cache = tmp_path / "log", tmp_path / "cache"
+    code = (
+        "from pathlib import Path\n"
+        "from tests.features.extraction_toys import *\n"
+        "from evergrow.features import cache, encode\n"
+        "cache.CHUNK = 4\n"
+        f"log_decoding(Path({str(log)!r}), pause=0.05)\n"
+        f"files = ImageFiles(Path({str(images.root)!r}), {images.names!r})\n"
+        f"encode(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2)\n"
+    )
+    process = run_python(code)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if any(info.done >= 8 for info in FeatureCache(cache).list()):
+            break
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    (info,) = FeatureCache(cache).list()
+    assert info.state == "unfinished"
+    assert (info.n_items, info.failures) == (23, 1)
+    with pytest.warns(DataWarning, match=r"odd/003\.png"):
+        result = encode(Toy(), images, cache=cache, on_error="skip", workers=0, batch_size=2)
+    assert result.computed == 23 - info.done
+    with pytest.warns(DataWarning):
+        whole = encode(Toy(), images, cache=False, on_error="skip", workers=0, batch_size=2)
+    np.testing.assert_array_equal(result.X, whole.X)
+    assert result.failures == whole.failures
+    assert result.rows.tolist() == whole.rows.tolist()
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_resumed_run_looks_at_nothing_that_is_done(
+    images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, seen = decoding.decode_image, []
+
+    def stop_at_ten(source: Any, **options: Any) -> Any:
+        seen.append(source.name)
+        if len(seen) == 10:
+            raise KeyboardInterrupt
+        return decode(source, **options)
+
+    options = {"cache": tmp_path / "cache", "workers": 0, "batch_size": 2}
+    monkeypatch.setattr(decoding, "decode_image", stop_at_ten)
+    with pytest.raises(KeyboardInterrupt):
+        encode(Toy(), images, **options)
+    first = len(seen)
+    result = encode(Toy(), images, **options)
+    assert result.computed == 15  # two chunks; nothing of a CPU's waits for the batch after it
+    assert len(seen) - first == result.computed
+    np.testing.assert_allclose(result.X, expected_features(images), rtol=1e-5, atol=1e-6)
+
+
+def test_chunk_by_chunk_is_the_same_and_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "CHUNK", 256)
+    toy = Toy(n_features=4096)
+    toy.encode = lambda batch: batch.flatten(1)[:, :1].repeat(1, 4096)  # type: ignore[method-assign]
+    for cache in (False, tmp_path, tmp_path):
+        peaks = []
+        for n in (300, 1500):
+            rows = 0
+            tracemalloc.start()
+            try:
+                for part in encode_chunks(toy, Synthetic(n), cache=cache, workers=0):
+                    assert part.rows.tolist() == list(range(rows, rows + len(part)))
+                    assert np.round(part.X[:, 0] * 255).tolist() == [row % 251 for row in part.rows]
+                    rows += len(part)
+                peaks.append(tracemalloc.get_traced_memory()[1])
+            finally:
+                tracemalloc.stop()
+            assert rows == n
+        assert peaks[1] - peaks[0] < 5e6  # the 1,200 more rows alone are 20 MB
+
+
+def test_chunks_do_not_change_how_their_reader_computes(images: ImageFiles) -> None:
+    for _ in encode_chunks(Toy(), images, cache=False):
+        assert torch.ones(1, requires_grad=True).mul(2).requires_grad
+
+
+PEAKS = """
+import json
+from pathlib import Path
+from tests.features.extraction_toys import Synthetic, Toy
+from evergrow.features import encode_chunks
+
+def high_water():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
+toy = Toy(n_features=512)
+toy.encode = lambda batch: batch.flatten(1)[:, :1].repeat(1, 512)
+peaks = []
+for n in (10_000, 100_000):
+    assert sum(len(part) for part in encode_chunks(toy, Synthetic(n), cache={cache!r}, workers=0)) == n
+    peaks.append(high_water())
+print(json.dumps(peaks))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_a_hundred_thousand_images_in_bounded_memory(tmp_path: Path) -> None:
+    process = run_python(PEAKS.format(cache=str(tmp_path)))
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    few, many = json.loads(out)
+    assert many - few < 30e6  # the 90,000 more rows alone are 184 MB
+
+
+# -- a prepared batch -----------------------------------------------------------------------------------
+
+
+def test_a_prepared_batch_is_encoded_as_the_items_are(images: ImageFiles) -> None:
+    backbone = create_backbone("test_resnet", weights="random", device="cpu", recipe="rich")
+    prepared = [backbone.transform(decoding.decode_image(images.raw(row))) for row in range(6)]
+    expected = encode(backbone, images.take(range(6)), cache=False)
+    np.testing.assert_array_equal(encode_batch(backbone, prepared), expected.X)
+    assert encode_batch(LetterCounter(), ["a", "bc"])[:, 0].tolist() == [1, 2]
+
+
+def test_a_prepared_batch_is_checked() -> None:
+    class Broken(LetterCounter):
+        def encode(self, batch: Any) -> torch.Tensor:
+            return super().encode(batch) * torch.nan
+
+    with pytest.raises(NumericalError, match="must be finite"):
+        encode_batch(Broken(), ["a"])

@@ -1,0 +1,180 @@
+"""Whole files of every kind, written on the spot, that hostile ones are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.adapt.tiny import tiny_vit
+
+ADAPTATION = {"tuner": "ssf", "train": {"epochs": 4, "lr": 0.1, "batch_size": 8}}
+"""How the interrupted training of a learner is set up, in plain values."""
+
+CLASSES = np.array(["ant", "bee", "cat", "dog"])
+SMALL = {"n_units": 9}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A whole file that hostile ones are made from.
+
+    Parameters
+    ----------
+    name : str
+        For messages.
+    kind : {"head", "learner", "command", "pictures", "trained", "tuner", "checkpoint"}
+        How it is read.
+    file : str
+        Where it is.
+    method : str
+        Which method reads it, where several could.
+    """
+
+    name: str
+    kind: str
+    file: str
+    method: str = ""
+
+
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "recommended": ("evergrow", {"shape_directions": 3}),
+    "paper": ("scl-mgsm", {"block_size": 3, "n_candidates": 4}),
+    "dense": ("scl-mgsm", {"scales": "auto", "solver": "dense"}),
+    "recursive": ("scl-mgsm", {"scales": "auto", "solver": "recursive"}),
+    "compact": ("scl-mgsm", {"scales": "auto", "solver": "compact"}),
+    "ranpac": ("ranpac", {}),
+    "acil": ("acil", {}),
+    "anacp": ("anacp", {"n_ensembles": 2, "samples_per_class": 5, "alpha": 1.0}),
+    "klda": ("klda", {}),
+    "loranpac": ("loranpac", {"n_units": 20, "rank": 8, "batch_size": 16}),
+    "simplecil": ("simplecil", {"n_units": None}),
+}
+"""Heads by name: the method and its options."""
+
+LEARNERS = ("features", "updated", "edited", "blocks", "ranpac", "empty", "one-class")
+NAMES = [
+    *(f"head/{name}" for name in [*HEADS, "names"]),
+    *(f"learner/{name}" for name in LEARNERS),
+    "command",
+    "pictures",
+    "trained/ease",
+    "trained/ranpac+fsa",
+    "tuner",
+    "checkpoint",
+]
+"""All subjects, in the order of :func:`write_subjects`."""
+
+
+def rows() -> dict[str, np.ndarray]:
+    """Return features of a first task of three classes, of a later one of two, and rows to ask about."""
+    rng = np.random.default_rng(2024)
+    centres = rng.normal(size=(5, 8)) * 1.5
+    first, later, query = np.repeat([0, 1, 2], 6), np.repeat([2, 3], 4), np.arange(5)
+    found = {name: centres[y] + rng.normal(size=(len(y), 8)) for name, y in (("first", first), ("later", later))}
+    found["query"] = centres[query] * np.where(query == 4, 4.0, 1.0)[:, None] + rng.normal(size=(len(query), 8))
+    return {**found, "y_first": first, "y_later": later}
+
+
+def pictures() -> dict[str, np.ndarray]:
+    """Return small noisy pictures, one colour gradient per class: a first task, a later one, and some to ask about."""
+    rng = np.random.default_rng(7)
+    looks = rng.uniform(20, 200, size=(4, 16, 1, 3))
+
+    def drawn(y: np.ndarray) -> np.ndarray:
+        noise = rng.uniform(0, 40, size=(len(y), 4, 4, 3)).repeat(4, axis=1).repeat(4, axis=2)
+        return (looks[y] + noise).astype(np.uint8)
+
+    first, later, query = np.repeat([0, 1, 2], 5), np.repeat([2, 3], 3), np.arange(4)
+    return {"first": drawn(first), "later": drawn(later), "query": drawn(query), "y_first": first, "y_later": later}
+
+
+def write_subjects(folder: Path) -> list[Subject]:
+    """Write all files with the version at hand, and return them."""
+    made = [*_heads(folder), *_learners(folder), *_trained(folder)]
+    assert [subject.name for subject in made] == NAMES
+    return made
+
+
+def _heads(folder: Path) -> list[Subject]:
+    from evergrow.head import HEADS as CLASSES_OF
+
+    data, made = rows(), []
+    cases = {**HEADS, "names": ("evergrow", {"shape_directions": 3})}
+    for name, (method, options) in cases.items():
+        chosen = {key: value for key, value in {**SMALL, **options}.items() if value is not None}
+        maker = CLASSES_OF[method]
+        if method != "simplecil":
+            chosen["random_state"] = 0
+        labels = CLASSES[data["y_first"]] if name == "names" else data["y_first"]
+        path = folder / f"head-{name}.evg"
+        maker(device="cpu", **chosen).fit(data["first"], labels).save(path)
+        made.append(Subject(f"head/{name}", "head", str(path), method))
+    return made
+
+
+def _learners(folder: Path) -> list[Subject]:
+    from evergrow import Learner
+    from evergrow.learner.reference import measured_change
+
+    data = rows()
+    first, later = ((data[part], CLASSES[data[f"y_{part}"]]) for part in ("first", "later"))
+    small: dict[str, Any] = {"device": "cpu", "cache": False}
+    options = {**SMALL, "shape_directions": 3}
+    width = data["first"].shape[1]
+
+    def learner(method: str = "evergrow", **more: Any) -> Learner:
+        return Learner(None, method, options={**options, **more} if method == "evergrow" else SMALL, **small)
+
+    edited = learner().fit(first).partial_fit(later)
+    with measured_change(edited, first):
+        edited.partial_fit(first)
+    edited.rename_class("ant", "wasp")
+    edited.set_answering(prior={"wasp": 2.0}, costs={"wasp": {"bee": 3.0}}, thresholds={"bee": 0.4})
+    # Features that are blocks with weights, reduced to a budget of width; what answers need is worked out.
+    blocks = learner(blocks=(width - 2, 2), max_features=width - 1).fit(first)
+    blocks.predict(first[0][:1])
+    made = {
+        "features": learner().fit(first),
+        # Its ridge was chosen a second time, from where the first choice was.
+        "updated": learner().fit(first).partial_fit(later),
+        "edited": edited.merge_classes(["cat", "dog"], "pet"),
+        "blocks": blocks,
+        "ranpac": learner("ranpac").fit(first),
+        "empty": learner().begin(),
+        "one-class": learner().fit(first[0], ["ant"] * len(first[1])),
+    }
+    found = []
+    for name, model in made.items():
+        model.save(folder / f"learner-{name}.evg")
+        found.append(Subject(f"learner/{name}", "learner", str(folder / f"learner-{name}.evg")))
+    made["features"].save(folder / "command.evg")
+    return [*found, Subject("command", "command", str(folder / "command.evg"))]
+
+
+def _trained(folder: Path) -> list[Subject]:
+    from evergrow import Learner
+    from evergrow.adapt.tuners import create_tuner
+    from evergrow.lab import create_method
+
+    data = pictures()
+    first = data["first"], CLASSES[data["y_first"]]
+    settings: dict[str, Any] = {"options": SMALL, "device": "cpu", "cache": False}
+    pictured = Learner(tiny_vit(), adapt={"tuner": "ssf", "train": {"epochs": 1, "lr": 0.1}}, **settings).fit(first)
+    pictured.save(folder / "pictures.evg")
+    found = [Subject("pictures", "pictures", str(folder / "pictures.evg"))]
+    for method, options in (
+        ("ease", {"epochs": 1, "lr": 0.5, "batch_size": 8, "bottleneck": 2}),
+        ("ranpac+fsa", {"adapt": "adapter", "epochs": 1, "n_units": 9}),
+    ):
+        path = folder / f"trained-{method}.evg"
+        create_method(method, backbone=tiny_vit(), device="cpu", **options).fit(*first).save(path)
+        found.append(Subject(f"trained/{method}", "trained", str(path), method))
+    backbone = tiny_vit()
+    tuner = create_tuner("lora", backbone.module, rank=2)
+    tuner.save(folder / "tuner.evg")
+    tuner.remove()
+    Learner(tiny_vit(), adapt=ADAPTATION, **settings).fit(first, checkpoint=folder / "checkpoint.evg")
+    found.append(Subject("tuner", "tuner", str(folder / "tuner.evg")))
+    return [*found, Subject("checkpoint", "checkpoint", str(folder / "checkpoint.evg"))]
