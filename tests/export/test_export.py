@@ -56,6 +56,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "scl-mgsm, tanh": ("scl-mgsm", {"activation": "tanh", "scales": "auto", "n_units": 60}),
     "scl-mgsm, gelu": ("scl-mgsm", {"activation": "gelu", "scales": "auto", "n_units": 60}),
+    "evergrow, raw, link": ("evergrow", {"n_units": 60, "normalize": "none", "readout": "ridge"}),
     "evergrow, l2": ("evergrow", {"n_units": 80, "normalize": "l2", "readout": "ridge"}),
     "ri": ("ri", {"n_units": 200, "alpha": 1.0}),
     "scsm": ("scsm", {"n_units": 60, "alpha": 1.0}),
@@ -564,12 +565,13 @@ def test_a_head_that_is_one_matrix_already_stays_as_it_is(name: str, blobs: tupl
 
 
 def test_shapes_of_classes_stay_when_a_layer_is_folded() -> None:
-    options = {"max_units": 200, "readout": "denoised", "shape_directions": 4, "random_state": 0}
+    layer = GuidedLayer(max_units=200)
+    options: dict[str, Any] = {"alpha": 0.01, "normalize": "none", "shape_directions": 4, "random_state": 0}
     for n_classes in (LIKELIEST, 2 * LIKELIEST):
         X, y, rest = many_classes(n_classes, 20)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConstructionWarning)
-            head = SCLClassifier(**options).fit(0.01 * X, y)
+            head = Classifier(layer=layer, **options).fit(0.01 * X, y)
         found = read_head(head)[0]
         assert found.shape is not None
         if n_classes > LIKELIEST:
@@ -603,7 +605,7 @@ def test_tolerance_and_radius_decide(blobs: tuple[np.ndarray, np.ndarray]) -> No
     assert fold(found, radius=usual.radius / 2)[1].bound < usual.bound
 
 
-@pytest.mark.parametrize("name", ["scl-mgsm, paper", "evergrow, no shapes"])
+@pytest.mark.parametrize("name", ["scl-mgsm, paper", "evergrow, raw, link"])
 def test_the_norm_of_features_shows_in_the_statistics(name: str, blobs: tuple[np.ndarray, np.ndarray]) -> None:
     found = read_head(fitted(name, blobs))[0]
     truth = math.sqrt((blobs[0] ** 2).sum(axis=1).mean())

@@ -661,11 +661,12 @@ def test_info_is_plain(fitted: Learner) -> None:
     assert "numerics" not in fitted.info()
 
 
-def test_options_that_cannot_be_saved_are_refused_on_saving(blobs: Data, tmp_path: Path) -> None:
-    learner = small(layer=GuidedLayer(n_units=40, scales="auto")).fit(blobs)
-    with pytest.raises(InputError, match="layer"):
-        learner.save(tmp_path / "m.evg")
-    assert not (tmp_path / "m.evg").exists()
+def test_a_layer_may_be_an_option_and_is_kept_in_the_file(blobs: Data, tmp_path: Path) -> None:
+    learner = small(layer=GuidedLayer(scales="auto")).fit(blobs)
+    learner.save(tmp_path / "m.evg")
+    loaded = Learner.load(tmp_path / "m.evg")
+    assert loaded.info()["options"]["layer"]["kind"] == "guided"
+    assert np.array_equal(loaded.decision_function(blobs[0]), learner.decision_function(blobs[0]))
 
 
 # -- real images ------------------------------------------------------------------------------------------

@@ -183,9 +183,6 @@ class Classifier(IncrementalClassifier):
             raise ParameterError(f"layer must be a layer, its name or None, got {type(layer).__name__}")
         return layer if self.n_units is None else dataclasses.replace(layer, n_units=self.n_units)
 
-    def _plain_param(self, name: str, value: Any) -> Any:
-        return value.to_plain() if isinstance(value, Layer) else super()._plain_param(name, value)
-
     def _fixed_alpha(self) -> float | None:
         """Return the ridge, None where it is chosen from the statistics."""
         return None if isinstance(self.alpha, str) else float(self.alpha)

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.errors import ParameterError
 from evergrow.core.settings import check_keys
 from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
+from evergrow.head.saving import plain_value
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class HeadRecipe:
 
     def plain_options(self) -> dict[str, Any]:
         """Return the options in a form that JSON holds, or raise :class:`InputError`."""
-        return {name: _plain(name, value) for name, value in (self.options or {}).items()}
+        return {name: plain_value(name, value) for name, value in (self.options or {}).items()}
 
 
 def _head_class(method: str) -> type[IncrementalClassifier]:
@@ -71,11 +72,3 @@ def _head_class(method: str) -> type[IncrementalClassifier]:
     if method not in HEADS and method.partition("+")[0] in HEADS:
         raise ParameterError(f"method must be a head on features ({', '.join(HEADS.names())}), got {method!r}")
     return HEADS[method]
-
-
-def _plain(name: str, value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(name, item) for item in value]
-    raise InputError(f"option {name} must be a plain value to be saved, got {type(value).__name__}")
