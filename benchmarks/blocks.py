@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.answers import CLASSES, FEATURES, FIRST, cholesky, rows_of
 from benchmarks.timing import Row, seconds
-from evergrow import Classifier, SCLClassifier
+from evergrow import Classifier
 
 BLOCKS = 6
 BUDGETS = (384, 768, 1536)
@@ -50,7 +50,7 @@ def _case(
 ) -> Row:
     made = {"random_state": 0, "device": "cpu", **settings}
     unit = cholesky(order, "cpu")
-    models: list[SCLClassifier] = []
+    models: list[Classifier] = []
 
     def first() -> None:
         models.append(Classifier(**made).fit(X, y))

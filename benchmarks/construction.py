@@ -13,8 +13,7 @@ import torch
 from benchmarks.data import VitLike
 from benchmarks.paper_equations import PaperConstruction
 from benchmarks.timing import Row, seconds
-from evergrow.head.layers import GuidedProjection
-from evergrow.head.layers.units import UnitSampler
+from evergrow.head.layers import FeatureMap, GuidedLayer, UnitSampler
 
 SEED, BLOCK, CANDIDATES = 0, 50, 10
 
@@ -25,7 +24,7 @@ def against_paper(quick: bool) -> list[Row]:
     sizes = [500, 1_000] if quick else [1_000, 2_000, 3_000]
     Z, Y = VitLike(5, seed=SEED).sample(list(range(5)), 600)
     options = {"scales": (0.0008,), "contraction": 0.9999999, "tol": 0.0, "max_units": target}
-    ours = seconds(lambda: GuidedProjection(random_state=SEED, **options).build(Z, Y), repeat=3)
+    ours = seconds(lambda: GuidedLayer(**options).build(Z, Y, seed=SEED), repeat=3)
     sampler = UnitSampler(Z, (0.0008,), "gaussian", SEED, "mgsm")
 
     def draw(round_: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -66,8 +65,10 @@ def _growth_cell(n: int, width: int) -> Row:
     from evergrow.head.linalg import create_state
 
     Z, Y = VitLike(10, seed=SEED).sample(list(range(10)), n)
-    layer = GuidedProjection(random_state=SEED, scales=(0.0008,), contraction=1.0 - 1e-12, tol=0.0, max_units=width)
-    build = seconds(lambda: layer.build(Z, Y), repeat=1)
+    layers: list[FeatureMap] = []
+    guided = GuidedLayer(scales=(0.0008,), contraction=1.0 - 1e-12, tol=0.0, max_units=width)
+    build = seconds(lambda: layers.append(guided.build(Z, Y, seed=SEED)), repeat=1)
+    layer = layers[0]
     states = [create_state("auto", layer.n_units, 10, alpha=0.01, floor=0.01)]
 
     def update() -> None:
@@ -77,10 +78,11 @@ def _growth_cell(n: int, width: int) -> Row:
     first = seconds(update, repeat=1)
     again = seconds(update, repeat=1)
     state = states[0]
-    figure = f"build {build:.2f} s ({layer.form}), first update {first:.2f} s, next {again:.2f} s ({state.form})"
+    form = layer.construction.form
+    figure = f"build {build:.2f} s ({form}), first update {first:.2f} s, next {again:.2f} s ({state.form})"
     values = {
         "build_s": build,
-        "form": layer.form,
+        "form": form,
         "first_update_s": first,
         "update_s": again,
         "state_bytes": state.nbytes,
@@ -105,7 +107,7 @@ def large_first_task(quick: bool) -> list[Row]:
         "m.predict(Z[:10].numpy())\n"
         "s = time.perf_counter() - t\n"
         "print(json.dumps({'seconds': s, 'peak_bytes': high_water(), 'before_bytes': base,"
-        " 'form': m.layer_.form}))\n"
+        " 'form': m.layer_.construction.form}))\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     values = json.loads(out.stdout.strip().splitlines()[-1])
@@ -123,11 +125,11 @@ def on_gpu(quick: bool) -> list[Row]:
     rows = []
     for n, classes in ((150, 5), (300, 10), (600, 10)):
         Z, Y = (t.cuda() for t in VitLike(classes, seed=SEED).sample(list(range(classes)), n))
-        layer = GuidedProjection(random_state=SEED, tol=0.0, contraction=1 - 1e-9, max_units=15_000)
-        layer.build(Z, Y)  # warm up
-        spent = seconds(lambda layer=layer, Z=Z, Y=Y: layer.build(Z, Y), repeat=5)
+        guided = GuidedLayer(tol=0.0, contraction=1 - 1e-9, max_units=15_000)
+        layer = guided.build(Z, Y, seed=SEED)  # warm up
+        spent = seconds(lambda guided=guided, Z=Z, Y=Y: guided.build(Z, Y, seed=SEED), repeat=5)
         name = torch.cuda.get_device_name()
-        figure = f"{spent:.2f} s for {layer.n_units:,} units ({name}, {layer.form}, float64)"
+        figure = f"{spent:.2f} s for {layer.n_units:,} units ({name}, {layer.construction.form}, float64)"
         values = {"seconds": spent, "units": layer.n_units, "device": name}
         rows.append(Row(f"construction to L=15,000 on a GPU, N={n}", figure, "< 1 s", spent < 1.0, values))
     return rows

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from evergrow import Classifier
 from evergrow.data import find_features
+from evergrow.head.layers import FourierLayer
 from evergrow.lab import create_method
 
 Array = NDArray[Any]
@@ -115,8 +116,8 @@ def _first_task(birds: dict[str, Array], features: Array, labels: Array) -> None
     }
     makes: dict[str, Any] = {
         "recommended": {},
-        "recommended without the direct link": {"direct_link": False},
-        "the same with 50 units": {"direct_link": False, "n_units": 50},
+        "recommended without the direct link": {"layer": FourierLayer(direct_link=False)},
+        "the same with 50 units": {"layer": FourierLayer(direct_link=False), "n_units": 50},
     }
     for kind, options in makes.items():
         for name, first in firsts.items():

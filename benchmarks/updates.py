@@ -11,16 +11,16 @@ from torch import Tensor
 
 from benchmarks.data import VitLike
 from benchmarks.timing import Row, seconds
-from evergrow.head.layers import GuidedProjection
+from evergrow.head.layers import FeatureMap, GuidedLayer
 from evergrow.head.linalg import RecursiveState, RidgeState, RidgeStatistics, create_state
 
 ALPHA = 0.01
 
 
-def paper_layer(source: VitLike, width: int, n: int = 600, classes: int = 5) -> GuidedProjection:
+def paper_layer(source: VitLike, width: int, n: int = 600, classes: int = 5) -> FeatureMap:
     """Return a layer of the paper's scales; only the contraction is lenient, so that it reaches the width."""
     Z, Y = source.sample(list(range(classes)), n)
-    return GuidedProjection(random_state=0, tol=0.0, contraction=0.999, max_units=width).build(Z, Y[:, :classes])
+    return GuidedLayer(tol=0.0, contraction=0.999, max_units=width).build(Z, Y[:, :classes])
 
 
 def relative(a: Tensor, b: Tensor) -> float:

@@ -33,8 +33,7 @@ ROWS = (1, 2, 5, 10, 20)
 METHODS: dict[str, Any] = {
     "recommended": lambda seed, device: Classifier(random_state=seed, device=device),
     "nearest mean": lambda seed, device: create_method("simplecil", device=device),
-    "ridge": lambda seed, device: Classifier(readout="ridge", random_state=seed, device=device),
-    "discriminant": lambda seed, device: Classifier(readout="discriminant", random_state=seed, device=device),
+    "ridge": lambda seed, device: Classifier(readout="ridge", shape_directions=0, random_state=seed, device=device),
     "RanPAC": lambda seed, device: create_method("ranpac", random_state=seed, device=device),
     "AnaCP": lambda seed, device: create_method("anacp", random_state=seed, device=device),
     "KLDA": lambda seed, device: create_method("klda", random_state=seed, device=device),

@@ -22,7 +22,7 @@ def test_an_address_for_others_needs_tokens(tmp_path: Path) -> None:
     assert not (tmp_path / "models").exists()
     missing = evergrow("serve", tmp_path, "--token-file", tmp_path / "none")
     assert missing.exit_code == 2
-    assert "token file must be readable" in missing.stderr
+    assert "cannot be read" in missing.stderr
 
 
 def test_an_address_that_is_taken(tmp_path: Path) -> None:
@@ -31,4 +31,4 @@ def test_an_address_that_is_taken(tmp_path: Path) -> None:
         taken.listen()
         result = evergrow("serve", tmp_path, "--port", str(taken.getsockname()[1]))
     assert result.exit_code == 2
-    assert "must be free to be bound" in result.stderr
+    assert "is in use. Try --port" in result.stderr

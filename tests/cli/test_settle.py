@@ -14,7 +14,7 @@ from evergrow.learner.modelfile import open_model
 @pytest.fixture
 def wide(monkeypatch):
     """Make every layer one that an update does not solve for by itself, as those of thousands of units are."""
-    monkeypatch.setattr("evergrow.head.abilities.EASY_ORDER", 0)
+    monkeypatch.setattr("evergrow.head.base.EASY_ORDER", 0)
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
-"""A kind of layer and an activation from outside the package, used by name wherever names are taken."""
+"""An activation from outside the package, used by name wherever names are taken."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from evergrow import Learner, SCLClassifier
-from evergrow.core.archive import KINDS
-from evergrow.core.errors import FileFormatError, ParameterError
-from evergrow.head.layers import PROJECTIONS, Projection
-from evergrow.head.layers.activations import ACTIVATIONS, Activation
+from evergrow import Classifier, Learner, SCLClassifier
+from evergrow.core.errors import ParameterError
+from evergrow.head.layers import ACTIVATIONS, LAYERS, Activation, FeatureMap, Layer
 
 
 def softplus_derivatives(b: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,40 +22,36 @@ def softplus_derivatives(b: Tensor) -> tuple[Tensor, Tensor]:
     return slope, slope * (1 - slope)
 
 
-class SignProjection(Projection):
+@dataclass(frozen=True)
+class SignLayer(Layer):
     """Units with weights of plus or minus one."""
 
-    def __init__(self, n_units: int = 100, activation: str = "sigmoid", random_state: int = 0) -> None:
-        super().__init__(activation, random_state)
-        self.requested = n_units
+    n_units: int = 100
+    activation: str = "sigmoid"
 
-    def build(self, Z: Tensor, Y: Tensor) -> SignProjection:
-        stream = torch.Generator().manual_seed(self.random_state)
-        signs = torch.randint(0, 2, (Z.shape[1], self.requested), generator=stream)
-        self.weights = (2.0 * signs - 1.0).to(torch.float32)
-        self.bias = torch.zeros(self.requested)
-        return self
+    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
+        stream = torch.Generator().manual_seed(seed)
+        signs = torch.randint(0, 2, (Z.shape[1], self.n_units), generator=stream)
+        weights = (2.0 * signs - 1.0).to(torch.float32)
+        return FeatureMap(weights=weights, bias=torch.zeros(self.n_units), activation=self.activation)
 
 
 @pytest.fixture(autouse=True)
 def added() -> Iterator[None]:
     """Add one of each, and take them away again."""
-    ACTIVATIONS.register("test-softplus")(
-        Activation(torch.nn.functional.softplus, softplus_derivatives, 0.25, 0.09623, operator="Softplus")
+    ACTIVATIONS["test-softplus"] = Activation(
+        torch.nn.functional.softplus, softplus_derivatives, 0.25, 0.09623, operator="Softplus"
     )
-    PROJECTIONS.register("test-signs")(SignProjection)
+    LAYERS.register("test-signs")(SignLayer)
     yield
-    for registry, name in ((ACTIVATIONS, "test-softplus"), (PROJECTIONS, "test-signs")):
-        del registry._items[name]  # type: ignore[attr-defined]
-    del KINDS["projection/test-signs"]
+    del ACTIVATIONS["test-softplus"]
+    LAYERS.remove("test-signs")
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {"activation": "test-softplus", "scales": "auto"},
-    {"activation": "test-softplus", "projection": "gaussian"},
-    {"projection": "test-signs"},
-    {"projection": "test-signs", "direct_link": True, "normalize": "l2"},
-    {"activation": "test-softplus", "projection": "test-signs"},
+    {"layer": {"kind": "guided", "activation": "test-softplus", "scales": "auto"}},
+    {"layer": "test-signs"},
+    {"layer": {"kind": "test-signs", "direct_link": True, "activation": "test-softplus"}, "readout": "ridge"},
 ]
 
 
@@ -69,20 +64,20 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_head_takes_them_by_name_and_keeps_them_in_a_file(options: dict[str, Any], tmp_path: Path) -> None:
     X, y = data()
-    model = SCLClassifier(n_units=30, alpha=0.1, random_state=0, **options).fit(X[y < 2], y[y < 2])
+    model = Classifier(n_units=30, alpha=0.1, random_state=0, **options).fit(X[y < 2], y[y < 2])
     model.partial_fit(X[y >= 2], y[y >= 2])
     assert model.score(X, y) > 0.9
     model.save(tmp_path / "m.evg")
-    back = SCLClassifier.load(tmp_path / "m.evg")
+    back = Classifier.load(tmp_path / "m.evg")
     np.testing.assert_array_equal(back.decision_function(X), model.decision_function(X))
     back.partial_fit(X[:5], y[:5])
-    assert back.state_.count == 85
+    assert back.model_.state.count == 85
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_product_takes_them_as_options(options: dict[str, Any], tmp_path: Path) -> None:
     X, y = data()
-    learner = Learner(None, settings="paper", options={"n_units": 30, **options}).fit((X, y.astype(str)))
+    learner = Learner(None, options={"n_units": 30, **options}).fit((X, y.astype(str)))
     learner.save(tmp_path / "m.evg")
     loaded = Learner.load(tmp_path / "m.evg")
     assert loaded.predict(X).tolist() == learner.predict(X).tolist()
@@ -90,20 +85,10 @@ def test_the_product_takes_them_as_options(options: dict[str, Any], tmp_path: Pa
 
 def test_they_are_offered_where_a_name_is_wrong() -> None:
     X, y = data()
-    for name, word in (("activation", "softplu"), ("projection", "test-sign")):
-        with pytest.raises(ParameterError, match=f"{name} must be one of .*test-"):
-            SCLClassifier(**{name: word}).fit(X, y)
-
-
-def test_a_file_needs_what_it_was_made_with(tmp_path: Path) -> None:
-    X, y = data()
-    SCLClassifier(n_units=30, projection="test-signs", random_state=0).fit(X, y).save(tmp_path / "m.evg")
-    signs, kind = PROJECTIONS._items.pop("test-signs"), KINDS.pop("projection/test-signs")
-    try:
-        with pytest.raises(FileFormatError, match="test-signs"):
-            SCLClassifier.load(tmp_path / "m.evg")
-    finally:
-        PROJECTIONS._items["test-signs"], KINDS["projection/test-signs"] = signs, kind
+    with pytest.raises(ParameterError, match=r"activation must be one of .*test-"):
+        SCLClassifier(activation="softplu").fit(X, y)
+    with pytest.raises(ParameterError, match=r"layer must be one of .*test-"):
+        Classifier(layer="test-sign").fit(X, y)
 
 
 def test_what_the_new_activation_is_told_serves_folding_and_export(tmp_path: Path) -> None:
@@ -113,7 +98,7 @@ def test_what_the_new_activation_is_told_serves_folding_and_export(tmp_path: Pat
     from evergrow.export.onnx_export import ExportConfig, export_onnx
 
     X, y = data()
-    options: dict[str, Any] = {"n_units": 30, "activation": "test-softplus", "normalize": "l2", "random_state": 0}
+    options: dict[str, Any] = {"n_units": 30, "activation": "test-softplus", "random_state": 0}
     model = SCLClassifier(scales=(1e-4,), alpha=1e-6, **options).fit(X, y)
     report = export_onnx(None, model, tmp_path / "folded.onnx", config=ExportConfig(fold=True, check=True))
     assert report.fold is not None
@@ -121,10 +106,6 @@ def test_what_the_new_activation_is_told_serves_folding_and_export(tmp_path: Pat
     bent = SCLClassifier(scales="auto", **options).fit(X, y)
     assert export_onnx(None, bent, tmp_path / "whole.onnx", config=ExportConfig(check=True)).check is not None
     plain = Activation(torch.nn.functional.softplus)
-    before = ACTIVATIONS._items["test-softplus"]
-    ACTIVATIONS._items["test-softplus"] = plain
-    try:
-        with pytest.raises(FoldError, match="derivatives"):
-            export_onnx(None, model, tmp_path / "x.onnx", config=ExportConfig(fold=True))
-    finally:
-        ACTIVATIONS._items["test-softplus"] = before
+    ACTIVATIONS["test-softplus"] = plain
+    with pytest.raises(FoldError, match="derivatives"):
+        export_onnx(None, model, tmp_path / "x.onnx", config=ExportConfig(fold=True))

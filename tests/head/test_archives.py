@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,12 @@ def scaled(value: float, *place: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return change
 
 
+def construction(archive: Archive) -> dict[str, Any]:
+    meta = inside(archive, "model", "layer").meta
+    meta["construction"] = json.loads(json.dumps(meta["construction"]))
+    return meta["construction"]  # type: ignore[no-any-return]
+
+
 STATE = ("model", "state")
 LAYER = ("model", "layer")
 CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
@@ -138,21 +145,16 @@ CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
     "no statistics": (lambda archive: inside(archive, "model").parts.pop("state"), "'state' as an archive"),
     "layer and statistics exchanged": (
         lambda archive: inside(archive, "model").parts.update(layer=inside(archive, *STATE)),
-        "must hold a projection",
+        "holds 'ridge-statistics', not 'feature-map'",
     ),
-    "an unknown activation": (set_meta(*LAYER, activation="bend"), "'activation'"),
-    "two activations": (set_meta(*LAYER, activation="tanh"), "two activations"),
+    "an unknown activation": (set_meta(*LAYER, activation="bend"), "no activation"),
     "units without inputs": (set_tensor("weights", lambda t: t[:0], *LAYER), "no inputs"),
     "a bias too few": (set_tensor("bias", lambda t: t[1:], *LAYER), "'bias'"),
     "units of integers": (set_tensor("weights", lambda t: t.to(torch.int64), *LAYER), "floating-point"),
-    "a construction that never was": (set_meta(*LAYER, status="lost"), "'status'"),
-    "more guided units than units": (set_meta(*LAYER, n_guided=10_000), "'n_guided'"),
-    "a log of no records": (set_meta(*LAYER, log=[[1, 2]]), "other fields"),
-    "a log of words": (set_meta(*LAYER, log=[["x"] * 8]), "log"),
-    "settings of the construction": (
-        lambda archive: inside(archive, *LAYER).meta["config"].update(tol="x"),
-        "settings of the construction",
-    ),
+    "a construction that never was": (lambda archive: construction(archive).update(status="lost"), "'status'"),
+    "more guided units than units": (lambda archive: construction(archive).update(n_guided=10_000), "more units"),
+    "a log of no records": (lambda archive: construction(archive).update(log=[[1, 2]]), "log"),
+    "a log of words": (lambda archive: construction(archive)["log"][0].update(rmse="x"), "'rmse'"),
 }
 
 

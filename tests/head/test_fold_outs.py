@@ -13,7 +13,7 @@ from evergrow import Classifier
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.head import solved
 from evergrow.head.fold_outs import TEMPERATURES, best_temperature, mean_log_losses
-from evergrow.head.layers.normalize import normalize
+from evergrow.head.layers import normalize
 from evergrow.head.linalg import SolvedScatter
 
 Data = tuple[np.ndarray, np.ndarray]

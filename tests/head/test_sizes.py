@@ -12,7 +12,7 @@ import torch
 from evergrow import Classifier, SCLClassifier
 from evergrow.core.errors import EvergrowError, InputError, NumericalError, UnlearnError
 from evergrow.head import HEADS
-from evergrow.head.layers.normalize import normalize
+from evergrow.head.layers import normalize
 from evergrow.head.linalg import create_state
 from evergrow.lab.heads import SimpleCILClassifier
 

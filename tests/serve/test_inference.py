@@ -36,10 +36,10 @@ def test_health_and_metadata(api: Any) -> None:
     assert client.get("/v2/models/m/ready").status_code == 200
     assert client.get("/v2/models/new/ready").status_code == 409
     assert client.get("/v2/models/none/ready").status_code == 404
-    about = client.get("/v2/models/m/versions/2").json()
+    about = client.get("/v2/models/m/versions/4").json()
     assert about["inputs"] == [{"name": "features", "datatype": "FP64", "shape": [-1, 6]}]
     assert {entry["name"] for entry in about["outputs"]} == {"label", "probabilities", "novelty", "unknown", "classes"}
-    assert client.get("/v2/models/m/versions/1").status_code == 404
+    assert client.get("/v2/models/m/versions/3").status_code == 404
 
 
 def test_answers_are_those_of_predict(api: Any) -> None:
@@ -53,7 +53,7 @@ def test_answers_are_those_of_predict(api: Any) -> None:
     probabilities = np.reshape(outputs["probabilities"]["data"], (3, 3))
     assert probabilities.max(axis=1) == pytest.approx([answer["top"][0]["value"] for answer in answers])
     assert outputs["unknown"]["data"] == [answer["unknown"] for answer in answers]
-    assert (told["id"], told["model_version"]) == ("7", "2")
+    assert (told["id"], told["model_version"]) == ("7", "4")
 
 
 def test_binary_tensors_as_tritonclient_sends_them(api: Any) -> None:

@@ -86,7 +86,8 @@ def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> 
     revisions = {change.revision for change in served.history_}
     assert set(acknowledged) <= revisions
     at_once = Learner(None, options={"n_units": 20}, device="cpu")
-    at_once.fit((np.concatenate([X for X, _ in first]), [label for X, label in first for _ in X]))
+    for X, label in first:
+        at_once.partial_fit((np.asarray(X), [label] * len(X)))
     at_once.partial_fit((np.concatenate([X for X, _ in lessons]), [label for X, label in lessons for _ in X]))
     X = np.concatenate([rows(kind, 3, seed=900) for kind in range(7)])
     np.testing.assert_allclose(

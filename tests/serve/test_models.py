@@ -13,35 +13,31 @@ from tests.serve.samples import files, rows
 from evergrow.learner.modelfile import open_model
 
 
-def test_a_new_model_answers_from_the_second_class_on(api: Any) -> None:
+def test_a_new_model_answers_from_the_first_class_on(api: Any) -> None:
     made = api.create()
-    assert (made.status_code, made.json()["state"], made.headers["etag"]) == (201, "starting", '"0.0"')
-    first = api.post("teach", {"rows": rows(0, 4), "label": "a"})
-    assert first.json()["state"] == "starting"
-    assert first.headers["etag"] == '"0.1"'
+    assert (made.status_code, made.json()["state"], made.headers["etag"]) == (201, "starting", '"1"')
     asked = api.post("predict", {"rows": rows(0, 1)})
-    assert asked.status_code == 409
-    assert "two classes" in asked.json()["detail"]
+    assert (asked.status_code, asked.json()["error"]) == (409, "NotFittedError")
+    first = api.post("teach", {"rows": rows(0, 4), "label": "a"})
+    assert (first.json()["state"], first.headers["etag"]) == ("ready", '"2"')
+    assert api.post("predict", {"rows": rows(0, 1)}).json()["answers"][0]["label"] == "a"
     second = api.post("teach", {"rows": rows(1, 4), "label": "b"}).json()
-    assert (second["state"], second["revision"], second["new_classes"]) == ("ready", 1, ["b"])
+    assert (second["state"], second["revision"], second["new_classes"]) == ("ready", 3, ["b"])
     answers = api.post("predict", {"rows": rows(0, 1, seed=1) + rows(1, 1, seed=1), "k": 1}).json()["answers"]
     assert [answer["label"] for answer in answers] == ["a", "b"]
     assert [len(answer["top"]) for answer in answers] == [1, 1]
 
 
-def test_a_model_begun_by_parts_is_the_one_that_learned_at_once(api: Any, folder: Path) -> None:
+def test_a_served_model_is_the_learner_that_was_taught_the_same(api: Any, folder: Path) -> None:
     from evergrow.learner.learner import Learner
 
     api.create()
-    parts = [(rows(0, 3), "a"), (rows(0, 2, seed=5), "a"), (rows(1, 4), "b")]
-    for X, label in parts:
+    learner = Learner(None, options={"n_units": 20}, device="cpu").begin()
+    for X, label in ((rows(0, 3), "a"), (rows(0, 2, seed=5), "a"), (rows(1, 4), "b")):
         api.post("teach", {"rows": X, "label": label})
-    X = np.concatenate([np.asarray(part) for part, _ in parts])
-    y = [label for part, label in parts for _ in part]
-    at_once = Learner(None, options={"n_units": 20}, device="cpu").fit((X, y))
-    served = open_model(folder / "m.evg")
-    np.testing.assert_array_equal(served.predict_proba(X), at_once.predict_proba(X))
-    assert not (folder / "m.draft").exists()
+        learner.partial_fit((np.asarray(X), [label] * len(X)))
+    X = np.asarray(rows(0, 3) + rows(1, 3))
+    np.testing.assert_array_equal(open_model(folder / "m.evg").predict_proba(X), learner.predict_proba(X))
 
 
 def test_description_has_classes_history_and_revision_as_etag(api: Any) -> None:
@@ -50,13 +46,13 @@ def test_description_has_classes_history_and_revision_as_etag(api: Any) -> None:
         api.post("teach", {"rows": rows(kind, 3), "label": name, "note": f"lesson {kind}"})
     about = api.get()
     values = about.json()
-    assert about.headers["etag"] == '"2"'
-    assert values["revision"] == 2
+    assert about.headers["etag"] == '"4"'
+    assert values["revision"] == 4
     assert values["classes"] == [{"name": name, "samples": 3} for name in "abc"]
-    assert [entry["note"] for entry in values["history"]] == ["lesson 1", "lesson 2"]
-    assert values["revisions"] == [1]
-    assert values["thresholds"]["calibrated_on"] == 9
-    assert api.get(headers={"If-None-Match": '"2"'}).status_code == 304
+    assert [entry["note"] for entry in values["history"]] == ["", "lesson 0", "lesson 1", "lesson 2"]
+    assert values["revisions"] == [1, 2, 3]
+    assert values["thresholds"]["calibrated_on"] == 6  # the first class, shown alone, has nothing to be strange beside
+    assert api.get(headers={"If-None-Match": '"4"'}).status_code == 304
     assert "requests" not in about.text
 
 
@@ -94,7 +90,7 @@ def test_two_names_of_one_file_are_one_model(api: Any, folder: Path) -> None:
         api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
     os.symlink("m.evg", folder / "latest.evg")
     api.post("teach", {"rows": rows(2, 3), "label": "2"}, model="latest")
-    assert api.get().json()["revision"] == 2
+    assert api.get().json()["revision"] == 4
     assert (folder / "latest.evg").is_symlink()
 
 
@@ -107,7 +103,7 @@ def test_a_change_by_another_process_is_noticed(api: Any, folder: Path) -> None:
     with locked_model(folder / "m.evg") as learner:
         commit(folder / "m.evg", learner.partial_fit((np.asarray(rows(2, 3)), ["2"] * 3)))
     assert api.counts() == {"0": 3, "1": 3, "2": 3}
-    assert api.post("teach", {"rows": rows(3, 3), "label": "3"}).json()["revision"] == 3
+    assert api.post("teach", {"rows": rows(3, 3), "label": "3"}).json()["revision"] == 5
 
 
 def test_download_and_upload_give_the_same_model(api: Any) -> None:
@@ -203,15 +199,15 @@ def taught(api: Any, name: str = "m") -> None:
 def test_a_deleted_model_is_gone_with_its_history(api: Any, folder: Path) -> None:
     taught(api)
     taught(api, "other")
-    gone = api.client.delete("/api/v1/models/m", headers={"If-Match": '"1"'})
+    gone = api.client.delete("/api/v1/models/m", headers={"If-Match": '"3"'})
     assert (gone.status_code, gone.content) == (204, b"")
     assert sorted(path.name for path in folder.iterdir()) == ["other.evg", "other.evg.history"]
     assert api.get().status_code == 404
     assert api.post("predict", {"rows": rows(0, 1)}).status_code == 404
     assert api.client.delete("/api/v1/models/m").status_code == 404
     taught(api)  # the name is free, and nothing of before is in the new one
-    assert api.get().json()["revision"] == 1
-    assert [entry["what"] for entry in api.get().json()["history"]] == ["fit"]
+    assert api.get().json()["revision"] == 3
+    assert [entry["what"] for entry in api.get().json()["history"]] == ["begin", "fit", "update"]
 
 
 def test_a_model_that_was_changed_meanwhile_is_not_deleted(api: Any) -> None:
@@ -220,7 +216,7 @@ def test_a_model_that_was_changed_meanwhile_is_not_deleted(api: Any) -> None:
     assert api.get().status_code == 200
 
 
-def test_drafts_and_damaged_models_can_be_deleted(api: Any, folder: Path) -> None:
+def test_empty_and_damaged_models_can_be_deleted(api: Any, folder: Path) -> None:
     api.create("begun")
     (folder / "torn.evg").write_bytes(b"no model")
     for name in ("begun", "torn"):
@@ -252,7 +248,7 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(
 ) -> None:
     api = serve()
     taught(api)
-    monkeypatch.setattr("evergrow.serve.removal._clear", lambda away: None)  # killed just after the one step
+    monkeypatch.setattr("evergrow.serve.models._clear", lambda away: None)  # killed just after the one step
     api.client.delete("/api/v1/models/m")
     assert (folder / "m.evg.history").is_dir()
     assert api.get().status_code == 404

@@ -376,8 +376,8 @@ def test_undo_to_any_revision_sets_samples_aside(visit: Visit, service: str) -> 
     visit.expect_samples("c", 8)
     assert visit.card("c").locator(".thumb").count() == 5  # the newest of eight lines
     visit.tab("Timeline")
-    page.locator(".timeline li", has_text="Began").get_by_role("button", name="Go back to here").click()
-    page.locator("#passing", has_text="Back at revision 1").wait_for()
+    page.locator(".timeline li", has_text="new: b").get_by_role("button", name="Go back to here").click()
+    page.locator("#passing", has_text="Back at revision 3").wait_for()
     visit.tab("Teach")
     page.locator(".tray", has_text="8 samples of c, d").wait_for()
     assert counts(service, "times") == {"a": 6, "b": 6}

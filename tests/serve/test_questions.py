@@ -17,7 +17,7 @@ from evergrow.features import create_backbone, decode_image
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, open_model
-from evergrow.serve.batching import Batcher
+from evergrow.serve.backbones import Batcher
 from evergrow.serve.problems import Problem
 
 
@@ -211,7 +211,7 @@ def test_questions_to_one_model_are_answered_at_once() -> None:
     waiting = []
     for model, texts in ((one, ["a"]), (two, ["b", "ab"]), (one, ["c", "ac"])):
         batcher.announce(len(texts))
-        waiting.append(batcher.ask(texts, model))
+        waiting.append(batcher.submit(texts, asked=model))
     backbone.go_on.set()
     first.result(20)
     told = [entry.result(20) for entry in waiting]
@@ -225,7 +225,7 @@ def test_questions_to_one_model_are_answered_at_once() -> None:
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_images_of_a_batch_are_spread_over_cores_in_their_order(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
-    monkeypatch.setattr("evergrow.serve.batching.cores", lambda: 3)
+    monkeypatch.setattr("evergrow.serve.backbones.cores", lambda: 3)
     backbone, threads = create_backbone(Colours(), device="cpu"), set()
     encode = backbone.encode
 

@@ -19,8 +19,7 @@ from evergrow.core.validation import check_number
 from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, Units
 from evergrow.export.straightening import Lines, ball_bound, best_lines, ordinary_bound, slopes_at_bias
-from evergrow.head.layers import LinkedProjection, Projection
-from evergrow.head.layers.activations import ACTIVATIONS
+from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.ridge_model import RidgeModel
 
 FOLD_TOLERANCE = 0.05
@@ -122,16 +121,17 @@ def rms_norm(model: RidgeModel) -> float:
         squares = stats.gram.diagonal().cpu() / count
     else:
         squares = ((stats.basis @ stats.gram) * stats.basis).sum(dim=1).cpu() / count
-    if isinstance(layer, LinkedProjection):
-        width, centre = layer.inner.n_outputs, layer.centre.cpu().to(means)
-        per_column = squares[width:] / layer.scale**2 + centre * (2 * means[width:] / layer.scale + centre)
+    link = layer.link_columns()
+    if link is not None and layer.centre is not None:
+        centre = layer.centre.cpu().to(means)
+        per_column = squares[link] / layer.scale**2 + centre * (2 * means[link] / layer.scale + centre)
         if model.blocks is not None:  # of features as they come, as far as a budget of width kept them
             per_column = per_column / model.blocks.column_weights().to(per_column).square()
         return math.sqrt(max(float(per_column.sum()), 0.0))
     return _norm_from_units(layer, means, squares)
 
 
-def _norm_from_units(layer: Projection, means: Tensor, squares: Tensor) -> float:
+def _norm_from_units(layer: FeatureMap, means: Tensor, squares: Tensor) -> float:
     units, gain = layer.units(), layer.gain
     at_zero = ACTIVATIONS[units.activation](units.bias.to(means))
     energy = float((squares / gain**2 - 2 * at_zero * means / gain + at_zero.square()).sum())
@@ -147,7 +147,7 @@ def score_gap(model: RidgeModel, found: LayerMap, readout: Tensor) -> float:
     """
     stats = model.state.reduced()
     means = stats.lift(stats.cross / model.counts.to(stats.cross).clamp_min(1.0)).cpu().to(readout)
-    if found.linear is not None and isinstance(model.projection, LinkedProjection):
+    if found.linear is not None and not model.projection.intercept:
         linear = found.linear if model.blocks is None else model.blocks.to(found.linear.device).lower(found.linear)
         readout = torch.cat([readout, linear / model.projection.scale])
     at_means = means.T @ readout

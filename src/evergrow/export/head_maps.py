@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evergrow.core.errors import EvergrowError, UnsupportedError
 from evergrow.head.base import IncrementalClassifier
-from evergrow.head.layers.layers import Units
+from evergrow.head.layers import Units
 from evergrow.head.maps import ContrastMap, HeadMap, LayerMap, ShapeMap, VoteMap
 
 __all__ = ["ContrastMap", "ExportError", "HeadMap", "LayerMap", "ShapeMap", "Units", "VoteMap", "read_head"]

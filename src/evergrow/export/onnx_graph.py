@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evergrow.core.optional import require
 from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, ShapeMap, Units
-from evergrow.head.layers.activations import ACTIVATIONS
+from evergrow.head.layers import ACTIVATIONS
 
 PURPOSE = "writing ONNX files"
 

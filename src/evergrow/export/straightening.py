@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from evergrow.export.head_maps import Units
-from evergrow.head.layers.activations import ACTIVATIONS
+from evergrow.head.layers import ACTIVATIONS
 
 ORDINARY_MARGIN = 2.0
 """Inputs are ordinary if they bend the layer no more than so many times what a random direction does."""

@@ -56,10 +56,10 @@ COMPUTE_DTYPE = torch.float64
 class IncrementalClassifier(SavedClassifier):
     """A classifier that learns batch by batch over an open set of classes.
 
-    A head implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores`, :meth:`_regroup` and the
-    pair :meth:`_contents` / :meth:`_restore`. ``_learn`` must either succeed or leave the head unchanged, and replace
-    what was learned rather than change it in place; the base commits the labels only after it returns. Further methods
-    are optional (:data:`OPTIONAL`): a head that lacks one raises
+    A head implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the pair
+    :meth:`_contents` / :meth:`_restore`, and :meth:`_regroup` where classes can get other names. ``_learn`` must either
+    succeed or leave the head unchanged, and replace what was learned rather than change it in place; the base commits
+    the labels only after it returns. Further methods are optional (:data:`OPTIONAL`): a head that lacks one raises
     :class:`~evergrow.core.errors.UnsupportedError` when it is asked for.
 
     Attributes
@@ -100,9 +100,9 @@ class IncrementalClassifier(SavedClassifier):
     def _scores(self, Z: Tensor) -> Tensor:
         """Return scores (n, C), one column per entry of ``classes_``."""
 
-    @abstractmethod
     def _regroup(self, change: ClassChange) -> None:
         """Reorder sums by class, and add up those of classes that become one; all or nothing."""
+        raise UnsupportedError(f"method {self.method_name!r} cannot give classes other names")
 
     def _solve_order(self) -> float:
         """Return the order of the largest system that answers need; infinite for what takes longer than a solve."""

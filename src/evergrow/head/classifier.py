@@ -21,9 +21,18 @@ from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.feature_blocks import FeatureBlocks, check_blocks
 from evergrow.head.fold_outs import FoldOuts, Rows, fold_outs
 from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, column_map, known_codes
-from evergrow.head.layers import LAYERS, BlockRecord, FourierLayer, GuidedLayer, Layer, Projection, layer_from_plain
-from evergrow.head.layers.contrast import check_contrast
-from evergrow.head.layers.normalize import normalize, resolve_normalization
+from evergrow.head.layers import (
+    LAYERS,
+    BlockRecord,
+    FeatureMap,
+    FourierLayer,
+    GuidedLayer,
+    Layer,
+    check_contrast,
+    layer_from_plain,
+    normalize,
+    resolve_normalization,
+)
 from evergrow.head.linalg import LARGEST_WEIGHT, Spectrum, create_state
 from evergrow.head.maps import LayerMap, ShapeMap, layer_map
 from evergrow.head.novelty import STANDARD, NoveltyStandard, bounded
@@ -166,16 +175,13 @@ class Classifier(IncrementalClassifier):
             check_number("n_units", self.n_units, low=0, integer=True)
         layer: Any = FourierLayer() if self.layer is None else self.layer
         if isinstance(layer, str):
-            check_choice("layer", layer, LAYERS)
+            check_choice("layer", layer, LAYERS.names())
             layer = LAYERS[layer]()
         if isinstance(layer, Mapping):
             layer = layer_from_plain(layer)
         if not isinstance(layer, Layer):
             raise ParameterError(f"layer must be a layer, its name or None, got {type(layer).__name__}")
         return layer if self.n_units is None else dataclasses.replace(layer, n_units=self.n_units)
-
-    def _plain_param(self, name: str, value: Any) -> Any:
-        return value.to_plain() if isinstance(value, Layer) else super()._plain_param(name, value)
 
     def _fixed_alpha(self) -> float | None:
         """Return the ridge, None where it is chosen from the statistics."""
@@ -219,7 +225,7 @@ class Classifier(IncrementalClassifier):
         shapes = ShapeModel.first(Z, self.shape_directions) if self.shape_directions else None
         return RidgeModel.start(layer, rule, state, shapes, blocks)
 
-    def _build(self, Z: Tensor, Y: Tensor) -> Projection:
+    def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
         """Build the layer on features and one-hot targets of the first batch."""
         layer = self._chosen_layer()
         if isinstance(layer, GuidedLayer) and Y.shape[1] < 2:
@@ -674,7 +680,7 @@ class Classifier(IncrementalClassifier):
         return self._solved.latest_alpha
 
     @property
-    def layer_(self) -> Projection:
+    def layer_(self) -> FeatureMap:
         """The frozen layer."""
         return self.model_.projection
 
@@ -720,12 +726,12 @@ class Classifier(IncrementalClassifier):
     @property
     def construction_log_(self) -> list[BlockRecord]:
         """One entry per accepted block of a guided layer; empty for layers that are drawn."""
-        return list(getattr(_random_units(self.layer_), "log", []))
+        return list(self.layer_.log)
 
     @property
     def status_(self) -> str:
         """How the construction of a guided layer ended, or ``"drawn"``."""
-        return str(getattr(_random_units(self.layer_), "status", "drawn"))
+        return self.layer_.status
 
     def diagnostics(self) -> dict[str, Any]:
         """Return what the layer is, numerically: rank, conditioning, form and size of the statistics.
@@ -743,7 +749,7 @@ class Classifier(IncrementalClassifier):
         spectrum = Spectrum.of(stats if scale is None else stats.scaled(scale))
         return {
             "n_units": self.n_units_,
-            "n_guided": getattr(_random_units(self.layer_), "n_guided", 0),
+            "n_guided": self.layer_.n_guided,
             "status": self.status_,
             "classes": len(model.counts),
             "samples": int(model.counts.sum()),
@@ -757,12 +763,7 @@ class Classifier(IncrementalClassifier):
         }
 
 
-def _random_units(layer: Projection) -> Projection:
-    """Return the random part of a layer, without the direct link."""
-    return getattr(layer, "inner", layer)
-
-
-def _energy(layer: Projection, Z: Tensor) -> float:
+def _energy(layer: FeatureMap, Z: Tensor) -> float:
     """Return the mean energy of the layer's rows around their mean."""
     total, squares = Z.new_zeros(layer.n_outputs), 0.0
     for _, H in layer.iter_transform(Z):

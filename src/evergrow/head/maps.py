@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from evergrow.head.layers.layers import Units
-from evergrow.head.layers.normalize import normalize
+from evergrow.head.layers import Units, normalize
 from evergrow.head.linalg import LIKELIEST, ShapeScores
 
 if TYPE_CHECKING:

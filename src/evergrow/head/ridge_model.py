@@ -19,8 +19,7 @@ from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.record import from_archive, to_archive
 from evergrow.head.feature_blocks import BLOCKS, FeatureBlocks
-from evergrow.head.layers import Projection, read_projection
-from evergrow.head.layers.normalize import NORMALIZATIONS, normalize
+from evergrow.head.layers import NORMALIZATIONS, FeatureMap, normalize
 from evergrow.head.linalg import (
     ClassGeometry,
     RidgeState,
@@ -45,7 +44,7 @@ class RidgeModel:
 
     Parameters
     ----------
-    projection : Projection
+    projection : FeatureMap
         The layer.
     normalization : str
         What is done to features before it.
@@ -63,7 +62,7 @@ class RidgeModel:
         What is done to blocks of columns between normalisation and layer, where features have several.
     """
 
-    projection: Projection
+    projection: FeatureMap
     normalization: str
     state: RidgeState
     counts: Tensor
@@ -75,7 +74,7 @@ class RidgeModel:
     @classmethod
     def start(
         cls,
-        layer: Projection,
+        layer: FeatureMap,
         normalization: str,
         state: RidgeState,
         shapes: ShapeModel | None = None,
@@ -320,7 +319,7 @@ class RidgeModel:
 
     def to_archive(self) -> Archive:
         """Return what a file holds of the model."""
-        parts = {"layer": self.projection.to_archive(), "state": to_archive(self.state)}
+        parts = {"layer": to_archive(self.projection), "state": to_archive(self.state)}
         if self.shapes is not None:
             parts["shapes"] = self.shapes.to_archive()
         if self.blocks is not None:
@@ -346,7 +345,7 @@ class RidgeModel:
             Width that features must have.
         """
         fields = archive.open(MODEL.name, name=name)
-        layer = read_projection(fields.part("layer"), device, fields.inside("layer"))
+        layer = from_archive(FeatureMap, fields.part("layer"), device=device, name=fields.inside("layer"))
         width, blocks, features = layer.n_outputs, None, layer.n_features_in
         if fields.has("blocks"):
             blocks = FeatureBlocks.from_archive(fields.open_part("blocks", BLOCKS.name), device)

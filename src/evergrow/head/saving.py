@@ -26,6 +26,7 @@ from evergrow.core.registry import nearest
 from evergrow.core.seeding import SEEDS as SEEDS
 from evergrow.head.estimator import Estimator, not_fitted
 from evergrow.head.labels import read_labels, written_labels
+from evergrow.head.layers import Layer
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,8 @@ def plain_value(name: str, value: Any) -> Any:
         return [plain_value(name, item) for item in value]
     if isinstance(value, dict):
         return {str(key): plain_value(name, item) for key, item in value.items()}
+    if isinstance(value, Layer):
+        return value.to_plain()
     raise InputError(f"{name} must be a plain value to be saved, got {type(value).__name__}")
 
 

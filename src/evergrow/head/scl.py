@@ -12,8 +12,7 @@ from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS
 from evergrow.head.classifier import Classifier
-from evergrow.head.layers import GuidedLayer, Layer, Projection
-from evergrow.head.layers.scales import Scales
+from evergrow.head.layers import FeatureMap, GuidedLayer, Layer, Scales
 from evergrow.head.linalg import PAPER_ALPHAS, SOLVERS, choose_by_holdout, create_state
 from evergrow.head.saving import Contents
 
@@ -150,7 +149,7 @@ class SCLClassifier(Classifier):
         super()._reset()
         self.__dict__.pop("_held_out_alpha", None)
 
-    def _build(self, Z: Tensor, Y: Tensor) -> Projection:
+    def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
         if self.alpha == "holdout":
             self._held_out_alpha = self._choose_by_holdout(Z, Y)
         return super()._build(Z, Y)

@@ -236,6 +236,7 @@ def relabelled(now: Snapshot, X: NDArray[Any], source: str, target: str) -> Snap
 
 def check_relabelling(now: Snapshot, source: Any, target: Any) -> tuple[str, str]:
     """Return the classes that samples are moved from and to, or raise an error before anything is read."""
+    _ = now.head.unlearn  # raises where the method cannot
     names = str(source), _class_name(target)
     require_known(names[:1], now.counts)
     if names[0] == names[1]:

@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.core.archive import Archive
-from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError
+from evergrow.core.errors import EvergrowError, FileFormatError, ParameterError
 from evergrow.core.record import NOTHING, Between, Extra, from_archive, record, require, to_archive
 from evergrow.core.settings import check_keys
 from evergrow.features.base import BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
+from evergrow.head.saving import plain_value
 from evergrow.learner.answering import Answering
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.changes import Change, Lineage, check_history
@@ -75,15 +76,7 @@ class HeadRecipe:
 
     def plain(self) -> HeadRecipe:
         """Return the recipe with options that JSON holds, or raise :class:`InputError`."""
-        return HeadRecipe(self.method, {name: _plain(name, value) for name, value in self.options.items()})
-
-
-def _plain(name: str, value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(name, item) for item in value]
-    raise InputError(f"option {name} must be a plain value to be saved, got {type(value).__name__}")
+        return HeadRecipe(self.method, {name: plain_value(name, value) for name, value in self.options.items()})
 
 
 @record("learner")
@@ -206,7 +199,7 @@ class Snapshot:
             require(type(self.head) is HEADS[self.recipe.method], "its head is of another method")
             require(self.head.classes_.dtype.kind == "U", "the labels of its head are no names")
             require(names == self.head.classes_.tolist(), "it counts samples of other classes than its head learned")
-            learned = self.head.class_counts_
+            learned = getattr(self.head, "class_counts_", None)
             own = [self.counts[name] for name in names]
             require(learned is None or own == learned.tolist(), "it counts other samples than its head learned")
             plain = self.answering.is_plain or hasattr(self.head, "predict_proba")

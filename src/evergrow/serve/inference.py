@@ -52,7 +52,7 @@ async def evaluate(
 ) -> EvaluationRecord:
     """Compare answers with labels: accuracy, confusion, and which samples were wrong."""
     version = model.version
-    _ = version.learner  # raises at once if the model cannot answer yet
+    version.require_ready()
     labels = body.labels()
     rows = await service.features(model, body.samples)
     result, predicted = await service.run(version.evaluate, rows, labels, body.fields.false_alarm)

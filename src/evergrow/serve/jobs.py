@@ -25,16 +25,14 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from evergrow.core.errors import EvergrowError, ImageError, InputError
 from evergrow.core.escaping import one_line
 from evergrow.core.files import atomic_path
-from evergrow.serve.batching import Batcher, Prepared
-from evergrow.serve.edits import Teach
-from evergrow.serve.model import JOB
+from evergrow.serve.backbones import Batcher, Prepared, cores
+from evergrow.serve.models import JOB
 from evergrow.serve.monitoring import log
 from evergrow.serve.problems import Problem, problem_of, problems, validation_problem
 from evergrow.serve.requests import ChangeHeadersDep, ChangeRequest, SentImage, media_type
 from evergrow.serve.schemas import ClassName, JobList, JobRecord, SkippedImage
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 from evergrow.serve.teaching import change_answer
-from evergrow.serve.threads import cores
 from evergrow.serve.zips import ImageZip, ZippedImage
 
 FILE_NAME = ".jobs.json"
@@ -144,7 +142,7 @@ class Jobs:
     def _was_written(self, record: JobRecord) -> bool:
         try:
             model = self._service.store.model(record.model)
-            return any(change.extra.get(JOB) == record.id for change in model.history(model.current()))
+            return any(change.extra.get(JOB) == record.id for change in model.history())
         except EvergrowError:  # the model is gone, or damaged
             return False
 
@@ -216,7 +214,10 @@ class Jobs:
             with archive:
                 rows, labels = await self._encode(job, model, archive)
             self._update(job, state="writing")
-            result = await asyncio.shield(self._service.change(model.model, Teach(rows, labels), request))
+            taught = self._service.change(
+                model, lambda learner: learner.partial_fit((rows, labels)), request, len(rows)
+            )
+            result = await asyncio.shield(taught)
             self._service.metrics.samples.labels("teach").inc(len(rows))
             self._update(job, state="done", change=change_answer(model.name, result))
         except asyncio.CancelledError:

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.serve.annotations import Annotate, Annotation, deletions
+from evergrow.serve.annotations import Annotation, annotate
 from evergrow.serve.problems import Problem, problems, validation_problem
 from evergrow.serve.requests import BoundedRoute, ChangeRequest, SentImage, SentSamples
 from evergrow.serve.schemas import ClassName
@@ -274,11 +274,11 @@ async def webhook(model: ModelDep, event: Event, service: ServiceDep) -> dict[st
         annotations = (await _annotation(service, model, event),)
     elif event.action in ("ANNOTATIONS_DELETED", "ANNOTATION_DELETED"):
         gone = event.annotations or ([] if event.annotation is None else [event.annotation])
-        annotations = deletions(map(event.key, gone))
+        annotations = tuple(Annotation(event.key(entry), None, gone=True) for entry in gone)
     else:
         return {"status": "ignored", "action": event.action[:80]}
     request = ChangeRequest(note=f"Label Studio: {event.action}", who="Label Studio")
-    result = await service.change(model.model, Annotate(annotations), request)
+    result = await service.change(model, lambda learner: annotate(learner, annotations), request, len(annotations))
     return {"status": "ok", **change_answer(model.name, result).model_dump()}
 
 

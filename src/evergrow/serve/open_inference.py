@@ -132,7 +132,7 @@ async def ready(service: ServiceDep) -> dict[str, bool]:
 @router.get("/models/{m}/versions/{v}/ready", responses=problems(404, 409))
 async def model_ready(model: RevisionDep) -> dict[str, Any]:
     """Return 200 if the model answers."""
-    _ = model.version.learner
+    model.version.require_ready()
     return {"name": model.name, "ready": True}
 
 

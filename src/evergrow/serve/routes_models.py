@@ -9,13 +9,11 @@ from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 
 from evergrow.core.errors import EvergrowError
-from evergrow.learner.snapshot import HeadRecipe
-from evergrow.serve.drafts import Draft
-from evergrow.serve.model import ServedModel, matches
+from evergrow.learner.learner import Learner
+from evergrow.serve.models import ServedModel, matches
 from evergrow.serve.problems import Problem, problem_of, problems
 from evergrow.serve.requests import BoundedRoute, ChangeRequest, IfMatch, media_type
 from evergrow.serve.schemas import (
-    SAMPLE_KINDS,
     BackboneList,
     BackboneRecord,
     ChangeRecord,
@@ -52,7 +50,7 @@ async def list_backbones(service: ServiceDep) -> BackboneList:
 
 @router.post("/models", status_code=201, dependencies=_CHANGES, responses=problems(400, 409, 413, 415, 422))
 async def create_model(asked: NewModel, service: ServiceDep, response: Response) -> ModelRecord:
-    """Make a model that knows nothing yet. It answers from the second class on."""
+    """Make a model that knows nothing yet. It answers from the first class on."""
     model = await service.run(_create, service, asked)
     service.begin_warm_up(asked.name)
     return await _made(asked.name, model, service, response)
@@ -69,7 +67,7 @@ async def upload_model(request: Request, name: ModelName, service: ServiceDep, r
     """Make a model of a file; it is a stranger's, and all of it is checked first."""
     if media_type(request) != FILE:
         raise Problem(415, f"send a model file as {FILE}", "MediaType")
-    model = await service.run(service.store.adopt, name, await request.body())
+    model = await service.run(service.store.adopt, name, await request.body(), service.pool.check_offered)
     return await _made(name, model, service, response)
 
 
@@ -98,7 +96,7 @@ async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> N
 async def download_model(model: ModelDep) -> FileResponse:
     """Return the model file."""
     version = model.version
-    _ = version.learner
+    version.require_ready()
     return FileResponse(model.model.path, media_type=FILE, filename=f"{model.name}.evg", headers={"ETag": version.etag})
 
 
@@ -110,7 +108,7 @@ async def download_model(model: ModelDep) -> FileResponse:
 async def export_model(model: ModelDep, service: ServiceDep, head_only: bool = False) -> FileResponse:
     """Return the model as one ONNX graph, from pixels to labels; with ``head_only`` from features."""
     version = model.version
-    _ = version.learner
+    version.require_ready()
     file = await service.export(model, head_only=head_only)
     return FileResponse(
         file,
@@ -144,52 +142,40 @@ def _summary(service: Service, name: str) -> ModelSummary:
 
 
 def _create(service: Service, asked: NewModel) -> ServedModel:
-    recipe = HeadRecipe(asked.method, asked.options)
-    recipe.create(device="cpu", random_state=0)  # raises now what the first lesson would
-    recipe.plain()
-    kind = next(kind for kind, name in SAMPLE_KINDS.items() if name == asked.kind)
-    spec = None
-    if kind != "features":
-        spec = service.pool.chosen(kind, asked.backbone).backbone.spec  # type: ignore[arg-type]
-    draft = Draft(kind, spec, asked.method, asked.options)
-    return service.store.create(asked.name, draft)
+    backbone = None
+    if asked.kind != "features":
+        backbone = service.pool.chosen("image" if asked.kind == "images" else "text", asked.backbone).backbone
+    learner = Learner(
+        backbone,
+        asked.method,
+        options=asked.options or None,
+        device=service.config.device,
+        cache=False,
+    )
+    return service.store.create(asked.name, learner.begin())
 
 
 def model_record(model: OpenModel) -> ModelRecord:
     """Return everything about a model but its numbers; no path of this machine."""
-    version, served = model.version, model.model
-    counts, known = version.counts, version.known
-    if isinstance(known, Draft):
-        about: dict[str, Any] = {
-            "method": known.method,
-            "options": known.options,
-            "thresholds": None,
-        }
-        backbone = None if known.spec is None else known.spec.to_dict()
-    else:
-        info = known.info()
-        novelty, backbone = info["novelty"], info["backbone"]
-        about = {key: info[key] for key in ("method", "options")}
-        about["thresholds"] = (
-            None
-            if novelty is None
-            else Thresholds(
-                novelty=novelty["threshold"],
-                false_alarm=novelty["false_alarm"],
-                calibrated_on=novelty["calibrated_on"],
-            )
-        )
+    version, served, info = model.version, model.model, model.version.learner.info()
+    novelty, backbone = info["novelty"], info["backbone"]
+    thresholds = None
+    if novelty is not None:
+        known = {"false_alarm": novelty["false_alarm"], "calibrated_on": novelty["calibrated_on"]}
+        thresholds = Thresholds(novelty=novelty["threshold"], **known)
     return ModelRecord(
         name=model.name,
         kind=version.kind,
         state=version.state,
         revision=version.revision,
-        classes=class_counts(counts),
-        n_samples=sum(counts.values()),
+        classes=class_counts(version.counts),
+        n_samples=sum(version.counts.values()),
         n_features=version.n_features,
+        method=info["method"],
+        options=info["options"],
         backbone=None if backbone is None else BackboneRecord.model_validate(backbone),
-        history=[ChangeRecord.model_validate(change) for change in served.history(version)],
+        thresholds=thresholds,
+        history=[ChangeRecord.model_validate(change) for change in served.history()],
         revisions=served.revisions(),
         redoable=served.redoable(),
-        **about,
     )

@@ -14,33 +14,27 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
+import torch
 from fastapi import Depends, Request
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
+from evergrow.core.seeding import generator
 from evergrow.features.base import Backbone
 from evergrow.features.images import decode_image
-from evergrow.head.layers.units import KEPT
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
-from evergrow.serve.batching import Batcher, Prepared
+from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch, torch_threads
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.drafts import Draft
-from evergrow.serve.edits import Edit
-from evergrow.serve.model import ChangeResult, ServedModel
+from evergrow.serve.models import ChangeResult, Edit, ModelStore, ServedModel
 from evergrow.serve.monitoring import Metrics, log
-from evergrow.serve.pool import BackbonePool
 from evergrow.serve.problems import Problem
 from evergrow.serve.requests import ChangeRequest, SentImage, SentSamples
-from evergrow.serve.store import Store
-from evergrow.serve.threads import cores, limit_torch, torch_threads
 from evergrow.serve.versions import Version
 
 Result = TypeVar("Result")
 _WARM = 8
 """Models whose backbones are loaded before anybody asks."""
-_DIRECTIONS = 128 * 2**20
-"""Bytes of random directions that are kept for models to come: those of 3,000 units take 16 MB at 1,280 features."""
 
 
 class Service:
@@ -56,7 +50,7 @@ class Service:
         self.config, self.limits = config, config.limits
         self.metrics = Metrics()
         self.pool = BackbonePool(config.limits, config.device, config.backbones, self.metrics)
-        self.store = Store(config, self.pool)
+        self.store = ModelStore(config)
         several = max(4, cores())
         self.threads = ThreadPoolExecutor(several, "answers", limit_torch, (cores(),))
         self.loaders = ThreadPoolExecutor(2, "backbones", limit_torch, (cores(),))
@@ -122,24 +116,23 @@ class Service:
             Share of known things that may be called unknown.
         """
         version = model.version
-        _ = version.learner  # raises at once if the model cannot answer yet
+        version.require_ready()
         rows = _rows(version, samples)
         if rows is not None:
             answers = await self.run(version.ask, rows)
         else:
             batcher = await self.batcher(model)
             prepared = await self._announced(batcher, samples)
-            answers = await asyncio.wrap_future(batcher.ask(prepared, version))
+            answers = await asyncio.wrap_future(batcher.submit(prepared, asked=version))
         self.metrics.samples.labels("predict").inc(len(answers.values))
         return version.judged(answers, false_alarm)
 
     async def batcher(self, model: OpenModel) -> Batcher:
         """Return the queue of a model's backbone, which is loaded first if need be, beside everything else."""
-        spec = model.version.spec
-        found = None if spec is None else self.pool.loaded(spec)
+        learner = model.version.learner
+        found = self.pool.loaded(learner)
         if found is None:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self.loaders, model.model.batcher, model.version)
+            found = await asyncio.get_running_loop().run_in_executor(self.loaders, self.pool.of_learner, learner)
         if found is None:
             raise InputError(f"rows must be given, since the model takes {model.version.kind}")
         return found
@@ -176,10 +169,10 @@ class Service:
 
     # -- changes ------------------------------------------------------------------------------------------------
 
-    async def change(self, model: ServedModel, edit: Edit, request: ChangeRequest) -> ChangeResult:
-        """Make a change and return once it is on disk."""
+    async def change(self, model: OpenModel, edit: Edit, request: ChangeRequest, n_samples: int = 0) -> ChangeResult:
+        """Make a change that brings some samples, and return once it is on disk."""
         started = time.perf_counter()
-        result = await model.change(edit, request, self.writers)
+        result = await model.model.edit(edit, n_samples, request, self.writers)
         self.metrics.commit_seconds.observe(time.perf_counter() - started)
         return result
 
@@ -188,13 +181,13 @@ class Service:
         if self._exporting.locked():
             raise Problem(503, "another model is being exported: try again later", "Busy", retry_after=5)
         async with self._exporting:
-            return await self.run(_exported, model, head_only)
+            batcher = None if head_only else self.pool.of_learner(model.version.learner)
+            return await self.run(_exported, model.version.learner, None if batcher is None else batcher.backbone)
 
     # -- warming up ---------------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
         """Do what the first callers would have to wait for: load libraries, and the backbones of models there are."""
-        KEPT.make_room(_DIRECTIONS)
         with torch_threads(1):
             learner = Learner(None, options={"n_units": 8}, device=self.config.device)
             learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
@@ -209,7 +202,7 @@ class Service:
         try:
             batcher = self.pool.chosen("image", "auto")
             _try_out(batcher)
-            Draft("image", batcher.backbone.spec).rehearse(self.config.device)
+            _rehearse(Learner(batcher.backbone, device=self.config.device, cache=False).begin())
         except Exception as error:  # no image backbone is installed: whoever makes a model is told
             log("not warmed up", problem=type(error).__name__)
 
@@ -217,11 +210,11 @@ class Service:
         """Do what the first caller of a model would have to wait for; whoever asks a damaged one is told then."""
         try:
             opened = self._open(name)
-            batcher = opened.model.batcher(opened.version)
+            batcher = self.pool.of_learner(opened.version.learner)
             if batcher is not None and batcher.depth == 0:
                 _try_out(batcher)
-            if isinstance(opened.version.known, Draft):
-                opened.version.known.rehearse(self.config.device)
+            if opened.version.state == "starting":
+                _rehearse(opened.version.learner.copy())
         except Exception as error:
             log("not warmed up", model=name, problem=type(error).__name__)
 
@@ -283,17 +276,21 @@ def _try_out(batcher: Batcher) -> None:
     batcher.submit([sample], alone=True).result()
 
 
-def _exported(opened: OpenModel, head_only: bool) -> Path:
+def _rehearse(learner: Learner) -> None:
+    """Teach noise to an empty learner: the random directions that it draws are kept for the real samples."""
+    if learner.spec_ is not None:  # else the width is open
+        rows = torch.rand(4, learner.spec_.n_features, generator=generator(0, "rehearsal")).numpy()
+        learner.partial_fit((rows, list("aabb")))
+
+
+def _exported(learner: Learner, backbone: Backbone | None) -> Path:
     from evergrow.export.onnx_export import export_learner
 
-    batcher = None if head_only else opened.model.batcher(opened.version)
-    backbone = None if batcher is None else batcher.backbone
-    archive = opened.version.learner.to_archive()
-    learner = Learner.from_archive(archive, name="the model", backbone=backbone, device="cpu")
+    copy = Learner.from_archive(learner.to_archive(), name="the model", backbone=backbone, device="cpu")
     handle, name = tempfile.mkstemp(suffix=".onnx", prefix="evergrow-")
     os.close(handle)
     try:
-        export_learner(learner, name, head_only=head_only)
+        export_learner(copy, name, head_only=backbone is None)
     except BaseException:
         os.unlink(name)
         raise

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Response
 
-from evergrow.serve.edits import Forget, MergeClasses, Rename, Teach, Unlearn
-from evergrow.serve.model import ChangeResult
+from evergrow.learner.learner import Learner
+from evergrow.serve.annotations import forget_classes
+from evergrow.serve.models import ChangeResult
 from evergrow.serve.problems import problems
 from evergrow.serve.requests import (
     BoundedRoute,
@@ -49,7 +51,7 @@ async def teach(
     model: ModelDep, body: LessonBody, headers: ChangeHeadersDep, service: ServiceDep, response: Response
 ) -> ChangeAnswer:
     """Learn samples of new classes or old ones; the answer comes once they are on disk."""
-    return await _learn(Teach, model, body, headers, service, response)
+    return await _learn("teach", Learner.partial_fit, model, body, headers, service, response)
 
 
 @router.post("/unlearn", openapi_extra=sample_content(Lesson, ImageLesson))
@@ -57,21 +59,22 @@ async def unlearn(
     model: ModelDep, body: LessonBody, headers: ChangeHeadersDep, service: ServiceDep, response: Response
 ) -> ChangeAnswer:
     """Take samples out again, exactly: send the same bytes and the label they were taught with."""
-    return await _learn(Unlearn, model, body, headers, service, response)
+    return await _learn("unlearn", Learner.unlearn, model, body, headers, service, response)
 
 
 async def _learn(
-    edit: type[Teach] | type[Unlearn],
+    work: str,
+    learn: Callable[..., Learner],
     model: OpenModel,
     body: LessonBody,
     headers: ChangeHeaders,
     service: Service,
     response: Response,
 ) -> ChangeAnswer:
-    work, labels = edit.__name__.lower(), body.labels()
+    labels = body.labels()
     request = headers.change(work, *body.content, note=body.fields.note)
     rows = await service.features(model, body.samples, alone=True)
-    result = await service.change(model.model, edit(rows, labels), request)
+    result = await service.change(model, lambda learner: learn(learner, (rows, labels)), request, len(rows))
     if not result.replayed:
         service.metrics.samples.labels(work).inc(len(rows))
     return _answer(model, result, response)
@@ -83,7 +86,8 @@ async def forget(
 ) -> ChangeAnswer:
     """Forget whole classes; no sample is needed."""
     request = headers.change("forget", _content(asked), note=asked.note)
-    return _answer(model, await service.change(model.model, Forget(tuple(asked.names)), request), response)
+    result = await service.change(model, lambda learner: forget_classes(learner, asked.names), request)
+    return _answer(model, result, response)
 
 
 @router.post("/rename")
@@ -92,7 +96,8 @@ async def rename(
 ) -> ChangeAnswer:
     """Give a class another name; answers are the same under it."""
     request = headers.change("rename", _content(asked), note=asked.note)
-    return _answer(model, await service.change(model.model, Rename(asked.old, asked.new), request), response)
+    result = await service.change(model, lambda learner: learner.rename_class(asked.old, asked.new), request)
+    return _answer(model, result, response)
 
 
 @router.post("/merge-classes")
@@ -101,8 +106,8 @@ async def merge_classes(
 ) -> ChangeAnswer:
     """Make several classes one, exactly as if their samples had been taught under one name."""
     request = headers.change("merge-classes", _content(asked), note=asked.note)
-    edit = MergeClasses(tuple(asked.names), asked.into)
-    return _answer(model, await service.change(model.model, edit, request), response)
+    result = await service.change(model, lambda learner: learner.merge_classes(asked.names, asked.into), request)
+    return _answer(model, result, response)
 
 
 @router.post("/rollback")

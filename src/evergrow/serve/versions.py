@@ -1,4 +1,4 @@
-"""What a model is at one moment: never changed, so that those who ask never wait for those who teach."""
+"""A model at one moment. It never changes, so that those who ask never wait for those who teach."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, NotFittedError
 from evergrow.features import Features
-from evergrow.features.base import BackboneSpec
 from evergrow.learner.answers import Answers
 from evergrow.learner.changes import Change
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
-from evergrow.serve.drafts import Draft
 from evergrow.serve.schemas import SAMPLE_KINDS, SampleKind
 
 Signature = tuple[int, int, int]
 
 
 def signature_of(path: Path) -> Signature | None:
-    """Return what tells one state of a file from another; None where there is none."""
+    """Return what tells one state of a file from another, or None if there is no file."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -40,66 +38,57 @@ class Version:
 
     Parameters
     ----------
-    known : Learner or Draft
+    learner : Learner
         What it knows.
     signature : tuple or None
-        Of the file it was read from or written to; None asks for it to be read again.
+        Signature of its file; None asks for the file to be read again.
     """
 
-    known: Learner | Draft
+    learner: Learner
     signature: Signature | None
-    _asking: threading.Lock = field(default_factory=threading.Lock)  # what heads work out once, they work out once
-
-    @property
-    def learner(self) -> Learner:
-        """The learner, or :class:`NotFittedError` where the model has not begun."""
-        if isinstance(self.known, Draft):
-            raise NotFittedError(f"the model must know two classes to answer, got {len(self.known.counts)}: teach more")
-        return self.known
-
-    @property
-    def revision(self) -> int:
-        """The revision of the model file; 0 where there is none yet."""
-        return 0 if isinstance(self.known, Draft) else self.known.revision_
-
-    @property
-    def etag(self) -> str:
-        """The entity tag: the revision, and for a model that has not begun the number of changes too."""
-        return f'"0.{self.known.revision}"' if isinstance(self.known, Draft) else f'"{self.revision}"'
-
-    @property
-    def kind(self) -> SampleKind:
-        """What samples are, in the words of requests: ``"images"``, ``"texts"`` or ``"features"``."""
-        return SAMPLE_KINDS[self.known.kind if isinstance(self.known, Draft) else self.known.kind_]
+    _asking: threading.Lock = field(default_factory=threading.Lock)  # a head computes some things at the first question
 
     @property
     def state(self) -> Literal["ready", "starting"]:
-        """Whether the model answers, or has not begun."""
-        return "starting" if isinstance(self.known, Draft) else "ready"
+        """Whether the model answers, or has no class yet."""
+        return "ready" if self.counts else "starting"
+
+    @property
+    def revision(self) -> int:
+        """The revision of the model file."""
+        return self.learner.revision_
+
+    @property
+    def etag(self) -> str:
+        """The entity tag."""
+        return f'"{self.revision}"'
+
+    @property
+    def kind(self) -> SampleKind:
+        """What samples are, in the words of the API."""
+        return SAMPLE_KINDS[self.learner.kind_]
 
     @property
     def counts(self) -> dict[str, int]:
         """Samples of each class."""
-        return self.known.counts if isinstance(self.known, Draft) else self.known.n_samples_
+        return self.learner.n_samples_
 
     @property
     def changes(self) -> list[Change]:
-        """What led here, the oldest first."""
-        return list(self.known.history) if isinstance(self.known, Draft) else self.known.history_
-
-    @property
-    def spec(self) -> BackboneSpec | None:
-        """What computes the features; None where samples are features."""
-        return self.known.spec if isinstance(self.known, Draft) else self.known.spec_
+        """The changes that led here, the oldest first."""
+        return self.learner.history_
 
     @property
     def n_features(self) -> int | None:
-        """Width of feature vectors; None where that is open."""
-        if isinstance(self.known, Draft):
-            if self.known.spec is not None:
-                return self.known.spec.n_features
-            return self.known.features.shape[1] if len(self.known.labels) else None
-        return int(self.known.head_.n_features_in_)
+        """Width of feature vectors; None while a model of features has no class."""
+        if self.counts:
+            return int(self.learner.head_.n_features_in_)
+        return None if self.learner.spec_ is None else self.learner.spec_.n_features
+
+    def require_ready(self) -> None:
+        """Raise :class:`NotFittedError` while the model has no class."""
+        if not self.counts:
+            raise NotFittedError("the model has learned nothing yet: teach it a class first")
 
     def checked_rows(self, rows: list[list[float]] | NDArray[Any]) -> NDArray[np.float64]:
         """Return feature vectors as a matrix of finite numbers, as wide as those that were learned."""
@@ -116,20 +105,20 @@ class Version:
 
     def ask(self, rows: NDArray[Any]) -> Answers:
         """Return answers about feature vectors, with their novelty; :meth:`judged` says which are unknown."""
-        learner, features = self.learner, Features(rows, np.arange(len(rows)))
+        features = Features(rows, np.arange(len(rows)))
         with self._asking:
-            answers = learner.ask(features)
-            if not hasattr(learner.head_, "novelty_score"):
+            answers = self.learner.ask(features)
+            if not hasattr(self.learner.head_, "novelty_score"):
                 return answers
-            return dataclasses.replace(answers, novelty=learner.novelty_score(features))
+            return dataclasses.replace(answers, novelty=self.learner.novelty_score(features))
 
     def judged(self, answers: Answers, false_alarm: float) -> Answers:
-        """Return answers that say what is unknown, where that was calibrated.
+        """Return answers that say what is unknown, if that was calibrated.
 
         Parameters
         ----------
         answers : Answers
-            From :meth:`ask`.
+            Answers of :meth:`ask`.
         false_alarm : float
             Share of known things that may be called unknown.
         """
@@ -140,12 +129,11 @@ class Version:
         return dataclasses.replace(answers, unknown=unknown, threshold=np.full(len(unknown), threshold))
 
     def threshold(self, false_alarm: float) -> float | None:
-        """Return the novelty above which something is unknown; None where it was never calibrated."""
-        learner = self.learner
-        if not hasattr(learner.head_, "novelty_score"):
+        """Return the novelty above which something is unknown, or None if it was never calibrated."""
+        if not hasattr(self.learner.head_, "novelty_score"):
             return None
         try:
-            return learner.threshold(false_alarm)
+            return self.learner.threshold(false_alarm)
         except NotFittedError:
             return None
 
@@ -155,5 +143,5 @@ class Version:
         """Return how good the answers about labelled features are, and the answers."""
         with self._asking:
             result = self.learner.evaluate((rows, labels), false_alarm=false_alarm)
-            said = self.learner.predict(Features(rows, np.arange(len(rows)))).tolist()
-        return result, said
+            predicted = self.learner.predict(Features(rows, np.arange(len(rows)))).tolist()
+        return result, predicted

@@ -1,31 +1,36 @@
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from evergrow.core.errors import InputError, NotFittedError, ParameterError, UnknownNameError
+from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.record import from_archive, to_archive
 from evergrow.head.layers import (
-    FourierProjection,
-    GaussianProjection,
-    GuidedProjection,
-    LinkedProjection,
-    read_projection,
+    FeatureMap,
+    FourierLayer,
+    GuidedLayer,
+    UnitSampler,
+    layer_from_plain,
+    link_only,
+    normalize,
+    resolve_normalization,
 )
-from evergrow.head.layers.normalize import normalize, resolve_normalization
-from evergrow.head.layers.scales import PAPER_SCALES
-from evergrow.lab.layers.scsm import SCSMProjection
+from evergrow.head.layers.units import PAPER_SCALES
+from evergrow.lab.layers import GaussianLayer, SCSMLayer, UniformLayer
 
-
-def layers():
-    return {
-        "gaussian": GaussianProjection(n_units=20, random_state=2),
-        "gaussian-auto": GaussianProjection(n_units=20, scales="auto", bias="points", random_state=2),
-        "fourier": FourierProjection(n_units=20, random_state=2),
-        "mgsm": GuidedProjection(random_state=2, scales="auto", n_units=20, block_size=5),
-        "scsm": SCSMProjection(n_units=12, n_candidates=20, random_state=2),
-        "linked": LinkedProjection(GuidedProjection(random_state=2, scales="auto", n_units=20, block_size=5)),
-    }
+LAYERS = {
+    "fourier": FourierLayer(n_units=20, direct_link=False, orthogonal=False),
+    "fourier-linked": FourierLayer(n_units=20),
+    "link": FourierLayer(n_units=0),
+    "guided": GuidedLayer(scales="auto", n_units=20, block_size=5),
+    "guided-linked": GuidedLayer(scales="auto", n_units=20, block_size=5, direct_link=True),
+    "gaussian": GaussianLayer(n_units=20),
+    "gaussian-auto": GaussianLayer(n_units=20, scales="auto", bias="points"),
+    "uniform": UniformLayer(n_units=20),
+    "scsm": SCSMLayer(n_units=12, n_candidates=20),
+}
 
 
 @pytest.fixture
@@ -34,10 +39,10 @@ def task(rng):
     return Z, torch.eye(3, dtype=torch.float64)[torch.arange(60) % 3]
 
 
-@pytest.mark.parametrize("name", list(layers()))
+@pytest.mark.parametrize("name", list(LAYERS))
 def test_frozen_map_properties(name, task, device):
     Z, Y = task
-    layer = layers()[name].build(Z.to(device), Y.to(device))
+    layer = LAYERS[name].build(Z.to(device), Y.to(device), seed=2)
     H = layer.transform(Z.to(device))
     assert H.shape == (60, layer.n_outputs)
     assert H.device.type == device.type
@@ -47,50 +52,83 @@ def test_frozen_map_properties(name, task, device):
     low = layer.transform(Z.float().to(device))
     assert low.dtype == torch.float32
     assert torch.allclose(low.double(), H, atol=1e-4)
-    again = layers()[name].build(Z, Y)
+    again = LAYERS[name].build(Z, Y, seed=2)
     assert torch.allclose(again.transform(Z), H.cpu(), atol=1e-9), "the same seed gives the same layer everywhere"
 
 
-@pytest.mark.parametrize("name", list(layers()))
+@pytest.mark.parametrize("name", list(LAYERS))
 def test_restore_is_the_same_map(name, task):
-    layer = layers()[name].build(*task)
-    back = read_projection(layer.to_archive(), torch.device("cpu"))
-    assert type(back) is type(layer)
+    layer = LAYERS[name].build(*task, seed=2)
+    back = from_archive(FeatureMap, to_archive(layer))
     assert back.same_map(layer)
+    assert back.construction == layer.construction
     assert torch.equal(back.transform(task[0]), layer.transform(task[0]))
-    other = layers()[name]
-    other.random_state = 3
-    if name == "linked":
-        other.inner.random_state = 3
-    assert not other.build(*task).same_map(layer)
+    other = LAYERS[name].build(*task, seed=3)
+    assert other.same_map(layer) == (name == "link")  # nothing is drawn for it
 
 
-@pytest.mark.parametrize("name", list(layers()))
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_parameters_survive_as_plain_values(name):
+    assert layer_from_plain(json.loads(json.dumps(LAYERS[name].to_plain()))) == LAYERS[name]
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_class_weights_are_sorted_by_what_they_weigh(name, task, rng):
+    layer = LAYERS[name].build(*task)
+    weights = torch.randn(layer.n_outputs, 4, generator=rng, dtype=torch.float64)
+    parts = layer.readout_parts(weights)
+    scores = parts.constant.expand(60, 4)
+    if parts.units is not None:
+        scores = scores + parts.units.apply(task[0]) @ parts.readout
+    if parts.linear is not None:
+        scores = scores + task[0] @ parts.linear
+    assert torch.allclose(scores, layer.transform(task[0]) @ weights)
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
 def test_chunks_are_bounded_and_whole(name, task):
-    layer = layers()[name].build(*task)
+    layer = LAYERS[name].build(*task, seed=2)
     limit = 8 * layer.n_outputs * 7
     chunks = list(layer.iter_transform(task[0], chunk_bytes=limit))
     assert all(H.nbytes <= limit for _, H in chunks)
     assert torch.allclose(torch.cat([H for _, H in chunks]), layer.transform(task[0]), atol=1e-12)
 
 
-def test_unbuilt_and_bad_input(task):
-    with pytest.raises(NotFittedError, match="must be built"):
-        GaussianProjection().transform(task[0])
-    layer = GaussianProjection(n_units=3).build(*task)
+def test_bad_input(task):
+    layer = FourierLayer(n_units=3).build(*task)
     with pytest.raises(InputError, match="7 columns"):
         layer.transform(torch.zeros(2, 6))
-    with pytest.raises(UnknownNameError, match="nearest: 'sigmoid'"):
-        GaussianProjection(activation="sigmoyd")
+    with pytest.raises(ParameterError, match="activation"):
+        GuidedLayer(activation="sigmoyd")
     with pytest.raises(ParameterError, match="n_units"):
-        GaussianProjection(n_units=0)
+        FourierLayer(n_units=-1)
     with pytest.raises(ParameterError, match="gamma"):
-        FourierProjection(gamma=-1.0)
+        FourierLayer(gamma=-1.0)
 
 
-def test_wider_layers_begin_with_narrower_ones(task):
-    narrow, wide = (GaussianProjection(n_units=n, random_state=0).build(*task) for n in (300, 700))
+@pytest.mark.parametrize("kind", [FourierLayer, GaussianLayer])
+def test_wider_layers_begin_with_narrower_ones(kind, task):
+    narrow, wide = (kind(n_units=n).build(*task) for n in (300, 700))
     assert torch.equal(narrow.weights, wide.weights[:, :300])
+
+
+@pytest.mark.parametrize("orthogonal", [False, True])
+def test_units_of_other_data_are_the_same_directions_at_another_scale(orthogonal):
+    layers = []
+    for spread in (1.0, 3.0):
+        Z = spread * torch.randn(5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        drawn = UnitSampler(Z, "spread", "phases", 7, "fourier", orthogonal=orthogonal)
+        first = [drawn.units(index, drawn.normals(index, 1, 256), 0) for index in range(2)]
+        layer = FourierLayer(300, orthogonal=orthogonal).build(Z, torch.eye(5), seed=7)
+        assert torch.equal(layer.weights, torch.cat([weights for weights, _ in first], dim=1)[:, :300])
+        assert torch.equal(layer.bias, torch.cat([bias for _, bias in first])[:300])
+        layers.append(layer.weights)
+    assert torch.allclose(layers[0], 3.0 * layers[1])
+
+
+def test_without_units_there_are_the_features_and_a_constant(task):
+    assert torch.equal(link_only(task[0]).transform(task[0])[:, :7], task[0])
+    assert torch.equal(link_only(task[0]).transform(task[0])[:, 7], torch.ones(60).double())
 
 
 def test_paper_grid():
@@ -101,13 +139,13 @@ def test_paper_grid():
 
 def test_fourier_approximates_its_kernel(task):
     Z, Y = task
-    H = FourierProjection(n_units=60_000, gamma=0.1).build(Z, Y).transform(Z)
+    H = FourierLayer(60_000, direct_link=False, gamma=0.1, orthogonal=False).build(Z, Y).transform(Z)
     kernel = torch.exp(-0.1 * torch.cdist(Z, Z).square())
     assert float((H @ H.T - kernel).abs().max()) < 0.03
 
 
 def test_link_has_equal_energy(task):
-    layer = LinkedProjection(GaussianProjection(n_units=50)).build(*task)
+    layer = FourierLayer(n_units=50).build(*task)
     H = layer.transform(task[0])
     units, link = H[:, :50], H[:, 50:]
     energy = [float(((part - part.mean(0)) ** 2).sum()) for part in (units, link)]
@@ -117,7 +155,7 @@ def test_link_has_equal_energy(task):
 def test_scsm_equals_its_definition(task):
     """Every accepted unit satisfies the inequality, and the residual is the pseudo-inverse's."""
     Z, Y = task
-    layer = SCSMProjection(n_units=15, n_candidates=30, random_state=4).build(Z, Y)
+    layer = SCSMLayer(n_units=15, n_candidates=30).build(Z, Y, seed=4)
     H = layer.transform(Z).numpy()
     T = Y.numpy()
     for width in range(1, layer.n_units + 1):
@@ -131,11 +169,11 @@ def test_scsm_equals_its_definition(task):
 
 def test_scsm_statuses(task):
     Z, Y = task
-    assert SCSMProjection(n_units=5, random_state=0).build(Z, Y).status == "capped"
-    interpolated = SCSMProjection(n_units=300, n_candidates=50, random_state=0).build(Z, Y)
+    assert SCSMLayer(n_units=5).build(Z, Y).status == "capped"
+    interpolated = SCSMLayer(n_units=300, n_candidates=50).build(Z, Y)
     assert interpolated.status == "converged"
     assert interpolated.n_units <= 60
-    ridge = SCSMProjection(n_units=100, n_candidates=20, tol=0.0, alpha=0.01, random_state=0).build(Z, Y)
+    ridge = SCSMLayer(n_units=100, n_candidates=20, tol=0.0, alpha=0.01).build(Z, Y)
     assert ridge.n_units == 100
 
 

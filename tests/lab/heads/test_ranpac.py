@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from evergrow.core.seeding import generator
-from evergrow.head.layers import GaussianProjection
 from evergrow.lab.heads import RanPACClassifier
 from evergrow.lab.heads.ranpac import RANPAC_ALPHAS, choose_on_cut
+from evergrow.lab.layers import GaussianLayer
 
 
 def shuffles(stream: Any, seed: int) -> list[Any]:
@@ -38,10 +38,9 @@ def test_dual_and_primal_choice_agree() -> None:
     rng = torch.Generator().manual_seed(0)
     Z = torch.randn(60, 8, generator=rng, dtype=torch.float64)
     Y = torch.nn.functional.one_hot(torch.arange(60) % 3, 3).double()
-    layer = GaussianProjection(48, "relu", 1.0, "none", 0).build(Z, Y)
-    primal = choose_on_cut(layer, Z, Y)  # 48 rows to fit on: not fewer than units
-    layer.requested = 49
-    dual = choose_on_cut(layer.build(Z, Y), Z, Y)
+    # 48 rows to fit on: not fewer than units, and fewer.
+    layers = (GaussianLayer(n, activation="relu", bias="none").build(Z, Y) for n in (48, 49))
+    primal, dual = (choose_on_cut(layer, Z, Y) for layer in layers)
     assert primal is not None
     assert dual is not None
     # One unit more hardly changes the errors of well-posed ridges.

@@ -1,27 +1,45 @@
-"""Frozen random feature maps: guided (MGSM, SCSM), Gaussian, Fourier, and the direct link beside them."""
+"""Layers: parameters that users pass, and the frozen maps that are built from them on the first task."""
 
-from evergrow.head.layers.base import PROJECTIONS, Projection, read_projection
-from evergrow.head.layers.gaussian import FourierProjection, GaussianProjection
-from evergrow.head.layers.guided import GuidedProjection
-from evergrow.head.layers.identity import IdentityProjection
-from evergrow.head.layers.linked import LinkedProjection
-from evergrow.head.layers.search import BlockRecord, GuidedConfig
-from evergrow.head.layers.specs import LAYERS, FourierLayer, GuidedLayer, Layer, layer_from_plain
+from evergrow.head.layers.activations import ACTIVATIONS, Activation
+from evergrow.head.layers.base import LAYERS, Layer, layer_from_plain
+from evergrow.head.layers.feature_map import (
+    NORMALIZATIONS,
+    BlockRecord,
+    Construction,
+    FeatureMap,
+    ReadoutParts,
+    Units,
+    check_contrast,
+    chunk_rows,
+    link_only,
+    normalize,
+    resolve_normalization,
+)
+from evergrow.head.layers.fourier import FourierLayer
+from evergrow.head.layers.guided import GuidedLayer
+from evergrow.head.layers.units import Scales, UnitSampler, centred_rms, check_scales
 
 __all__ = [
+    "ACTIVATIONS",
     "LAYERS",
-    "PROJECTIONS",
+    "NORMALIZATIONS",
+    "Activation",
     "BlockRecord",
+    "Construction",
+    "FeatureMap",
     "FourierLayer",
-    "FourierProjection",
-    "GaussianProjection",
-    "GuidedConfig",
     "GuidedLayer",
-    "GuidedProjection",
-    "IdentityProjection",
     "Layer",
-    "LinkedProjection",
-    "Projection",
+    "ReadoutParts",
+    "Scales",
+    "UnitSampler",
+    "Units",
+    "centred_rms",
+    "check_contrast",
+    "check_scales",
+    "chunk_rows",
     "layer_from_plain",
-    "read_projection",
+    "link_only",
+    "normalize",
+    "resolve_normalization",
 ]

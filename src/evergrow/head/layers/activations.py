@@ -1,8 +1,8 @@
 """Elementwise activations of random units, with what is known of their shape.
 
-An activation is registered by name, here or anywhere::
+Another one is added under a name::
 
-    ACTIVATIONS.register("softplus")(Activation(torch.nn.functional.softplus))
+    ACTIVATIONS["softplus"] = Activation(torch.nn.functional.softplus)
 
 With its derivatives, layers that use it can be folded; with the name of an ONNX operator, they can be exported.
 """
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Activation:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.layers.activations import ACTIVATIONS
+    >>> from evergrow.head.layers import ACTIVATIONS
     >>> tanh = ACTIVATIONS["tanh"]
     >>> float(tanh(torch.tensor(0.0))), float(tanh.slope(torch.tensor(0.0)))
     (0.0, 1.0)
@@ -86,10 +85,6 @@ class Activation:
         return self.derivatives(b)
 
 
-ACTIVATIONS: Registry[Activation] = Registry("activation")
-"""Every activation by name; filled by ``ACTIVATIONS.register(name)(Activation(...))``."""
-
-
 def _sigmoid(b: Tensor) -> tuple[Tensor, Tensor]:
     value = torch.sigmoid(b)
     slope = value * (1 - value)
@@ -124,9 +119,12 @@ def _identity(b: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ones_like(b), torch.zeros_like(b)
 
 
-ACTIVATIONS.register("sigmoid")(Activation(torch.sigmoid, _sigmoid, 0.09623, 0.125, operator="Sigmoid"))
-ACTIVATIONS.register("tanh")(Activation(torch.tanh, _tanh, 0.76981, 2.0, operator="Tanh"))
-ACTIVATIONS.register("relu")(Activation(torch.relu, _relu, gap=_relu_gap, operator="Relu"))
-ACTIVATIONS.register("gelu")(Activation(torch.nn.functional.gelu, _gelu, 0.79789, 0.77878))
-ACTIVATIONS.register("cos")(Activation(torch.cos, _cos, 1.0, 1.0))
-ACTIVATIONS.register("identity")(Activation(lambda x: x, _identity, 0.0, 0.0))
+ACTIVATIONS = {
+    "sigmoid": Activation(torch.sigmoid, _sigmoid, 0.09623, 0.125, operator="Sigmoid"),
+    "tanh": Activation(torch.tanh, _tanh, 0.76981, 2.0, operator="Tanh"),
+    "relu": Activation(torch.relu, _relu, gap=_relu_gap, operator="Relu"),
+    "gelu": Activation(torch.nn.functional.gelu, _gelu, 0.79789, 0.77878),
+    "cos": Activation(torch.cos, _cos, 1.0, 1.0),
+    "identity": Activation(lambda x: x, _identity, 0.0, 0.0),
+}
+"""Every activation by name."""

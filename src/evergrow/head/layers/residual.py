@@ -1,4 +1,4 @@
-"""The residual of the growing layer, in three forms that agree: dense dual, factored dual and primal.
+"""The residual of the growing layer, and how much each candidate block would shrink it.
 
 Z is N x d, H the N x L activations accepted so far, Y the N x C targets. With
 
@@ -9,30 +9,130 @@ gains ``A = S^-1 H_s^T E`` gives
 
     E' = E - M H_s A              M' = M - (M H_s) S^-1 (M H_s)^T
 
-so no L x L matrix is needed. The forms differ in how they hold M:
+so no L x L matrix is needed. Everything that the criterion needs are five small matrices per block:
 
-* dense dual: as it is, 8 N^2 bytes; best for the few hundred samples a first task usually has;
-* factored dual: ``M = I - F F^T`` with F re-compressed to its numerical rank; best when N is large and the
-  units are nearly affine, so that the rank stays near d + 1;
-* primal: the Cholesky factor of ``H^T H + alpha I``, activations recomputed in chunks; best when N is far
-  larger than the layer.
+    gram   = H_s^T H_s            schur = alpha I + H_s^T M H_s
+    v      = H_s^T E              u     = (M H_s)^T E               w = (M H_s)^T (M H_s)
+
+M is held in one of two forms that agree: dense, 8 N^2 bytes, best for the few hundred samples that a first task
+usually has; or factored, ``M = I - F F^T`` with F re-compressed to its numerical rank, best when N is large and the
+units are nearly affine, so that the rank stays near d + 1.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from evergrow.head.layers.base import CHUNK_BYTES, chunk_rows
-from evergrow.head.layers.blocks import BlockMoments, BlockScores, CandidateBlocks, split_blocks
+from evergrow.head.layers.activations import ACTIVATIONS
 from evergrow.head.linalg import symmetric_eigh
 
 COMPRESSION_TOL = 1e-11
 """Directions of F F^T below this are dropped. An eigenvalue rho of F F^T is 1 - rho in M, so that dropping it
 changes M by the relative amount rho: far below the 1e-8 to which the forms must agree."""
+
+
+@dataclass(frozen=True)
+class CandidateBlocks:
+    """Random units proposed together, as B blocks of s columns each.
+
+    Parameters
+    ----------
+    weights : Tensor of shape (d, B * s)
+        Input weights, float32.
+    bias : Tensor of shape (B * s,)
+        Biases.
+    block : int
+        s, the number of units in a block.
+    activation : str
+        Name of the activation.
+    """
+
+    weights: Tensor
+    bias: Tensor
+    block: int
+    activation: str
+
+    @property
+    def n_blocks(self) -> int:
+        """B, the number of blocks."""
+        return int(self.weights.shape[1]) // self.block
+
+    def activations(self, Z: Tensor) -> Tensor:
+        """Return the activations (n, B * s) on rows Z."""
+        pre = torch.addmm(self.bias.to(Z), Z, self.weights.to(Z))
+        return ACTIVATIONS[self.activation](pre)
+
+    def columns(self, index: int) -> slice:
+        """Return the columns of one block."""
+        return slice(index * self.block, (index + 1) * self.block)
+
+
+@dataclass(frozen=True)
+class BlockMoments:
+    """The five small matrices of every candidate block; shapes (B, s, s) or (B, s, C)."""
+
+    gram: Tensor
+    schur: Tensor
+    v: Tensor
+    u: Tensor
+    w: Tensor
+
+
+@dataclass(frozen=True)
+class BlockScores:
+    """What accepting each block would do, per target column.
+
+    Parameters
+    ----------
+    drop_exact : Tensor of shape (B, C)
+        Exact fall of each column's squared residual, old weights re-adjusted.
+    drop_theorem : Tensor of shape (B, C)
+        The left side of the paper's inequality.
+    gains : Tensor of shape (B, s, C)
+        Weights that each block would get.
+    lower : Tensor of shape (B, s, s)
+        Cholesky factors of the Schur complements.
+    valid : Tensor of shape (B,)
+        False where the factorisation failed.
+    """
+
+    drop_exact: Tensor
+    drop_theorem: Tensor
+    gains: Tensor
+    lower: Tensor
+    valid: Tensor
+
+    @property
+    def coupling(self) -> Tensor:
+        """The coupling term R_L of the paper's appendix, per column."""
+        return self.drop_exact - self.drop_theorem
+
+
+def score_blocks(moments: BlockMoments) -> BlockScores:
+    """Evaluate all blocks at once.
+
+    With ``A = S^-1 V``, column by column,
+
+        drop_exact   = 2 <U, A> - <A, W A>          drop_theorem = 2 <V, A> - <A, H_s^T H_s A>
+    """
+    lower, info = torch.linalg.cholesky_ex(moments.schur)
+    # Two triangular solves: batched cholesky_solve takes a far slower route on a GPU.
+    gains = torch.linalg.solve_triangular(lower, moments.v, upper=False)
+    gains = torch.linalg.solve_triangular(lower.mT, gains, upper=True)
+    exact = (2.0 * moments.u - moments.w @ gains).mul_(gains).sum(dim=1)
+    theorem = (2.0 * moments.v - moments.gram @ gains).mul_(gains).sum(dim=1)
+    valid = (info == 0) & torch.isfinite(exact).all(dim=1)
+    return BlockScores(exact, theorem, gains, lower, valid)
+
+
+def split_blocks(matrix: Tensor, block: int) -> Tensor:
+    """View (n, B * s) as (B, n, s) without copying."""
+    n, columns = matrix.shape
+    return matrix.view(n, columns // block, block).transpose(0, 1)
 
 
 class Residual(ABC):
@@ -48,35 +148,16 @@ class Residual(ABC):
         Ridge of the construction.
     """
 
-    form: ClassVar[str]
-
     def __init__(self, Z: Tensor, Y: Tensor, alpha: float) -> None:
-        self.Z = Z
-        self.Y = Y
-        self.alpha = alpha
+        self.Z, self.Y, self.alpha = Z, Y, alpha
+        self.E = Y.clone()
         self.sq_norms = Y.square().sum(dim=0)
+        self._projected: Tensor | None = None
 
     @property
     def sq_norm(self) -> float:
         """Squared Frobenius norm of the residual."""
         return float(self.sq_norms.sum())
-
-    @abstractmethod
-    def moments(self, candidates: CandidateBlocks) -> BlockMoments:
-        """Return the small matrices of all candidate blocks."""
-
-    @abstractmethod
-    def accept(self, candidates: CandidateBlocks, index: int, scores: BlockScores) -> None:
-        """Append block ``index`` of the candidates just measured."""
-
-
-class DualResidual(Residual):
-    """What the two dual forms share: E is kept, and candidates are measured through M H."""
-
-    def __init__(self, Z: Tensor, Y: Tensor, alpha: float) -> None:
-        super().__init__(Z, Y, alpha)
-        self.E = Y.clone()
-        self._projected: Tensor | None = None
 
     @abstractmethod
     def project(self, H: Tensor) -> Tensor:
@@ -119,10 +200,8 @@ class DualResidual(Residual):
         self.sq_norms = self.E.square().sum(dim=0)
 
 
-class DenseDual(DualResidual):
+class DenseResidual(Residual):
     """M held as an N x N matrix."""
-
-    form: ClassVar[str] = "dense-dual"
 
     def __init__(self, Z: Tensor, Y: Tensor, alpha: float) -> None:
         super().__init__(Z, Y, alpha)
@@ -136,10 +215,8 @@ class DenseDual(DualResidual):
         self.M.addmm_(half.T, half, alpha=-1.0)
 
 
-class FactoredDual(DualResidual):
+class FactoredResidual(Residual):
     """M held as ``I - F F^T``, with F compressed to its numerical rank now and then."""
-
-    form: ClassVar[str] = "factored-dual"
 
     def __init__(self, Z: Tensor, Y: Tensor, alpha: float) -> None:
         super().__init__(Z, Y, alpha)
@@ -167,139 +244,33 @@ class FactoredDual(DualResidual):
         self._rank = self.rank
 
 
-class Primal(Residual):
-    """The Cholesky factor of ``P = H^T H + alpha I``; activations are recomputed in chunks.
-
-    With ``C = H^T H_s``, ``X = P_lower^-1 C`` and ``D = P^-1 C`` the small matrices are
-
-        schur = alpha I + gram - X^T X     v = H_s^T Y - C^T W     u = v - alpha D^T W
-        w = gram - X^T X - alpha D^T D
-
-    where the third uses ``H^T E = alpha W`` at the ridge optimum.
-    """
-
-    form: ClassVar[str] = "primal"
-
-    def __init__(self, Z: Tensor, Y: Tensor, alpha: float, chunk_bytes: int = CHUNK_BYTES) -> None:
-        super().__init__(Z, Y, alpha)
-        self.chunk_bytes = chunk_bytes
-        self.layer: list[CandidateBlocks] = []
-        self.lower = Z.new_zeros(0, 0)
-        self.W = Z.new_zeros(0, Y.shape[1])
-        self._measured: tuple[Tensor, Tensor] | None = None
-
-    def moments(self, candidates: CandidateBlocks) -> BlockMoments:
-        """Return the small matrices of all candidate blocks, in one pass over the rows."""
-        gram, cross, targets = self._pass(candidates)
-        half = torch.linalg.solve_triangular(self.lower, cross, upper=False)
-        full = torch.linalg.solve_triangular(self.lower.T, half, upper=True)
-        self._measured = (half, full)
-        halves, fulls = split_blocks(half, candidates.block), split_blocks(full, candidates.block)
-        rest = gram - halves.mT @ halves
-        schur = rest.clone()
-        schur.diagonal(dim1=1, dim2=2).add_(self.alpha)
-        shape = (candidates.n_blocks, candidates.block, self.Y.shape[1])
-        v = targets - cross.T @ self.W
-        u = v - self.alpha * (full.T @ self.W)
-        w = rest - self.alpha * (fulls.mT @ fulls)
-        return BlockMoments(gram, schur, v.view(shape), u.view(shape), w)
-
-    def _pass(self, candidates: CandidateBlocks) -> tuple[Tensor, Tensor, Tensor]:
-        """Accumulate ``H_s^T H_s`` per block, ``H^T H_s`` and ``H_s^T Y`` over chunks of rows."""
-        width = candidates.weights.shape[1]
-        gram = self.Z.new_zeros(candidates.n_blocks, candidates.block, candidates.block)
-        cross = self.Z.new_zeros(self.W.shape[0], width)
-        targets = self.Z.new_zeros(width, self.Y.shape[1])
-        step = chunk_rows(self.W.shape[0] + 2 * width, self.Z.element_size(), self.chunk_bytes)
-        for Z, Y in zip(torch.split(self.Z, step), torch.split(self.Y, step)):
-            H = candidates.activations(Z)
-            blocks = split_blocks(H, candidates.block)
-            gram += blocks.mT @ blocks
-            targets += H.T @ Y
-            start = 0
-            for part in self.layer:
-                stop = start + part.weights.shape[1]
-                cross[start:stop].addmm_(part.activations(Z).T, H)
-                start = stop
-        return gram, cross, targets
-
-    def accept(self, candidates: CandidateBlocks, index: int, scores: BlockScores) -> None:
-        """Append block ``index``: grow the factor by its Schur complement and re-adjust the weights."""
-        if self._measured is None:
-            raise RuntimeError("moments() must be called before accept()")
-        columns = candidates.columns(index)
-        half, full = (matrix[:, columns] for matrix in self._measured)
-        size, block = self.lower.shape[0], candidates.block
-        lower = self.lower.new_zeros(size + block, size + block)
-        lower[:size, :size] = self.lower
-        lower[size:, :size] = half.T
-        lower[size:, size:] = scores.lower[index]
-        gains = scores.gains[index]
-        self.lower = lower
-        self.W = torch.cat([self.W - full @ gains, gains])
-        self.sq_norms = self.sq_norms - scores.drop_exact[index]
-        self._append(candidates, columns)
-        self._measured = None
-
-    def _append(self, candidates: CandidateBlocks, columns: slice) -> None:
-        """Keep the accepted units in few large pieces, so that recomputing them is one product each."""
-        chosen = CandidateBlocks(
-            candidates.weights[:, columns], candidates.bias[columns], candidates.block, candidates.activation
-        )
-        last = self.layer[-1] if self.layer else None
-        if last is None or last.weights.shape[1] >= 1024:
-            self.layer.append(chosen)
-            return
-        self.layer[-1] = CandidateBlocks(
-            torch.cat([last.weights, chosen.weights], dim=1),
-            torch.cat([last.bias, chosen.bias]),
-            last.block,
-            last.activation,
-        )
+FORMS: dict[str, type[Residual]] = {"dense": DenseResidual, "factored": FactoredResidual}
 
 
-FORMS: dict[str, type[Residual]] = {form.form: form for form in (DenseDual, FactoredDual, Primal)}
+def choose_form(Z: Tensor, units: int, scale: float) -> str:
+    """Return the form of M that takes fewer operations, and fewer bytes.
 
-
-def choose_form(n_rows: int, n_features: int, units: int, width: int, *, rank: int, memory_bytes: int) -> str:
-    """Return the cheapest form that fits in memory.
+    Units whose pre-activations stay below about 0.2 are affine to within the compression tolerance, so their rank is
+    that of the features and a constant; otherwise every unit may count. F carries about as many columns again that are
+    not yet compressed.
 
     Parameters
     ----------
-    n_rows : int
-        N, the number of first-task samples.
-    n_features : int
-        d, the width of the features.
+    Z : Tensor of shape (N, d)
+        Features.
     units : int
-        The number of units the layer may grow to.
-    width : int
-        B * s, the number of candidate units per round.
-    rank : int
-        The numerical rank that the activations are expected to have.
-    memory_bytes : int
-        Memory that the residual may take.
+        Units that the layer may grow to.
+    scale : float
+        Largest scale of the weights.
 
     Examples
     --------
+    >>> import torch
     >>> from evergrow.head.layers.residual import choose_form
-    >>> choose_form(600, 768, 15_000, 500, rank=600, memory_bytes=2**30)
-    'dense-dual'
-    >>> choose_form(20_000, 768, 15_000, 500, rank=769, memory_bytes=2**30)
-    'factored-dual'
-    >>> choose_form(200_000, 768, 1_000, 500, rank=1_000, memory_bytes=2**30)
-    'primal'
+    >>> choose_form(torch.ones(600, 768), 15_000, 0.004), choose_form(torch.ones(9_000, 768), 15_000, 0.004)
+    ('dense', 'factored')
     """
-    held = 1.75 * rank  # F carries uncompressed columns beside the rank
-    average = units / 2
-    flops = {
-        "dense-dual": 2.0 * n_rows * n_rows * width,
-        "factored-dual": 4.0 * n_rows * held * width,
-        "primal": 2.0 * n_rows * average * (width + n_features) + 2.0 * average * average * width,
-    }
-    memory = {
-        "dense-dual": 8.0 * n_rows * n_rows,
-        "factored-dual": 16.0 * n_rows * held,
-        "primal": 16.0 * units * units,
-    }
-    fitting = [form for form in flops if memory[form] <= memory_bytes]
-    return min(fitting or flops, key=lambda form: flops[form] if fitting else memory[form])
+    n, d = Z.shape
+    spread = scale * float(Z.square().sum(dim=1).mean().sqrt())
+    rank = min(n, units, d + 1) if spread < 0.2 else min(n, units)
+    return "dense" if n <= 3.5 * rank else "factored"

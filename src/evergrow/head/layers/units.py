@@ -3,62 +3,59 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections import OrderedDict
+from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import generator
-from evergrow.head.layers.scales import AUTO_SPREADS, FOURIER_BANDWIDTH, Scales, centred_rms, paper_or_given
+from evergrow.core.validation import check_number
 
 BIAS_RULES = ("gaussian", "points", "phases")
 
+PAPER_SCALES = tuple(round(0.0008 + 0.0001 * step, 4) for step in range(33))
+"""The paper's grid: from 0.0008 to 0.004 in steps of 0.0001. It belongs to un-normalised ViT-B/16 features."""
 
-class KeptDirections:
-    """Directions of units that were drawn, to be had again at once; none are kept until room is made for them.
+AUTO_SPREADS = (0.3, 3.0)
+"""Spread of pre-activations between which ``"auto"`` draws: from nearly affine to saturated units."""
 
-    They depend on the seed and the width of features alone, so a service that begins many models with one backbone
-    draws them once.
+FOURIER_BANDWIDTH = 0.5
+"""Spread of the pre-activations of cosines for ``"spread"``. On training rows of four sets 0.25 to 0.7 do alike."""
 
-    Parameters
-    ----------
-    n_bytes : int
-        Most that is kept; the oldest goes first.
+NAMED_SCALES = ("paper", "auto", "spread")
+
+Scales = str | Sequence[float]
+
+
+def check_scales(scales: Scales) -> None:
+    """Raise :class:`ParameterError` unless ``scales`` is a known name or positive numbers."""
+    if isinstance(scales, str):
+        if scales not in NAMED_SCALES:
+            raise ParameterError(f"scales must be one of {NAMED_SCALES} or a sequence of numbers, got {scales!r}")
+        return
+    try:
+        values = list(scales)
+    except TypeError:
+        raise ParameterError(f"scales must be one of {NAMED_SCALES} or a sequence of numbers, got {scales!r}") from None
+    if not values:
+        raise ParameterError("scales must hold at least one number, got an empty sequence")
+    for value in values:
+        check_number("every scale", value, low=0.0, low_open=True)
+
+
+def centred_rms(Z: Tensor) -> float:
+    """Return the root mean square distance of rows from their mean, the spread of unit-variance weights.
+
+    A weight vector of independent unit normals gives pre-activations of exactly this standard deviation
+    (in expectation), so ``spread / centred_rms(Z)`` is the scale that gives a wanted spread.
     """
-
-    def __init__(self, n_bytes: int = 0) -> None:
-        self._room = n_bytes
-        self._kept: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
-        self._guard = threading.Lock()
-
-    def make_room(self, n_bytes: int) -> None:
-        """Keep up to so many bytes from now on."""
-        with self._guard:
-            self._room = n_bytes
-            self._shrink()
-
-    def get(self, key: tuple[object, ...]) -> Tensor | None:
-        """Return what was kept under a key; never to be changed in place."""
-        with self._guard:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
-
-    def put(self, key: tuple[object, ...], drawn: Tensor) -> None:
-        """Keep what was drawn, as far as there is room."""
-        with self._guard:
-            self._kept[key] = drawn
-            self._shrink()
-
-    def _shrink(self) -> None:
-        while self._kept and sum(drawn.nbytes for drawn in self._kept.values()) > self._room:
-            self._kept.popitem(last=False)
-
-
-KEPT = KeptDirections()
-"""What this process keeps."""
+    if Z.shape[0] < 2:
+        value = float(Z.norm())
+    else:
+        value = float((Z - Z.mean(dim=0)).square().sum(dim=1).mean().sqrt())
+    return value if value > 0.0 else 1.0
 
 
 class UnitSampler:
@@ -102,7 +99,8 @@ class UnitSampler:
         elif isinstance(scales, str) and scales == "spread":
             self.scales = torch.tensor([FOURIER_BANDWIDTH / centred_rms(Z)], dtype=torch.float64)
         else:
-            self.scales = paper_or_given(scales)
+            values = PAPER_SCALES if isinstance(scales, str) else tuple(float(value) for value in scales)
+            self.scales = torch.tensor(values, dtype=torch.float64)
 
     @property
     def n_scales(self) -> int:
@@ -111,12 +109,9 @@ class UnitSampler:
 
     def normals(self, round_: int, n_blocks: int, block: int, out: Tensor | None = None) -> Tensor:
         """Return unit normals (n_blocks, d + 1, block), float32, on the CPU; ``out`` is filled where it is given."""
-        stream = generator(self.seed, self.purpose, round_)
         if out is None:
             out = torch.empty(n_blocks, self.Z.shape[1] + 1, block)
-        for piece in out:
-            piece.normal_(generator=stream)
-        return out
+        return _fill(out, self.seed, self.purpose, round_)
 
     def units(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Turn the normals of a round into weights (d, m) and biases (m,) at one step of the schedule."""
@@ -126,12 +121,7 @@ class UnitSampler:
 
     def block(self, round_: int, block: int, step: int) -> tuple[Tensor, Tensor]:
         """Return the first block of a round at one step of the schedule: weights (d, block) and biases (block,)."""
-        key = (self.seed, self.purpose, round_, self.Z.shape[1], block, self.orthogonal)
-        directions = KEPT.get(key)
-        if directions is None:
-            normals = self.normals(round_, 1, block)
-            directions = _orthogonal(normals[0])[None] if self.orthogonal else normals
-            KEPT.put(key, directions)
+        directions = _directions(self.seed, self.purpose, round_, self.Z.shape[1], block, self.orthogonal)
         return self._scaled(round_, directions, step)
 
     def _scaled(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -164,6 +154,21 @@ class UnitSampler:
     def step_scale(self, step: int) -> float:
         """Return the scale of a step, for the log; with ``"auto"`` the middle of the range."""
         return float(self.scales.log().mean().exp()) if self.auto else float(self.scales[step])
+
+
+def _fill(out: Tensor, seed: int, purpose: str, round_: int) -> Tensor:
+    """Fill blocks one after the other, so that the first do not depend on how many follow."""
+    stream = generator(seed, purpose, round_)
+    for piece in out:
+        piece.normal_(generator=stream)
+    return out
+
+
+@lru_cache(maxsize=12)  # 3,000 units: a process that begins many models with one backbone draws them once
+def _directions(seed: int, purpose: str, round_: int, width: int, block: int, orthogonal: bool) -> Tensor:
+    """Return the normals (1, width + 1, block) of a round, which nobody may change in place."""
+    normals = _fill(torch.empty(1, width + 1, block), seed, purpose, round_)
+    return _orthogonal(normals[0])[None] if orthogonal else normals
 
 
 def _orthogonal(normals: Tensor) -> Tensor:

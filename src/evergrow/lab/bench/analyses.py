@@ -22,8 +22,7 @@ from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.data import FeatureSet
 from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
-from evergrow.head.layers import BlockRecord
-from evergrow.head.layers.scales import centred_rms
+from evergrow.head.layers import BlockRecord, centred_rms
 from evergrow.head.ridge_model import RidgeModel
 from evergrow.lab.bench.execute import PlayLog, play, play_results
 from evergrow.lab.bench.grid import Run

@@ -8,16 +8,15 @@ import torch
 
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
-from evergrow.head.layers import Projection
 from evergrow.lab.heads.random_layer import RandomLayerRidge
-from evergrow.lab.layers.uniform import UniformProjection
+from evergrow.lab.layers import UniformLayer
 
 
 class _AnalyticBuffer(RandomLayerRidge):
     """The buffer both share: Kaiming-uniform ReLU units without bias."""
 
-    def _draw(self, seed: int) -> Projection:
-        return UniformProjection(self.n_units, "relu", seed)
+    def _layer(self) -> UniformLayer:
+        return UniformLayer(self.n_units)
 
 
 @HEADS.register("acil")

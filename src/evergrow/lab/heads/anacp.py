@@ -11,19 +11,19 @@ from torch import Tensor
 
 from evergrow.core.errors import UnsupportedError
 from evergrow.core.fields import Fields
+from evergrow.core.record import from_archive, to_archive
 from evergrow.core.seeding import derive_seed, generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers import GaussianProjection, Projection, read_projection
-from evergrow.head.layers.base import chunk_rows
-from evergrow.head.layers.normalize import normalize
+from evergrow.head.layers import FeatureMap, chunk_rows, normalize
 from evergrow.head.linalg import check_gram, safe_cholesky
 from evergrow.head.maps import ContrastMap, layer_map
 from evergrow.head.ridge_model import RidgeModel, read_counts
 from evergrow.head.saving import SEEDS, Contents
 from evergrow.lab.heads.prototypes import SharedGaussian, target_prototypes
 from evergrow.lab.heads.random_layer import empty_model, one_hot
+from evergrow.lab.layers import GaussianLayer
 
 CHUNK_BYTES = 8 * 2**20
 """Size of the activations of pseudo-features that are held at once: small enough to stay near the processor."""
@@ -142,8 +142,9 @@ class AnaCPClassifier(IncrementalClassifier):
 
     # -- learning ---------------------------------------------------------------------------------------
 
-    def _layer(self, index: int) -> GaussianProjection:
-        return GaussianProjection(self.n_units, "gelu", 1.0, "none", derive_seed(self._seed, "anacp", index))
+    def _layer(self, index: int, Z: Tensor) -> FeatureMap:
+        layer = GaussianLayer(self.n_units, activation="gelu", bias="none")
+        return layer.build(Z, Z, seed=derive_seed(self._seed, "anacp", index))
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = torch.from_numpy(labels.codes).to(Z.device)
@@ -151,9 +152,9 @@ class AnaCPClassifier(IncrementalClassifier):
             heads, gaussian, output = self._heads, self._gaussian, self._output
         else:
             self._seed = resolve_seed(self.random_state)
-            output = self._layer(0).build(Z, Z)
+            output = self._layer(0, Z)
             ridge = float(self.alpha)
-            layers = [self._layer(index + 1).build(Z, Z) for index in range(self.n_ensembles)]
+            layers = [self._layer(index + 1, Z) for index in range(self.n_ensembles)]
             heads = [empty_model(layer, ridge, ridge, "l2") for layer in layers]
             gaussian = SharedGaussian.empty(Z.shape[1], self.variant, Z)
         learned = [head.learn(Z, codes, labels.columns) for head in heads]
@@ -167,7 +168,7 @@ class AnaCPClassifier(IncrementalClassifier):
         heads = [head.group(change.groups) for head in self._heads]
         self._commit(heads, self._gaussian.select(change.order), self._output)
 
-    def _commit(self, heads: list[RidgeModel], gaussian: SharedGaussian, output: Projection) -> None:
+    def _commit(self, heads: list[RidgeModel], gaussian: SharedGaussian, output: FeatureMap) -> None:
         self._heads, self._gaussian, self._output = heads, gaussian, output
         for name in ("_maps", "_classifier"):
             self.__dict__.pop(name, None)
@@ -254,14 +255,14 @@ class AnaCPClassifier(IncrementalClassifier):
         parts = {f"head{index}": head.to_archive() for index, head in enumerate(self._heads)}
         gaussian = self._gaussian
         tensors = {"sums": gaussian.sums, "counts": gaussian.counts, "spread": gaussian.spread}
-        return Contents({"seed": self._seed}, tensors, {**parts, "output": self._output.to_archive()})
+        return Contents({"seed": self._seed}, tensors, {**parts, "output": to_archive(self._output)})
 
     def _restore(self, fields: Fields) -> None:
         self._seed, width = fields.integer("seed", **SEEDS), self.n_features_in_
         count = len(fields.part_names()) - 1
         fields.require(count == self.n_ensembles, f"it has {count} heads of {self.n_ensembles}")
         heads = [self._read_model(fields, f"head{index}") for index in range(count)]
-        output = read_projection(fields.part("output"), self.device_, fields.inside("output"))
+        output = from_archive(FeatureMap, fields.part("output"), device=self.device_, name=fields.inside("output"))
         layers = [output, *(head.projection for head in heads)]
         right = all((layer.n_features_in, layer.n_outputs) == (width, self.n_units) for layer in layers)
         fields.require(right, "its layers are of another width than its settings say")

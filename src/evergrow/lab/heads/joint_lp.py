@@ -13,9 +13,7 @@ from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers.contrast import check_contrast
-from evergrow.head.layers.identity import IdentityProjection
-from evergrow.head.layers.normalize import normalize
+from evergrow.head.layers import check_contrast, link_only, normalize
 from evergrow.head.linalg import RidgeStatistics
 from evergrow.head.maps import LayerMap, layer_map
 from evergrow.head.readout import Readout, solve_ridge
@@ -124,7 +122,7 @@ class JointLinearProbe(IncrementalClassifier):
     def _statistics(self, Z: Tensor) -> RidgeModel:
         if "_model" in vars(self):
             return self._model
-        layer = IdentityProjection(intercept=True).build(Z, Z)
+        layer = link_only(Z)
         check_contrast(layer, Z, least=1e-20)  # the constant is a column of its own
         state = RidgeStatistics.create(layer.n_outputs, 0, device=Z.device)
         return RidgeModel.start(layer, "none", state)

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from evergrow.core.fields import Fields
-from evergrow.core.seeding import resolve_seed
+from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers import FourierProjection
-from evergrow.head.layers.contrast import check_contrast
-from evergrow.head.layers.gaussian import median_gamma
+from evergrow.head.layers import FourierLayer, check_contrast
 from evergrow.head.linalg import ClassGeometry, symmetric_eigh
 from evergrow.head.maps import HeadMap, VoteMap, layer_map
 from evergrow.head.ridge_model import RidgeModel
@@ -137,7 +135,8 @@ class KLDAClassifier(IncrementalClassifier):
         self._seed = resolve_seed(self.random_state)
         self._gamma = median_gamma(Z, self._seed) if isinstance(self.gamma, str) else float(self.gamma)
         seeds = range(self._seed, self._seed + self.n_ensembles)
-        layers = [FourierProjection(self.n_units, self._gamma, seed).build(Z, Z) for seed in seeds]
+        spec = FourierLayer(self.n_units, direct_link=False, gamma=self._gamma, orthogonal=False)
+        layers = [spec.build(Z, Z, seed=seed) for seed in seeds]
         for layer in layers:
             check_contrast(layer, Z)
         return [empty_model(layer, float(self.alpha)) for layer in layers]
@@ -206,3 +205,12 @@ class KLDAClassifier(IncrementalClassifier):
         """The bandwidth in use."""
         self._require_fitted()
         return self._gamma
+
+
+def median_gamma(Z: Tensor, seed: int, rows: int = 1000) -> float:
+    """Return ``0.5 / median squared distance`` over pairs of at most ``rows`` rows of Z."""
+    if Z.shape[0] > rows:
+        Z = Z[torch.randperm(Z.shape[0], generator=generator(seed, "median"))[:rows].to(Z.device)]
+    squared = torch.nn.functional.pdist(Z.to(torch.float64)).square()
+    median = float(squared.median()) if squared.numel() else 0.0
+    return 0.5 / median if median > 0.0 else 1.0

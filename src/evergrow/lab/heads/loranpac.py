@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from evergrow.core.fields import Fields
+from evergrow.core.record import from_archive, to_archive
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers import GaussianProjection, Projection, read_projection
-from evergrow.head.layers.contrast import check_contrast
+from evergrow.head.layers import FeatureMap, check_contrast
 from evergrow.head.linalg import check_gram, check_size, sum_columns, take_columns
 from evergrow.head.maps import LayerMap
 from evergrow.head.saving import SEEDS, Contents
 from evergrow.lab.heads.random_layer import one_hot
+from evergrow.lab.layers import GaussianLayer
 from evergrow.lab.truncated import TruncatedBasis
 
 DOUBLE_UP_TO = 20_000
@@ -135,7 +136,7 @@ class LoRanPACClassifier(IncrementalClassifier):
             cross = take_columns(self._cross, labels.columns)
         else:
             self._seed = resolve_seed(self.random_state)
-            layer = GaussianProjection(self.n_units, "relu", 1.0, "none", self._seed).build(Z, Z)
+            layer = GaussianLayer(self.n_units, activation="relu", bias="none").build(Z, Z, seed=self._seed)
             check_contrast(layer, Z)
             kept, count = TruncatedBasis.empty(self.n_units, dtype, Z.device), 0
             cross = torch.zeros(self.n_units, n_classes, dtype=dtype, device=Z.device)
@@ -160,7 +161,7 @@ class LoRanPACClassifier(IncrementalClassifier):
                 yield slice(start, stop)
                 start, batches = stop, 0
 
-    def _commit(self, layer: Projection, kept: TruncatedBasis, cross: Tensor, count: int) -> None:
+    def _commit(self, layer: FeatureMap, kept: TruncatedBasis, cross: Tensor, count: int) -> None:
         self._layer, self._kept, self._cross, self._count = layer, kept, cross, count
         self.__dict__.pop("_weights", None)
 
@@ -186,11 +187,11 @@ class LoRanPACClassifier(IncrementalClassifier):
 
     def _contents(self) -> Contents:
         tensors = {"basis": self._kept.basis, "core": self._kept.core, "cross": self._cross}
-        return Contents({"count": self._count, "seed": self._seed}, tensors, {"layer": self._layer.to_archive()})
+        return Contents({"count": self._count, "seed": self._seed}, tensors, {"layer": to_archive(self._layer)})
 
     def _restore(self, fields: Fields) -> None:
         self._seed, dtype, place = fields.integer("seed", **SEEDS), self._work_dtype(), self.device_
-        layer = read_projection(fields.part("layer"), place, fields.inside("layer"))
+        layer = from_archive(FeatureMap, fields.part("layer"), device=place, name=fields.inside("layer"))
         fields.require(layer.n_features_in == self.n_features_in_, "its layer is for features of another width")
         cross = fields.tensor("cross", (layer.n_outputs, len(self.classes_)), dtype=dtype)
         basis = fields.tensor("basis", (layer.n_outputs, None), dtype=dtype)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from evergrow.head.layers.normalize import normalize
+from evergrow.head.layers import normalize
 from evergrow.head.linalg import symmetric_eigh, take_columns
 from evergrow.head.ridge_model import select_counts
 from evergrow.lab.heads.random_layer import one_hot

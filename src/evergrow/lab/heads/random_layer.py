@@ -13,8 +13,7 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_number
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers import Projection
-from evergrow.head.layers.contrast import check_contrast
+from evergrow.head.layers import FeatureMap, Layer, check_contrast
 from evergrow.head.linalg import RidgeSolution, create_state
 from evergrow.head.maps import LayerMap, layer_map
 from evergrow.head.ridge_model import RidgeModel
@@ -30,12 +29,12 @@ def one_hot(codes: Tensor, n_classes: int, like: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(codes, n_classes).to(like)
 
 
-def empty_model(layer: Projection, floor: float, alpha: float | None = None, rule: str = "none") -> RidgeModel:
+def empty_model(layer: FeatureMap, floor: float, alpha: float | None = None, rule: str = "none") -> RidgeModel:
     """Return a model on a built layer that has learned nothing.
 
     Parameters
     ----------
-    layer : Projection
+    layer : FeatureMap
         The frozen layer.
     floor : float
         The smallest ridge that will be asked for.
@@ -61,14 +60,18 @@ class RandomLayerRidge(IncrementalClassifier):
     random_state: Any
 
     @abstractmethod
-    def _draw(self, seed: int) -> Projection:
-        """Return the layer, not yet built."""
+    def _layer(self) -> Layer:
+        """Return the parameters of the layer."""
+
+    def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
+        """Return the layer that the first batch fixes."""
+        return self._layer().build(Z, Y, seed=self._seed)
 
     def _ridge(self) -> float:
         """Return the ridge to solve with."""
         return float(self.alpha)
 
-    def _empty(self, layer: Projection) -> RidgeModel:
+    def _empty(self, layer: FeatureMap) -> RidgeModel:
         """Return a model on the layer that has learned nothing."""
         return empty_model(layer, self._ridge(), self._ridge())
 
@@ -94,7 +97,7 @@ class RandomLayerRidge(IncrementalClassifier):
         if "_model" in vars(self):
             return self._model
         self._seed = resolve_seed(self.random_state)
-        layer = self._draw(self._seed).build(Z, one_hot(codes, n_classes, Z))
+        layer = self._build(Z, one_hot(codes, n_classes, Z))
         check_contrast(layer, Z)
         return self._empty(layer)
 
@@ -141,7 +144,7 @@ class RandomLayerRidge(IncrementalClassifier):
         return self._model
 
     @property
-    def layer_(self) -> Projection:
+    def layer_(self) -> FeatureMap:
         """The frozen layer."""
         self._require_fitted()
         return self._model.projection

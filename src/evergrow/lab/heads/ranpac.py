@@ -14,12 +14,12 @@ from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS
 from evergrow.head.labels import LabelUpdate
-from evergrow.head.layers import GaussianProjection, Projection
-from evergrow.head.layers.identity import IdentityProjection
+from evergrow.head.layers import FeatureMap, link_only
 from evergrow.head.linalg import AlphaChoice, symmetric_eigh
 from evergrow.head.ridge_model import RidgeModel
 from evergrow.head.saving import Contents
 from evergrow.lab.heads.random_layer import RandomLayerRidge, empty_model, one_hot
+from evergrow.lab.layers import GaussianLayer
 
 RANPAC_ALPHAS = tuple(10.0**power for power in range(-8, 9))
 """The grid of the official code: every decade from 1e-8 to 1e8."""
@@ -100,12 +100,13 @@ class RanPACClassifier(RandomLayerRidge):
         super()._reset()
         self.__dict__.pop("_alphas", None)
 
-    def _draw(self, seed: int) -> Projection:
-        if self.n_units == 0:
-            return IdentityProjection()
-        return GaussianProjection(self.n_units, "relu", 1.0, "none", seed)
+    def _layer(self) -> GaussianLayer:
+        return GaussianLayer(self.n_units, activation="relu", bias="none")
 
-    def _empty(self, layer: Projection) -> RidgeModel:
+    def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
+        return dataclasses.replace(link_only(Z), intercept=False) if self.n_units == 0 else super()._build(Z, Y)
+
+    def _empty(self, layer: FeatureMap) -> RidgeModel:
         fixed = None if isinstance(self.alpha, str) else float(self.alpha)
         return empty_model(layer, min(RANPAC_ALPHAS) if fixed is None else fixed, fixed)
 
@@ -120,7 +121,7 @@ class RanPACClassifier(RandomLayerRidge):
         self._alphas = alphas
         self._commit(learned)
 
-    def _choose(self, layer: Projection, Z: Tensor, codes: Tensor) -> float:
+    def _choose(self, layer: FeatureMap, Z: Tensor, codes: Tensor) -> float:
         """Return the ridge after this batch."""
         if not isinstance(self.alpha, str):
             return float(self.alpha)
@@ -151,7 +152,7 @@ class RanPACClassifier(RandomLayerRidge):
         return list(self._alphas)
 
 
-def choose_on_cut(layer: Projection, Z: Tensor, Y: Tensor, grid: Sequence[float] = RANPAC_ALPHAS) -> AlphaChoice | None:
+def choose_on_cut(layer: FeatureMap, Z: Tensor, Y: Tensor, grid: Sequence[float] = RANPAC_ALPHAS) -> AlphaChoice | None:
     """Fit every ridge on the first 80 % of the rows and return the one that fits the others best.
 
     With the thin decomposition ``H H^T = U diag(d) U^T`` of the n rows fitted on, or ``H^T H = V diag(d) V^T``,
@@ -162,7 +163,7 @@ def choose_on_cut(layer: Projection, Z: Tensor, Y: Tensor, grid: Sequence[float]
 
     Parameters
     ----------
-    layer : Projection
+    layer : FeatureMap
         The frozen layer, M wide.
     Z : Tensor of shape (n, d)
         Features in shuffled order.

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from evergrow.head.base import HEADS
-from evergrow.head.layers import GaussianProjection, Projection
 from evergrow.lab.heads.random_layer import RandomLayerRidge
+from evergrow.lab.layers import GaussianLayer
 
 
 @HEADS.register("ri")
@@ -35,7 +35,7 @@ class RIClassifier(RandomLayerRidge):
     ----------
     classes_ : ndarray
         Labels learned, sorted.
-    layer_ : Projection
+    layer_ : FeatureMap
         The frozen layer.
 
     Examples
@@ -63,5 +63,5 @@ class RIClassifier(RandomLayerRidge):
         self.random_state = random_state
         self.device = device
 
-    def _draw(self, seed: int) -> Projection:
-        return GaussianProjection(self.n_units, "sigmoid", 1.0, "gaussian", seed)
+    def _layer(self) -> GaussianLayer:
+        return GaussianLayer(self.n_units)

@@ -11,9 +11,9 @@ from evergrow.core.errors import LabelError
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
 from evergrow.head.labels import LabelUpdate
-from evergrow.head.layers import BlockRecord, Projection
+from evergrow.head.layers import BlockRecord
 from evergrow.lab.heads.random_layer import RandomLayerRidge
-from evergrow.lab.layers.scsm import SCSMProjection
+from evergrow.lab.layers import SCSMLayer
 
 
 @HEADS.register("scsm")
@@ -81,24 +81,18 @@ class SCSMClassifier(RandomLayerRidge):
         self.random_state = random_state
         self.device = device
 
-    def _check_params(self) -> None:
-        super()._check_params()
-        check_number("n_candidates", self.n_candidates, low=1, integer=True)
-        check_number("tol", self.tol, low=0)
-
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         if len(labels.classes) < 2 and not self._is_fitted():
             raise LabelError("SCSM needs at least 2 classes in the first batch, got 1 class.")
         super()._learn(Z, labels)
 
-    def _draw(self, seed: int) -> Projection:
-        return SCSMProjection(
-            n_units=self.n_units,
-            n_candidates=self.n_candidates,
-            tol=self.tol,
-            alpha=self.alpha,
-            random_state=seed,
-        )
+    def _check_params(self) -> None:
+        super()._check_params()
+        check_number("n_candidates", self.n_candidates, low=1, integer=True)
+        check_number("tol", self.tol, low=0)
+
+    def _layer(self) -> SCSMLayer:
+        return SCSMLayer(n_units=self.n_units, n_candidates=self.n_candidates, tol=self.tol, alpha=self.alpha)
 
     @property
     def n_units_(self) -> int:
@@ -108,9 +102,9 @@ class SCSMClassifier(RandomLayerRidge):
     @property
     def status_(self) -> str:
         """How the construction ended."""
-        return str(vars(self.layer_)["status"])
+        return self.layer_.status
 
     @property
     def construction_log_(self) -> list[BlockRecord]:
         """One entry per unit."""
-        return list(vars(self.layer_)["log"])
+        return list(self.layer_.log)

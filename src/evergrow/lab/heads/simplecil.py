@@ -13,7 +13,7 @@ from evergrow.core.errors import NumericalError
 from evergrow.core.fields import Fields
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers.normalize import normalize
+from evergrow.head.layers import normalize
 from evergrow.head.linalg import sum_columns
 from evergrow.head.maps import LayerMap
 from evergrow.head.ridge_model import read_counts

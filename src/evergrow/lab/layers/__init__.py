@@ -1,6 +1,6 @@
 """Layers that only rivals use."""
 
-from evergrow.lab.layers.scsm import SCSMProjection
-from evergrow.lab.layers.uniform import UniformProjection
+from evergrow.lab.layers.gaussian import GaussianLayer, UniformLayer
+from evergrow.lab.layers.scsm import SCSMLayer
 
-__all__ = ["SCSMProjection", "UniformProjection"]
+__all__ = ["GaussianLayer", "SCSMLayer", "UniformLayer"]

@@ -44,7 +44,7 @@ export class AccuracyView {
       this.tested = "";
       fill(this.result, make("p.empty.soft", {}, this.model.isReady
         ? "Nothing is held out yet. From the fifth sample of a class on, every fifth is kept for this test."
-        : "It answers as soon as it knows two classes."));
+        : "It answers as soon as it knows a class."));
       return;
     }
     this.timer = setTimeout(() => void attempt(this.problems, async () => {

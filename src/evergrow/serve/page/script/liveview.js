@@ -160,9 +160,7 @@ export class LiveView {
   follow() {
     fill(this.naming.querySelector("datalist"), this.model.classes.map((one) => make("option", { value: one.name })));
     if (!this.model.isReady) {
-      const left = 2 - this.model.record.classes.length;
-      fill(this.answer, make("p.soft", {},
-        left > 1 ? "It answers as soon as it knows two classes." : "One more class, and it answers."));
+      fill(this.answer, make("p.soft", {}, "It answers as soon as it knows a class."));
       this.naming.hidden = true;
       this.revision = null;
     } else if (this.revision !== this.model.record.revision) {

@@ -61,7 +61,7 @@ export class ModelView {
     this.counts.textContent = [
       plural(record.classes.length, "class", "classes"),
       plural(record.n_samples, "sample"),
-      record.state === "ready" ? `revision ${record.revision}` : "begins to answer with the second class",
+      record.state === "ready" ? `revision ${record.revision}` : "answers from the first class on",
       ...(readOnly ? ["read only"] : []),
     ].join(" · ");
     this.undo.disabled = !record.revisions.length || readOnly;

@@ -206,8 +206,7 @@ export class OpenModel extends EventTarget {
   /** Take over what a change answered; the rest of the record is read again. */
   async follow(answer) {
     const { classes, revision, etag, n_samples: total, state } = answer;
-    const begun = state === "ready" && !this.isReady; // what came before is in the first revision
-    const history = begun ? [answer.change] : [...this.record.history, answer.change];
+    const history = [...this.record.history, answer.change];
     this.accept({ ...this.record, classes, revision, etag, n_samples: total, state, history });
     await keepSettings(this.settings);
     await this.readWhole();

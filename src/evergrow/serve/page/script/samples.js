@@ -19,13 +19,13 @@ export function newSample(model, content, wanted) {
 /** Return the event that a change was to samples that are now under a label; null for no label. */
 export function eventOf(answer, label) {
   const { revision, when } = answer.change;
-  return { revision, when, draft: answer.state === "starting", label };
+  return { revision, when, label };
 }
 
 /** Return the event of samples that are held out while the model stays as it is. */
 export function presentEvent(record, label) {
   const latest = record.history.at(-1) ?? { revision: 0, when: "" };
-  return { revision: latest.revision, when: latest.when, draft: record.state === "starting", label };
+  return { revision: latest.revision, when: latest.when, label };
 }
 
 /**
@@ -35,9 +35,7 @@ export function presentEvent(record, label) {
 export function labelling(record) {
   const key = ({ revision, when }) => `${revision} ${when}`;
   const present = new Set(record.history.map(key));
-  const began = record.state === "ready" ? Date.parse(record.history[0]?.when ?? "") : NaN;
-  // What was taught before the second class came waits on the server, and goes into the first revision as one.
-  const holds = (event) => present.has(key(event)) || (event.draft && Date.parse(event.when) <= began);
+  const holds = (event) => present.has(key(event));
   const renamings = record.history.filter(({ what }) => what === "rename" || what === "merge-classes");
   return (sample) => {
     if (sample.queued) return null;

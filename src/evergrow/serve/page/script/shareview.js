@@ -38,7 +38,7 @@ export class ShareView {
     this.evg.disabled = this.onnx.disabled = !isReady;
     const backbone = record.backbone?.name ?? "none, it takes features";
     const graph = kind === "texts" ? " The ONNX graph begins at the features." : "";
-    this.about.textContent = !isReady ? "There is a file to take as soon as it knows two classes."
+    this.about.textContent = !isReady ? "There is a file to take as soon as it knows a class."
       : `All it knows, without any of the samples. Backbone: ${backbone}.${graph}`;
     const texts = SNIPPETS[this.task.value].of(forSnippets(this.model));
     const key = JSON.stringify(texts);

@@ -50,6 +50,7 @@ export function told({ what, samples, classes, names = {} }) {
   const renamed = Object.entries(names).map(([old, name]) => `${old} to ${name}`).join(", ");
   const n = plural(samples, "sample");
   const words = {
+    begin: "Made: it knows nothing yet",
     fit: `Began with ${listed}: ${n}`,
     update: listed ? `Learned ${n}, new: ${listed}` : `Learned ${n}`,
     unlearn: listed ? `Unlearned ${n}, and with them ${listed}` : `Unlearned ${n}`,

@@ -1,0 +1,406 @@
+"""From features to the rows that classes are learned on: normalisation, and a frozen map of random units and a link."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.record import Between, Spec, record, require
+from evergrow.core.validation import check_choice, check_matrix
+from evergrow.head.layers.activations import ACTIVATIONS
+
+CHUNK_BYTES = 256 * 2**20
+"""The largest matrix of activations that is ever held at once, unless a caller states another bound."""
+
+NORMALIZATIONS = ("none", "l2", "sqrt-l2")
+
+LEAST_CONTRAST = 1e-14
+"""Share of their energy by which activations must differ; below it, rounding of the statistics drowns that."""
+
+_CONTRAST_ROWS = 256
+
+
+def resolve_normalization(rule: str, Z: Tensor) -> str:
+    """Settle ``"auto"`` on the first task: signed square root where features are non-negative, then L2.
+
+    Pooled activations of most networks are non-negative and heavy-tailed; their square root (the Hellinger
+    map) evens that out.
+    """
+    check_choice("normalize", rule, ("auto", *NORMALIZATIONS))
+    if rule != "auto":
+        return rule
+    return "sqrt-l2" if bool((Z >= 0.0).all()) else "l2"
+
+
+def normalize(Z: Tensor, rule: str) -> Tensor:
+    """Apply a rule to rows, of whatever size they are; a row of zeros stays one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.layers import normalize
+    >>> normalize(torch.tensor([[3.0, 4.0]]), "l2")
+    tensor([[0.6000, 0.8000]])
+    """
+    if rule == "none":
+        return Z
+    if rule == "sqrt-l2":
+        Z = Z.sign() * Z.abs().sqrt()
+    norms: Tensor = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
+    # Squares of large numbers overflow and those of small ones vanish: such rows are brought to size first.
+    limits = torch.finfo(Z.dtype)
+    extreme = ~((norms > limits.tiny**0.5 / limits.eps) & (norms < limits.max**0.5 * limits.eps))
+    if bool(extreme.any()):
+        largest = Z.abs().amax(dim=1, keepdim=True)
+        Z = torch.where(extreme & (largest > 0.0), Z / largest, Z)
+        norms = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
+    return Z / torch.where(norms > 0.0, norms, torch.ones_like(norms))
+
+
+@dataclass(frozen=True)
+class BlockRecord:
+    """One accepted block of a guided construction.
+
+    Parameters
+    ----------
+    n_units : int
+        Width of the layer with this block.
+    rmse : float
+        Residual after accepting it.
+    scale : float
+        xi of its weights.
+    drop_exact, drop_theorem, coupling : float
+        True fall of the squared residual, the paper's left side, and their difference R_L.
+    tried : int
+        Candidate blocks looked at since the last acceptance.
+    seconds : float
+        Time since the construction began.
+    """
+
+    n_units: int
+    rmse: float
+    scale: float
+    drop_exact: float
+    drop_theorem: float
+    coupling: float
+    tried: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Construction:
+    """How a guided layer was grown.
+
+    Parameters
+    ----------
+    status : {"converged", "exhausted", "capped"}
+        How the construction ended.
+    n_guided : int
+        Units that were selected; the rest, if any, fill up to the wanted width.
+    form : str
+        Form of the residual that was used.
+    log : tuple of BlockRecord
+        One entry per accepted block.
+    """
+
+    status: Literal["converged", "exhausted", "capped"]
+    n_guided: int
+    form: str
+    log: tuple[BlockRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class Units:
+    """A layer of random units ``gain * g(z W + b)``.
+
+    Parameters
+    ----------
+    weights : Tensor of shape (d, L)
+        Input weights, in the type they were drawn in.
+    bias : Tensor of shape (L,)
+        Biases.
+    activation : str
+        Name of g.
+    gain : float
+        What all activations are multiplied by.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.layers import Units
+    >>> Units(torch.ones(2, 1), torch.zeros(1), "relu", gain=2.0).apply(torch.tensor([[1.0, 2.0]])).tolist()
+    [[6.0]]
+    """
+
+    weights: Tensor
+    bias: Tensor
+    activation: str
+    gain: float = 1.0
+
+    def apply(self, Z: Tensor) -> Tensor:
+        """Return activations (n, L) in the type of Z."""
+        H = ACTIVATIONS[self.activation](torch.addmm(self.bias.to(Z), Z, self.weights.to(Z)))
+        return H if self.gain == 1.0 else H * self.gain
+
+
+@dataclass(frozen=True)
+class ReadoutParts:
+    """Class weights on a map's outputs, sorted by what they weigh: ``h(z) @ weights = units A + z B + c``.
+
+    Parameters
+    ----------
+    units : Units or None
+        The random units.
+    readout : Tensor of shape (L, C) or None
+        A, their class weights.
+    linear : Tensor of shape (d, C) or None
+        B, class weights of the features themselves.
+    constant : Tensor of shape (C,)
+        c.
+    """
+
+    units: Units | None
+    readout: Tensor | None
+    linear: Tensor | None
+    constant: Tensor
+
+
+@record("feature-map")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FeatureMap:
+    """A frozen map from d features to rows ``[gain g(z W + b), scale (z - centre), 1]``; each part may be missing.
+
+    Parameters
+    ----------
+    weights : Tensor of shape (d, L)
+        Input weights of the units; float32, since that is how they are drawn, and exact in any wider type.
+    bias : Tensor of shape (L,)
+        Biases, float64 where they depend on the data.
+    activation : str
+        Name of g.
+    gain : float
+        What all activations are multiplied by.
+    centre : Tensor of shape (d,) or None
+        What is subtracted from the features of the direct link; None where there is no link.
+    scale : float
+        What the link is multiplied by.
+    intercept : bool
+        Whether a column of ones ends the row.
+    construction : Construction or None
+        How the units were selected; None where they were drawn.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.layers import FourierLayer
+    >>> Z = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    >>> FourierLayer(n_units=5).build(Z, torch.eye(8)).transform(Z).shape
+    torch.Size([8, 8])
+    """
+
+    weights: Annotated[Tensor, Spec(("d", "L"), dtype=None)]
+    bias: Annotated[Tensor, Spec(("L",), dtype=None)]
+    activation: str
+    gain: Annotated[float, Between(above=0.0)] = 1.0
+    centre: Annotated[Tensor, Spec(("d",))] | None = None
+    scale: Annotated[float, Between(0.0)] = 1.0
+    intercept: bool = False
+    construction: Construction | None = None
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless a file holds a map that can be."""
+        require(self.activation in ACTIVATIONS, f"there is no activation {self.activation!r}")
+        floating = (torch.float32, torch.float64)
+        require({self.weights.dtype, self.bias.dtype} <= set(floating), "units are not floating-point numbers")
+        require(self.n_features_in > 0, "units have no inputs")
+        require(self.n_outputs > 0, "it has no outputs")
+        require(self.n_guided <= self.n_units, "more units were selected than there are")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the units are."""
+        return self.weights.device
+
+    @property
+    def n_features_in(self) -> int:
+        """Width d of the input."""
+        return int(self.weights.shape[0])
+
+    @property
+    def n_units(self) -> int:
+        """Number L of random units."""
+        return int(self.weights.shape[1])
+
+    @property
+    def n_outputs(self) -> int:
+        """Width of the rows."""
+        return self.n_units + (0 if self.centre is None else self.n_features_in) + int(self.intercept)
+
+    @property
+    def status(self) -> str:
+        """How the construction ended; ``"drawn"`` for units that were not selected."""
+        return "drawn" if self.construction is None else self.construction.status
+
+    @property
+    def n_guided(self) -> int:
+        """Units that were selected."""
+        return 0 if self.construction is None else self.construction.n_guided
+
+    @property
+    def log(self) -> tuple[BlockRecord, ...]:
+        """One entry per block that the construction accepted."""
+        return () if self.construction is None else self.construction.log
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the map."""
+        return self.weights.nbytes + self.bias.nbytes + (0 if self.centre is None else self.centre.nbytes)
+
+    def link_columns(self) -> slice | None:
+        """Return which columns of the rows are the features themselves, up to centre and scale."""
+        return None if self.centre is None else slice(self.n_units, self.n_units + self.n_features_in)
+
+    def transform(self, Z: Tensor) -> Tensor:
+        """Return the rows (n, n_outputs) of features Z (n, d), in the floating type of ``Z``."""
+        check_matrix("Z", Z, columns=self.n_features_in)
+        parts = []
+        if self.n_units:
+            H = ACTIVATIONS[self.activation](torch.addmm(self.bias.to(Z), Z, self.weights.to(Z)))
+            parts.append(H if self.gain == 1.0 else H.mul_(self.gain))
+        if self.centre is not None:
+            parts.append((Z - self.centre.to(Z)) * self.scale)
+        if self.intercept:
+            parts.append(Z.new_ones(Z.shape[0], 1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def iter_transform(self, Z: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (slice of rows, their transformed rows) so that no yielded matrix exceeds ``chunk_bytes``."""
+        step = chunk_rows(self.n_outputs, Z.element_size(), chunk_bytes)
+        for start in range(0, Z.shape[0], step):
+            rows = slice(start, min(start + step, Z.shape[0]))
+            yield rows, self.transform(Z[rows])
+
+    def units(self) -> Units:
+        """Return the random units as matrices, on the CPU."""
+        return Units(self.weights.cpu(), self.bias.cpu(), self.activation, self.gain)
+
+    def readout_parts(self, weights: Tensor) -> ReadoutParts:
+        """Sort class weights (n_outputs, C), on the CPU, by what they weigh.
+
+        ``[units, (z - centre) scale, 1] @ [A; B; c] = units @ A + z @ (scale B) - centre @ (scale B) + c``
+        """
+        constant, linear = weights[-1] if self.intercept else weights.new_zeros(weights.shape[1]), None
+        link = self.link_columns()
+        if link is not None and self.centre is not None:
+            linear = weights[link] * self.scale
+            constant = constant - self.centre.cpu().to(weights) @ linear
+        if not self.n_units:
+            return ReadoutParts(None, None, linear, constant)
+        return ReadoutParts(self.units(), weights[: self.n_units], linear, constant)
+
+    def to(self, device: torch.device) -> FeatureMap:
+        """Return the map on a device."""
+        centre = None if self.centre is None else self.centre.to(device)
+        return dataclasses.replace(self, weights=self.weights.to(device), bias=self.bias.to(device), centre=centre)
+
+    def same_map(self, other: FeatureMap) -> bool:
+        """Whether both maps are the same function, bit for bit."""
+        plain = ("activation", "gain", "scale", "intercept")
+        if any(getattr(self, name) != getattr(other, name) for name in plain):
+            return False
+        if (self.centre is None) != (other.centre is None):
+            return False
+        pairs = [(self.weights, other.weights), (self.bias, other.bias)]
+        if self.centre is not None and other.centre is not None:
+            pairs.append((self.centre, other.centre))
+        return all(torch.equal(mine, theirs.to(mine.device)) for mine, theirs in pairs)
+
+
+def link_only(Z: Tensor) -> FeatureMap:
+    """Return the map of features to themselves and a constant, ``h = [z, 1]``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.layers import link_only
+    >>> link_only(torch.tensor([[2.0, 3.0]])).transform(torch.tensor([[2.0, 3.0]])).tolist()
+    [[2.0, 3.0, 1.0]]
+    """
+    d, device = Z.shape[1], Z.device
+    return FeatureMap(
+        weights=torch.zeros(d, 0, device=device),
+        bias=torch.zeros(0, device=device),
+        activation="identity",
+        centre=torch.zeros(d, dtype=torch.float64, device=device),
+        intercept=True,
+    )
+
+
+def with_link(units: FeatureMap, Z: Tensor) -> FeatureMap:
+    """Return units with a direct link beside them, as in RVFL networks.
+
+    The two parts are scaled to equal energy on features Z (n, d) of the first task: the sum of the variances of the
+    link's columns equals that of the units'.
+    """
+    rows = Z.to(torch.float64)
+    centre = rows.mean(dim=0)
+    energy, total = 0.0, torch.zeros(units.n_outputs, dtype=torch.float64, device=Z.device)
+    for _, H in units.iter_transform(Z):
+        total += H.to(torch.float64).sum(dim=0)
+        energy += float(H.to(torch.float64).square().sum())
+    energy -= float(total.square().sum()) / Z.shape[0]
+    link = float((rows - centre).square().sum())
+    scale = (energy / link) ** 0.5 if energy > 1e-12 * max(Z.shape[0] - 1, 1) and link > 0.0 else 1.0
+    return dataclasses.replace(units, centre=centre, scale=scale)
+
+
+def check_contrast(layer: FeatureMap, Z: Tensor, *, least: float = LEAST_CONTRAST) -> None:
+    """Raise :class:`InputError` if rows differ and their activations do not.
+
+    Units that saturate, or that features are too small to move, tell nothing apart.
+
+    Parameters
+    ----------
+    layer : FeatureMap
+        The map.
+    Z : Tensor of shape (n, d)
+        The rows it was built for, normalised.
+    least : float
+        Share of their energy by which activations must differ.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.layers import GuidedLayer, check_contrast
+    >>> Z = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> layer = GuidedLayer(n_units=5, scales=(1.0,)).build(Z, Z)
+    >>> check_contrast(layer, Z)
+    >>> check_contrast(layer, 1e-30 * Z)
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.InputError: X must be of a size at which the layer tells its rows apart, ...
+    """
+    rows = Z[:: max(Z.shape[0] // _CONTRAST_ROWS, 1)][:_CONTRAST_ROWS].to(torch.float64)
+    if bool((rows == rows[0]).all()):
+        return
+    H = layer.transform(rows)
+    spread = float((H - H.mean(dim=0)).square().sum())
+    if not spread > least * float(H.square().sum()):  # also where one of them is no number
+        raise InputError(
+            "X must be of a size at which the layer tells its rows apart, got rows up to "
+            f"{float(rows.abs().amax()):.3g} whose activations are all but the same: bring features to about 1, or "
+            "normalise them"
+        )
+
+
+def chunk_rows(columns: int, itemsize: int, chunk_bytes: int) -> int:
+    """Return how many rows of ``columns`` numbers fit in ``chunk_bytes`` (at least one)."""
+    if chunk_bytes < 1:
+        raise ParameterError(f"chunk_bytes must be >= 1, got {chunk_bytes}")
+    return max(1, chunk_bytes // max(1, columns * itemsize))

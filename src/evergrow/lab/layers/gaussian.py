@@ -1,0 +1,117 @@
+"""Unguided random layers: Gaussian or uniform weights of a fixed scale, blind to the labels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergrow.core.seeding import generator
+from evergrow.core.validation import check_choice, check_number
+from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer, Scales, UnitSampler, check_scales
+
+_BLOCK = 256  # units per draw: a wider layer begins with the units of a narrower one
+
+
+@LAYERS.register("gaussian")
+@dataclass(frozen=True)
+class GaussianLayer(Layer):
+    """Random initialisation: ``h = g(z W + b)`` with Gaussian weights.
+
+    Parameters
+    ----------
+    n_units : int
+        Width L.
+    direct_link : bool
+        Put the features beside the units.
+    activation : str
+        Activation of the units.
+    scales : float, "paper", "auto" or sequence of float
+        Standard deviation of weights and biases; a sequence is cycled through block by block, ``"auto"`` sets
+        the spread of pre-activations from the first task.
+    bias : {"gaussian", "points", "none"}
+        Rule of the biases; ``"none"`` has none (RanPAC).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.lab.layers import GaussianLayer
+    >>> Z = torch.ones(2, 3)
+    >>> GaussianLayer(n_units=5, activation="relu").build(Z, torch.eye(2)).transform(Z).shape
+    torch.Size([2, 5])
+    """
+
+    n_units: int = 10_000
+    activation: str = "sigmoid"
+    scales: float | Scales = 1.0
+    bias: str = "gaussian"
+
+    def __post_init__(self) -> None:
+        check_number("n_units", self.n_units, low=1, integer=True)
+        check_choice("activation", self.activation, tuple(ACTIVATIONS))
+        check_choice("bias", self.bias, ("gaussian", "points", "none"))
+        check_scales(self._scales)
+
+    @property
+    def _scales(self) -> Scales:
+        return (float(self.scales),) if isinstance(self.scales, (int, float)) else self.scales
+
+    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
+        """Draw the units; only their scales and bias points may depend on Z."""
+        rule = "gaussian" if self.bias == "none" else self.bias
+        sampler = UnitSampler(Z, self._scales, rule, seed, "gaussian")
+        pieces = []
+        for index in range(math.ceil(self.n_units / _BLOCK)):
+            normals = sampler.normals(index, 1, _BLOCK)
+            pieces.append(sampler.units(index, normals, index % sampler.n_scales))
+        weights = torch.cat([piece[0] for piece in pieces], dim=1)[:, : self.n_units].contiguous()
+        bias = torch.cat([piece[1] for piece in pieces])[: self.n_units].contiguous()
+        bias = torch.zeros_like(bias) if self.bias == "none" else bias
+        return FeatureMap(weights=weights, bias=bias, activation=self.activation)
+
+
+@LAYERS.register("uniform")
+@dataclass(frozen=True)
+class UniformLayer(Layer):
+    """Units ``h = g(z W)`` with Kaiming-uniform weights ``U(-1/sqrt(d), 1/sqrt(d))`` and no bias.
+
+    These are the weights of an untrained linear layer, as analytic class-incremental learning has them.
+
+    Parameters
+    ----------
+    n_units : int
+        Width L.
+    direct_link : bool
+        Put the features beside the units.
+    activation : str
+        Activation of the units.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.lab.layers import UniformLayer
+    >>> Z = torch.ones(2, 4)
+    >>> bool(UniformLayer(n_units=300).build(Z, torch.eye(2)).weights.abs().max() <= 0.5)
+    True
+    """
+
+    n_units: int = 8192
+    activation: str = "relu"
+
+    def __post_init__(self) -> None:
+        check_number("n_units", self.n_units, low=1, integer=True)
+        check_choice("activation", self.activation, tuple(ACTIVATIONS))
+
+    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
+        """Draw the units; nothing but the width of Z is looked at."""
+        width = Z.shape[1]
+        pieces = [
+            torch.rand(width, _BLOCK, generator=generator(seed, "uniform", index))
+            for index in range(math.ceil(self.n_units / _BLOCK))
+        ]
+        drawn = torch.cat(pieces, dim=1)[:, : self.n_units]
+        weights = ((2.0 * drawn - 1.0) / math.sqrt(width)).contiguous().to(Z.device)
+        bias = torch.zeros(self.n_units, device=Z.device)
+        return FeatureMap(weights=weights, bias=bias, activation=self.activation)

@@ -1,0 +1,455 @@
+"""The models of a folder. Many read a model, one at a time changes it, and its file is the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evergrow.core.errors import BusyError, FileFormatError, ParameterError, PathError
+from evergrow.core.files import PARTIAL, locked
+from evergrow.learner.changes import Change
+from evergrow.learner.learner import Learner
+from evergrow.learner.modelfile import (
+    ModelNotFoundError,
+    ModelWriteError,
+    commit,
+    history,
+    kept_revisions,
+    locked_model,
+    open_model,
+    redo,
+    rollback,
+)
+from evergrow.learner.history import Header, History
+from evergrow.serve.backbones import FEW_SAMPLES, cores, torch_threads
+from evergrow.serve.config import ServeConfig
+from evergrow.serve.idempotency import requests_of
+from evergrow.serve.monitoring import thread_warnings
+from evergrow.serve.problems import Problem
+from evergrow.serve.requests import ChangeRequest
+from evergrow.serve.schemas import MODEL_SUFFIX, is_model_name
+from evergrow.serve.versions import Version, signature_of
+
+JOB = "job"
+"""Further field of a change: the id of the job that made it."""
+_PAUSE = 0.05  # seconds between two tries at a file that another process is changing
+_DELETED = ".deleted."
+
+Edit = Callable[[Learner], object]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class ChangeResult:
+    """What a change did.
+
+    Parameters
+    ----------
+    version : Version
+        The model after it.
+    change : Change
+        The record of it.
+    before : dict of str to int
+        Samples of each class before it.
+    warnings : list of str
+        What the caller should know.
+    replayed : bool
+        Whether the request had been fulfilled before, or there was nothing to do; nothing was changed now.
+    """
+
+    version: Version
+    change: Change
+    before: dict[str, int]
+    warnings: list[str]
+    replayed: bool = False
+
+
+def matches(header: str, etag: str) -> bool:
+    """Return whether a list of entity tags has one, compared strongly.
+
+    Examples
+    --------
+    >>> from evergrow.serve.models import matches
+    >>> matches('"3", "4"', '"4"'), matches("*", '"4"'), matches('W/"4"', '"4"')
+    (True, True, False)
+    """
+    return any(tag.strip() in ("*", etag) for tag in header.split(","))
+
+
+class ServedModel:
+    """A model file.
+
+    Parameters
+    ----------
+    path : Path
+        Where the file lies, with links followed.
+    config : ServeConfig
+        The device, and how long and how many changes wait.
+    """
+
+    def __init__(self, path: Path, config: ServeConfig) -> None:
+        self.path = path
+        self._limits = config.limits
+        self._settings: dict[str, Any] = {"cache": False, "device": None if config.device == "auto" else config.device}
+        self._version: Version | None = None
+        self._changing = threading.Lock()
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def current(self) -> Version:
+        """Return the model as it is now; a file that another process changed is read again.
+
+        While a change is being written, the version before it is returned without waiting.
+        """
+        version = self._version
+        if version is not None:
+            if version.signature is not None and version.signature == signature_of(self.path):
+                return version
+            if not self._changing.acquire(blocking=False):
+                return version
+        else:
+            self._changing.acquire()
+        try:
+            return self._refreshed()
+        finally:
+            self._changing.release()
+
+    def _refreshed(self) -> Version:
+        """Return the present version, read anew if the file is another; the caller holds the model."""
+        signature = signature_of(self.path)
+        if signature is None:
+            self._version = None
+            raise _missing(self.path.stem)
+        if self._version is None or self._version.signature is None or self._version.signature != signature:
+            self._version = Version(open_model(self.path, **self._settings), signature)
+        return self._version
+
+    def revisions(self) -> list[int]:
+        """Return the revisions that can be gone back to."""
+        return kept_revisions(self.path)
+
+    def redoable(self) -> int:
+        """Return how many rollbacks can be taken back."""
+        kept = History(self.path)
+        chain = kept.redoable(Header.read(self.path).digest)
+        return len(list(takewhile(lambda entry: kept.find(entry.before) is not None, chain)))
+
+    def history(self) -> list[Change]:
+        """Return all changes, and what was rolled back on the way, the oldest first."""
+        return history(self.path)
+
+    # -- changing -----------------------------------------------------------------------------------------------
+
+    async def edit(self, edit: Edit, n_samples: int, request: ChangeRequest, threads: Executor) -> ChangeResult:
+        """Make a change after all that came before it, and return once it is on disk.
+
+        Parameters
+        ----------
+        edit : callable
+            Changes a learner that nobody else holds.
+        n_samples : int
+            Samples that come with it.
+        request : ChangeRequest
+            Its conditions.
+        threads : Executor
+            Where the work is done.
+
+        Raises
+        ------
+        Problem
+            412 if the model is another than the caller saw, 503 if too many wait.
+        """
+        return await self._in_turn(lambda version: self._edited(version, edit, n_samples, request), request, threads)
+
+    async def roll_back(self, n: int, to: int | None, request: ChangeRequest, threads: Executor) -> ChangeResult:
+        """Undo the latest changes: a number of them, or all after a revision."""
+
+        def undo(learner: Learner) -> Change:
+            kept = kept_revisions(self.path)
+            steps = n if to is None else _steps_to(to, kept)
+            target = kept[-steps] if steps <= len(kept) else 0  # if there are fewer, rollback says so
+            undone = [e for change in learner.history_ if change.revision > target for e in requests_of(change)]
+            return rollback(self.path, steps, who=request.who, extra=request.key.extra(undone))
+
+        return await self._in_turn(lambda version: self._restored(version, undo), request, threads)
+
+    async def redo(self, n: int, request: ChangeRequest, threads: Executor) -> ChangeResult:
+        """Take the latest rollbacks back."""
+
+        def again(_: Learner) -> Change:
+            return redo(self.path, n, who=request.who, extra=request.key.extra())
+
+        return await self._in_turn(lambda version: self._restored(version, again), request, threads)
+
+    async def remove(self, request: ChangeRequest, link: Path | None, threads: Executor) -> None:
+        """Delete the model with its history, after all changes that came before.
+
+        Parameters
+        ----------
+        request : ChangeRequest
+            Its conditions. Without ``If-Match`` a model that cannot be read is deleted too.
+        link : Path or None
+            A link to the file that is deleted instead; the file, which has other names, stays.
+        threads : Executor
+            Where the work is done.
+        """
+        async with self._turn:
+            await asyncio.get_running_loop().run_in_executor(
+                threads, self._retried, lambda: self._remove(request, link)
+            )
+
+    async def _in_turn(
+        self, work: Callable[[Version], ChangeResult], request: ChangeRequest, threads: Executor
+    ) -> ChangeResult:
+        if self._waiting >= self._limits.writers:
+            raise Problem(503, "too many changes of this model wait: try again later", "QueueFull", retry_after=1)
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await asyncio.get_running_loop().run_in_executor(
+                    threads, self._retried, lambda: self._changed(work, request)
+                )
+        finally:
+            self._waiting -= 1
+
+    def _retried(self, work: Callable[[], Result]) -> Result:
+        """Do some work on the model, again if another process was faster, for a limited time."""
+        end = time.monotonic() + self._limits.lock_seconds
+        while True:
+            with self._changing:
+                try:
+                    return work()
+                except BusyError:
+                    if time.monotonic() > end:
+                        raise
+            time.sleep(_PAUSE)
+
+    def _changed(self, work: Callable[[Version], ChangeResult], request: ChangeRequest) -> ChangeResult:
+        with thread_warnings() as warnings:
+            version = self._refreshed()
+            undone = [entry.change for entry in History(self.path).undone()]
+            fulfilled = request.key.find([*version.changes, *undone])
+            if fulfilled is not None:
+                return ChangeResult(version, fulfilled, version.counts, warnings, replayed=True)
+            _check_match(request, version)
+            result = work(version)
+            result.warnings.extend(warnings)
+            return result
+
+    def _edited(self, version: Version, edit: Edit, n_samples: int, request: ChangeRequest) -> ChangeResult:
+        few = sum(version.counts.values()) + n_samples <= FEW_SAMPLES
+        with torch_threads(1 if few else cores()):
+            learner = version.learner.copy()
+            edit(learner)
+            if len(learner.history_) == len(version.changes):  # nothing to do
+                return ChangeResult(version, version.changes[-1], version.counts, [], replayed=True)
+            extra = {**request.key.extra(), **({JOB: request.job} if request.job else {})}
+            commit(self.path, learner, Change("update", "", 0, note=request.note, extra=extra), who=request.who)
+        signature = signature_of(self.path)
+        # Another process may have been faster between the commit and the line above.
+        ours = learner._origin is not None and Header.read(self.path).digest == learner._origin[1]
+        self._version = Version(learner, signature if ours else None)
+        return ChangeResult(self._version, self._version.changes[-1], version.counts, [])
+
+    def _restored(self, version: Version, work: Callable[[Learner], Change]) -> ChangeResult:
+        with locked_model(self.path, **self._settings) as learner:
+            if learner._origin != version.learner._origin:
+                raise BusyError("another process changed the model meanwhile")
+            change = work(learner)
+        return ChangeResult(self._refreshed(), change, version.counts, [])
+
+    def _remove(self, request: ChangeRequest, link: Path | None) -> None:
+        if request.if_match:
+            _check_match(request, self._refreshed())
+        if link is not None:
+            link.unlink(missing_ok=True)
+        elif signature_of(self.path) is None:
+            raise _missing(self.path.stem)
+        else:
+            _remove_model(self.path)
+            self._version = None
+
+
+def _check_match(request: ChangeRequest, version: Version) -> None:
+    """Raise the problem 412 unless the model is what the caller saw."""
+    if request.if_match and not matches(request.if_match, version.etag):
+        raise Problem(
+            412,
+            f"the model is at {version.etag} now, and If-Match names {request.if_match[:80]}",
+            "Stale",
+            revision=version.revision,
+            etag=version.etag,
+        )
+
+
+def _steps_to(revision: int, kept: list[int]) -> int:
+    if revision not in kept:
+        raise ParameterError(f"revision {revision} is not kept; kept are: {', '.join(map(str, kept)) or 'none'}")
+    return len(kept) - kept.index(revision)
+
+
+class ModelStore:
+    """All models of the service, by name. Several names of one file are one model.
+
+    Parameters
+    ----------
+    config : ServeConfig
+        The folder, and how models are changed.
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+        try:
+            if not config.read_only:
+                config.folder.mkdir(parents=True, exist_ok=True)
+            self.folder = config.folder.resolve(strict=True)
+        except OSError as error:
+            raise PathError(f"the folder of the models, {config.folder}, cannot be used: {error}") from error
+        if not self.folder.is_dir():
+            raise PathError(f"{config.folder} is not a folder: name one for the models")
+        if not config.read_only:
+            _finish_removals(self.folder)
+        self._models: dict[Path, ServedModel] = {}
+        self._guard = threading.Lock()
+
+    def names(self) -> list[str]:
+        """Return the names of all models, sorted."""
+        files = [entry.name for entry in os.scandir(self.folder) if not entry.is_dir()]
+        stems = [name.removesuffix(MODEL_SUFFIX) for name in files if name.endswith(MODEL_SUFFIX)]
+        return sorted(filter(is_model_name, stems))
+
+    def model(self, name: str) -> ServedModel:
+        """Return a model by name, or raise :class:`ModelNotFoundError`; a name is never taken for a path."""
+        path = self.folder / f"{name}{MODEL_SUFFIX}"
+        if not is_model_name(name) or not path.is_file():
+            raise _missing(name[:80])
+        return self._of_file(Path(os.path.realpath(path)))
+
+    def link(self, name: str) -> Path | None:
+        """Return the link that a name is, or None if it is the file itself."""
+        path = self.folder / f"{name}{MODEL_SUFFIX}"
+        return path if path.is_symlink() else None
+
+    def create(self, name: str, learner: Learner) -> ServedModel:
+        """Return a new model, or raise the problem 409 if the name is taken."""
+        with self._guard, locked(self.folder, wait=True):
+            path = self._free(name)
+            commit(path, learner)
+        return self._of_file(path)
+
+    def adopt(self, name: str, data: bytes, check: Callable[[Learner], None]) -> ServedModel:
+        """Return a new model out of a file from a stranger.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+        data : bytes
+            The file.
+        check : callable
+            Raises :class:`FileFormatError` if the model must not be served.
+
+        Raises
+        ------
+        Problem
+            422 if it is no whole model or was refused; nothing is left behind.
+        """
+        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".upload.", suffix=PARTIAL)
+        try:
+            with open(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                check(open_model(temporary, device="cpu", cache=False))
+            except FileFormatError as error:
+                raise Problem(422, str(error).replace(temporary, "file"), type(error).__name__) from error
+            with self._guard, locked(self.folder, wait=True):
+                path = self._free(name)
+                os.link(temporary, path)  # fails if there is one, unlike a rename
+        except FileExistsError as error:
+            raise _taken(name) from error
+        except OSError as error:
+            raise ModelWriteError(f"{name}{MODEL_SUFFIX} cannot be written: {error.strerror}") from error
+        finally:
+            os.unlink(temporary)
+        return self._of_file(path)
+
+    def _free(self, name: str) -> Path:
+        """Return where a new model will lie, or raise the problem 409 if the name is taken, in whatever case."""
+        path = self.folder / f"{name}{MODEL_SUFFIX}"
+        if name.casefold() in map(str.casefold, self.names()) or os.path.lexists(path):
+            raise _taken(name)
+        return path
+
+    def _of_file(self, path: Path) -> ServedModel:
+        with self._guard:
+            return self._models.setdefault(path, ServedModel(path, self._config))
+
+
+def _missing(name: str) -> ModelNotFoundError:
+    return ModelNotFoundError(f"there is no model {name!r}")
+
+
+def _taken(name: str) -> Problem:
+    return Problem(409, f"there is a model {name!r} already: take another name", "NameTaken")
+
+
+# -- deleting: a model is gone in one step, and the rest of it is removed then, also after a crash in between ----
+
+
+def _remove_model(path: Path) -> None:
+    """Delete a model file with its history.
+
+    Raises
+    ------
+    BusyError
+        If another process is changing the model.
+    ModelWriteError
+        If it may not be moved; the model is as it was.
+    """
+    kept = History(path).folder
+    with ExitStack() as stack:
+        if kept.is_dir() and not kept.is_symlink():
+            stack.enter_context(locked(kept))
+        stack.enter_context(locked(path.parent, wait=True))
+        away = None
+        try:
+            away = Path(tempfile.mkdtemp(prefix=_DELETED, dir=path.parent))
+            os.rename(path, away / path.name)
+        except OSError as error:
+            if away is not None:
+                away.rmdir()
+            raise ModelWriteError(f"{path.name} cannot be removed: {error.strerror}") from error
+        _clear(away)
+
+
+def _finish_removals(folder: Path) -> None:
+    """Remove what is left of models that were deleted just before a crash."""
+    for away in folder.glob(f"{_DELETED}*"):
+        if away.is_dir() and not away.is_symlink():
+            _clear(away)
+
+
+def _clear(away: Path) -> None:
+    """Remove what was moved away, and the histories of models that lie there and have no successor."""
+    for entry in list(away.iterdir()):
+        model = away.parent / entry.name
+        kept = History(model).folder
+        if not model.exists() and kept.is_dir() and not kept.is_symlink():
+            with suppress(OSError):  # a crash before this line leaves it to the next start
+                os.rename(kept, away / kept.name)
+    shutil.rmtree(away, ignore_errors=True)
