@@ -48,7 +48,8 @@ class TrainTransform:
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.features import Preprocessing, decode_image, train_transform
+    >>> from evergrow.adapt.augment import train_transform
+    >>> from evergrow.features import Preprocessing, decode_image
     >>> from evergrow.core.seeding import generator
     >>> augment = train_transform(Preprocessing.pilot(64))
     >>> image = decode_image(np.arange(100 * 80 * 3, dtype=np.uint8).reshape(100, 80, 3))
@@ -140,7 +141,8 @@ def train_transform(
 
     Examples
     --------
-    >>> from evergrow.features import Preprocessing, train_transform
+    >>> from evergrow.adapt.augment import train_transform
+    >>> from evergrow.features import Preprocessing
     >>> train_transform(Preprocessing.pilot(96)).mean
     (0.0, 0.0, 0.0)
     """
