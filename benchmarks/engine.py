@@ -22,10 +22,9 @@ from evergrow.data.sources import open_source
 from evergrow.engine import Division, LocalEngine
 from evergrow.engine.fitting import FAN_IN
 from evergrow.engine.job import Job, begin_job
-from evergrow.engine.local import LocalRunner
 from evergrow.engine.manifest import plan
 from evergrow.engine.reduction import Reduction
-from evergrow.engine.running import Outcome, Task
+from evergrow.engine.runners import LocalRunner, Outcome, Task
 from evergrow.engine.stages import Running, Tally
 
 SEED = 0

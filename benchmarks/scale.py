@@ -9,10 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
-from benchmarks.merge_tree import Costs, Simulated, simulate
-from benchmarks.simulated_ray import ClusterPlan
 from evergrow.engine.tree import Tree
 
 
@@ -97,25 +94,14 @@ def check_seconds() -> float:
     return plain * MEASURED.check_s_per_gb + ASSUMED.classes * MEASURED.check_s_per_class
 
 
-def costs_of(rows: int) -> Costs:
-    """Return what tasks take with shards of so many images; sums are taken as large as the largest."""
-    part = file_bytes(ASSUMED.units, ASSUMED.width, classes_in(rows)) / 1e9
-    total = file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes) / 1e9
-    return Costs(
-        shard_s=rows * sum(image_seconds().values()) + part * MEASURED.write_s_per_gb,
-        shard_bytes=rows * ASSUMED.image_bytes,
-        read_s=total * MEASURED.read_s_per_gb + check_seconds(),
-        add_s=total * MEASURED.add_s_per_gb,
-        write_s=total * MEASURED.write_s_per_gb,
-        file_bytes=total * 1e9,
-    )
-
-
 def adding_hours(rows: int) -> float:
-    """Return the hours of one core for all sums."""
-    tree, costs = Tree(shard_count(rows)), costs_of(rows)
+    """Return the hours of one core for all sums; sums are taken as large as the largest."""
+    tree = Tree(shard_count(rows))
+    total = file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes) / 1e9
+    read, add = total * MEASURED.read_s_per_gb + check_seconds(), total * MEASURED.add_s_per_gb
+    write = total * MEASURED.write_s_per_gb
     sums = [len(tree.children(node)) for level in tree.levels[1:] for node in level]
-    return sum(n * costs.read_s + (n - 1) * costs.add_s + costs.write_s for n in sums) / 3600
+    return sum(n * read + (n - 1) * add + write for n in sums) / 3600
 
 
 def folder_bytes(rows: int) -> float:
@@ -180,11 +166,11 @@ def hours_table() -> Iterator[str]:
         ("learning, statistics", spent["statistics"]),
     ):
         yield _row(name, *(_hours(ASSUMED.images * seconds / gpus) for gpus in GPUS))
-    runs = [_simulated(gpus, math.inf) for gpus in GPUS]
-    yield _row("learning and adding, simulated", *(_hours(run.wall_s) for run in runs))
+    adding = 3600 * adding_hours(CHOSEN)
+    yield _row("adding up, all workers at it", *(_hours(adding / gpus) for gpus in GPUS))
     yield _row("last solve, one GPU", *(_hours(solve) for _ in GPUS))
-    first = [ASSUMED.images * spent["read"] / gpus for gpus in GPUS]
-    sums = [before + run.wall_s + solve for before, run in zip(first, runs, strict=True)]
+    shared = ASSUMED.images * (2 * spent["read"] + spent["backbone"] + spent["statistics"]) + adding
+    sums = [shared / gpus + solve for gpus in GPUS]
     yield _row("**in all**", *(f"**{seconds / 3600:.1f}**" for seconds in sums))
     yield _row("(statistics on a core of each worker instead of its GPU)", *(_hours(core_seconds() / n) for n in GPUS))
     yield _row("(last solve on a core)", *(_hours(solve_seconds()) for _ in GPUS))
@@ -195,49 +181,7 @@ def hours_table() -> Iterator[str]:
     yield _row("GB/s of images that the GPUs could take", *(f"{gpus * rate:.1f}" for gpus in GPUS))
 
 
-def failures_table() -> Iterator[str]:
-    """Print the simulation of the tree."""
-    yield from _head(
-        "GPUs",
-        "a node fails every",
-        "nodes lost",
-        "tasks lost",
-        "hours",
-        "tail, minutes",
-        "idle",
-        "images read",
-        "statistics written / read",
-        "most files",
-    )
-    for gpus in GPUS:
-        for hours in HOURS:
-            run = _simulated(gpus, hours)
-            yield _row(
-                str(gpus),
-                f"{hours:.0f} h" if math.isfinite(hours) else "never",
-                str(run.lost_nodes),
-                str(run.lost_tasks),
-                f"{run.wall_s / 3600:.2f}",
-                f"{run.tail_s / 60:.0f}",
-                f"{100 * run.idle:.0f} %",
-                f"{run.image_bytes / 1e12:.1f} TB",
-                f"{run.written_bytes / 1e12:.2f} / {run.read_bytes / 1e12:.2f} TB",
-                f"{run.most_files} ({run.most_files * costs_of(CHOSEN).file_bytes / 1e12:.1f} TB)",
-            )
-
-
-TABLES = {"bytes": bytes_table, "shards": shards_table, "hours": hours_table, "failures": failures_table}
-QUICK = ("bytes", "shards")
-"""Tables that take no simulation."""
-
-
-@lru_cache
-def _simulated(gpus: int, hours: float) -> Simulated:
-    plan = ClusterPlan(gpus // ASSUMED.gpus_per_node, ASSUMED.gpus_per_node, hours, start_s=MEASURED.start_s)
-    found = simulate(shard_count(CHOSEN), plan, costs_of(CHOSEN))
-    if found.shards != tuple(range(shard_count(CHOSEN))):
-        raise ArithmeticError("a shard was lost or counted twice")
-    return found
+TABLES = {"bytes": bytes_table, "shards": shards_table, "hours": hours_table}
 
 
 def _hours(seconds: float) -> str:

@@ -13,11 +13,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from evergrow.adapt import CheckpointError, TrainConfig, TrainingError, train
+from evergrow.adapt.augment import train_transform
 from evergrow.adapt.crops import Cropper, Crops, draw_crops
 from evergrow.adapt.data import TrainingSeed, training_images
 from evergrow.core.errors import FileFormatError, ImageError, InputError, ParameterError, UnknownNameError
 from evergrow.core.items import ImageArrays, ImageFiles, Texts
-from evergrow.features import Preprocessing, decode_image, train_transform
+from evergrow.features import Preprocessing, decode_image
 
 SIDE = 8
 SEEN = Preprocessing.pilot(SIDE)

@@ -48,7 +48,7 @@ def test_the_head_alone(shell: Shell, image_model: Path, monkeypatch: pytest.Mon
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the backbone must not be loaded")
 
-    monkeypatch.setattr("evergrow.features.create.create_backbone", refuse)
+    monkeypatch.setattr("evergrow.features.backbones.create_backbone", refuse)
     values = json.loads(export(image_model, "--onnx", "p.onnx", "--head-only", "--no-check", "--json").stdout)
     assert values["input"]["name"] == "features"
     assert values["check"] is None

@@ -157,10 +157,10 @@ def test_classes_of_few_samples_are_warned_of(shell, model):
 
 
 def test_the_line_on_backbones_is_long_only_on_request(shell, images, monkeypatch):
-    from evergrow.features import catalog
+    from evergrow.features import sources
 
-    choice = catalog.BackboneChoice("test_resnet", "random", "test_resnet is here; without weights here: giants")
-    monkeypatch.setattr(catalog, "best_backbone", lambda kind: choice)
+    choice = sources.BackboneChoice("test_resnet", "random", "test_resnet is here; without weights here: giants")
+    monkeypatch.setattr(sources, "best_backbone", lambda kind: choice)
     short = shell.run("fit", images, "-m", "a.evg").stdout
     assert "backbone: test_resnet, the strongest whose weights are here\n" in short
     assert "giants" not in short

@@ -10,7 +10,7 @@ from tests.engine.clouds import leftovers
 
 from evergrow import Learner
 from evergrow.engine import Division, Engine, LocalEngine
-from evergrow.engine.local import LocalRunner
+from evergrow.engine.runners import LocalRunner
 
 OPTIONS = {"n_units": 300}
 EACH = 500

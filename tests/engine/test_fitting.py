@@ -17,7 +17,7 @@ from evergrow.core.errors import BusyError, EngineError, FileFormatError, InputE
 from evergrow.core.files import locked
 from evergrow.engine import Division, LocalEngine, engine_of, works
 from evergrow.engine.job import ShardError
-from evergrow.engine.running import Task, outcome_of
+from evergrow.engine.runners import Task, outcome_of
 from evergrow.engine.status import status
 
 
@@ -66,7 +66,7 @@ def test_more_rows_than_the_first_are_learned_by_the_layer_of_those(data: Path, 
 
 
 def test_the_result_is_the_same_to_the_last_bit_in_any_order(data, eight, monkeypatch) -> None:
-    from evergrow.engine.local import LocalRunner
+    from evergrow.engine.runners import LocalRunner
 
     run = LocalRunner.run
     monkeypatch.setattr(LocalRunner, "run", lambda self, tasks: run(self, list(tasks)[::-1]))

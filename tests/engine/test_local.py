@@ -20,8 +20,7 @@ from tests.engine.toy_works import expected_bytes, tasks
 from evergrow.core.errors import EngineError, ParameterError
 from evergrow.core.seeding import derive_seed
 from evergrow.engine import Division, LocalEngine
-from evergrow.engine.local import TRIES, LocalRunner
-from evergrow.engine.running import Task
+from evergrow.engine.runners import TRIES, LocalRunner, Task
 
 TOY = "tests.engine.toy_works:perform"
 
@@ -90,7 +89,7 @@ def _lives(pid: int) -> bool:
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """Kill -9 of the driver leaves no process behind, also in the middle of a task."""
     code = (
-        "import sys; from evergrow.engine.local import LocalRunner; from evergrow.engine.running import Task\n"
+        "import sys; from evergrow.engine.runners import LocalRunner; from evergrow.engine.runners import Task\n"
         f"runner, about = LocalRunner(2, perform={TOY!r}), {{'folder': {str(tmp_path)!r}}}\n"
         "tasks = [Task('sums', n, {**about, 'seconds': 60 * n}) for n in range(3)]; outcomes = runner.run(tasks)\n"
         "next(outcomes); print(*runner.pids, flush=True); next(outcomes)"

@@ -24,7 +24,7 @@ from evergrow.core.errors import EngineError
 from evergrow.core.files import PARTIAL
 from evergrow.core.seeding import generator
 from evergrow.engine import Division, Engine, LocalEngine, RayEngine
-from evergrow.engine.ray_runner import RayRunner
+from evergrow.engine.runners import RayRunner
 from evergrow.engine.status import status
 from evergrow.features import create_backbone
 
@@ -264,14 +264,8 @@ def test_a_driver_that_was_killed_goes_on_from_there(
 def test_another_version_on_a_node_is_said_before_any_work(
     cluster: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evergrow.engine import ray_runner
-
-    asked = ray_runner._ask
-
-    def elsewhere(differences: str, expected: dict[str, str]) -> list[str]:
-        return asked(differences, {**expected, "torch": "0.1"})
-
-    monkeypatch.setattr(ray_runner, "_ask", elsewhere)
-    with pytest.raises(EngineError, match=r"^node \S+ \(\S+\): torch must be 0.1 as where the job was begun, got "):
+    expected = RayRunner.check
+    monkeypatch.setattr(RayRunner, "check", lambda self, values: expected(self, {**values, "torch": "0.1"}))
+    with pytest.raises(EngineError, match=r"^node \S+: torch must be 0.1 as where the job was begun, got "):
         learned(data, RayEngine(folder=tmp_path, division=DIVISION, address=cluster.address, workers=2))
-    assert not (tmp_path / "first").exists()
+    assert not list((tmp_path / "first").glob("*"))

@@ -16,17 +16,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 
 
 def test_tables_on_the_page_are_what_the_parts_give() -> None:
-    from benchmarks.scale import QUICK, table
+    from benchmarks.scale import TABLES, table
 
-    for name in QUICK:
-        assert table(name) in PAGE.read_text(encoding="utf-8"), name
-
-
-@pytest.mark.slow
-def test_simulated_tables_on_the_page_are_what_the_parts_give() -> None:
-    from benchmarks.scale import QUICK, TABLES, table
-
-    for name in sorted(set(TABLES) - set(QUICK)):
+    for name in TABLES:
         assert table(name) in PAGE.read_text(encoding="utf-8"), name
 
 

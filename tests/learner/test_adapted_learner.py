@@ -32,7 +32,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.items import ImageArrays
 from evergrow.features import create_backbone, encode
-from evergrow.features.lazy import LazyBackbone
+from evergrow.features.base import LazyBackbone
 from evergrow.head import Classifier
 from evergrow.lab.methods import FsaClassifier
 from evergrow.learner.learner import Learner

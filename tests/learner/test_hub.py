@@ -119,7 +119,7 @@ def test_the_card_says_what_the_model_is(hub: Hub, data: Any) -> None:
 
 def test_the_card_names_the_backbone_and_its_licence() -> None:
     from evergrow.features.base import BackboneSpec
-    from evergrow.features.licences import hub_name, licence_of
+    from evergrow.features.sources import hub_name, licence_of
 
     def spec(name: str, kind: Any, weights: str) -> BackboneSpec:
         return BackboneSpec(name, kind, 8, weights, "", "", {}, {})

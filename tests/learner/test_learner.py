@@ -343,10 +343,10 @@ def test_features_of_another_backbone_are_refused(tmp_path: Path) -> None:
 
 
 def test_auto_says_which(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evergrow.features import catalog
+    from evergrow.features import sources
 
-    choice = catalog.BackboneChoice("test_resnet", "random", "test_resnet is the only one")
-    monkeypatch.setattr(catalog, "best_backbone", lambda kind: choice)
+    choice = sources.BackboneChoice("test_resnet", "random", "test_resnet is the only one")
+    monkeypatch.setattr(sources, "best_backbone", lambda kind: choice)
     with caplog.at_level(logging.INFO, logger="evergrow"):
         learner = Learner(options={"n_units": 20}, cache=False).fit(write_folder(tmp_path / "p", {"a": 0, "b": 1}))
     assert "test_resnet is the only one" in caplog.text
@@ -571,8 +571,7 @@ def test_a_loaded_model_answers_without_solving(
     def never(*_: object) -> None:
         raise AssertionError("solved again")
 
-    monkeypatch.setattr("evergrow.head.linalg.SolvedScatter.of", never)
-    monkeypatch.setattr("evergrow.head.solved.choose", never)
+    monkeypatch.setattr("evergrow.head.solved.SolvedCache._denoised", never)
     assert np.allclose(Learner.load(tmp_path / "m.evg").predict_proba(blobs[0]), expected, rtol=1e-9)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evergrow.adapt.augment import TrainTransform
 from evergrow.core.errors import ParameterError
-from evergrow.features.augment import TrainTransform
 
 _ATTEMPTS = 10
 
@@ -42,7 +42,7 @@ class Crops:
 
 
 def draw_crops(transform: TrainTransform, n: int, height: int, width: int, generator: torch.Generator) -> Crops:
-    """Draw the crops of n images of one size, by the same law as :class:`~evergrow.features.TrainTransform`.
+    """Draw the crops of n images of one size, by the same law as :class:`~evergrow.adapt.augment.TrainTransform`.
 
     Area uniform in ``scale``, log-proportions uniform in ``ratio``; the first of ten attempts that fits, or else the
     largest centred box of allowed proportions; anywhere in the image.
@@ -60,7 +60,8 @@ def draw_crops(transform: TrainTransform, n: int, height: int, width: int, gener
 
     Examples
     --------
-    >>> from evergrow.features import Preprocessing, train_transform
+    >>> from evergrow.adapt.augment import train_transform
+    >>> from evergrow.features import Preprocessing
     >>> from evergrow.core.seeding import generator
     >>> from evergrow.adapt.crops import draw_crops
     >>> crops = draw_crops(train_transform(Preprocessing.pilot(16)), 1000, 32, 32, generator(0, "crops"))

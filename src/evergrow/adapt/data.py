@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from evergrow.adapt.augment import TrainTransform, train_transform
 from evergrow.adapt.crops import FILTERS, Cropper, draw_crops
 from evergrow.adapt.settings import TrainConfig
 from evergrow.core.errors import InputError
 from evergrow.core.items import ImageArrays, Items
 from evergrow.core.seeding import generator
-from evergrow.features.augment import TrainTransform, train_transform
 from evergrow.features.loader import choose_workers
 from evergrow.features.preprocess import Preprocessing
 

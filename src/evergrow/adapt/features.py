@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from evergrow.core.errors import InputError
+from evergrow.core.record import to_values
 from evergrow.data import FeatureSet, RawSet
 from evergrow.data.features import origin_fingerprint
 from evergrow.features.base import Backbone, BackboneSpec
@@ -76,7 +77,7 @@ def describe_features(data: RawSet, spec: BackboneSpec) -> dict[str, Any]:
 
 def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a backbone for records and feature files; never a path."""
-    recipe = {} if spec.recipe is None else {"recipe": spec.recipe.to_dict()}
+    recipe = {} if spec.recipe is None else {"recipe": to_values(spec.recipe)}
     return {
         "name": spec.name,
         "weights": spec.weights.partition(":")[0],

@@ -16,9 +16,9 @@ from typing_extensions import Self
 from evergrow.adapt.tuners import Tuner, create_tuner, restore_tuner
 from evergrow.adapt.tuners.files import SavedTuner
 from evergrow.core.items import Items
+from evergrow.features.backbones import ImageBackbone
 from evergrow.features.base import Backbone
 from evergrow.features.encoding import encode
-from evergrow.features.vision import ImageBackbone
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from evergrow.data.shard import Source
 from evergrow.engine.fitting import fit, update
 from evergrow.engine.job import extraction_settings
 from evergrow.engine.manifest import Division, Manifest, plan
-from evergrow.engine.running import PERFORM, Runner
+from evergrow.engine.runners import PERFORM, LocalRunner, RayRunner, Runner
 from evergrow.engine.stages import Running, Tally
 from evergrow.features.base import Backbone
 from evergrow.learner.evaluation import Evaluation
@@ -155,8 +155,6 @@ class LocalEngine(Engine):
 
     def runner(self, perform: str = PERFORM) -> Runner:
         """Return the processes."""
-        from evergrow.engine.local import LocalRunner
-
         return LocalRunner(self.workers, perform)
 
 
@@ -166,8 +164,8 @@ class RayEngine(Engine):
 
     Parameters
     ----------
-    address : str or None
-        Where it listens; ``"auto"`` finds one that runs on this machine, ``"local"`` starts one.
+    address : str
+        Where it listens; ``"auto"`` finds one that runs on this machine or starts one, ``"local"`` starts one.
     workers : int or None
         Workers at a time; as many as the cluster has room for by default.
     gpus_per_worker : float
@@ -180,15 +178,13 @@ class RayEngine(Engine):
     Engine : for the other parameters.
     """
 
-    address: str | None = "auto"
+    address: str = "auto"
     workers: int | None = None
     gpus_per_worker: float = 0.0
     cpus_per_worker: int = 1
 
     def runner(self, perform: str = PERFORM) -> Runner:
         """Return the cluster's workers."""
-        from evergrow.engine.ray_runner import RayRunner
-
         return RayRunner(
             self.address,
             self.workers,

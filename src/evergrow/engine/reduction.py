@@ -14,7 +14,7 @@ from evergrow.core.errors import EngineError
 from evergrow.core.progress import Meter
 from evergrow.core.wording import setting
 from evergrow.engine.job import Job
-from evergrow.engine.running import Outcome, Task
+from evergrow.engine.runners import Outcome, Task
 from evergrow.engine.stages import Pace, Running, Tally, run_tasks, shard_tasks
 from evergrow.engine.tree import Node, Tree
 from evergrow.engine.works import whole_archive

@@ -200,7 +200,7 @@ def backbone_of(folder: str, key: str, device: str, weights: str | None = None) 
             return found  # type: ignore[no-any-return]
     if job.backbone is None:
         raise InputError("samples must be feature vectors, since the job has no backbone, got images or texts")
-    from evergrow.features.create import backbone_from_spec
+    from evergrow.features.backbones import backbone_from_spec
 
     return backbone_from_spec(BackboneSpec.from_dict(job.backbone), weights=weights, device=device)
 

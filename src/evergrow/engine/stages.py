@@ -21,7 +21,7 @@ from evergrow.core.progress import Meter, meter
 from evergrow.core.version import __version__
 from evergrow.engine.job import Job
 from evergrow.engine.manifest import write_json
-from evergrow.engine.running import Outcome, Runner, Task
+from evergrow.engine.runners import Outcome, Runner, Task
 
 NAMED = 5
 """Failures that a message names."""

@@ -24,7 +24,7 @@ from evergrow.core.version import __version__
 from evergrow.data.shard import Shard
 from evergrow.engine.job import Job, ShardError, known_job
 from evergrow.engine.manifest import write_json
-from evergrow.engine.running import Task
+from evergrow.engine.runners import Task
 from evergrow.engine.shard_features import (
     ShardFeatures,
     backbone_of,

@@ -22,10 +22,10 @@ from evergrow.core.optional import require
 from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ExportError
 from evergrow.export.onnx_graph import PURPOSE
+from evergrow.features.backbones import ImageBackbone
 from evergrow.features.base import Backbone
 from evergrow.features.depths import DepthReader
 from evergrow.features.recipes import FeatureRecipe, parse_blocks
-from evergrow.features.vision import ImageBackbone
 
 PIXELS = "pixels"
 FEATURES = "features"

@@ -17,9 +17,9 @@ from evergrow.core.seeding import generator
 from evergrow.export.onnx_backbone import FEATURES, PIXELS, Traceable, check_exportable, pixel_network
 from evergrow.export.onnx_text import sample_texts, token_inputs, token_network, tokenizer_file
 from evergrow.features import encode_batch
+from evergrow.features.backbones import ImageBackbone
 from evergrow.features.base import Backbone
 from evergrow.features.text import TextBackbone
-from evergrow.features.vision import ImageBackbone
 
 _ROWS = 4
 

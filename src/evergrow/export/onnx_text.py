@@ -17,7 +17,7 @@ from evergrow.core.optional import require
 from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ExportError
 from evergrow.export.onnx_backbone import Traceable, join_equally, own_copy
-from evergrow.features.hidden_states import HiddenStates, default_prompt, tokens_of
+from evergrow.features.depths import HiddenStates, default_prompt, tokens_of
 from evergrow.features.recipes import Block, parse_blocks
 from evergrow.features.text import TextBackbone
 

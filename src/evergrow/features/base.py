@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, get_args
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.errors import FileFormatError, ParameterError
-from evergrow.core.fields import Fields
+from evergrow.core.devices import resolve_device
+from evergrow.core.errors import ParameterError
 from evergrow.core.items import Kind
+from evergrow.core.record import NOTHING, Between, Extra, from_values, require, to_values
 from evergrow.features.recipes import FINAL, FeatureRecipe
 
 
@@ -42,20 +44,20 @@ class BackboneSpec:
         What else the backbone was created with (a random seed, arguments of the architecture).
     recipe : FeatureRecipe, optional
         The blocks that its feature vectors are made of; None for the network's own vector alone.
-    unknown : dict
+    extra : Extra
         Optional fields that a later evergrow wrote, kept to be written again; they decide nothing.
     """
 
     name: str
     kind: Kind
-    n_features: int
+    n_features: Annotated[int, Between(1)]
     weights: str
     weights_hash: str
     preset: str
     preprocessing: dict[str, Any]
     options: dict[str, Any]
     recipe: FeatureRecipe | None = None
-    unknown: dict[str, Any] = field(default_factory=dict, compare=False)
+    extra: Extra = field(default=NOTHING, compare=False)
 
     @property
     def blocks(self) -> FeatureRecipe:
@@ -64,45 +66,21 @@ class BackboneSpec:
 
     def decisive(self) -> dict[str, Any]:
         """Return what decides the features, as plain values: all but where the weights came from."""
-        return {name: value for name, value in self._plain().items() if name != "weights"}
+        return {name: value for name, value in self.to_dict().items() if name not in ("weights", *self.extra.values)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain values."""
-        return self._plain() | self.unknown
-
-    def _plain(self) -> dict[str, Any]:
-        """Return the fields; a recipe only where there is one, so that what has none is called as it always was."""
-        values = {name: value for name, value in asdict(self).items() if name not in ("recipe", "unknown")}
-        return values if self.recipe is None else {**values, "recipe": self.recipe.to_dict()}
+        """Return the description as plain values."""
+        values: dict[str, Any] = to_values(self)
+        return values
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings that :meth:`to_dict` gave.
+    def from_dict(cls, values: Any) -> Self:
+        """Return the description that :meth:`to_dict` gave, or raise :class:`FileFormatError`."""
+        return from_values(cls, values, "the description of a backbone")
 
-        Raises
-        ------
-        FileFormatError
-            If one is missing or is not what it should be.
-        """
-        if not isinstance(values, Mapping):
-            raise FileFormatError(f"a backbone must be described by an object, got {type(values).__name__}")
-        given = Fields(values, {}, {}, "the description of a backbone")
-        kind: Kind = "text" if given.text("kind", choices=get_args(Kind)) == "text" else "image"
-        recipe = FeatureRecipe.from_dict(given.mapping("recipe")) if given.has("recipe") else None
-        n_features = given.integer("n_features", low=1)
-        given.require(recipe is None or recipe.n_features == n_features, "its recipe has another width than it says")
-        return cls(
-            name=given.text("name"),
-            kind=kind,
-            n_features=n_features,
-            weights=given.text("weights"),
-            weights_hash=given.text("weights_hash"),
-            preset=given.text("preset"),
-            preprocessing=given.mapping("preprocessing"),
-            options=given.mapping("options"),
-            recipe=recipe,
-            unknown=given.unknown(),
-        )
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where the description contradicts itself."""
+        require(self.recipe is None or self.recipe.n_features == self.n_features, "its recipe has another width")
 
 
 class Backbone(ABC):
@@ -158,6 +136,12 @@ class Backbone(ABC):
             )
         return self
 
+    def _with(self, recipe: FeatureRecipe) -> Self:
+        """Return a twin that shares the network and reads these blocks of it."""
+        twin = copy.copy(self)
+        twin.spec = replace(self.spec, recipe=None if recipe.is_final else recipe, n_features=recipe.n_features)
+        return twin
+
     @property
     def kind(self) -> Kind:
         """What it takes: ``"image"`` or ``"text"``."""
@@ -167,3 +151,54 @@ class Backbone(ABC):
     def n_features(self) -> int:
         """Width of its feature vectors."""
         return self.spec.n_features
+
+
+class LazyBackbone(Backbone):
+    """A backbone that is loaded when something has to go through it, and not when everything is in the cache.
+
+    Parameters
+    ----------
+    spec : BackboneSpec
+        Its description, which the cache goes by.
+    load : callable
+        Returns the backbone; called once.
+    device : str or torch.device
+        Where it will compute.
+
+    Examples
+    --------
+    >>> from evergrow.features import backbone_from_spec, create_backbone
+    >>> from evergrow.features.base import LazyBackbone
+    >>> spec = create_backbone("test_resnet", weights="random", device="cpu").spec
+    >>> backbone = LazyBackbone(spec, lambda: backbone_from_spec(spec, device="cpu"), "cpu")
+    >>> backbone.n_features, backbone.transform is not None
+    (96, True)
+    """
+
+    def __init__(self, spec: BackboneSpec, load: Callable[[], Backbone], device: str | torch.device) -> None:
+        self.spec = spec
+        self.device = resolve_device(device)
+        self._load = load
+        self._loaded: Backbone | None = None
+
+    def loaded(self) -> Backbone:
+        """Return the backbone itself."""
+        if self._loaded is None:
+            self._loaded = self._load().to(self.device)
+        return self._loaded
+
+    @property
+    def transform(self) -> Callable[[Any], Tensor] | None:  # type: ignore[override]
+        """The backbone's preprocessing; asking for it loads the backbone."""
+        return self.loaded().transform
+
+    def encode(self, batch: Tensor | list[str]) -> Tensor:
+        """Return the features of a batch."""
+        return self.loaded().encode(batch)
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move to another device and return self."""
+        self.device = resolve_device(device)
+        if self._loaded is not None:
+            self._loaded.to(self.device)
+        return self

@@ -1,14 +1,16 @@
-"""Depths of an image network, read while it runs: hooks pool what a block or stage returns, and nothing is kept.
+"""Depths of a network, read while it runs and pooled at once; nothing else is kept.
 
-A hook sees exactly what the next layer sees, tuners on the network included, and the pass itself is the network's own,
-so that the final vector is the same to the last bit. What hooks read of timm's transformers agrees with
-``forward_intermediates(norm=True)``.
+Of an image network they are read by hooks. A hook sees exactly what the next layer sees, tuners on the network
+included, and the pass itself is the network's own, so that the final vector is the same to the last bit. What hooks
+read of timm's transformers agrees with ``forward_intermediates(norm=True)``; that function is not used because it
+knows five depths of an EfficientNet that has seven, drops the tokens that some tuners need, and reads no named
+submodule. Of a sentence encoder they are the hidden states that its library returns.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -149,45 +151,38 @@ class DepthReader:
     @contextmanager
     def _reading(self, read: dict[Block, Tensor], n: int) -> Iterator[None]:
         """Put hooks into the network for the time of a pass; they heed no pass of another thread."""
-        thread, tokens = threading.get_ident(), _TokenCount()
+        thread = threading.get_ident()
+        tokens: list[int] = []  # of an image at the first block, before any tuner appends its own
+
+        def count(part: nn.Module, args: tuple[Any, ...]) -> None:
+            if args and isinstance(args[0], Tensor) and args[0].ndim == 3:
+                tokens.append(args[0].shape[1])
+
+        def take(name: str, output: Any) -> None:
+            if threading.get_ident() != thread:
+                return
+            rows: Tensor | None = None
+            for block in self._wanted[name]:
+                if block in read:
+                    raise InputError(f"block {str(block)!r} must be computed once in a pass, got a place reached twice")
+                if rows is None:
+                    rows = self._positions(name, block, output, n, tokens[-1] if tokens else None)
+                read[block] = self._pooled(block, rows)
+
         with ExitStack() as stack:
             if self._depths and self._prefix is not None:
                 first = self._module.get_submodule(self._depths[0])
-                stack.callback(first.register_forward_pre_hook(tokens.note, prepend=True).remove)
-            for name, blocks in self._wanted.items():
+                stack.callback(first.register_forward_pre_hook(count, prepend=True).remove)
+            for name in self._wanted:
                 site = self._module.get_submodule(name)
-                take = self._taker(name, blocks, read, n, thread, tokens)
                 if name in _POOLS:  # what goes into it is the map
-                    handle = site.register_forward_pre_hook(lambda part, args, take=take: take(args[0]))
+                    handle = site.register_forward_pre_hook(lambda part, args, name=name: take(name, args[0]))
                 else:
-                    handle = site.register_forward_hook(lambda part, args, out, take=take: take(out))
+                    handle = site.register_forward_hook(lambda part, args, out, name=name: take(name, out))
                 stack.callback(handle.remove)
             yield
 
-    def _taker(
-        self,
-        name: str,
-        blocks: list[Block],
-        read: dict[Block, Tensor],
-        n: int,
-        thread: int,
-        tokens: _TokenCount,
-    ) -> Callable[[Any], None]:
-        """Return a function that pools what a place gives into its blocks."""
-
-        def take(output: Any) -> None:
-            if threading.get_ident() != thread:
-                return
-            for block in blocks:
-                if block in read:
-                    raise InputError(f"block {str(block)!r} must be computed once in a pass, got a place reached twice")
-            rows = self._positions(name, blocks[0], output, n, tokens)
-            for block in blocks:
-                read[block] = self._pooled(block, rows)
-
-        return take
-
-    def _positions(self, name: str, block: Block, output: Any, n: int, tokens: _TokenCount) -> Tensor:
+    def _positions(self, name: str, block: Block, output: Any, n: int, tokens: int | None) -> Tensor:
         """Return an output as positions (n, p, width), in float32 and as the final norm of the network leaves it."""
         if isinstance(block.place, int) and isinstance(output, (tuple, list)) and output:
             output = output[0]  # of timm's blocks the first is what the next one goes on with
@@ -207,8 +202,8 @@ class DepthReader:
             rows: Tensor = output.flatten(1, 2) if last else output.flatten(2).transpose(1, 2)
             return rows.float()
         if output.ndim == 3:
-            if name in self._depths and tokens.n is not None:
-                output = output[:, : tokens.n]  # a tuner's prompts run behind the tokens of the image
+            if name in self._depths and tokens is not None:
+                output = output[:, :tokens]  # a tuner's prompts run behind the tokens of the image
             return self._normed(output, name).float()
         return output.unsqueeze(1).float()
 
@@ -252,17 +247,6 @@ class DepthReader:
                 )
             return rows[:, 0]
         return pool_positions(block.pooling, rows[:, prefix:])
-
-
-class _TokenCount:
-    """The tokens that an image has when it comes to the first block, before any tuner appends its own."""
-
-    def __init__(self) -> None:
-        self.n: int | None = None
-
-    def note(self, part: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor) and args[0].ndim == 3:
-            self.n = args[0].shape[1]
 
 
 def pool_positions(pooling: str, rows: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -314,3 +298,104 @@ def has_class_token(module: nn.Module) -> bool:
     if token is None:  # where it lies among the embeddings
         return bool(getattr(module, "has_class_token", False))
     return True
+
+
+# -- sentence encoders ----------------------------------------------------------------------------------------
+
+
+def _transformer(encoder: nn.Module) -> Any:
+    """Return the transformer of a sentence encoder, None where its first part has none."""
+    return getattr(next(iter(encoder.children()), None), "auto_model", None)
+
+
+def hidden_depths(encoder: nn.Module) -> int:
+    """Return how many hidden states a sentence encoder has after its embeddings; 0 where that is not known."""
+    count = getattr(getattr(_transformer(encoder), "config", None), "num_hidden_layers", None)
+    return count if isinstance(count, int) else 0
+
+
+def default_prompt(encoder: Any) -> str:
+    """Return what a sentence encoder puts before every text; empty for most."""
+    name = getattr(encoder, "default_prompt_name", None)
+    prompt = (getattr(encoder, "prompts", None) or {}).get(name) if name is not None else None
+    return prompt or ""
+
+
+def tokens_of(encoder: Any, texts: list[str], device: torch.device) -> dict[str, Any]:
+    """Return a batch of tokens as a sentence encoder makes it by itself, its default prompt included.
+
+    Parameters
+    ----------
+    encoder : sentence_transformers.SentenceTransformer
+        Its tokenizer is asked.
+    texts : list of str
+        At least one.
+    device : torch.device
+        Where to put them.
+    """
+    prompt = default_prompt(encoder)
+    if hasattr(encoder, "preprocess"):
+        tokens = encoder.preprocess(texts, prompt=prompt or None)
+    else:  # before version 6 of the library
+        tokens = encoder.tokenize([f"{prompt}{text}" for text in texts])
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in tokens.items()}
+
+
+class HiddenStates:
+    """Reads blocks of features from one pass of a sentence encoder; padding never counts.
+
+    Parameters
+    ----------
+    encoder : sentence_transformers.SentenceTransformer
+        Tokenizer, transformer and pooling.
+    blocks : sequence of Block
+        What to read; -1 is the last hidden state as the encoder's own pooling sees it.
+
+    Raises
+    ------
+    ParameterError
+        If the encoder lacks a depth that is asked for; the message says what there is.
+    """
+
+    def __init__(self, encoder: nn.Module, blocks: Sequence[Block]) -> None:
+        self._encoder: Any = encoder
+        self._blocks = tuple(blocks)
+        depths = hidden_depths(encoder)
+        for block in self._blocks:
+            place = -1 if block.place == FINAL else block.place
+            if block.pooling != FINAL and (not isinstance(place, int) or -place > depths or block.pooling == "vector"):
+                there = f"-1 to -{depths}" if depths else "none that is known"
+                raise ParameterError(
+                    f"block of a sentence encoder must be cls, mean, max or spread at a hidden state, which here are "
+                    f"{there}, got {str(block)!r}"
+                )
+
+    def __call__(self, texts: list[str], device: torch.device) -> list[Tensor]:
+        """Return the blocks (n, width) of texts, in float32, from one pass."""
+        with torch.inference_mode():
+            return self.of_tokens(tokens_of(self._encoder, texts, device))
+
+    def of_tokens(self, tokens: dict[str, Any]) -> list[Tensor]:
+        """Return the blocks (n, width) of a batch of tokens, in float32, from one pass; gradients as outside."""
+        mask = tokens["attention_mask"]
+        if any(isinstance(block.place, int) and block.place < -1 for block in self._blocks):
+            _transformer(self._encoder).config.output_hidden_states = True
+        self._encoder.eval()
+        output = self._encoder(tokens)
+        width = getattr(self._encoder, "truncate_dim", None)
+        final = output["sentence_embedding"][:, :width].float()
+        return [final if block.pooling == FINAL else self._pooled(block, output, mask) for block in self._blocks]
+
+    def _pooled(self, block: Block, output: Any, mask: Tensor) -> Tensor:
+        """Return one block: a hidden state pooled over the tokens of each text."""
+        layers = output.get("all_layer_embeddings") or ()
+        last = block.place in (-1, FINAL)
+        states = output.get("token_embeddings") if last else layers[block.place] if layers else None
+        if not isinstance(states, Tensor) or states.shape[:2] != mask.shape:
+            what = tuple(states.shape) if isinstance(states, Tensor) else type(states).__name__
+            raise InputError(f"block {str(block)!r} must be read at states of shape {tuple(mask.shape)}, got {what}")
+        states = states.float()
+        if block.pooling == "cls":
+            first = mask.bool().int().argmax(dim=1)  # not the first position where padding comes before
+            return states.gather(1, first.view(-1, 1, 1).expand(-1, 1, states.shape[2])).squeeze(1)
+        return pool_positions(block.pooling, states, mask)

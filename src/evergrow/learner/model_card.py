@@ -95,7 +95,7 @@ def card_text(learner: Learner, repo: str, facts: CardFacts) -> str:
 
 def card_metadata(learner: Learner, repo: str, facts: CardFacts) -> dict[str, Any]:
     """Return the metadata of a card, as ``huggingface_hub.ModelCardData`` takes them."""
-    from evergrow.features.licences import hub_name
+    from evergrow.features.sources import hub_name
 
     spec, kind = learner.spec_, learner.kind_
     base = None if spec is None else hub_name(spec)
@@ -150,7 +150,7 @@ def _classes(info: dict[str, Any]) -> str:
 def _backbone(spec: BackboneSpec | None, info: dict[str, Any]) -> str:
     if spec is None:
         return f"None: it takes feature vectors of {info['n_features']:,} numbers."
-    from evergrow.features.licences import hub_name, licence_of
+    from evergrow.features.sources import hub_name, licence_of
 
     licence, where = licence_of(spec), hub_name(spec)
     published = f" ([{where}](https://huggingface.co/{where}))" if where else ""

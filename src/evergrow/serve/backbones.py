@@ -27,10 +27,9 @@ from evergrow.core.errors import FileFormatError, UnknownNameError
 from evergrow.core.items import Kind
 from evergrow.core.registry import nearest
 from evergrow.features import encode_batch
+from evergrow.features.backbones import ImageBackbone, create_backbone
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.catalog import best_backbone, list_backbones
-from evergrow.features.create import create_backbone
-from evergrow.features.vision import ImageBackbone
+from evergrow.features.sources import best_backbone, list_backbones
 from evergrow.serve.config import Limits
 from evergrow.serve.monitoring import Metrics
 from evergrow.serve.problems import Problem
@@ -338,8 +337,7 @@ class BackbonePool:
         self._limits, self._device, self._metrics = limits, device, metrics
         self._given = dict(given or {})
         self._shared: dict[str, Batcher] = {}
-        self._locks: dict[str, threading.Lock] = {}
-        self._guard = threading.Lock()
+        self._loading = threading.Lock()
 
     def offers(self) -> list[BackboneOffer]:
         """Return what new models can be made with here, without downloading anything; the strongest first."""
@@ -388,8 +386,7 @@ class BackbonePool:
 
     def loaded(self, learner: Learner) -> Batcher | None:
         """Return the backbone of a model if it is loaded, at once."""
-        with self._guard:
-            return None if learner.spec_ is None else self._shared.get(_key(learner.spec_))
+        return None if learner.spec_ is None else self._shared.get(_key(learner.spec_))
 
     def check_offered(self, learner: Learner) -> None:
         """Refuse a stranger's model unless its backbone is one that is offered here, with the same numbers.
@@ -409,32 +406,24 @@ class BackbonePool:
 
     def depth(self) -> int:
         """Return how many samples wait for a backbone."""
-        with self._guard:
-            return sum(batcher.depth for batcher in set(self._shared.values()))
+        return sum(batcher.depth for batcher in set(self._shared.values()))
 
     def close(self) -> None:
         """Finish what waits and end all threads."""
-        with self._guard:
-            batchers = set(self._shared.values())
-        for batcher in batchers:
+        for batcher in set(self._shared.values()):
             batcher.close()
 
     def _sharing(self, key: str, load: Callable[[], Backbone]) -> Batcher:
-        with self._guard:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            with self._guard:
-                found = self._shared.get(key)
-            if found is not None:
-                return found
-            backbone = load()
-            with self._guard:
-                same = self._shared.get(_key(backbone.spec))
-                if same is None:
-                    limits = self._limits
-                    same = Batcher(backbone, batch=limits.batch, queue=limits.queue, metrics=self._metrics)
-                self._shared[key] = self._shared[_key(backbone.spec)] = same
-            return same
+        """Return the queue of a backbone, which is loaded unless it is there; one is loaded at a time."""
+        if key not in self._shared:
+            with self._loading:
+                if key not in self._shared:
+                    backbone, limits = load(), self._limits
+                    same = self._shared.get(_key(backbone.spec)) or Batcher(
+                        backbone, batch=limits.batch, queue=limits.queue, metrics=self._metrics
+                    )
+                    self._shared = {**self._shared, key: same, _key(backbone.spec): same}
+        return self._shared[key]
 
 
 def _key(spec: BackboneSpec) -> str:

@@ -11,8 +11,10 @@ import dataclasses
 import hashlib
 import secrets
 import tempfile
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
@@ -39,6 +41,7 @@ FILE_NAME = ".jobs.json"
 _REMEMBERED = 100
 _NAMED = 100  # images that are left out by name
 _PAUSE = 0.2  # seconds between two tries at a full queue
+_POLL, _KEEP_ALIVE = 0.1, 15.0  # seconds between two looks at a job, and between two events of one that stands still
 _INTERRUPTED = "the service ended before the job did; nothing was changed"
 _ZIP_TYPES = ("application/zip", "application/x-zip-compressed", "application/octet-stream")
 
@@ -71,19 +74,20 @@ class JobFile(BaseModel):
             log("jobs are not written down", problem=str(error))
 
 
+@dataclass(eq=False)
 class Job:
     """One job.
 
     Parameters
     ----------
     record : JobRecord
-        What callers see of it.
+        What callers see of it, replaced at every change.
+    task : asyncio.Task, optional
+        Its work; None after a restart.
     """
 
-    def __init__(self, record: JobRecord) -> None:
-        self.record = record
-        self.task: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
+    record: JobRecord
+    task: asyncio.Task[None] | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -91,31 +95,13 @@ class Job:
         return self.record.state not in ("running", "writing")
 
     def update(self, **values: Any) -> None:
-        """Change the record and wake those who listen."""
+        """Change the record."""
         self.record = self.record.model_copy(update=values)
-        self._changed.set()
-        self._changed = asyncio.Event()
 
     def skip(self, name: str, reason: str) -> None:
         """Count an image that is left out; the first ones are named."""
-        self.record.skipped += 1
-        if len(self.record.failures) < _NAMED:
-            self.record.failures.append(SkippedImage(name=name, reason=one_line(reason)[:300]))
-
-    async def records(self, closing: asyncio.Event) -> AsyncIterator[JobRecord]:
-        """Yield the record now and whenever it changes, until the job or the service ends."""
-        end = asyncio.ensure_future(closing.wait())
-        try:
-            while True:
-                changed = asyncio.ensure_future(self._changed.wait())
-                yield self.record
-                if self.has_ended or closing.is_set():
-                    changed.cancel()
-                    return
-                await asyncio.wait((changed, end), return_when=asyncio.FIRST_COMPLETED, timeout=15)
-                changed.cancel()
-        finally:
-            end.cancel()
+        failures = [*self.record.failures, SkippedImage(name=name, reason=one_line(reason)[:300])]
+        self.update(skipped=self.record.skipped + 1, failures=failures[:_NAMED])
 
 
 class Jobs:
@@ -369,6 +355,14 @@ async def _received(request: Request) -> tuple[IO[bytes], bytes]:
 
 
 async def _events(job: Job, closing: asyncio.Event) -> AsyncIterator[str]:
-    async for record in job.records(closing):
-        kind = "progress" if record.state in ("running", "writing") else record.state
-        yield f"event: {kind}\ndata: {record.model_dump_json()}\n\n"
+    """Yield the record now, whenever it changes, and now and then for proxies, until the job or the service ends."""
+    sent, at = None, 0.0
+    while True:
+        record, has_ended = job.record, job.has_ended
+        if record is not sent or time.monotonic() - at > _KEEP_ALIVE:
+            kind = record.state if has_ended else "progress"
+            yield f"event: {kind}\ndata: {record.model_dump_json()}\n\n"
+            sent, at = record, time.monotonic()
+        if has_ended or closing.is_set():
+            return
+        await asyncio.sleep(_POLL)

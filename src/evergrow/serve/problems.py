@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -27,25 +28,6 @@ from evergrow.learner.modelfile import ModelNotFoundError, ModelWriteError
 from evergrow.serve.schemas import ProblemDocument, reference
 
 MEDIA_TYPE = "application/problem+json"
-TITLES = {
-    400: "the request cannot be read",
-    401: "a token is missing or wrong",
-    403: "not allowed",
-    404: "not found",
-    405: "no such method here",
-    408: "too slow",
-    409: "the model is not in a state for that",
-    412: "the model was changed meanwhile",
-    413: "too large",
-    415: "unsupported media type",
-    421: "unknown host name",
-    422: "the request is not valid",
-    429: "too many requests",
-    500: "internal error",
-    501: "not installed",
-    503: "busy",
-    507: "the model could not be written",
-}
 _ALWAYS = (401, 403, 413, 421, 429, 503)
 """Statuses that the access middleware can answer with on any route."""
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
@@ -133,7 +115,7 @@ def problem_of(error: BaseException, folder: str = "") -> Problem:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
     if status == 500 and not isinstance(error, EvergrowError):
         return Problem(500, "the service failed; its log says more under the id of this request", "InternalError")
-    message = one_line(str(error)) or TITLES[status]
+    message = one_line(str(error)) or HTTPStatus(status).phrase
     if folder:
         message = message.replace(os.path.join(folder, ""), "")
     return Problem(status, message, type(error).__name__, retry_after=1 if status == 503 else None)
@@ -170,7 +152,7 @@ def problem_response(problem: Problem, path: str, request_id: str = "") -> JSONR
     """
     document = {
         "type": "about:blank",
-        "title": TITLES.get(problem.status_code, "error"),
+        "title": HTTPStatus(problem.status_code).phrase,
         "status": problem.status_code,
         "detail": problem.detail,
         "error": problem.detail if path.startswith("/v2") else problem.kind,
@@ -190,6 +172,6 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI descriptions of problems that a route can answer with, and of those that all routes can."""
     schema = reference(ProblemDocument)
     return {
-        status: {"description": TITLES[status], "content": {MEDIA_TYPE: {"schema": schema}}}
+        status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": schema}}}
         for status in sorted({*statuses, *_ALWAYS})
     }

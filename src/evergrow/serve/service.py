@@ -181,8 +181,7 @@ class Service:
         if self._exporting.locked():
             raise Problem(503, "another model is being exported: try again later", "Busy", retry_after=5)
         async with self._exporting:
-            batcher = None if head_only else self.pool.of_learner(model.version.learner)
-            return await self.run(_exported, model.version.learner, None if batcher is None else batcher.backbone)
+            return await self.run(_exported, model.version.learner, self.pool, head_only)
 
     # -- warming up ---------------------------------------------------------------------------------------------
 
@@ -191,40 +190,32 @@ class Service:
         with torch_threads(1):
             learner = Learner(None, options={"n_units": 8}, device=self.config.device)
             learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
-            names = self.store.names()
-            for name in names[:_WARM]:
-                self.warm_up_model(name)
-            if not names and not self.config.read_only:
-                self._warm_up_first()
+        names = self.store.names()
+        for name in names[:_WARM]:
+            self._quietly(self._warm_up_model, name)
+        if not names and not self.config.read_only:
+            self._quietly(self._warm_up_first)
+
+    def _warm_up_model(self, name: str) -> None:
+        learner = self._open(name).version.learner
+        _warm_up(self.pool.of_learner(learner), learner.copy())
 
     def _warm_up_first(self) -> None:
         """Prepare for the most likely first model of an empty folder, one of images."""
-        try:
-            batcher = self.pool.chosen("image", "auto")
-            _try_out(batcher)
-            _rehearse(Learner(batcher.backbone, device=self.config.device, cache=False).begin())
-        except Exception as error:  # no image backbone is installed: whoever makes a model is told
-            log("not warmed up", problem=type(error).__name__)
-
-    def warm_up_model(self, name: str) -> None:
-        """Do what the first caller of a model would have to wait for; whoever asks a damaged one is told then."""
-        try:
-            opened = self._open(name)
-            batcher = self.pool.of_learner(opened.version.learner)
-            if batcher is not None and batcher.depth == 0:
-                _try_out(batcher)
-            if opened.version.state == "starting":
-                _rehearse(opened.version.learner.copy())
-        except Exception as error:
-            log("not warmed up", model=name, problem=type(error).__name__)
+        batcher = self.pool.chosen("image", "auto")
+        _warm_up(batcher, Learner(batcher.backbone, device=self.config.device, cache=False).begin())
 
     def begin_warm_up(self, name: str) -> None:
         """Warm a model up beside everything else."""
-        self.loaders.submit(self._warm_up_quietly, name)
+        self.loaders.submit(self._quietly, self._warm_up_model, name)
 
-    def _warm_up_quietly(self, name: str) -> None:
+    def _quietly(self, work: Callable[..., None], *args: Any) -> None:
+        """Do some work with one thread; if it fails, whoever asks the model is told then."""
         with torch_threads(1):
-            self.warm_up_model(name)
+            try:
+                work(*args)
+            except Exception as error:
+                log("not warmed up", models=args, problem=type(error).__name__)
 
 
 @dataclass(frozen=True)
@@ -268,24 +259,28 @@ def prepare_image(backbone: Backbone, image: SentImage, pixels: int) -> Prepared
     return backbone.transform(decode_image(image.data, name=image.name, max_pixels=pixels, draft_size=draft))
 
 
-def _try_out(batcher: Batcher) -> None:
-    """Send one sample through a backbone: its first pass sets up more than it computes."""
-    transform = batcher.backbone.transform
-    sample = "a" if transform is None else transform(decode_image(np.zeros((32, 32, 3), dtype=np.uint8)))
-    batcher.announce(1)
-    batcher.submit([sample], alone=True).result()
+def _warm_up(batcher: Batcher | None, learner: Learner) -> None:
+    """Send one sample through a backbone, whose first pass sets up more than it computes, and teach noise to a copy.
 
-
-def _rehearse(learner: Learner) -> None:
-    """Teach noise to an empty learner: the random directions that it draws are kept for the real samples."""
-    if learner.spec_ is not None:  # else the width is open
-        rows = torch.rand(4, learner.spec_.n_features, generator=generator(0, "rehearsal")).numpy()
+    The random directions that an empty learner draws are kept for its real samples.
+    """
+    if batcher is None:  # the width of features is open
+        return
+    if batcher.depth == 0:
+        transform = batcher.backbone.transform
+        sample = "a" if transform is None else transform(decode_image(np.zeros((32, 32, 3), dtype=np.uint8)))
+        batcher.announce(1)
+        batcher.submit([sample], alone=True).result()
+    if not learner.n_samples_:
+        rows = torch.rand(4, batcher.backbone.n_features, generator=generator(0, "rehearsal")).numpy()
         learner.partial_fit((rows, list("aabb")))
 
 
-def _exported(learner: Learner, backbone: Backbone | None) -> Path:
+def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> Path:
     from evergrow.export.onnx_export import export_learner
 
+    batcher = None if head_only else pool.of_learner(learner)
+    backbone = None if batcher is None else batcher.backbone
     copy = Learner.from_archive(learner.to_archive(), name="the model", backbone=backbone, device="cpu")
     handle, name = tempfile.mkstemp(suffix=".onnx", prefix="evergrow-")
     os.close(handle)

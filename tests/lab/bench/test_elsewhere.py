@@ -13,7 +13,7 @@ from tests.lab.bench.conftest import blobs
 
 from evergrow.core.errors import EngineError
 from evergrow.engine import LocalEngine, RayEngine
-from evergrow.engine.running import Outcome, Task
+from evergrow.engine.runners import Outcome, Task
 from evergrow.lab.bench import expand, load_spec, run_bench
 from evergrow.lab.bench.elsewhere import run_of_values, run_values
 

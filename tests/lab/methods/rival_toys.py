@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.items import ImageArrays
 from evergrow.features import Preprocessing, create_backbone
-from evergrow.features.vision import ImageBackbone
+from evergrow.features.backbones import ImageBackbone
 
 timm = pytest.importorskip("timm")
 

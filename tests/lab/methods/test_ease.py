@@ -15,7 +15,7 @@ from torch import Tensor
 from evergrow.adapt.tuners import create_tuner
 from evergrow.core.errors import ParameterError
 from evergrow.core.items import ImageArrays
-from evergrow.features.vision import ImageBackbone
+from evergrow.features.backbones import ImageBackbone
 from evergrow.lab.methods.ease import EASEClassifier, EaseState
 
 SIZES = [2, 3, 1]

@@ -19,7 +19,7 @@ from evergrow.core.archive import read_archive
 from evergrow.core.errors import ImageError, LabelError, ParameterError, WeightsError
 from evergrow.core.items import ImageFiles
 from evergrow.features import create_backbone, hash_weights
-from evergrow.features.vision import ImageBackbone
+from evergrow.features.backbones import ImageBackbone
 from evergrow.lab.methods import IMAGE_METHODS
 from evergrow.lab.methods.apt import APTClassifier
 from evergrow.lab.methods.coda_prompt import CODAPromptClassifier

@@ -19,7 +19,7 @@ import torch
 from evergrow.core.errors import EngineError, FileFormatError
 from evergrow.core.version import __version__
 from evergrow.engine import Engine
-from evergrow.engine.running import Outcome, Task
+from evergrow.engine.runners import Outcome, Task
 from evergrow.lab.bench.data import BackboneEntry, DataEntry, DataSource
 from evergrow.lab.bench.execute import execute
 from evergrow.lab.bench.grid import Run, resolved_run

@@ -24,7 +24,7 @@ from evergrow.adapt.tuned_passes import run_network, temporary_tuner
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
-from evergrow.features.vision import ImageBackbone
+from evergrow.features.backbones import ImageBackbone
 from evergrow.features.weights import hash_weights
 from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels
 

@@ -1,0 +1,458 @@
+"""What runs the tasks of a job: the processes of this machine, or a Ray cluster.
+
+A task is a plain description and its result is a file, so that a runner may run it twice, on any machine, in any order.
+Neither scheduler is ours: loky keeps the processes, Ray places tasks and tries again what a lost worker or node took
+with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from evergrow.core.errors import EngineError, EvergrowError, ParameterError
+from evergrow.core.optional import require
+from evergrow.core.validation import check_number
+
+PERFORM = "evergrow.engine.works:perform"
+"""What does a task unless a runner is told otherwise, as ``"module:function"``: a worker imports it for itself."""
+DIFFERENCES = "evergrow.engine.works:differences"
+"""What compares a worker with what a job expects of it."""
+TRIES = 4
+"""How often a task may begin on a worker that then dies, before it counts as failed."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work.
+
+    Parameters
+    ----------
+    work : str
+        What is to be done, one of those that :mod:`evergrow.engine.works` knows: ``"statistics"``, ``"merge"``, ...
+    number : int
+        Which one of them, in the order of the plan.
+    about : dict
+        Addresses of files and settings. Plain JSON values, no data.
+    """
+
+    work: str
+    number: int
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a task ended.
+
+    Parameters
+    ----------
+    task : Task
+        The task.
+    state : {"done", "failed", "unfit"}
+        Whether its file of results is there, or the worker is not fit for the job.
+    told : dict
+        What the work reports: rows, seconds, samples that were left out. Plain JSON values.
+    error : str
+        Why it failed; empty where it did not.
+    """
+
+    task: Task
+    state: Literal["done", "failed", "unfit"]
+    told: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+class Runner(Protocol):
+    """Runs tasks on the processes of this machine, or on a cluster."""
+
+    workers: int
+    """How many tasks run at a time, at most."""
+
+    def check(self, expected: dict[str, str]) -> None:
+        """Raise :class:`EngineError` unless workers have these versions and weights, now or at their first task."""
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """Run tasks and yield outcomes as they come, in any order.
+
+        A task whose worker dies is run again, a few times, and then yielded as failed; a task that raises is yielded
+        as failed. Closing the iterator stops what still runs.
+        """
+
+    def close(self) -> None:
+        """End the workers."""
+
+
+# -- in a worker ------------------------------------------------------------------------------------------------
+
+
+def outcome_of(task: Task, perform: str = PERFORM) -> Outcome:
+    """Do a task and return how it ended; whatever it raises becomes the reason of a failure, in one line.
+
+    Parameters
+    ----------
+    task : Task
+        The task.
+    perform : str
+        ``"module:function"`` of what does it.
+    """
+    try:
+        return Outcome(task, "done", _imported(perform)(task))
+    except Exception as error:  # a worker must go on to its next task, and whoever gave this one decides
+        return Outcome(task, "failed", error=_reason(error))
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _reason(error: BaseException) -> str:
+    """Return an error in one line; where it is none of ours, with its type, which often says more than its text."""
+    text = " ".join(str(error).split())[:400]
+    return text if isinstance(error, EvergrowError) else f"{type(error).__name__}: {text}"
+
+
+# -- processes of this machine ----------------------------------------------------------------------------------
+
+
+class LocalRunner:
+    """Runs tasks here: in this process, or in several that share its cores.
+
+    Parameters
+    ----------
+    workers : int
+        Processes; with 1 the tasks run in this one.
+    perform : str
+        ``"module:function"`` of what does a task.
+
+    Examples
+    --------
+    >>> from evergrow.engine.runners import LocalRunner, Task
+    >>> [(outcome.state, outcome.error) for outcome in LocalRunner().run([Task("nonsense", 0)])]
+    [('failed', "work must be one of ..., got 'nonsense'")]
+    """
+
+    def __init__(self, workers: int = 1, perform: str = PERFORM) -> None:
+        check_number("workers", workers, low=1, integer=True)
+        self.workers = workers
+        self._perform = perform
+        self._pool: Any = None
+
+    @property
+    def pids(self) -> list[int]:
+        """Process numbers of the workers."""
+        return [] if self._pool is None else list(self._pool._processes)
+
+    def check(self, expected: dict[str, str]) -> None:
+        """Raise :class:`EngineError` unless this machine has these versions and weights; its processes share them."""
+        # Processes load the backbone for themselves: this one's copy serves only where it does the work.
+        here = {name: value for name, value in expected.items() if self.workers == 1 or name != "key"}
+        found = _imported(DIFFERENCES)(here)
+        if found:
+            raise EngineError(found[0])
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """Run tasks and yield their outcomes as they come; closing the iterator ends what still runs."""
+        if self.workers == 1:
+            yield from (outcome_of(task, self._perform) for task in tasks)
+            return
+        waiting, running = deque(tasks), dict[Future[Outcome], Task]()
+        deaths: dict[tuple[str, int], int] = {}
+        suspects: deque[Task] = deque()
+        try:
+            while waiting or suspects or running:
+                # A pool breaks as a whole when one process dies. Whatever ran then is run again by itself, so that a
+                # task which kills its worker is told from those beside it.
+                if suspects:
+                    ready = [] if running else [suspects.popleft()]
+                else:
+                    ready = [waiting.popleft() for _ in range(min(self.workers - len(running), len(waiting)))]
+                for task in ready:
+                    running[self._started().submit(outcome_of, task, self._perform)] = task
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    task = running.pop(future)
+                    try:
+                        yield future.result()
+                    except BrokenExecutor:
+                        self._end(kill=True)
+                        key = (task.work, task.number)
+                        deaths[key] = deaths.get(key, 0) + 1
+                        if deaths[key] < TRIES:
+                            suspects.append(task)
+                        else:
+                            yield Outcome(task, "failed", error=f"its worker died {TRIES} times")
+        finally:
+            if running:
+                self._end(kill=True)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._end(kill=False)
+
+    def _started(self) -> Any:
+        if self._pool is None:
+            from loky import ProcessPoolExecutor
+
+            threads = str(max(1, (os.cpu_count() or 1) // self.workers))
+            names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+            self._pool = ProcessPoolExecutor(
+                self.workers, initializer=_start_worker, initargs=(os.getpid(),), env=dict.fromkeys(names, threads)
+            )
+        return self._pool
+
+    def _end(self, *, kill: bool) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, kill_workers=kill)
+
+
+def _start_worker(driver: int) -> None:
+    """Leave Ctrl-C to the driver, and end with it: also in the middle of a task, since results appear in one step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def leave_with_driver() -> None:
+        while os.getppid() == driver:
+            time.sleep(0.5)
+        os._exit(1)
+
+    if os.name == "posix":
+        threading.Thread(target=leave_with_driver, daemon=True).start()
+
+
+# -- Ray --------------------------------------------------------------------------------------------------------
+
+_SECONDS_TO_ANSWER = 5.0
+"""How long a port may take to be opened."""
+_PATIENCE = 300.0
+"""Seconds without an outcome and without a node that could give one, after which there is no point in waiting."""
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SCHEDULER_EVENTS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_OBJECT_STORE = 80 * 1024 * 1024  # the least that Ray takes: results are files, and only small messages go through it
+
+
+class RayRunner:
+    """Runs tasks on a Ray cluster, or on a Ray of this machine; see :class:`Runner`.
+
+    Parameters
+    ----------
+    address : str
+        ``"host:port"`` of a cluster's head, ``"ray://host:port"`` of its client server, or ``"local"`` for one that is
+        started here. ``"auto"`` takes the cluster that this machine belongs to or ``RAY_ADDRESS`` names, and starts one
+        here where there is none.
+    workers : int or None
+        Tasks at a time. By default as many as fit: one per GPU where workers have one, else one per core.
+    gpus_per_worker : float
+        GPUs of a worker; 0.5 lets two share one.
+    cpus_per_worker : int
+        Cores of a worker: one computes, the others decode images beside it.
+    perform, differences : str
+        ``"module:function"`` of what does a task, and of what compares a worker with what is expected of it.
+
+    Raises
+    ------
+    MissingExtraError
+        If Ray is not installed.
+    EngineError
+        If nobody answers at the address, or no node has room for a worker.
+
+    Examples
+    --------
+    >>> from evergrow.engine.runners import RayRunner
+    >>> RayRunner(workers=0)
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.ParameterError: workers must be an integer >= 1, got 0
+    """
+
+    def __init__(
+        self,
+        address: str = "auto",
+        workers: int | None = None,
+        *,
+        gpus_per_worker: float = 0,
+        cpus_per_worker: int = 1,
+        perform: str = PERFORM,
+        differences: str = DIFFERENCES,
+    ) -> None:
+        if workers is not None:
+            check_number("workers", workers, low=1, integer=True)
+        check_number("gpus_per_worker", gpus_per_worker, low=0)
+        check_number("cpus_per_worker", cpus_per_worker, low=1, integer=True)
+        self._needs = {"CPU": float(cpus_per_worker), "GPU": float(gpus_per_worker)}
+        self._perform, self._differences = perform, differences
+        self._expected: dict[str, str] = {}
+        self._ray: Any = require("ray", extra="ray", purpose="work on a cluster")
+        self._owned = not self._ray.is_initialized()
+        if self._owned:
+            _connect(self._ray, address, cpus=(workers or 1) * cpus_per_worker)
+        elif address not in ("auto", "local"):
+            _check_same(self._ray, address)
+        room = self._room()
+        if room == 0:
+            self.close()
+            needs = " and ".join(f"{number:g} {name}" for name, number in self._needs.items() if number)
+            raise EngineError(f"No node of the Ray at {address!r} has {needs} for a worker.")
+        self.workers = workers or room
+
+    def check(self, expected: dict[str, str]) -> None:
+        """Remember what every worker must have; each is asked before its first task, whenever its node joins."""
+        self._expected = expected
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """Run tasks and yield outcomes as they come, in any order."""
+        remote = self._ray.remote(
+            num_cpus=self._needs["CPU"],
+            num_gpus=self._needs["GPU"],
+            max_retries=TRIES - 1,
+            max_calls=0,  # a process is kept, and with it the backbone that it has loaded
+            scheduling_strategy="SPREAD",
+        )(_ray_outcome)
+        waiting, running = deque(tasks), dict[Any, Task]()
+        since = time.monotonic()
+        try:
+            while waiting or running:
+                while waiting and len(running) < 2 * self.workers:  # the next ones wait where Ray will start them
+                    task = waiting.popleft()
+                    arguments = (self._perform, self._differences, self._expected, int(self._needs["CPU"]) - 1)
+                    running[remote.remote(task, *arguments)] = task
+                done, _ = self._ray.wait(list(running), num_returns=1, timeout=5.0)
+                if done or self._room():
+                    since = time.monotonic()
+                elif time.monotonic() - since > _PATIENCE:
+                    raise EngineError(f"Ray had no room for a worker for {_PATIENCE:.0f} s.")
+                for promise in done:
+                    yield self._outcome(promise, running.pop(promise))
+        finally:
+            with suppress(Exception):  # Ctrl-C, an error, or nobody wants the rest; the whole cluster may be gone
+                for promise in running:
+                    self._ray.cancel(promise, force=True)
+                if running:  # Ray must not be left before it has seen them end
+                    self._ray.wait(list(running), num_returns=len(running), timeout=20.0)
+
+    def close(self) -> None:
+        """Leave Ray, and end it where it was started here."""
+        if self._owned:
+            self._owned = False
+            with _quietly():
+                self._ray.shutdown()
+
+    def _outcome(self, promise: Any, task: Task) -> Outcome:
+        try:
+            outcome: Outcome = self._ray.get(promise)
+        except self._ray.exceptions.RayError as error:
+            return Outcome(task, "failed", error=f"its worker died {TRIES} times, at last: {_telling_line(error)}")
+        if outcome.state == "unfit":
+            raise EngineError(outcome.error)
+        return outcome
+
+    def _room(self) -> int:
+        """Return how many workers the nodes have room for."""
+        needs = [(name, number) for name, number in self._needs.items() if number]
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return sum(int(min(node.get(name, 0.0) // number for name, number in needs)) for node in nodes)
+
+
+_FIT: set[str] = set()
+"""Jobs that this process was found fit for."""
+
+
+def _ray_outcome(task: Task, perform: str, differences: str, expected: dict[str, str], decoders: int) -> Outcome:
+    """Do a task in a worker of Ray, which must have what the job expects."""
+    if repr(expected) not in _FIT:
+        try:
+            differing = _imported(differences)(expected)
+        except Exception as error:  # whatever it raises, this node is not fit for work
+            differing = [_reason(error)]
+        if differing:
+            return Outcome(task, "unfit", error=f"node {socket.gethostname()}: {differing[0]}")
+        _FIT.add(repr(expected))
+    return outcome_of(Task(task.work, task.number, {"decoders": decoders, **task.about}), perform)
+
+
+def _connect(ray: Any, address: str, *, cpus: int) -> None:
+    """Join the cluster at an address, or start one here; what goes wrong is one line."""
+    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    own = {**settings, "num_cpus": max(cpus, os.cpu_count() or 1), "include_dashboard": False}
+    own["object_store_memory"] = _OBJECT_STORE
+    with _quietly():
+        try:
+            if address == "auto":
+                try:
+                    ray.init(address="auto", **settings)
+                except ConnectionError:  # no cluster runs here
+                    if "RAY_ADDRESS" in os.environ:
+                        raise
+                    ray.init(address="local", **own)
+            elif address == "local":
+                ray.init(address="local", **own)
+            else:
+                _knock(address)
+                ray.init(address=address, **({} if address.startswith("ray://") else settings))
+        except EvergrowError:
+            raise
+        except (SystemExit, Exception) as error:  # Ray ends the process for some reasons that are none of ours
+            raise EngineError(f"No Ray could be joined or started at {address!r}: {_telling_line(error)}") from error
+        # The death of a worker is a paragraph on standard error, which no setting of Ray turns off.
+        internals: Any = importlib.import_module("ray._private.worker")
+        if hasattr(internals, "_worker_logs_enabled"):
+            internals._worker_logs_enabled = False
+
+
+def _check_same(ray: Any, address: str) -> None:
+    """Raise if this process is connected to a cluster that is not the one asked for."""
+    here = str(ray.get_runtime_context().gcs_address)
+    # The port is what can be compared: a host has many names.
+    if not address.startswith("ray://") and here.rpartition(":")[2] != address.rpartition(":")[2]:
+        raise EngineError(f"This process is connected to the Ray at {here} already, not to {address}.")
+
+
+def _knock(address: str) -> None:
+    """Raise unless a port is open at an address: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ParameterError(f"address must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
+    except OSError as error:
+        raise EngineError(
+            f"Nobody answers at {address}: {error.strerror or error}. Start a head there with 'ray start --head'."
+        ) from error
+
+
+def _telling_line(error: BaseException) -> str:
+    """Return the line of Ray's many that says most."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line.partition(":")[0] and " " not in line.partition(":")[0]]
+    return (telling[-1] if telling else lines[0] if lines else type(error).__name__)[:300]
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep Ray from writing to standard error and from reporting its use, and put everything back."""
+    before = {name: os.environ.get(name) for name in _QUIET}
+    os.environ.update({name: value for name, value in _QUIET.items() if before[name] is None})
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
