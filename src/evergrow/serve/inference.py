@@ -29,7 +29,7 @@ router = APIRouter(
     prefix="/api/v1/models/{m}",
     tags=["samples"],
     route_class=BoundedRoute,
-    responses=problems(400, 404, 409, 413, 415, 422),
+    responses=problems(400, 404, 409, 413, 415),
 )
 
 

@@ -295,7 +295,7 @@ JobsDep = Annotated[Jobs, Depends(_jobs)]
     "/models/{m}/jobs",
     status_code=202,
     dependencies=[Depends(check_writable)],
-    responses=problems(400, 404, 409, 413, 415, 422),
+    responses=problems(400, 404, 409, 413, 415),
     openapi_extra=_ZIP,
 )
 async def start_job(

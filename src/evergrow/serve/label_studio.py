@@ -226,7 +226,7 @@ router = APIRouter(
     prefix="/label-studio/{m}",
     tags=["label studio"],
     route_class=BoundedRoute,
-    responses=problems(400, 404, 409, 413, 415, 422),
+    responses=problems(400, 404, 409, 413, 415),
 )
 
 

@@ -161,8 +161,8 @@ async def model_metadata(model: RevisionDep) -> dict[str, Any]:
     }
 
 
-@router.post("/models/{m}/infer", responses=problems(400, 404, 409, 413, 415, 422), openapi_extra=_BODY)
-@router.post("/models/{m}/versions/{v}/infer", responses=problems(400, 404, 409, 413, 415, 422), openapi_extra=_BODY)
+@router.post("/models/{m}/infer", responses=problems(400, 404, 409, 413, 415), openapi_extra=_BODY)
+@router.post("/models/{m}/versions/{v}/infer", responses=problems(400, 404, 409, 413, 415), openapi_extra=_BODY)
 async def infer(model: RevisionDep, request: Request, service: ServiceDep) -> Response:
     """Return label, probabilities, novelty and unknown or not, as tensors."""
     if request.headers.get("content-encoding", "identity") != "identity":

@@ -28,8 +28,8 @@ from evergrow.learner.modelfile import ModelNotFoundError, ModelWriteError
 from evergrow.serve.schemas import ProblemDocument, reference
 
 MEDIA_TYPE = "application/problem+json"
-_ALWAYS = (401, 403, 413, 421, 429, 503)
-"""Statuses that the access middleware can answer with on any route."""
+_ALWAYS = (401, 403, 413, 421, 422, 429, 503)
+"""Statuses that any route can answer with: those of the access middleware, and 422 for parameters."""
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (ModelNotFoundError, 404),
     (ModelWriteError, 507),

@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -24,6 +24,7 @@ from evergrow.serve.problems import Problem, validation_problem
 from evergrow.serve.schemas import ImageForm, JsonSamples, LabelFields, reference
 
 IfMatch = Annotated[str, Header(description="The ETag that the caller saw; another one answers 412.", examples=['"7"'])]
+KeyText = Annotated[str, Field(min_length=1, max_length=200, pattern="^[ -~]+$")]
 JSON, FORM = "application/json", "multipart/form-data"
 _SMALL = 2**18  # bytes of JSON that are parsed without keeping others waiting
 
@@ -263,13 +264,8 @@ def _change_headers(
     request: Request,
     if_match: IfMatch = "",
     idempotency_key: Annotated[
-        str | SkipJsonSchema[None],
-        Header(
-            min_length=1,
-            max_length=200,
-            pattern="^[ -~]+$",
-            description="A repeated request with the same key counts once, also after a restart.",
-        ),
+        KeyText | SkipJsonSchema[None],
+        Header(description="A repeated request with the same key counts once, also after a restart."),
     ] = None,
 ) -> ChangeHeaders:
     return ChangeHeaders(if_match, idempotency_key, getattr(request.state, "token", "") or None)

@@ -48,7 +48,7 @@ async def list_backbones(service: ServiceDep) -> BackboneList:
     return BackboneList(backbones=offers)
 
 
-@router.post("/models", status_code=201, dependencies=_CHANGES, responses=problems(400, 409, 413, 415, 422))
+@router.post("/models", status_code=201, dependencies=_CHANGES, responses=problems(400, 409, 413, 415))
 async def create_model(asked: NewModel, service: ServiceDep, response: Response) -> ModelRecord:
     """Make a model that knows nothing yet. It answers from the first class on."""
     model = await service.run(_create, service, asked)
@@ -60,7 +60,7 @@ async def create_model(asked: NewModel, service: ServiceDep, response: Response)
     "/models/upload",
     status_code=201,
     dependencies=_CHANGES,
-    responses=problems(400, 409, 413, 415, 422),
+    responses=problems(400, 409, 413, 415),
     openapi_extra={"requestBody": {"required": True, "content": BINARY}},
 )
 async def upload_model(request: Request, name: ModelName, service: ServiceDep, response: Response) -> ModelRecord:
@@ -103,7 +103,7 @@ async def download_model(model: ModelDep) -> FileResponse:
 @router.get(
     "/models/{m}/export.onnx",
     response_class=FileResponse,
-    responses={200: {"content": BINARY}, **problems(404, 409, 422, 501)},
+    responses={200: {"content": BINARY}, **problems(404, 409, 501)},
 )
 async def export_model(model: ModelDep, service: ServiceDep, head_only: bool = False) -> FileResponse:
     """Return the model as one ONNX graph, from pixels to labels; with ``head_only`` from features."""

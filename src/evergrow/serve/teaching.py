@@ -42,7 +42,7 @@ router = APIRouter(
     tags=["changes"],
     route_class=BoundedRoute,
     dependencies=[Depends(check_writable)],
-    responses=problems(400, 404, 409, 412, 413, 415, 422, 507),
+    responses=problems(400, 404, 409, 412, 413, 415, 507),
 )
 
 

@@ -17,8 +17,8 @@ Solving with a ridge per block is solving with one ridge after column j was mult
 ``w_b ~ lambda_b^-1/2``; weights are returned so that the energy of all columns together stays what it was.
 
 Where there are no more rows than columns, estimated traces mislead: as ridges vanish so do RSS and N - 1 - df, but not
-the error of an estimate. There P is formed. Where rows are far fewer, T = R^T R with R (r, d) of full rank, Q = R^T Z,
-and matrices of order r say the same, with R_b the columns of a block:
+the error of an estimate. There T = R^T R with R (r, d) of full rank, Q = R^T Z, and matrices of order r say the same
+exactly, with R_b the columns of a block:
 
     K = I + sum_b R_b R_b^T / lambda_b        RSS = |Y|^2 - |Z|^2 + |K^-1 Z|^2        df = r - tr K^-1
 """
@@ -31,19 +31,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy import optimize
 from torch import Tensor
 
 from evergrow.core.errors import NumericalError
 from evergrow.core.seeding import generator
-from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky, symmetric_eigh
+from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
 
 SPREAD = 2.0
 """How far, in natural logarithms, the ridges of blocks may be expected to lie apart before anything is seen. Chosen on
 training rows of birds and intents: 1 to 4 do alike."""
 
 PROBES = 32
-STEPS = 8
 
 LARGEST_BLOCK_WEIGHT = 1e3
 """No weight is larger, or smaller than its inverse."""
@@ -51,16 +53,16 @@ LARGEST_BLOCK_WEIGHT = 1e3
 _START = 0.1
 """Common ridge at which the search begins, in units of a row's energy."""
 
-_FURTHEST = 2.0
-"""Longest step, in natural logarithms of a ridge."""
-
 _DECADE = math.log(10.0)
 
 _FREE = 1.0
 """What a ten times larger ridge may cost, as a log-likelihood, to be where the search begins."""
 
-_ENOUGH = 0.1
-"""Gain that a step promises, as a log-likelihood, below which the search ends."""
+_NO_SCORE = 1e6
+"""What stands for the score of ridges that have none, above that of the start."""
+
+_ENOUGH = 0.01
+"""Gain of a step, as a log-likelihood, below which the search ends."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def choose_block_weights(
     gram, cross = gram - rows * torch.outer(mean, mean), cross - torch.outer(mean, counts)
     mean = mean if basis is None else basis @ mean
     search: _Search
-    if basis is not None and 2 * basis.shape[1] <= len(basis):
+    if rows <= sum(blocks) or (basis is not None and 2 * basis.shape[1] <= len(basis)):
         search = _ThinSearch(gram, cross, basis, counts, blocks, given)
     else:
         if basis is not None:
@@ -185,7 +187,7 @@ class _Search(ABC):
         return values.new_zeros(len(self.blocks)).index_add_(0, self.owner, values).cpu()
 
     def minimum(self, ridges: Tensor) -> Tensor | None:
-        """Return the best logarithms of ridges, or None where no ridge can be judged: quasi-Newton steps (BFGS)."""
+        """Return the best logarithms of ridges, or None where no ridge can be judged."""
         value, slopes = self._judge(ridges)
         for _ in range(5):
             # Where rows are many a small ridge changes nothing, and no slope shows which block would do without.
@@ -195,30 +197,18 @@ class _Search(ABC):
             ridges, value, slopes = ridges + _DECADE, more, above
         if not math.isfinite(value):
             return None
-        curvature: Tensor | None = None  # inverse of it, as far as it is known
-        for _ in range(STEPS):
-            step = -slopes if curvature is None else -(curvature @ slopes)
-            # Nothing is known of the curvature at first; where slopes are small the minimum may be far away.
-            furthest = float(step.abs().max())
-            step = step * (_FURTHEST / max(furthest, 1e-12) if curvature is None else min(1.0, _FURTHEST / furthest))
-            if -float(step @ slopes) < _ENOUGH:
-                break
-            found = self._along(ridges, value, slopes, step)
-            if found is None:
-                break
-            after, lower, bent = found
-            curvature = _bent(curvature, after - ridges, bent - slopes)
-            ridges, value, slopes = after, lower, bent
-        return ridges
+        start, known = ridges.numpy(), (value, slopes.numpy())
 
-    def _along(self, ridges: Tensor, value: float, slopes: Tensor, step: Tensor) -> tuple[Tensor, float, Tensor] | None:
-        """Return the first of ever shorter steps that pays, with value and slopes there, or None."""
-        for share in (1.0, 0.3, 0.1):
-            after = ridges + share * step
-            lower, bent = self._judge(after)
-            if lower <= value + 1e-4 * share * float(step @ slopes):
-                return after, lower, bent
-        return None
+        def judge(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            if np.array_equal(point, start):
+                return known
+            found, bent = self._judge(torch.from_numpy(point.copy()))
+            # A line search goes back from where there is no score.
+            return (found if math.isfinite(found) else value + _NO_SCORE), bent.numpy()
+
+        enough = {"ftol": _ENOUGH / max(abs(value), 1.0), "gtol": _ENOUGH}
+        found = optimize.minimize(judge, start, jac=True, method="L-BFGS-B", options=enough)
+        return torch.from_numpy(found.x)
 
     def _judge(self, ridges: Tensor) -> tuple[float, Tensor]:
         """Return the penalised score and its slopes."""
@@ -251,7 +241,6 @@ class _DenseSearch(_Search):
     def __init__(self, total: Tensor, cross: Tensor, *others: Any) -> None:
         super().__init__(total.diagonal().clamp_min(0.0), *others)
         self.total, self.cross = total, cross
-        self.is_exact = self.rows <= len(total)
         signs = torch.randint(0, 2, (len(total), PROBES), generator=generator(0, "block weights", len(total)))
         self.signs = signs.to(total).mul_(2.0).sub_(1.0)
 
@@ -260,34 +249,26 @@ class _DenseSearch(_Search):
         matrix = self.total.clone()
         matrix.diagonal().add_(ridge)
         factor = safe_cholesky(matrix)
-        kept, shrinking, weights = (self._exact if self.is_exact else self._estimated)(factor, ridge)
+        solved = factor.solve(torch.cat([self.cross, self.signs, ridge[:, None] * self.signs], dim=1))
+        weights, probes, weighted = torch.split(solved, [self.cross.shape[1], PROBES, PROBES], dim=1)
+        # The diagonals of L P and L P L P.
+        kept = ridge * (self.signs * probes).sum(dim=1) / PROBES
+        shrinking = ridge * (probes * weighted).sum(dim=1) / PROBES
         shrunk = ridge[:, None] * weights
         rss = self.targets - float((weights * self.cross).sum()) - float((weights * shrunk).sum())
         slack = self.rows - 1.0 - len(kept) + float(kept.sum())
         rss_slopes = 2.0 * self._by_block(ridge * (weights * factor.solve(shrunk)).sum(dim=1))
         return rss, slack, rss_slopes, self._by_block(kept - shrinking)
 
-    def _exact(self, factor: CholeskyFactor, ridge: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the diagonals (d,) of ``L P`` and ``L P L P``, and W (d, C)."""
-        inverse = torch.cholesky_inverse(factor.lower)
-        weights = inverse @ self.cross
-        return ridge * inverse.diagonal(), ridge * (inverse.square_() @ ridge), weights
-
-    def _estimated(self, factor: CholeskyFactor, ridge: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        solved = factor.solve(torch.cat([self.cross, self.signs, ridge[:, None] * self.signs], dim=1))
-        weights, probes, weighted = torch.split(solved, [self.cross.shape[1], PROBES, PROBES], dim=1)
-        kept = ridge * (self.signs * probes).sum(dim=1) / PROBES
-        return kept, ridge * (probes * weighted).sum(dim=1) / PROBES, weights
-
 
 class _ThinSearch(_Search):
-    """From a total scatter ``V G V^T`` with V (d, k) of few columns, and cross products ``V Q``."""
+    """From a total scatter ``V G V^T`` of few rows and cross products ``V Q``; without V they are G and Q."""
 
-    def __init__(self, gram: Tensor, cross: Tensor, basis: Tensor, *others: Any) -> None:
+    def __init__(self, gram: Tensor, cross: Tensor, basis: Tensor | None, *others: Any) -> None:
         values, vectors = symmetric_eigh(gram)
         kept = values > 1e-12 * values[-1].clamp_min(0.0)
         lengths, vectors = values[kept].sqrt(), vectors[:, kept]
-        root = lengths[:, None] * (vectors.T @ basis.T)
+        root = lengths[:, None] * (vectors.T if basis is None else vectors.T @ basis.T)
         super().__init__(root.square().sum(dim=0), *others)
         self.inner = [part @ part.T for part in torch.split(root, self.blocks, dim=1)]
         self.seen = (vectors.T @ cross) / lengths[:, None]
@@ -306,15 +287,3 @@ class _ThinSearch(_Search):
         rss_slopes = torch.stack([2.0 * (again * (part @ left)).sum() for part in self.inner])
         slack_slopes = torch.stack([(squared * part).sum() for part in self.inner])
         return rss, slack, shares * rss_slopes.cpu(), shares * slack_slopes.cpu()
-
-
-def _bent(inverse: Tensor | None, moved: Tensor, turned: Tensor) -> Tensor | None:
-    """Return the inverse of the curvature after slopes turned by so much on a move (BFGS)."""
-    along = float(moved @ turned)
-    if along <= 1e-12:
-        return inverse
-    one = torch.eye(len(moved), dtype=moved.dtype)
-    if inverse is None:
-        inverse = one * (along / float(turned @ turned))
-    mixing = one - torch.outer(moved, turned) / along
-    return mixing @ inverse @ mixing.T + torch.outer(moved, moved) / along
