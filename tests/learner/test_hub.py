@@ -20,9 +20,14 @@ from tests.learner.toys import Letters
 
 from evergrow import Learner
 from evergrow.core.archive import read_archive, write_archive
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError, NotFittedError, ParameterError
+from evergrow.core.errors import (
+    DatasetNotFoundError,
+    FileFormatError,
+    ModelNotFoundError,
+    NotFittedError,
+    ParameterError,
+)
 from evergrow.data import load_data
-from evergrow.learner.history import ModelNotFoundError
 from evergrow.learner.hub import HubError, published_archive
 from evergrow.learner.modelfile import commit, open_model
 

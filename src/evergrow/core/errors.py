@@ -82,6 +82,10 @@ class PathError(EvergrowError, OSError):
     """A file that cannot be written where it was asked for: it is read-only, no ordinary file, or a link to nothing."""
 
 
+class ModelNotFoundError(EvergrowError, FileNotFoundError):
+    """There is no model where one was looked for."""
+
+
 class DatasetNotFoundError(EvergrowError, FileNotFoundError):
     """A data set is not on disk; the message says what was looked for, where, and how to get it."""
 

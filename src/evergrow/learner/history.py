@@ -15,35 +15,13 @@ from pathlib import Path
 from typing_extensions import Self
 
 from evergrow.core.archive import Archive, parse_json, read_archive, read_header
-from evergrow.core.errors import EvergrowError, FileFormatError, NewerSchemaError, PathError
+from evergrow.core.errors import FileFormatError, NewerSchemaError, PathError
 from evergrow.core.files import PARTIAL, atomic_path, link_or_copy, restrict, take_owner
 from evergrow.core.record import UNWRITTEN, from_values, to_values
 from evergrow.learner.changes import Ancestor, Change, Lineage, check_history
 
 _OLD = 3600.0  # seconds after which a partial file cannot be one that another process is writing
 _DIGITS = 9  # of a revision's number: no model gets beyond it, and a foreign file must not push the count there
-
-
-class ModelNotFoundError(EvergrowError, FileNotFoundError):
-    """There is no model where one was looked for."""
-
-
-def existing_model(path: str | os.PathLike[str]) -> Path:
-    """Return where a model lies, all links followed, or raise :class:`ModelNotFoundError`.
-
-    Examples
-    --------
-    >>> from evergrow.learner.history import existing_model
-    >>> existing_model("nowhere.evg")
-    Traceback (most recent call last):
-        ...
-    evergrow.learner.history.ModelNotFoundError: No model 'nowhere.evg' here. Make one with fit.
-    """
-    if not os.path.isfile(path):
-        if os.path.islink(path):
-            raise ModelNotFoundError(f"{os.fspath(path)} is a link to nothing")
-        raise ModelNotFoundError(f"No model {os.fspath(path)!r} here. Make one with fit.")
-    return Path(os.path.realpath(path))
 
 
 @dataclass(frozen=True)

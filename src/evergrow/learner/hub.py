@@ -23,9 +23,9 @@ from huggingface_hub.errors import (
 )
 
 from evergrow.core.archive import Archive, write_archive
-from evergrow.core.errors import EvergrowError, ParameterError
+from evergrow.core.errors import EvergrowError, ModelNotFoundError, ParameterError
 from evergrow.core.escaping import one_line
-from evergrow.learner.history import ModelNotFoundError, existing_model
+from evergrow.core.files import existing_model
 from evergrow.learner.model_card import TASKS, CardFacts, card_metadata, card_text, measured_accuracy
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def fetched_model(repo: str | os.PathLike[str], **settings: Any) -> Path:
     ...     fetched_model(folder)  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):
         ...
-    evergrow.learner.history.ModelNotFoundError: No model ...
+    evergrow.core.errors.ModelNotFoundError: No model ...
     """
     if os.path.isdir(repo):
         return existing_model(Path(repo, MODEL_FILE))

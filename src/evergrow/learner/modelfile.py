@@ -26,11 +26,11 @@ import safetensors
 
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import BusyError, EvergrowError, ParameterError, PathError
-from evergrow.core.files import atomic_path, check_replaceable, link_or_copy, locked, real_path
+from evergrow.core.errors import ModelNotFoundError as ModelNotFoundError
+from evergrow.core.files import atomic_path, check_replaceable, existing_model, link_or_copy, locked, real_path
 from evergrow.core.validation import check_number
 from evergrow.learner.changes import Change, Event, Lineage
-from evergrow.learner.history import Header, History, Undone, existing_model
-from evergrow.learner.history import ModelNotFoundError as ModelNotFoundError
+from evergrow.learner.history import Header, History, Undone
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import Snapshot
 
