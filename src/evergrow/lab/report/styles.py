@@ -62,6 +62,7 @@ _TABLE: tuple[tuple[str, str, str, str, Marker], ...] = (
     ("ri", "RI", "#00825f", "#3cc79c", "^"),
     ("scsm", "SCSM", "#0068a8", "#6cc0ff", "s"),
     ("scl-mgsm", "SCL-MGSM", "#c8500a", "#ff8a4c", "o"),
+    ("evergrow", "evergrow", "#9c3d00", "#ffb07a", (4, 0, 0)),
 )
 STYLES = {key: Style(name, light, dark, marker, order) for order, (key, name, light, dark, marker) in enumerate(_TABLE)}
 """Styles by the registered name of a method."""
