@@ -36,8 +36,8 @@ from evergrow.data.features import search_path
 from evergrow.features import Backbone, Preprocessing, create_backbone
 from evergrow.head.base import with_blocks
 from evergrow.lab.bench.execute import watched
-from evergrow.lab.bench.grid import record_name, settings_id
-from evergrow.lab.records import AnalysisRecord, plain, read_analyses, write_record
+from evergrow.lab.bench.run import record_name, settings_id
+from evergrow.lab.records import Record, plain, read_records, write_record
 
 KEPT = Path(__file__).parent / "records" / "depths"
 WEIGHTS = "vit_small_p8_64_tinyimagenet.safetensors"
@@ -102,8 +102,8 @@ def shown(row: dict[str, Any]) -> float:
 
 def show() -> None:
     """Print the kept results as a table, accuracy by depth and pooling."""
-    records, _ = read_analyses(KEPT)
-    rows = [row for record in records for row in record.results["rows"]]
+    records, _ = read_records(KEPT)
+    rows = [row for record in records.values() for row in record.results["rows"]]
     columns = list(dict.fromkeys((row["set"], row["pooling"]) for row in rows))
     lines = ["| depth from the end |" + "".join(f" {kind} {pooling} |" for kind, pooling in columns)]
     lines.append("|---|" + "---|" * len(columns))
@@ -166,7 +166,7 @@ def keep(data: RawSet, network: Backbone, arguments: argparse.Namespace) -> None
     settings = {"folds": FOLDS, "folds_answered": 1 if arguments.classes else FOLDS}
     dataset = describe_features(data, network.spec)
     decisive = {"analysis": "depths", **settings, **HEAD, "fingerprint": dataset["fingerprint"]}
-    record = AnalysisRecord(
+    record = Record(
         run_id=settings_id(decisive),
         analysis="depths",
         settings=settings,

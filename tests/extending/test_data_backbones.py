@@ -160,7 +160,7 @@ def test_a_new_source_serves_specs_and_models(mirror: Path, tmp_path: Path) -> N
     spec.write_text(text.replace("WEIGHTS", "mirror"))
     assert load_spec(spec).datasets[0].backbone.weights == "mirror"
     spec.write_text(text.replace("WEIGHTS", "miror"))
-    with pytest.raises(SpecError, match="weights must be 'bundled', 'hub', 'mirror', 'random' or a file"):
+    with pytest.raises(SpecError, match="they are 'bundled', 'hub', 'mirror', 'random' or a file"):
         load_spec(spec)
     images = np.random.default_rng(0).integers(0, 256, size=(8, 16, 16, 3), dtype=np.uint8)
     learner = Learner("test_resnet", "simplecil", weights="mirror", device="cpu", cache=False)

@@ -197,7 +197,7 @@ USES = {
     "parquet": Use(parquet_table, ("data", "table.parquet")),
     "heic": Use(heic_image, decoding("photo.heic"), command=False),
     "raw": Use(raw_image, decoding("photo.dng"), command=False),
-    "report": Use(nothing, ("lab", "report", str(RUNS), "-o", "page")),
+    "lab": Use(nothing, ("lab", "report", str(RUNS), "-o", "page")),
     "onnx": Use(fitted_rows, ("export", "rows.evg", "--onnx", "rows.onnx")),
     "video": Use(short_video, ("-c", FRAMES), command=False),
 }

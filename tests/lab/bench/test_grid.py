@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 import torch
 
+from evergrow.core.errors import BusyError
 from evergrow.core.files import locked
 from evergrow.data import load_features
-from evergrow.lab.bench import BusyError, load_spec, run_bench
-from evergrow.lab.bench.runner import plan_bench
-from evergrow.lab.records import RunRecord, read_record, read_records
+from evergrow.lab.bench import load_spec, plan_grid, run_grid
+from evergrow.lab.records import Record, read_record, read_records
 
 WriteSpec = Callable[..., Path]
 
 
 def run(path: Path, **options: object):
-    return run_bench(load_spec(path), output=path.parent / "out", **options)
+    return run_grid(load_spec(path), output=path.parent / "out", **options)
 
 
 def test_records_agree_with_an_independent_evaluation(folder: Path, head: type) -> None:
@@ -80,7 +80,7 @@ def test_first_mini_batches_are_joined_until_the_method_can_start(
     write_spec: WriteSpec, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[list[int]] = []
-    monkeypatch.setattr("evergrow.lab.bench.execute._GUIDED", (head,))
+    monkeypatch.setattr("evergrow.lab.bench.play._GUIDED", (head,))
     monkeypatch.setattr(head, "hook", lambda event, self: sizes.append(list(self.batches_)))
     outcome = run(write_spec(("disjoint = true", "batch_size = 1")), only=["seed=1993"])
     assert outcome.exit_code == 0
@@ -109,7 +109,7 @@ def test_finished_runs_are_skipped_and_only_then(folder: Path, head: type, monke
     damaged.write_text(damaged.read_text()[:100])
     third = run(folder / "spec.toml")
     assert [step.action for step in third.steps] == ["skip", "run"]
-    assert "damaged" in third.steps[1].note
+    assert "no whole JSON" in third.steps[1].note
     assert read_record(damaged).status == "ok"
 
 
@@ -117,7 +117,7 @@ def test_changed_data_under_the_same_name_runs_again(folder: Path) -> None:
     run(folder / "spec.toml")
     arrays = dict(np.load(folder / "blobs.npz"))
     np.savez(folder / "blobs.npz", **{**arrays, "X_train": arrays["X_train"] + np.float16(1)})
-    assert [step.action for step in plan_bench(load_spec(folder / "spec.toml"), output=folder / "out").steps] == [
+    assert [step.action for step in plan_grid(load_spec(folder / "spec.toml"), output=folder / "out").steps] == [
         "run",
         "run",
     ]
@@ -157,8 +157,8 @@ def test_a_failed_run_is_recorded_and_the_grid_goes_on(write_spec: WriteSpec) ->
     assert outcome.exit_code == 1
     assert [step.status for step in outcome.steps] == ["ok", "failed"] * 2
     records, problems = read_records(outcome.folder)
-    assert problems == []
-    failed = next(record for record in records if record.status == "failed")
+    assert problems == {}
+    failed = next(record for record in records.values() if record.status == "failed")
     assert failed.error is not None
     assert failed.error["type"] == "RuntimeError"
     assert failed.error["message"] == "no luck in .../y"
@@ -193,15 +193,15 @@ def test_ctrl_c_marks_the_run_and_the_next_call_goes_on(
     outcome = run(folder / "spec.toml")
     assert outcome.exit_code == 130
     assert [step.status for step in outcome.steps] == ["cancelled", "pending"]
-    assert [record.status for record in read_records(outcome.folder)[0]] == ["cancelled"]
+    assert [record.status for record in read_records(outcome.folder)[0].values()] == ["cancelled"]
     monkeypatch.setattr(head, "hook", None)
     again = run(folder / "spec.toml")
     assert again.exit_code == 0
-    assert [record.status for record in read_records(again.folder)[0]] == ["ok", "ok"]
+    assert [record.status for record in read_records(again.folder)[0].values()] == ["ok", "ok"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
-def test_two_benches_do_not_share_a_folder(folder: Path) -> None:
+def test_two_grids_do_not_share_a_folder(folder: Path) -> None:
     (folder / "out").mkdir()
     with locked(folder / "out"), pytest.raises(BusyError, match="another process"):
         run(folder / "spec.toml")
@@ -234,14 +234,14 @@ def hook(event, head):
         Path("started").touch()
         time.sleep(60)
 fakes.NearestMean.hook = staticmethod(hook)
-from evergrow.lab.bench import load_spec, run_bench
-run_bench(load_spec("spec.toml"), output="out")
+from evergrow.lab.bench import load_spec, run_grid
+run_grid(load_spec("spec.toml"), output="out")
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX")
-def test_a_killed_bench_restarts_cleanly(folder: Path) -> None:
+def test_a_killed_grid_restarts_cleanly(folder: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(Path(__file__).with_name("conftest.py"))],
         cwd=folder,
@@ -273,4 +273,4 @@ def test_a_record_is_readable_json_with_everything(folder: Path) -> None:
     assert body["schema"] == "evergrow-run"
     assert {"evergrow", "torch", "numpy", "python"} <= set(body["versions"])
     assert body["run_id"] == outcome.steps[0].run.run_id
-    assert isinstance(outcome.records[0], RunRecord)
+    assert isinstance(outcome.records[0], Record)

@@ -14,8 +14,8 @@ from tests.lab.bench.conftest import blobs
 from evergrow.core.errors import EngineError
 from evergrow.engine import LocalEngine, RayEngine
 from evergrow.engine.runners import Outcome, Task
-from evergrow.lab.bench import expand, load_spec, run_bench
-from evergrow.lab.bench.elsewhere import run_of_values, run_values
+from evergrow.lab.bench import load_spec, run_grid
+from evergrow.lab.bench.workers import perform
 
 SPEC = """
 name = "tiny"
@@ -58,12 +58,12 @@ def comparable(record: Any) -> dict[str, Any]:
 
 
 def check_equal(spec: Path, engine: Any) -> None:
-    here = run_bench(load_spec(spec), output="here")
-    there = run_bench(load_spec(spec), output="there", engine=engine)
+    here = run_grid(load_spec(spec), output="here")
+    there = run_grid(load_spec(spec), output="there", engine=engine)
     assert [step.status for step in there.steps] == ["ok"] * 6
     assert [comparable(record) for record in there.records] == [comparable(record) for record in here.records]
     assert sorted(path.name for path in Path("there").iterdir()) == sorted(path.name for path in Path("here").iterdir())
-    again = run_bench(load_spec(spec), output="there", engine=engine)
+    again = run_grid(load_spec(spec), output="there", engine=engine)
     assert [step.action for step in again.steps] == ["skip"] * 6
 
 
@@ -78,15 +78,10 @@ def test_records_of_a_ray_are_the_same(spec: Path) -> None:
     check_equal(spec, RayEngine(address="local", workers=2))
 
 
-def test_a_run_survives_the_way_as_plain_values(spec: Path) -> None:
-    for run in expand(load_spec(spec)):
-        values = run_values(run)
-        assert Path(values["data"]["source"]).is_absolute()
-        again = run_of_values(values)
-        assert again.settings == run.settings
-        assert again.file_name == run.file_name
+def test_a_worker_with_other_data_refuses_the_run(spec: Path) -> None:
+    about = {"spec": str(spec.absolute()), "folder": "out", "device": "cpu", "dataset": 0, "run": "of other data"}
     with pytest.raises(EngineError, match="must be the same on every machine"):
-        run_of_values({**values, "seed": values["seed"] + 1})
+        perform(Task("record", 0, about))
 
 
 class Failing:
@@ -108,18 +103,18 @@ class Failing:
 def test_a_run_whose_worker_died_is_on_record_as_failed(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(LocalEngine, "runner", lambda self, perform: Failing("failed"))
-        outcome = run_bench(load_spec(spec), output="out", engine=LocalEngine(), only=["method=simplecil"])
+        outcome = run_grid(load_spec(spec), output="out", engine=LocalEngine(), only=["method=simplecil"])
     assert [step.status for step in outcome.steps] == ["failed", "failed"]
     assert outcome.records[0].error["message"] == "its worker died 3 times"
     assert outcome.exit_code == 1
-    outcome = run_bench(load_spec(spec), output="out", only=["method=simplecil"], retry_failed=True)
+    outcome = run_grid(load_spec(spec), output="out", only=["method=simplecil"], retry_failed=True)
     assert [step.status for step in outcome.steps] == ["ok", "ok"]
 
 
 def test_a_folder_that_workers_do_not_share_is_said(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalEngine, "runner", lambda self, perform: Failing("done"))
-    with pytest.raises(EngineError, match="folder must be one that every worker reaches by the same path"):
-        run_bench(load_spec(spec), output="out", engine=LocalEngine())
+    with pytest.raises(EngineError, match="every worker must reach that folder by the same path"):
+        run_grid(load_spec(spec), output="out", engine=LocalEngine())
 
 
 def test_the_command_takes_an_engine(spec: Path) -> None:

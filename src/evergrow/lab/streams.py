@@ -1,21 +1,217 @@
-"""Which samples arrive when: tasks as index arrays over labels, nothing copied."""
+"""Which samples arrive when: class orders, protocols (B-m Inc-n and its generalisations), and the tasks they make."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from typing import Protocol as Interface
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from typing_extensions import Self
 
-from evergrow.core.errors import InputError, LabelError
+from evergrow.core.errors import InputError, LabelError, ParameterError
 from evergrow.core.seeding import derive_seed
-from evergrow.lab.streams.orders import DEFAULT_SEED, class_order, disjoint_order
-from evergrow.lab.streams.protocol import Protocol
+from evergrow.core.settings import from_mapping
+from evergrow.core.validation import check_number
 
 Indices = NDArray[np.int64]
+
+DEFAULT_SEED = 1993
+"""The field's convention since iCaRL."""
+
+
+def class_order(n_classes: int, seed: int = DEFAULT_SEED, *, shuffle: bool = True) -> Indices:
+    """Return positions of classes (in sorted label order) in the order in which they arrive.
+
+    The shuffled order is the field's: numpy's legacy generator, equal to
+    ``np.random.seed(seed); np.random.permutation(n_classes)``, without touching the global state.
+
+    Parameters
+    ----------
+    n_classes : int
+        How many there are.
+    seed : int
+        Seed of the legacy generator, 1993 by convention.
+    shuffle : bool
+        False keeps the natural order, as VTAB does.
+
+    Returns
+    -------
+    ndarray of int of shape (n_classes,)
+
+    Examples
+    --------
+    >>> from evergrow.lab.streams import class_order
+    >>> class_order(100)[:6].tolist()
+    [68, 56, 78, 8, 23, 84]
+    >>> class_order(4, shuffle=False).tolist()
+    [0, 1, 2, 3]
+    """
+    check_number("n_classes", n_classes, low=1, integer=True)
+    check_number("seed", seed, low=0, high=2**32 - 1, integer=True)
+    if not shuffle:
+        return np.arange(n_classes, dtype=np.int64)
+    legacy = np.random.RandomState(seed)  # published class orders come from this generator
+    return np.asarray(legacy.permutation(n_classes), dtype=np.int64)
+
+
+def disjoint_order(n_classes: int, seed: int, earlier_seeds: Sequence[int], n_initial: int) -> Indices:
+    """Return the order of ``seed`` with a first task that shares no class with those of earlier seeds.
+
+    The paper averages over seeds "where the initial-stage categories are non-overlapping across seeds" and
+    does not say how they were drawn. Here the first ``n_initial`` classes of the plain order that no earlier
+    seed has used come first, and all others follow in plain order. With no earlier seed that is the plain
+    order, and a later seed in the list never changes an earlier one's order.
+
+    Parameters
+    ----------
+    n_classes : int
+        How many there are.
+    seed : int
+        Seed whose order is wanted.
+    earlier_seeds : sequence of int
+        Seeds before it in the list, in order, all different.
+    n_initial : int
+        Classes of the first task.
+
+    Returns
+    -------
+    ndarray of int of shape (n_classes,)
+
+    Raises
+    ------
+    ParameterError
+        If there are not enough classes for that many disjoint first tasks, or a seed repeats.
+
+    Examples
+    --------
+    >>> from evergrow.lab.streams import class_order, disjoint_order
+    >>> class_order(6, 1993).tolist(), class_order(6, 1994).tolist(), class_order(6, 1995).tolist()
+    ([0, 2, 3, 4, 5, 1], [1, 4, 0, 5, 2, 3], [0, 3, 1, 5, 2, 4])
+    >>> disjoint_order(6, 1995, [1993, 1994], 2).tolist()
+    [3, 5, 0, 1, 2, 4]
+    """
+    seeds = [*earlier_seeds, seed]
+    if len(set(seeds)) != len(seeds):
+        raise ParameterError(f"seeds must all be different for disjoint first tasks, got {seeds}")
+    if n_initial * len(seeds) > n_classes:
+        raise ParameterError(
+            f"{len(seeds)} disjoint first tasks of {n_initial} classes must fit into the data, "
+            f"got {n_classes} classes; use fewer seeds, a smaller first task or disjoint = false"
+        )
+    used: set[int] = set()
+    order = class_order(n_classes, seed)
+    for each in seeds:
+        plain = class_order(n_classes, each)
+        first = [int(c) for c in plain if int(c) not in used][:n_initial]
+        chosen = set(first)
+        order = np.array(first + [int(c) for c in plain if int(c) not in chosen], dtype=np.int64)
+        used |= chosen
+    return order
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """B-m Inc-n: ``initial`` classes first, then ``increment`` classes per task, the last takes what is left.
+
+    Parameters
+    ----------
+    initial : int
+        Classes of the first task; 0 means as many as ``increment``.
+    increment : int
+        Classes of every later task.
+    shuffle : bool
+        Whether the class order is drawn by seed; False keeps the natural order.
+    disjoint : bool
+        The paper's protocol: the first tasks of different seeds share no class.
+    blur : float
+        Generalised CIL in the manner of Si-Blurry: this share of the training samples of the blurry classes
+        leaves its task for a random one (0.1 in the G-ACIL paper).
+    blurry_classes : float
+        Share of the classes that are blurry, used only if ``blur > 0``.
+    repeat : float
+        Generalised CIL with repetition: probability that a class comes again in each task after its first;
+        its samples are shared out evenly, each is still seen once.
+    batch_size : int
+        Single-pass online stream: samples per mini-batch; 0 hands over a task as a whole.
+
+    Examples
+    --------
+    >>> from evergrow.lab.streams import Protocol
+    >>> Protocol(increment=10).name
+    'B-0 Inc-10'
+    >>> Protocol(initial=50, increment=5).task_sizes(62)
+    [50, 5, 5, 2]
+    """
+
+    initial: int = 0
+    increment: int = 10
+    shuffle: bool = True
+    disjoint: bool = False
+    blur: float = 0.0
+    blurry_classes: float = 0.5
+    repeat: float = 0.0
+    batch_size: int = 0
+
+    def __post_init__(self) -> None:
+        check_number("initial", self.initial, low=0, integer=True)
+        check_number("increment", self.increment, low=1, integer=True)
+        check_number("batch_size", self.batch_size, low=0, integer=True)
+        for name in ("blur", "blurry_classes", "repeat"):
+            check_number(name, getattr(self, name), low=0, high=1)
+        for name in ("shuffle", "disjoint"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        if self.blur and self.repeat:
+            raise ParameterError("blur and repeat must not both be positive: choose one generalisation")
+        if self.disjoint and not self.shuffle:
+            raise ParameterError("disjoint must be false where shuffle is false: the natural order is one order")
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
+        """Build a protocol from plain settings, rejecting unknown keys.
+
+        Examples
+        --------
+        >>> from evergrow.lab.streams import Protocol
+        >>> Protocol.from_dict({"incrment": 5})
+        Traceback (most recent call last):
+            ...
+        evergrow.core.errors.UnknownNameError: ..., got 'incrment'; nearest: 'increment'
+        """
+        return from_mapping(cls, settings, "protocol setting")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values."""
+        return asdict(self)
+
+    @property
+    def name(self) -> str:
+        """The name in the paper's notation, with what departs from plain class-incremental learning."""
+        extras = [
+            "" if self.shuffle else "natural order",
+            f"blurry {self.blurry_classes:g}/{self.blur:g}" if self.blur else "",
+            f"repeat {self.repeat:g}" if self.repeat else "",
+            f"online {self.batch_size}" if self.batch_size else "",
+        ]
+        return ", ".join([f"B-{self.initial} Inc-{self.increment}", *(extra for extra in extras if extra)])
+
+    @property
+    def n_initial(self) -> int:
+        """Classes of the first task."""
+        return self.initial or self.increment
+
+    def task_sizes(self, n_classes: int) -> list[int]:
+        """Return the number of classes of every task; the last takes the remainder."""
+        check_number("n_classes", n_classes, low=1, integer=True)
+        if self.n_initial > n_classes:
+            raise ParameterError(
+                f"the first task must have at most the {n_classes} classes of the data, got {self.n_initial}"
+            )
+        whole, rest = divmod(n_classes - self.n_initial, self.increment)
+        return [self.n_initial, *[self.increment] * whole, *([rest] if rest else [])]
 
 
 class Labelled(Interface):
@@ -253,8 +449,5 @@ def _shuffled(tasks: list[Task], seed: int) -> tuple[Task, ...]:
 
     A method that holds out the last fifth of a task, as RanPAC does, must not get whole classes there.
     """
-    shuffled = []
-    for task in tasks:
-        rng = np.random.default_rng(derive_seed(seed, "stream", "rows", task.index))
-        shuffled.append(Task(task.index, task.classes, task.new_classes, rng.permutation(task.train), task.test))
-    return tuple(shuffled)
+    rngs = [np.random.default_rng(derive_seed(seed, "stream", "rows", task.index)) for task in tasks]
+    return tuple(replace(task, train=rng.permutation(task.train)) for task, rng in zip(tasks, rngs))
