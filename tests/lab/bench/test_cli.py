@@ -87,7 +87,7 @@ def test_ctrl_c_exits_130(folder: Path, head: type, monkeypatch: pytest.MonkeyPa
     ("change", "message"),
     [
         (("seeds", "sedes"), "spec.toml, the spec: key of the spec must be known, got 'sedes'; nearest: 'seeds'"),
-        (('path = "blobs.npz"', 'name = "blobs"'), "EVERGROW_DATA"),
+        (('path = "blobs.npz"', 'name = "blobs"'), "No folder or file 'blobs' here"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(write_spec: WriteSpec, change: tuple[str, str], message: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import confusion_matrix
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.items import ImageArrays
+from evergrow.core.items import Images
 from evergrow.data import load_data
 from evergrow.features import create_backbone, encode
 from evergrow.lab.bench import SpecError, expand, load_spec, run_grid
@@ -52,10 +52,10 @@ def test_a_run_equals_extraction_and_learning_by_hand(spec: Path) -> None:
     backbone = create_backbone("test_resnet", "random", device="cpu")
     assert record.dataset["backbone"]["weights_hash"] == backbone.spec.weights_hash
     data = load_data(spec.parent / "images.npz")
-    assert isinstance(data.train, ImageArrays)
+    assert isinstance(data.train.items, Images)
     head = create_method("simplecil", device="cpu")
-    head.fit(encode(backbone, data.train, cache=False, join=False).X, data.y_train)
-    answers = head.predict(encode(backbone, data.test, cache=False, join=False).X)
+    head.fit(encode(backbone, data.train.items, cache=False, join=False).X, data.y_train)
+    answers = head.predict(encode(backbone, data.test.items, cache=False, join=False).X)
     assert record.results["a_last"] == pytest.approx((answers == data.y_test).mean())
     assert np.array_equal(record.extra["confusion"]["matrix"], confusion_matrix(data.y_test, answers))
 
@@ -100,6 +100,6 @@ def test_a_recipe_gives_joined_blocks_and_is_in_the_record(spec: Path) -> None:
     data = load_data(spec.parent / "images.npz")
     backbone = create_backbone("test_resnet", "random", device="cpu", recipe=["final", "mean@-2"])
     head = create_method("simplecil", device="cpu")
-    head.fit(encode(backbone, data.train, cache=False).X, data.y_train)
-    answers = head.predict(encode(backbone, data.test, cache=False).X)
+    head.fit(encode(backbone, data.train.items, cache=False).X, data.y_train)
+    answers = head.predict(encode(backbone, data.test.items, cache=False).X)
     assert record.results["a_last"] == pytest.approx((answers == data.y_test).mean())

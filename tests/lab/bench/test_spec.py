@@ -112,9 +112,9 @@ def test_missing_parts_and_files(tmp_path: Path, write_spec: WriteSpec) -> None:
 
 
 def test_missing_data_set_stops_before_anything_runs(write_spec: WriteSpec) -> None:
-    with pytest.raises(DatasetNotFoundError, match="existing"):
+    with pytest.raises(DatasetNotFoundError, match=r"Did you mean .*blobs\.npz"):
         expand(load_spec(write_spec(("blobs.npz", "blob.npz"))))
-    with pytest.raises(DatasetNotFoundError, match="looked for"):
+    with pytest.raises(DatasetNotFoundError, match="No folder or file 'no_such_set' here"):
         expand(load_spec(write_spec(('path = "blobs.npz"', 'name = "no_such_set"'))))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.commands import evergrow
 
-from evergrow.core.items import ImageArrays
+from evergrow.core.items import Images
 from evergrow.data import load_data, load_features
 from evergrow.features import create_backbone
 from evergrow.lab.bench import load_spec, run_grid
@@ -136,14 +136,14 @@ def test_a_method_that_trains_agrees_with_its_own_scores_by_hand(tmp_path: Path,
     written = ", ".join(f"{name} = {value}" for name, value in TRAINED[method].items())
     (record,) = run(image_spec(tmp_path, method, f"{{ {written} }}"))
     data = load_data(tmp_path / "images.npz")
-    assert isinstance(data.train, ImageArrays)
+    assert isinstance(data.train.items, Images)
     options = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
     backbone = create_backbone("vit_tiny_patch16_224", "random", "pilot", device="cpu", **options)
     again = create_method(method, **TRAINED[method], random_state=1993, device="cpu", backbone=backbone)
     stream = make_stream(data.y_train, data.y_test, Protocol(increment=2), seed=1993)
     for task in stream:
-        again.partial_fit(data.train.take(task.train), data.y_train[task.train])
-    scores = again.decision_function(data.test)
+        again.partial_fit(data.train.items.take(task.train), data.y_train[task.train])
+    scores = again.decision_function(data.test.items)
     assert record.results["a_last"] == pytest.approx((scores.argmax(axis=1) == data.y_test).mean())
     check(record, scores, again.classes_, data.y_test, [task.new_classes.tolist() for task in stream])
     assert 0 < record.results["a_last"] < record.results["a_last_within"] < 1
