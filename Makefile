@@ -81,7 +81,7 @@ docs: $(STAMP)  ## the documentation as a site in build/site; no warning passes
 # Apart from the setup, so that the tests build the site with the packages that they run with. The figures of the gallery take
 # longer than the pages, and are drawn only when records or their drawing change.
 REPORT := build/report/index.html
-$(REPORT): $(shell find experiments/records -name '*.json') $(wildcard src/evergrow/report/*.*)
+$(REPORT): $(shell find experiments/records -name '*.json') $(wildcard src/evergrow/lab/report/*.*)
 	$(BIN)/evergrow lab report experiments/records -o $(@D)
 
 site: $(REPORT)

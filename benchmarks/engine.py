@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.timing import Row, seconds
 from evergrow import Learner
-from evergrow.data.sources import open_source
+from evergrow.data import read
 from evergrow.engine import Division, LocalEngine
 from evergrow.engine.fitting import FAN_IN
 from evergrow.engine.job import Job, begin_job
@@ -146,7 +146,7 @@ def reduce(units: int, classes: int, shards: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         data = _vectors(folder, shards * classes, 64, classes)
-        manifest = plan(open_source(str(data)), Division(rows=classes, size=1 << 40))
+        manifest = plan(read(str(data)), Division(rows=classes, size=1 << 40))
         job = begin_job(Job(folder, manifest, "fit"))
         with np.load(data) as arrays:
             X, y = arrays["X"][: 2 * classes], arrays["y"][: 2 * classes]

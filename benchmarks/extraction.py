@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.timing import Row, seconds
-from evergrow.core.items import ImageArrays, ImageFiles, Items, Kind
+from evergrow.core.items import Images, Items, Kind
 from evergrow.features import create_backbone, encode, encode_chunks
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.images import decode_image
@@ -47,7 +47,7 @@ def throughput(quick: bool) -> Iterator[Row]:
 
 def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: float | None) -> Row:
     backbone: Any = create_backbone(name, weights="random", device=device)
-    return _against_bare(f"extraction, {name}", backbone, ImageArrays(_images(n)), precision, bar)
+    return _against_bare(f"extraction, {name}", backbone, Images(_images(n)), precision, bar)
 
 
 def _jpeg_throughput(
@@ -61,7 +61,7 @@ def _jpeg_throughput(
         names = tuple(f"{row:05d}.jpg" for row in range(min(n, 1000)))
         for row, pixels in enumerate(_images(len(names))):
             Image.fromarray(pixels).resize(shape).save(Path(folder, names[row]), quality=90)
-        items = ImageFiles(Path(folder), tuple(names[row % len(names)] for row in range(n)))
+        items = Images(tuple(names[row % len(names)] for row in range(n)), root=Path(folder))
         title = f"extraction of JPEG files of {shape[0]} x {shape[1]}, preset {preset}, decoded by the {decode}, {name}"
         return _against_bare(title, backbone, items, "float16", bar, decode=decode)
 
@@ -112,7 +112,7 @@ def _depths(name: str, n: int, device: torch.device, precision: Any, bar: float 
     """Return the row of one network; on a CPU the bar is on processor time, which others on the machine leave alone."""
     final = create_backbone(name, weights="random", device=device)
     rich = final.with_recipe("rich")
-    items = ImageArrays(_images(n))
+    items = Images(_images(n))
 
     def run(backbone: Backbone) -> tuple[float, float]:
         before = _processor_seconds()
@@ -166,7 +166,7 @@ def _depth_memory(name: str) -> Row:
 def _peak_of(name: str, recipe: str) -> None:
     """Print the high-water mark of this process after extracting 96 images."""
     backbone = create_backbone(name, weights="random", device="cpu", recipe=recipe)
-    encode(backbone, ImageArrays(_images(96)), cache=False, workers=0)
+    encode(backbone, Images(_images(96)), cache=False, workers=0)
     _print_peak()
 
 
@@ -182,7 +182,7 @@ def warm_cache(quick: bool) -> Iterator[Row]:
             Image.fromarray(pixels).save(Path(folder, names[row]), quality=90)
 
         def run() -> None:
-            encode(backbone, ImageFiles(Path(folder), names), cache=Path(folder, "cache"))
+            encode(backbone, Images(names, root=Path(folder)), cache=Path(folder, "cache"))
 
         first, second = seconds(run, repeat=1), seconds(run, repeat=5)
     figure = f"{first / second:,.0f}x: {1e3 * second:.1f} ms against {first:.2f} s for {n} images"

@@ -46,11 +46,11 @@ def _digits() -> tuple[Array, Array]:
 
 def _features(pixels: Array) -> Array:
     """Return the features of EfficientNet-Lite0."""
-    from evergrow.core.items import ImageArrays
+    from evergrow.core.items import Images
     from evergrow.features import create_backbone, encode
 
     backbone = create_backbone("tf_efficientnet_lite0", "bundled", device="cpu")
-    return np.asarray(encode(backbone, ImageArrays(pixels), workers=0, join=False).X)
+    return np.asarray(encode(backbone, Images(pixels), workers=0, join=False).X)
 
 
 def _birds() -> dict[str, Array]:

@@ -16,7 +16,7 @@ from benchmarks.timing import Row, seconds
 from evergrow.adapt import TrainConfig, train
 from evergrow.adapt.classifiers import CosineHead, Network
 from evergrow.adapt.tuners import create_tuner
-from evergrow.core.items import ImageArrays
+from evergrow.core.items import Images
 from evergrow.features import Preprocessing
 
 SEED = 0
@@ -75,7 +75,7 @@ def _throughput(name: str, kind: str, n: int, device: torch.device, bar: float |
 
     def ours() -> None:
         seen = Preprocessing.pilot(SIDE)
-        train(network, parameters, ImageArrays(pixels), codes, config, preprocessing=seen, seed=SEED)
+        train(network, parameters, Images(pixels), codes, config, preprocessing=seen, seed=SEED)
 
     for work in (bare, ours):
         work()  # warm up

@@ -31,13 +31,13 @@ from evergrow import Classifier
 from evergrow.adapt.features import describe_features, featurize
 from evergrow.core.devices import resolve_device
 from evergrow.core.feature_blocks import block_slices, join_blocks
-from evergrow.data import FeatureSet, RawSet, load_data, save_features
-from evergrow.data.features import search_path
+from evergrow.data import Dataset, FeatureSet, load_data, save_features
+from evergrow.data.arrays import search_path
 from evergrow.features import Backbone, Preprocessing, create_backbone
 from evergrow.head.base import with_blocks
 from evergrow.lab.bench.execute import watched
-from evergrow.lab.bench.grid import record_name, settings_id
-from evergrow.lab.records import AnalysisRecord, plain, read_analyses, write_record
+from evergrow.lab.bench.run import record_name, settings_id
+from evergrow.lab.records import Record, plain, read_records, write_record
 
 KEPT = Path(__file__).parent / "records" / "depths"
 WEIGHTS = "vit_small_p8_64_tinyimagenet.safetensors"
@@ -102,8 +102,8 @@ def shown(row: dict[str, Any]) -> float:
 
 def show() -> None:
     """Print the kept results as a table, accuracy by depth and pooling."""
-    records, _ = read_analyses(KEPT)
-    rows = [row for record in records for row in record.results["rows"]]
+    records, _ = read_records(KEPT)
+    rows = [row for record in records.values() for row in record.results["rows"]]
     columns = list(dict.fromkeys((row["set"], row["pooling"]) for row in rows))
     lines = ["| depth from the end |" + "".join(f" {kind} {pooling} |" for kind, pooling in columns)]
     lines.append("|---|" + "---|" * len(columns))
@@ -125,11 +125,11 @@ def measured(features: FeatureSet, device: str, quick: bool) -> list[dict[str, A
     return rows
 
 
-def first_classes(data: RawSet, n: int) -> RawSet:
+def first_classes(data: Dataset, n: int) -> Dataset:
     """Return the training rows of the first classes, as a data set without test rows."""
     kept = np.flatnonzero(data.y_train < n)
     none = np.empty(0, dtype=np.int64)
-    return RawSet(
+    return Dataset(
         data.name,
         data.train.take(kept),
         data.y_train[kept],
@@ -148,7 +148,7 @@ def write_half(features: FeatureSet, path: Path) -> None:
     save_features(path, replace(small, **halves))
 
 
-def keep(data: RawSet, network: Backbone, arguments: argparse.Namespace) -> None:
+def keep(data: Dataset, network: Backbone, arguments: argparse.Namespace) -> None:
     """Measure everything, and write the record."""
     results: dict[str, Any] = {"n_depths": DEPTHS}
 
@@ -166,7 +166,7 @@ def keep(data: RawSet, network: Backbone, arguments: argparse.Namespace) -> None
     settings = {"folds": FOLDS, "folds_answered": 1 if arguments.classes else FOLDS}
     dataset = describe_features(data, network.spec)
     decisive = {"analysis": "depths", **settings, **HEAD, "fingerprint": dataset["fingerprint"]}
-    record = AnalysisRecord(
+    record = Record(
         run_id=settings_id(decisive),
         analysis="depths",
         settings=settings,
@@ -195,7 +195,7 @@ def main() -> None:
         show()
         return
     data = load_data("cifar100_32px")
-    if not isinstance(data, RawSet):
+    if not isinstance(data, Dataset):
         raise SystemExit("cifar100_32px must be images")
     if arguments.classes:
         data = first_classes(data, arguments.classes)

@@ -17,7 +17,7 @@ from evergrow.adapt.augment import train_transform
 from evergrow.adapt.crops import Cropper, Crops, draw_crops
 from evergrow.adapt.data import TrainingSeed, training_images
 from evergrow.core.errors import FileFormatError, ImageError, InputError, ParameterError, UnknownNameError
-from evergrow.core.items import ImageArrays, ImageFiles, Texts
+from evergrow.core.items import Images, Texts
 from evergrow.features import Preprocessing, decode_image
 
 SIDE = 8
@@ -41,10 +41,10 @@ class Net(nn.Module):
         return self.out(nn.functional.dropout(h, 0.3, self.training))
 
 
-def images(n: int = 25, seed: int = 0) -> tuple[ImageArrays, np.ndarray]:
+def images(n: int = 25, seed: int = 0) -> tuple[Images, np.ndarray]:
     y = np.arange(n) % 3
     noise = np.random.default_rng(seed).integers(0, 60, (n, 12, 10, 3))
-    return ImageArrays((noise + 90 * y[:, None, None, None]).astype(np.uint8)), y
+    return Images((noise + 90 * y[:, None, None, None]).astype(np.uint8)), y
 
 
 def run(net: nn.Module, config: TrainConfig, **options: Any) -> Any:
@@ -387,7 +387,7 @@ def test_files_give_the_same_batches_with_any_number_of_workers(tmp_path: Path) 
     names = tuple(f"{row}.png" for row in range(10))
     for row, name in enumerate(names):
         Image.fromarray(items.raw(row)).save(tmp_path / name)
-    files = ImageFiles(tmp_path, names)
+    files = Images(names, root=tmp_path)
     batches = {}
     for workers in (0, 2):
         source = training_images(
@@ -426,7 +426,7 @@ def test_without_augmentation_images_look_as_in_evaluation() -> None:
 
 
 def test_grey_images_have_three_equal_channels() -> None:
-    items = ImageArrays(np.random.default_rng(0).integers(0, 256, (4, 12, 12), dtype=np.uint8))
+    items = Images(np.random.default_rng(0).integers(0, 256, (4, 12, 12), dtype=np.uint8))
     source = training_images(
         items,
         np.zeros(4, dtype=np.int64),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from evergrow.core.items import ImageArrays
+from evergrow.core.items import Images
 from evergrow.features import ImageBackbone, create_backbone
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
@@ -21,10 +21,10 @@ def tiny_vit(seed: int = 0, **options: Any) -> ImageBackbone:
     return backbone
 
 
-def stripes(n_classes: int, per_class: int, seed: int = 0, side: int = 16) -> tuple[ImageArrays, np.ndarray]:
+def stripes(n_classes: int, per_class: int, seed: int = 0, side: int = 16) -> tuple[Images, np.ndarray]:
     """Return noisy images, one colour gradient per class, and their classes."""
     rng = np.random.default_rng(seed)
     y = np.arange(n_classes * per_class) % n_classes
     looks = np.random.default_rng(1).uniform(0, 200, size=(n_classes, side, 1, 3))
     pixels = looks[y] + rng.uniform(0, 55, size=(len(y), side, side, 3))
-    return ImageArrays(pixels.astype(np.uint8)), y
+    return Images(pixels.astype(np.uint8)), y

@@ -12,14 +12,14 @@ from PIL import Image
 
 from evergrow.cli import check_page as check_page_module
 from evergrow.cli.check_page import check_page
-from evergrow.core.items import ImageArrays, ImageFiles
+from evergrow.core.items import Images
 from evergrow.data.datacheck import check_samples
 from evergrow.data.intake import read_labelled
 
 
 def test_the_page_is_bounded_and_shows_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    images = ImageArrays(np.repeat(rng.integers(0, 256, (90, 64, 64, 3), dtype=np.uint8), 2, axis=0))
+    images = Images(np.repeat(rng.integers(0, 256, (90, 64, 64, 3), dtype=np.uint8), 2, axis=0))
     samples = read_labelled((images, ["<script>alert(1)</script>", "b"] * 90), "train")
     check = check_samples(samples)
     assert len(check.pairs) == 90
@@ -38,7 +38,7 @@ def test_images_that_cannot_be_shown_leave_their_names(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(body, "PNG")
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(body.getvalue()[:40])
-    samples = read_labelled((ImageFiles(tmp_path, ("a.png", "b.png")), ["x", "y"]), "train")
+    samples = read_labelled((Images(("a.png", "b.png"), root=tmp_path), ["x", "y"]), "train")
     page = check_page(check_samples(samples), (samples,), title="x")
     assert "a.png" in page
     assert "<img" not in page

@@ -89,7 +89,7 @@ def test_what_does_not_go_with_an_engine_is_one_line(shell: Shell, data: Path, t
     assert "--holdout must be left out with --engine" in shell.error(*fit, "--holdout", 0.2)
     assert "--adapt must be left out with --engine" in shell.error(*fit, "--adapt", "ssf")
     assert "--shard must be I/N" in shell.error(*fit, "--shard", "4/3")
-    assert "DATA must be an existing file" in shell.error("fit", tmp_path / "no", "-m", tmp_path / "m.evg", *ENGINE)
+    assert "No folder or file 'no'" in shell.error("fit", tmp_path / "no", "-m", tmp_path / "m.evg", *ENGINE)
     assert "folder must be that of a job" in shell.error("engine", "status", tmp_path)
     shell.run("fit", data, "-m", tmp_path / "model.evg", "--units", 20)
     assert "--out-dir must be given" in shell.error("predict", tmp_path / "model.evg", data, *ENGINE)

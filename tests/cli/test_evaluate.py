@@ -11,7 +11,7 @@ from tests.cli.conftest import NAMES, clouds
 
 from evergrow.cli.mistakes import SHOWN
 from evergrow.cli.pages import evaluation_page
-from evergrow.core.items import ImageFiles, Texts
+from evergrow.core.items import Images, Texts
 from evergrow.learner.evaluation import SampleAnswers, evaluate_predictions
 from evergrow.learner.modelfile import open_model
 
@@ -185,7 +185,7 @@ def test_images_are_thumbnails_and_one_that_is_gone_is_a_name(tmp_path):
     for name in ("a.png", 'b" onerror="x.png', "gone.png"):
         Image.fromarray(rng.integers(0, 256, (900, 1200, 3), dtype=np.uint8)).save(tmp_path / name)
     (tmp_path / "gone.png").write_text("no image")
-    items = ImageFiles(tmp_path, ("a.png", 'b" onerror="x.png', "gone.png"))
+    items = Images(("a.png", 'b" onerror="x.png', "gone.png"), root=tmp_path)
     page = Page(evaluation_page(answered(["a", "a", "b"], ["b", "b", "a"], items), title="images"))
     images = [values for tag, values in page.tags if tag == "img"]
     assert [values["alt"] for values in images] == ["a.png", 'b" onerror="x.png']

@@ -21,10 +21,9 @@ from tests.data.conftest import PNG
 from typer.testing import CliRunner
 
 from evergrow.cli.registry import COMMANDS, build_app
-from evergrow.data import DataOptions, list_layouts
+from evergrow.data import DataOptions, inspect_data
 from evergrow.data.intake import read_labelled
-from evergrow.data.load import survey
-from evergrow.data.readers import FILE_FORMATS
+from evergrow.data.readers import READERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:data set:evergrow.core.errors.DataWarning")
 
@@ -123,33 +122,32 @@ LAYOUT_BUILDERS: dict[str, Build] = {
 }
 FILE_BUILDERS: dict[str, Build] = {
     "table": lambda root: _tables(root) / "train.csv",
-    "list": lambda root: _lists(root) / "train.txt",
+    "lists": lambda root: _lists(root) / "train.txt",
     "annotations": lambda root: _coco(root) / "annotations.json",
     "parquet": lambda root: _parquet(root) / "train.parquet",
     "archive": _zip,
     "arrays": _arrays,
 }
-PUBLISHED = {"hub-disk", "cub", "cars", "cifar"}
-"""Layouts of published data sets, which tests/datasets builds; they are read by the same two functions."""
+ELSEWHERE = {"arrow", "webdataset", "patterns", "hf"}
+"""Readers that tests/data builds data for; their data are read by the same two functions."""
 
 
-def test_every_layout_and_format_is_compared() -> None:
-    assert set(LAYOUT_BUILDERS) | PUBLISHED == set(list_layouts())
-    assert set(FILE_BUILDERS) == set(FILE_FORMATS)
+def test_every_reader_is_compared() -> None:
+    assert set(LAYOUT_BUILDERS) | set(FILE_BUILDERS) | ELSEWHERE == set(READERS)
 
 
 @pytest.mark.parametrize("build", [*LAYOUT_BUILDERS.values(), *FILE_BUILDERS.values(), "pattern", "nested"])
 def test_data_counts_what_fit_learns(build: Build | str, tmp_path: Path) -> None:
-    options = DataOptions(split="none")
+    options = DataOptions(test_size=0)
     if build == "pattern":
         source = f"{_class_folders(tmp_path)}/*/*.png"
     elif build == "nested":
         for line in ("one", "two"):
             _images(tmp_path, prefix=f"{line}/")
-        source, options = str(tmp_path), DataOptions(split="none", class_level=2)
+        source, options = str(tmp_path), DataOptions(test_size=0, class_level=2)
     else:
         source = str(build(tmp_path))
-    report = survey(source, options)
+    report = inspect_data(source, options)
     learned = read_labelled(source, "train", options=options)
     counts = Counter(learned.labels.tolist())
     assert (report.n_train, report.n_classes, report.kind) == (len(learned), len(counts), learned.kind)

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.commands import evergrow
 
 from evergrow import Learner
-from evergrow.data import RawSet, load_data, load_features
+from evergrow.data import Dataset, load_data, load_features
 from evergrow.features import create_backbone, encode
 
 
@@ -51,9 +51,9 @@ def test_the_file_holds_what_extraction_gives(folder: Path, tmp_path: Path, suff
     assert json.loads(result.stdout)["n_train"] == 10
     written = load_features(out)
     data = load_data(folder)
-    assert isinstance(data, RawSet)
+    assert isinstance(data, Dataset)
     backbone = create_backbone("test_resnet", "random", device="cpu")
-    assert np.allclose(written.X_test, encode(backbone, data.test, cache=False, join=False).X, atol=1e-6)
+    assert np.allclose(written.X_test, encode(backbone, data.test.items, cache=False, join=False).X, atol=1e-6)
     assert written.class_names == ("grün", "rot")
     assert written.backbone["weights_hash"] == backbone.spec.weights_hash
 
@@ -105,11 +105,11 @@ def test_a_recipe_is_kept_block_by_block_and_learned_from_the_file(folder: Path,
     assert result.exit_code == 0, result.output
     assert "(96 + 192 + 48)" in result.output
     written, data = load_features(out), load_data(folder)
-    assert isinstance(data, RawSet)
+    assert isinstance(data, Dataset)
     backbone = create_backbone("test_resnet", "random", device="cpu", recipe="rich")
     assert written.widths == (96, 192, 48)
     assert written.backbone["recipe"]["blocks"] == ["final", "mean@-2", "mean@-3"]
-    assert np.allclose(written.X_test, encode(backbone, data.test, cache=False, join=False).X, atol=1e-5)
+    assert np.allclose(written.X_test, encode(backbone, data.test.items, cache=False, join=False).X, atol=1e-5)
     assert evergrow("fit", str(out), "-m", str(model), "--units", "20").exit_code == 0
     evaluated = json.loads(evergrow("evaluate", str(model), str(out), "--json").stdout)
     assert evaluated["n_known"] == 4

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from evergrow.core.errors import DatasetNotFoundError, InputError
-from evergrow.core.items import ImageArrays, ImageFiles, Texts, concat_items
+from evergrow.core.items import Images, Texts, concat_items
 
 
 def test_the_stamp_of_files_sees_names_sizes_and_times_but_not_the_folder(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_the_stamp_of_files_sees_names_sizes_and_times_but_not_the_folder(tmp_pa
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "ä.jpg").write_bytes(b"abc")
         os.utime(tmp_path / folder / "ä.jpg", ns=(5, 5))
-    one, two = (ImageFiles(tmp_path / folder, ("ä.jpg",)) for folder in ("one", "two"))
+    one, two = (Images(("ä.jpg",), root=tmp_path / folder) for folder in ("one", "two"))
     assert one.stamp() == two.stamp()
     os.utime(tmp_path / "two" / "ä.jpg", ns=(5, 6))
     assert one.stamp() != two.stamp()
@@ -32,16 +32,16 @@ def test_the_stamp_of_files_sees_names_sizes_and_times_but_not_the_folder(tmp_pa
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match=r"gone\.jpg"):
-        ImageFiles(tmp_path, ("gone.jpg",)).stamp()
+        Images(("gone.jpg",), root=tmp_path).stamp()
 
 
 def test_the_stamp_of_arrays_sees_every_pixel_and_the_shape() -> None:
     pixels = np.zeros((1500, 4, 4, 3), dtype=np.uint8)
-    before = ImageArrays(pixels).stamp()
+    before = Images(pixels).stamp()
     changed = pixels.copy()
     changed[1400, 3, 3, 2] = 1
-    assert ImageArrays(changed).stamp() != before
-    assert ImageArrays(pixels.reshape(3000, 2, 4, 3)).stamp() != before
+    assert Images(changed).stamp() != before
+    assert Images(pixels.reshape(3000, 2, 4, 3)).stamp() != before
 
 
 def test_the_stamp_of_texts_sees_where_one_ends() -> None:
@@ -51,12 +51,12 @@ def test_the_stamp_of_texts_sees_where_one_ends() -> None:
 @pytest.mark.parametrize("pixels", [np.zeros((2, 4, 4, 3)), np.zeros((2, 4), "u1"), np.zeros((2, 4, 4, 4), "u1")])
 def test_other_arrays_are_refused(pixels: np.ndarray) -> None:
     with pytest.raises(InputError, match="pixels must be uint8"):
-        ImageArrays(pixels)
+        Images(pixels)
 
 
 def test_parts_come_in_the_order_asked_for() -> None:
     assert Texts(("a", "b", "c")).take([2, 0]).texts == ("c", "a")
-    assert ImageFiles(Path("x"), ("a", "b", "c")).take(np.array([1, 1])).names == ("b", "b")
+    assert Images(("a", "b", "c"), root=Path("x")).take(np.array([1, 1])).names == ("b", "b")
 
 
 def test_files_of_several_folders_go_together(tmp_path: Path) -> None:
@@ -64,18 +64,18 @@ def test_files_of_several_folders_go_together(tmp_path: Path) -> None:
     for number, folder in enumerate(("a", "b")):
         (tmp_path / folder).mkdir()
         Image.fromarray(np.full((4, 4, 3), number, dtype=np.uint8)).save(tmp_path / folder / "x.png")
-        parts.append(ImageFiles(tmp_path / folder, ("x.png",)))
+        parts.append(Images(("x.png",), root=tmp_path / folder))
     whole = concat_items(parts)
-    assert isinstance(whole, ImageFiles)
+    assert isinstance(whole, Images)
     assert [Image.open(whole.raw(row)).getpixel((0, 0))[0] for row in range(2)] == [0, 1]
     assert concat_items(parts[:1]) is parts[0]
-    arrays = concat_items([ImageArrays(np.zeros((2, 4, 4, 3), np.uint8)), ImageArrays(np.ones((1, 4, 4, 3), np.uint8))])
+    arrays = concat_items([Images(np.zeros((2, 4, 4, 3), np.uint8)), Images(np.ones((1, 4, 4, 3), np.uint8))])
     assert len(arrays) == 3
 
 
 def test_texts_go_together_and_other_mixtures_do_not() -> None:
     assert concat_items([Texts(("a",)), Texts(("b", "c"))]) == Texts(("a", "b", "c"))
-    small, large = (ImageArrays(np.zeros((1, side, side), np.uint8)) for side in (4, 5))
+    small, large = (Images(np.zeros((1, side, side), np.uint8)) for side in (4, 5))
     with pytest.raises(InputError, match="one size"):
         concat_items([small, large])
     with pytest.raises(InputError, match="one kind"):

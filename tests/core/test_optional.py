@@ -9,7 +9,7 @@ import pytest
 
 from evergrow.core.optional import is_instance_of
 from evergrow.data.frames import is_pandas
-from evergrow.data.memory_images import is_pil_image
+from evergrow.data.intake import is_pil_image
 from evergrow.data.streams import is_stream
 
 

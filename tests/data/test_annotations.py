@@ -10,7 +10,7 @@ import pytest
 from tests.data.conftest import PNG
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError
-from evergrow.data.load import read_path
+from evergrow.data.intake import read_parts
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -47,10 +47,10 @@ def test_coco_with_what_cannot_be_used(tmp_path: Path) -> None:
     path = write(tmp_path / "annotations.json", coco(pairs, bbox=[0, 0, 1, 1]))
     for source in (path, tmp_path):
         with pytest.warns(DataWarning, match=r"samples left out: 2 \(of several classes: 1, without a class: 1\)"):
-            data = read_path(source)
-        assert (data.layout, data.train_labels) == ("coco", ["cat", "dog"])
+            data = read_parts(source)
+        assert (data.layout, data.train.labels.tolist()) == ("coco", ["cat", "dog"])
         assert any("boxes or outlines: whole images are learned" in note for note in data.notes)
-        assert data.train.raw(0).read_bytes() == PNG
+        assert data.train.items.raw(0).read_bytes() == PNG
 
 
 def test_coco_as_it_is_published(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_coco_as_it_is_published(tmp_path: Path) -> None:
         images(tmp_path / f"{part}2017", [name for name, _ in pairs])
         write(tmp_path / "annotations" / f"instances_{part}2017.json", coco(pairs))
     for source in (tmp_path, tmp_path / "annotations" / "instances_train2017.json"):
-        data = read_path(source)
-        assert (len(data.train), len(data.test), data.test_labels) == (4, 2, ["dog", "cat"])
+        data = read_parts(source)
+        assert (len(data.train), len(data.test), data.test.labels.tolist()) == (4, 2, ["dog", "cat"])
 
 
 def test_coco_in_a_training_and_a_test_folder(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_coco_in_a_training_and_a_test_folder(tmp_path: Path) -> None:
         pairs = [(f"{number}.png", ["cat" if number % 2 else "dog"]) for number in range(n)]
         images(tmp_path / part, [name for name, _ in pairs])
         write(tmp_path / part / "_annotations.coco.json", coco(pairs))
-    data = read_path(tmp_path)
+    data = read_parts(tmp_path)
     assert (len(data.train), len(data.test)) == (4, 2)
 
 
@@ -93,17 +93,17 @@ def test_label_studio_images(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "upload").rename(tmp_path / "data" / "upload")
     with pytest.warns(DataWarning, match="images on another machine: 1.* boxes, outlines or ratings only: 1") as said:
-        data = read_path(write(tmp_path / "export.json", tasks))
+        data = read_parts(write(tmp_path / "export.json", tasks))
     assert "of several classes: 1" in str(said[0].message)
     assert "without a class: 2" in str(said[0].message)
-    assert (data.layout, data.train_labels) == ("label-studio", ["cat", "dog"])
+    assert (data.layout, data.train.labels.tolist()) == ("label-studio", ["cat", "dog"])
 
 
 def test_label_studio_texts_and_the_small_form(tmp_path: Path) -> None:
-    data = read_path(write(tmp_path / "x.json", [task("hello", ["ham"], "text"), task("buy", ["spam"], "text")]))
-    assert (data.train.texts, data.train_labels) == (("hello", "buy"), ["ham", "spam"])
+    data = read_parts(write(tmp_path / "x.json", [task("hello", ["ham"], "text"), task("buy", ["spam"], "text")]))
+    assert (data.train.items.texts, data.train.labels.tolist()) == (("hello", "buy"), ["ham", "spam"])
     small = [{"id": 1, "text": "hello", "choice": "ham"}, {"id": 2, "text": "buy", "choice": {"choices": ["spam"]}}]
-    assert read_path(write(tmp_path / "y.json", small)).train_labels == ["ham", "spam"]
+    assert read_parts(write(tmp_path / "y.json", small)).train.labels.tolist() == ["ham", "spam"]
 
 
 @pytest.mark.parametrize(
@@ -129,20 +129,20 @@ def test_label_studio_texts_and_the_small_form(tmp_path: Path) -> None:
 )
 def test_what_is_refused(content: Any, match: str, tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=match):
-        read_path(write(tmp_path / "x.json", content))
+        read_parts(write(tmp_path / "x.json", content))
 
 
 def test_annotations_of_nothing_nesting_and_bad_letters(tmp_path: Path) -> None:
     wrong = coco([("a.png", ["cat"])])
     wrong["annotations"][0]["image_id"] = [1]
     with pytest.raises(FileFormatError, match="annotations of images and categories in it"):
-        read_path(write(tmp_path / "x.json", wrong))
+        read_parts(write(tmp_path / "x.json", wrong))
     (tmp_path / "x.json").write_text("[" * 200_000)
     with pytest.raises(FileFormatError, match="must be JSON"):
-        read_path(tmp_path / "x.json")
+        read_parts(tmp_path / "x.json")
     (tmp_path / "x.json").write_bytes(b"\xff\xfe[]")
     with pytest.raises(FileFormatError, match="UTF-8"):
-        read_path(tmp_path / "x.json")
+        read_parts(tmp_path / "x.json")
 
 
 def test_images_outside_of_the_folder_are_not_followed(tmp_path: Path) -> None:
@@ -151,10 +151,10 @@ def test_images_outside_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     for name in ("../../../secret.png", str(tmp_path / "secret.png")):
         path = write(folder / "x.json", coco([(name, ["cat"])]))
         with pytest.raises(DatasetNotFoundError, match=r"1 of 1 are not"):
-            read_path(path)
+            read_parts(path)
 
 
 def test_an_image_named_twice_is_refused(tmp_path: Path) -> None:
     images(tmp_path, ["a.png"])
     with pytest.raises(FileFormatError, match="every image once"):
-        read_path(write(tmp_path / "x.json", coco([("a.png", ["cat"]), ("a.png", ["dog"])])))
+        read_parts(write(tmp_path / "x.json", coco([("a.png", ["cat"]), ("a.png", ["dog"])])))

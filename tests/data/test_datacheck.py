@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evergrow.core.items import ImageArrays, ImageFiles, Texts
+from evergrow.core.items import Images, Texts
 from evergrow.data import datacheck
 from evergrow.data.datacheck import check_samples
 from evergrow.data.intake import Samples, read_labelled
@@ -28,9 +28,9 @@ def test_same_content_in_texts_and_images(tmp_path: Path) -> None:
     assert (found.repeated, found.n_samples, found.n_test, found.clean) == (1, 7, 2, False)
     pixels = np.zeros((3, 4, 4), np.uint8)
     pixels[2] = 1
-    assert len(check_samples(read_labelled((ImageArrays(pixels), ["x", "y", "y"]), "train")).pairs) == 1
+    assert len(check_samples(read_labelled((Images(pixels), ["x", "y", "y"]), "train")).pairs) == 1
     (tmp_path / "a.png").write_bytes(b"1")
-    files = ImageFiles(tmp_path, ("a.png", "gone.png"))
+    files = Images(("a.png", "gone.png"), root=tmp_path)
     assert check_samples(read_labelled((files, ["x", "y"]), "train")).unread == ("gone.png",)
 
 

@@ -7,7 +7,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.data.conftest import PNG
 
@@ -16,11 +15,9 @@ from evergrow.core.errors import (
     FileFormatError,
     ImageError,
     InputError,
-    MissingExtraError,
 )
-from evergrow.core.items import Texts
+from evergrow.core.items import Images, Texts, concat_items
 from evergrow.data import load_data
-from evergrow.data.fetched import FetchedImages
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -44,15 +41,15 @@ def test_saved_images(tmp_path: Path) -> None:
     content = datasets.DatasetDict({"train": _images(12, ["b", "a"]), "test": _images(4, ["b", "a"])})
     content.save_to_disk(tmp_path / "saved")
     data = load_data(tmp_path / "saved")
-    assert isinstance(data.train, FetchedImages)
-    assert data.layout == "hub"
+    assert isinstance(data.train.items, Images)
+    assert data.layout == "arrow"
     assert data.class_names == ("b", "a")
     assert data.y_train.tolist() == [0, 1] * 6
-    assert data.train.raw(3) == PNG
-    assert Image.open(io.BytesIO(data.train.raw(3))).size == (1, 1)
+    assert data.train.items.raw(3) == PNG
+    assert Image.open(io.BytesIO(data.train.items.raw(3))).size == (1, 1)
     assert data.fingerprint == load_data(f"hf:{tmp_path / 'saved'}").fingerprint
-    assert pickle.loads(pickle.dumps(data.test)).raw(0) == PNG
-    assert data.test.stamp() != data.train.stamp()
+    assert pickle.loads(pickle.dumps(data.test.items)).raw(0) == PNG
+    assert data.test.items.stamp() != data.train.items.stamp()
 
 
 def test_saved_texts_and_single_split(tmp_path: Path) -> None:
@@ -61,7 +58,7 @@ def test_saved_texts_and_single_split(tmp_path: Path) -> None:
     rows = {"text": [f"t{row}" for row in range(20)], "label": ["ham", "spam"] * 10}
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "mail")
     data = load_data(tmp_path / "mail")
-    assert isinstance(data.train, Texts)
+    assert isinstance(data.train.items, Texts)
     assert data.class_names == ("ham", "spam")
     assert data.test_counts.tolist() == [2, 2]
 
@@ -76,7 +73,7 @@ def test_local_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     _images(4, ["b", "a"]).to_parquet(folder / "test.parquet")
     data = load_data(f"hf:{folder}")
     assert (data.class_names, len(data.train), len(data.test)) == (("b", "a"), 12, 4)
-    assert data.train.raw(0) == PNG
+    assert data.train.items.raw(0) == PNG
 
 
 def test_test_split_without_labels_gives_way(tmp_path: Path) -> None:
@@ -87,9 +84,7 @@ def test_test_split_without_labels_gives_way(tmp_path: Path) -> None:
 
     content = datasets.DatasetDict({"train": part([0, 1] * 5), "validation": part([1, 0]), "test": part([-1, -1])})
     content.save_to_disk(tmp_path / "glue")
-    data = load_data(tmp_path / "glue")
-    assert data.y_test.tolist() == [1, 0]
-    assert any("left out: test" in note for note in data.notes)
+    assert load_data(tmp_path / "glue").y_test.tolist() == [1, 0]
 
 
 def test_columns_must_be_clear(tmp_path: Path) -> None:
@@ -98,9 +93,9 @@ def test_columns_must_be_clear(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"q": ["a"] * 9, "a": ["b"] * 9, "label": [0] * 9}).save_to_disk(tmp_path / "two")
     with pytest.raises(FileFormatError, match=r"'q', 'a', 'label'.*text_column"):
         load_data(tmp_path / "two")
-    assert load_data(tmp_path / "two", text_column="q").train.raw(0) == "a"
+    assert load_data(tmp_path / "two", text_column="q").train.items.raw(0) == "a"
     datasets.Dataset.from_dict({"text": ["a"] * 9}).save_to_disk(tmp_path / "none")
-    with pytest.raises(FileFormatError, match="column 'label'"):
+    with pytest.raises(InputError, match="must have labels"):
         load_data(tmp_path / "none")
     datasets.Dataset.from_dict({"text": ["a", " "], "label": [0, 0]}).save_to_disk(tmp_path / "empty")
     with pytest.raises(InputError, match="must not be empty"):
@@ -114,55 +109,53 @@ def test_empty_cells_are_named(tmp_path: Path) -> None:
     cells = [{"bytes": PNG, "path": None}] * 8 + [None]
     datasets.Dataset.from_dict({"image": cells, "label": [0] * 9}, features=features).save_to_disk(tmp_path / "set")
     data = load_data(tmp_path / "set")
-    images = FetchedImages(data.train.fetch, np.arange(9), "set", "")
-    with pytest.raises(ImageError, match=r"empty cell for set train\[8\]"):
-        images.raw(8)
+    names = data.train.names() + data.test.names()
+    empty = names.index("data-00000-of-00001.arrow[8]")
+    images = concat_items([data.train.items, data.test.items])
+    with pytest.raises(ImageError, match=r"its bytes are not in the table: .*\[8\]"):
+        images.raw(empty)
 
 
 def test_damaged_saved_set(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     folder.mkdir()
     (folder / "dataset_dict.json").write_text("{")
-    with pytest.raises(FileFormatError, match="whole saved"):
+    with pytest.raises(FileFormatError, match=r"dataset_dict\.json"):
         load_data(folder)
 
 
 def test_hub_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
+    import huggingface_hub
 
     def offline(*_: object, **__: object) -> None:
-        raise ConnectionError("Couldn't reach the Hub")
+        raise ConnectionError("Couldn't reach\nthe Hub")
 
-    monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(DatasetNotFoundError, match=r"reach the Hub.*load_dataset\('uoft-cs/cifar100'\).save_to_disk"):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(DatasetNotFoundError, match=r"reach the Hub.*hf download --repo-type dataset uoft-cs/cifar100"):
         load_data("hf:uoft-cs/cifar100")
 
 
 def test_hub_stays_off_the_network_where_downloads_are_forbidden() -> None:
-    with pytest.raises(DatasetNotFoundError, match=r"Offline.*bring FOLDER here"):
+    with pytest.raises(DatasetNotFoundError, match=r"cannot be had: .*bring FOLDER here"):
         load_data("hf:no-such-owner/no-such-set", download=False)
 
 
-def test_hub_name_and_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
+def test_a_data_set_of_the_hub_is_downloaded_and_read_like_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
 
     asked: list[object] = []
 
-    def fake(*args: object, **_: object) -> object:
-        asked.append((args, datasets.config.HF_HUB_OFFLINE))
-        return {"train": _images(12, ["b", "a"]), "test": _images(4, ["b", "a"])}
+    def fake(name: str, **settings: object) -> str:
+        asked.append((name, settings))
+        return str(tmp_path / "hub")
 
-    monkeypatch.setattr(datasets, "load_dataset", fake)
-    data = load_data("hf:uoft-cs/cifar100#plain")
-    load_data("hf:some/one", download=False)
-    assert data.name == "cifar100"
-    before = datasets.config.HF_HUB_OFFLINE
-    assert asked == [(("uoft-cs/cifar100", "plain"), before), (("some/one", None), True)]
-
-
-def test_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingExtraError, match=r"evergrow\[datasets\]"):
-        load_data("hf:a/b")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake)
+    (tmp_path / "hub" / "plain").mkdir(parents=True)
+    _images(12, ["b", "a"]).to_parquet(tmp_path / "hub" / "plain" / "train-00000-of-00001.parquet")
+    _images(4, ["b", "a"]).to_parquet(tmp_path / "hub" / "plain" / "test-00000-of-00001.parquet")
+    for name, download in (("hf:some/one#plain", True), ("hf:some/one", False)):
+        data = load_data(name, download=download)
+        assert (data.name, data.class_names, len(data.train), len(data.test)) == ("one", ("b", "a"), 12, 4)
+        assert asked.pop() == ("some/one", {"repo_type": "dataset", "local_files_only": not download})

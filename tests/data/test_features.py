@@ -18,7 +18,7 @@ from evergrow.core.errors import FileFormatError, InputError, NewerSchemaError, 
 from evergrow.data import (
     DatasetNotFoundError,
     FeatureSet,
-    array_files,
+    arrays,
     available_features,
     load_features,
     save_features,
@@ -245,7 +245,7 @@ def test_hostile_arrays_end_in_a_file_error(entries: dict[str, bytes], tmp_path:
 
 
 def test_an_archive_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_files, "_ROOM", 2**16)
+    monkeypatch.setattr(arrays, "ROOM", 2**16)
     zeros = _entry("(262144, 4)", "<f8", bytes(2**23))
     _npz(tmp_path / "bomb.npz", zipfile.ZIP_DEFLATED, X_train=zeros)
     with pytest.raises(FileFormatError, match="must unpack to at most"):
@@ -310,7 +310,7 @@ def test_a_file_without_a_test_part(tmp_path: Path) -> None:
     for name in ("bare.npz", "saved.npz"):
         data = load_features(tmp_path / name)
         assert (data.whole, len(data.y_train), len(data.y_test)) == (True, 20, 0)
-        assert load_data(tmp_path / name, split="none").whole
+        assert load_data(tmp_path / name, test_size=0).whole
         drawn = load_data(tmp_path / name, test_size=0.3)
         assert isinstance(drawn, FeatureSet)
         assert (drawn.whole, len(drawn.y_train), len(drawn.y_test)) == (False, 14, 6)

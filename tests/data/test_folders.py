@@ -11,10 +11,9 @@ import pytest
 from tests.data.conftest import PNG, Tree
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError, LabelError
-from evergrow.core.items import ImageFiles
-from evergrow.data import DataOptions, RawSet, load_data
-from evergrow.data.labelled import LabelledItems
-from evergrow.data.load import read_path
+from evergrow.core.items import Images
+from evergrow.data import DataOptions, Dataset, load_data
+from evergrow.data.intake import read_parts
 from evergrow.lab.streams import Protocol, stream_of
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -24,14 +23,14 @@ BOTH = {"train/cat": 6, "train/dog": 5, "test/cat": 2, "test/dog": 3}
 
 def test_train_and_test_folders(tree: Tree) -> None:
     data = load_data(tree(BOTH))
-    assert isinstance(data, RawSet)
+    assert isinstance(data, Dataset)
     assert (data.name, data.kind, data.layout) == ("pets", "image", "train-test")
     assert data.class_names == ("cat", "dog")
     assert data.y_train.tolist() == [0] * 6 + [1] * 5
     assert data.y_test.tolist() == [0] * 2 + [1] * 3
     assert data.y_train.dtype == np.int64
-    assert data.train.name(6) == "train/dog/000.png"
-    assert data.train.raw(6).read_bytes() == PNG
+    assert data.train.items.name(6) == "train/dog/000.png"
+    assert data.train.items.raw(6).read_bytes() == PNG
 
 
 @pytest.mark.parametrize(("train", "test"), [("Train", "VAL"), ("TRAINING", "Validation"), ("train", "valid")])
@@ -51,7 +50,7 @@ def test_test_folder_goes_before_validation_unless_it_has_no_labels(tree: Tree) 
         (root / "test" / folder).rmdir()
     (root / "val" / "dog").mkdir()
     (root / "val" / "dog" / "0.png").write_bytes(PNG)
-    assert load_data(root).test.name(0) == "val/cat/000.png"
+    assert load_data(root).test.items.name(0) == "val/cat/000.png"
 
 
 def test_wrapped_folder_is_unwrapped(tree: Tree) -> None:
@@ -63,9 +62,9 @@ def test_wrapped_folder_is_unwrapped(tree: Tree) -> None:
 def test_stream_rows_index_the_items(tree: Tree) -> None:
     data = load_data(tree(BOTH))
     stream = stream_of(data, Protocol(increment=1, shuffle=False))
-    names = {data.train.name(int(row)).split("/")[1] for row in stream.tasks[1].train}
+    names = {data.train.items.name(int(row)).split("/")[1] for row in stream.tasks[1].train}
     assert names == {"dog"}
-    assert data.test.take(stream.tasks[0].test).name(1) == "test/cat/001.png"
+    assert data.test.items.take(stream.tasks[0].test).name(1) == "test/cat/001.png"
 
 
 # -- automatic split --------------------------------------------------------------------------------------
@@ -77,9 +76,9 @@ def test_class_folders_are_split_by_class(tree: Tree) -> None:
     assert data.layout == "class-folders"
     assert data.test_counts.tolist() == [2, 4, 1]
     assert data.train_counts.tolist() == [8, 16, 5]
-    assert isinstance(data.train, ImageFiles)
-    assert isinstance(data.test, ImageFiles)
-    every = sorted(data.train.names + data.test.names)
+    assert data.train.items.root is not None
+    assert isinstance(data.test.items, Images)
+    every = sorted(data.train.items.names + data.test.items.names)
     assert every == sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
     assert len(set(every)) == 36
 
@@ -87,13 +86,13 @@ def test_class_folders_are_split_by_class(tree: Tree) -> None:
 def test_split_follows_seed_and_size_and_no_other_class(tree: Tree) -> None:
     root = tree({"a": 10, "b": 20})
     one, again, other = load_data(root), load_data(root), load_data(root, seed=3)
-    assert one.test.names == again.test.names != other.test.names
+    assert one.test.items.names == again.test.items.names != other.test.items.names
     assert load_data(root, test_size=0.5).test_counts.tolist() == [5, 10]
     (root / "aa").mkdir()
     for number in range(7):
         (root / "aa" / f"{number}.png").write_bytes(PNG)
     more = load_data(root)
-    assert [name for name in more.test.names if not name.startswith("aa/")] == list(one.test.names)
+    assert [name for name in more.test.items.names if not name.startswith("aa/")] == list(one.test.items.names)
 
 
 @pytest.mark.parametrize("test_size", [0.01, 0.99])
@@ -114,48 +113,44 @@ def test_single_images_go_to_training_with_a_warning(tree: Tree) -> None:
 
 
 def test_only_single_images_is_an_error(tree: Tree) -> None:
-    with pytest.raises(LabelError, match="two samples"):
+    with pytest.raises(LabelError, match="No test set can be drawn"):
         load_data(tree({"a": 1, "b": 1}))
 
 
 def test_no_split_leaves_everything_in_training(tree: Tree) -> None:
     root = tree({"a": 9, "b": 8})
-    data = load_data(root, split="none")
-    assert isinstance(data.train, ImageFiles)
-    assert sorted(data.train.names) == sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
-    assert (data.whole, len(data.test), data.y_test.dtype) == (True, 0, np.int64)
+    data = load_data(root, test_size=0)
+    assert data.train.items.root is not None
+    assert sorted(data.train.items.names) == sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    assert (data.whole, data.test, data.y_test.dtype) == (True, None, np.int64)
     assert data.train_counts.tolist() == [9, 8]
     assert data.test_counts.tolist() == [0, 0]
     assert data.notes[-1].startswith("no test set")
     assert data.fingerprint != load_data(root).fingerprint
     with pytest.raises(InputError, match="needs a test set"):
         stream_of(data)
-    features = data.features(np.ones((17, 3)), np.zeros((0, 3)))
-    assert features.whole
-    with pytest.raises(InputError, match="needs a test set"):
-        stream_of(features)
 
 
 def test_no_split_takes_one_sample(tree: Tree) -> None:
     with pytest.warns(DataWarning, match="fewer than 5") as said:
-        data = load_data(tree({"a": 1}), split="none")
+        data = load_data(tree({"a": 1}), test_size=0)
     assert len(said) == 1
     assert (data.class_names, len(data.train)) == (("a",), 1)
 
 
 def test_a_test_set_that_is_there_is_kept_without_a_split_too(tree: Tree) -> None:
     root = tree({"train/a": 6, "train/b": 6, "test/a": 2, "test/b": 3})
-    kept, usual = load_data(root, split="none"), load_data(root)
+    kept, usual = load_data(root, test_size=0), load_data(root)
     assert (kept.whole, kept.fingerprint) == (False, usual.fingerprint)
 
 
 def test_read_path_gives_what_is_there(tree: Tree) -> None:
     root = tree({"a": 2, "b": 1, "void": 0})
     with pytest.warns(DataWarning, match="'pets' can be used but: .*left out: 'void'") as said:
-        found = read_path(root, DataOptions(allow_empty=True))
+        found = read_parts(root, DataOptions(allow_empty=True))
     assert len(said) == 1
-    assert isinstance(found, LabelledItems)
-    assert (list(found.train_labels), found.test) == (["a", "a", "b"], None)
+    assert isinstance(found, Dataset)
+    assert (found.train.labels.tolist(), found.test) == (["a", "a", "b"], None)
 
 
 def test_training_folder_alone_is_split(tree: Tree) -> None:
@@ -178,7 +173,7 @@ def test_nested_folders_and_foreign_files(tree: Tree) -> None:
     (root / "train/cat/upper.JPEG").write_bytes(PNG)
     data = load_data(root)
     assert data.train_counts.tolist() == [9, 5]
-    assert "train/cat/from phone/2024/000.png" in data.train.names
+    assert "train/cat/from phone/2024/000.png" in data.train.items.names
     note = next(note for note in data.notes if "left out" in note)
     for part in ("not images (.txt): 1", "not images (no suffix): 1", "hidden: 3", "outside class folders: 1"):
         assert part in note
@@ -188,7 +183,7 @@ def test_order_is_by_name_and_not_by_disk(tree: Tree) -> None:
     root = tree({"train/a": 5, "test/a": 1})
     for name in ("z.png", "Z.png", "é.png", "10.png", "9.png"):
         (root / "train/a" / name).write_bytes(PNG)
-    names = [name.rpartition("/")[2] for name in load_data(root).train.names]
+    names = [name.rpartition("/")[2] for name in load_data(root).train.items.names]
     assert names == sorted(names)
     assert names[-2:] == ["z.png", "é.png"]
 
@@ -196,7 +191,7 @@ def test_order_is_by_name_and_not_by_disk(tree: Tree) -> None:
 def test_unicode_paths(tree: Tree) -> None:
     data = load_data(tree({"train/кошка 🐈": 5, "train/ñandú": 5, "test/кошка 🐈": 1, "test/ñandú": 1}))
     assert data.class_names == ("ñandú", "кошка 🐈")
-    assert data.train.raw(9).is_file()
+    assert data.train.items.raw(9).is_file()
     assert len(data.fingerprint) == 16
 
 
@@ -214,7 +209,7 @@ def test_names_that_are_no_utf8(tree: Tree) -> None:
         data = load_data(root)
     assert r"caf\udce9" in str(caught[0].message)
     str(caught[0].message).encode()
-    assert data.train.raw(9).read_bytes() == PNG
+    assert data.train.items.raw(9).read_bytes() == PNG
     assert data.fingerprint
 
 
@@ -244,15 +239,23 @@ def test_links_are_followed_and_loops_are_not(tree: Tree, tmp_path: Path) -> Non
 # -- what is wrong ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["no/such/folder", "./gone", "gone.csv", ""])
+@pytest.mark.parametrize("source", ["no/such/folder", "./gone", "gone.csv"])
 def test_missing_source(source: str) -> None:
-    with pytest.raises(DatasetNotFoundError, match="must be"):
+    with pytest.raises(DatasetNotFoundError, match=f"No folder or file '{source}' here"):
         load_data(source)
 
 
-def test_missing_name_says_where_and_what(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match=r"looked for .*data. Give the path.*EVERGROW_DATA"):
-        load_data("cubb")
+def test_a_name_that_is_not_there_brings_the_nearest(tmp_path: Path, alone: Path) -> None:
+    (alone / "ten").mkdir()
+    (alone / "data").mkdir()
+    (alone / "data" / "birds.csv").write_text("text,label\n")
+    for name, near in (("tenn", "ten"), ("./tenn", "ten"), ("brids", "birds"), ("birds.cvs", "birds.csv")):
+        with pytest.raises(DatasetNotFoundError, match=f"No folder or file '{name}' here. Did you mean '{near}'?"):
+            load_data(name)
+    with pytest.raises(DatasetNotFoundError, match=r"No folder or file 'xyz' here\.$"):
+        load_data("xyz")
+    with pytest.raises(DatasetNotFoundError, match=r"No folder or file 'bird.csv' in .*data. Did you mean"):
+        load_data(alone / "data" / "bird.csv")
 
 
 def test_empty_class_is_named(tree: Tree) -> None:
@@ -292,7 +295,7 @@ def test_class_without_test_images_is_a_warning(tree: Tree) -> None:
 
 def test_same_file_names_in_several_classes_are_fine(tree: Tree) -> None:
     data = load_data(tree(BOTH))
-    assert data.train.name(0).rpartition("/")[2] == data.train.name(6).rpartition("/")[2]
+    assert data.train.items.name(0).rpartition("/")[2] == data.train.items.name(6).rpartition("/")[2]
 
 
 def test_images_without_class_folders(tree: Tree) -> None:
@@ -341,6 +344,6 @@ def test_real_birds(shared: Path) -> None:
     assert (data.n_classes, len(data.train), len(data.test)) == (20, 120, 60)
     features = np.load(shared / "features" / "cub200_efficientnet_lite0.npz")
     assert set(data.class_names) <= set(features["classes"].tolist())
-    assert {name.rpartition("/")[2] for name in data.train.names} <= {
+    assert {name.rpartition("/")[2] for name in data.train.items.names} <= {
         name.rpartition("/")[2] for name in features["files_train"].tolist()
     }

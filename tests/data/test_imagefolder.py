@@ -12,7 +12,7 @@ from tests.data.test_archives import pack
 from evergrow.core import image_formats
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError
 from evergrow.data import load_data
-from evergrow.data.load import read_path
+from evergrow.data.intake import read_parts
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -38,13 +38,13 @@ def metadata(folder: Path, labels: list[str], form: str = "csv", column: str = "
 def test_metadata_beside_images(form: str, tmp_path: Path) -> None:
     root = tmp_path / "pets"
     metadata(root, ["cat", "dog", "cat"], form)
-    data = read_path(root)
-    assert (data.layout, data.train_labels, data.test) == ("imagefolder", ["cat", "dog", "cat"], None)
+    data = read_parts(root)
+    assert (data.layout, data.train.labels.tolist(), data.test) == ("imagefolder", ["cat", "dog", "cat"], None)
     (root / "stray.png").write_bytes(PNG)
     with pytest.warns(DataWarning, match="does not name left out: 1"):
-        read_path(root)
+        read_parts(root)
     with pytest.warns(DataWarning, match="does not name left out: 1"):
-        assert read_path(pack(root, tmp_path / "pets.zip")).train_labels == ["cat", "dog", "cat"]
+        assert read_parts(pack(root, tmp_path / "pets.zip")).train.labels.tolist() == ["cat", "dog", "cat"]
 
 
 def test_metadata_of_two_parts_and_another_column(tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_metadata_without_labels_takes_folders(tmp_path: Path) -> None:
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(PNG)
     (root / "metadata.csv").write_text("file_name,caption\n" + "".join(f"{name},x\n" for name in names))
-    data = read_path(root)
-    assert (data.layout, data.train_labels) == ("imagefolder", ["cat", "cat", "dog", "dog"])
+    data = read_parts(root)
+    assert (data.layout, data.train.labels.tolist()) == ("imagefolder", ["cat", "cat", "dog", "dog"])
     (root / "metadata.csv").write_text("when,who\n1,2\n")  # another file of that name
-    assert read_path(root).layout == "class-folders"
+    assert read_parts(root).layout == "class-folders"
 
 
 # -- patterns ---------------------------------------------------------------------------------------------
@@ -77,36 +77,36 @@ def test_metadata_without_labels_takes_folders(tmp_path: Path) -> None:
 def test_patterns(tree: Tree) -> None:
     root = tree({"one/cat": 3, "one/dog": 2, "two/cat": 1, "two/eel": 1})
     (root / "one/cat/notes.txt").write_text("x")
-    data = read_path(f"{root}/one/*/*")
-    assert (data.layout, data.train_labels) == ("patterns", ["cat"] * 3 + ["dog"] * 2)
-    assert data.train.raw(0).read_bytes() == PNG
+    data = read_parts(f"{root}/one/*/*")
+    assert (data.layout, data.train.labels.tolist()) == ("patterns", ["cat"] * 3 + ["dog"] * 2)
+    assert data.train.items.raw(0).read_bytes() == PNG
     assert any("files left out: 1" in note for note in data.notes)
-    both = read_path(f"{root}/one/cat/*.png:{root}/two/**/*.png")
-    assert sorted(both.train_labels) == ["cat"] * 4 + ["eel"]
-    assert read_path(f"{root}/one/cat/*.png").train_labels == ["cat"] * 3
+    both = read_parts(f"{root}/one/cat/*.png:{root}/two/**/*.png")
+    assert sorted(both.train.labels.tolist()) == ["cat"] * 4 + ["eel"]
+    assert read_parts(f"{root}/one/cat/*.png").train.labels.tolist() == ["cat"] * 3
     with pytest.raises(DatasetNotFoundError, match="must match at least one image"):
-        read_path(f"{root}/three/*.png")
+        read_parts(f"{root}/three/*.png")
     with pytest.warns(DataWarning, match="fewer than 5"):
-        listed = load_data([f"{root}/one/cat/*.png", f"{root}/two/*/*.png"], split="none")
+        listed = load_data([f"{root}/one/cat/*.png", f"{root}/two/*/*.png"], test_size=0)
     assert listed.train_counts.tolist() == [4, 1]
     odd = root / "a[1]"
     (odd / "x").mkdir(parents=True)
     (odd / "x" / "1.png").write_bytes(PNG)
-    assert read_path(odd).layout == "class-folders"  # what is there is no pattern
+    assert read_parts(odd).layout == "class-folders"  # what is there is no pattern
 
 
 def test_patterns_in_a_list(tree: Tree) -> None:
     root = tree({"one/cat": 3, "one/dog": 2, "two/cat": 1})
     path = root / "all.txt"
     path.write_text("# what is where\n\none/*/*.png\ntwo/cat/*.png tiger\n")
-    data = read_path(path)
-    assert list(data.train_labels) == ["cat"] * 3 + ["dog"] * 2 + ["tiger"]
+    data = read_parts(path)
+    assert data.train.labels.tolist() == ["cat"] * 3 + ["dog"] * 2 + ["tiger"]
     path.write_text("one/cat/*.png a\none/*/000.png b\n")
     with pytest.raises(InputError, match="must be named once"):
-        read_path(path)
+        read_parts(path)
     path.write_text("one/cat/*.png a\nthree/*.png b\n")
     with pytest.raises(DatasetNotFoundError, match="line 2 must match at least one image"):
-        read_path(path)
+        read_parts(path)
 
 
 # -- nested folders ---------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_repeated_names_are_noticed(tree: Tree) -> None:
     with pytest.warns(DataWarning, match=r"'ant', 'bee', 'cat'\) repeat in 'line1', 'line2'.*a class level of 2 takes"):
         data = load_data(root)
     assert data.class_names == ("line1", "line2")
-    inner = load_data(root, class_level=2, split="none")
+    inner = load_data(root, class_level=2, test_size=0)
     assert inner.class_names == ("ant", "bee", "cat")
     assert inner.train_counts.tolist() == [12, 12, 12]
     assert load_data(root, class_level=1).class_names == ("line1", "line2")
@@ -176,4 +176,4 @@ def test_with_the_plugin_they_are_images(tree: Tree, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(image_formats, "_is_there", lambda module: True)
     root = tree({"cat": 6, "dog": 6})
     (root / "cat/1.HEIC").write_bytes(b"x")
-    assert load_data(root, split="none").train_counts.tolist() == [7, 6]
+    assert load_data(root, test_size=0).train_counts.tolist() == [7, 6]

@@ -10,10 +10,9 @@ from PIL import Image
 from tests.learner.toys import image, write_folder
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError, LabelError
-from evergrow.core.items import ImageArrays, ImageFiles, Texts
-from evergrow.data import DataOptions, FeatureSet, RawSet, load, load_data
+from evergrow.core.items import Images, Texts
+from evergrow.data import Dataset, FeatureSet, load_data
 from evergrow.data.intake import as_names, read_items, read_labelled, read_unknown
-from evergrow.data.labelled import LabelledItems
 
 PIXELS = np.zeros((3, 8, 8, 3), dtype=np.uint8)
 
@@ -54,22 +53,15 @@ def test_what_comes_by_name_is_not_split_either(tmp_path: Path, monkeypatch: pyt
 
 def test_a_set_loaded_whole_is_taken_whole(tmp_path: Path) -> None:
     write_folder(tmp_path / "all", {"red": 0, "blue": 1}, n=5)
-    data = load_data(tmp_path / "all", split="none")
+    data = load_data(tmp_path / "all", test_size=0)
     for part in ("train", "test", "all"):
         assert len(read_labelled(data, part)) == 10
 
 
-def test_what_is_odd_about_a_folder_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_odd_about_a_folder_is_said_once(tmp_path: Path) -> None:
     write_folder(tmp_path / "all", {"red": 0}, n=2)
-    read = load.read_folder
-
-    def odd(folder: Path, options: DataOptions) -> LabelledItems:
-        found = read(folder, options)
-        found.cautions.append("it is blue")
-        return found
-
-    monkeypatch.setattr(load, "read_folder", odd)
-    with pytest.warns(DataWarning, match="'all' can be used but: it is blue") as said:
+    (tmp_path / "all" / "red" / "drawing.psd").write_bytes(b"x")
+    with pytest.warns(DataWarning, match="'all' can be used but: .*PSD images left out: 1") as said:
         read_labelled(tmp_path / "all", "train")
     assert len(said) == 1
 
@@ -90,7 +82,7 @@ def test_tables_lists_and_arrays(tmp_path: Path) -> None:
 
 def test_data_sets_in_memory() -> None:
     y = np.array([0, 1])
-    raw = RawSet("r", Texts(("a", "b")), y, Texts(("c", "d")), y, ("one", "two"))
+    raw = Dataset.of(Texts(("a", "b")), y, Texts(("c", "d")), y, names=("one", "two"), name="r")
     assert read_labelled(raw, "test").raw_items().raw(0) == "c"
     assert read_labelled(raw, "all").required_labels().tolist() == ["one", "two", "one", "two"]
     features = FeatureSet("f", np.eye(2, dtype=np.float16), y, np.eye(2, dtype=np.float16), y)
@@ -126,7 +118,7 @@ def test_a_loaded_data_set_keeps_its_split(tmp_path: Path) -> None:
         (torch.zeros(2, 5), None, "features"),
         ([[0.0, 1.0], [2.0, 3.0]], None, "features"),
         (Texts(("a",)), None, "text"),
-        (ImageArrays(PIXELS), None, "image"),
+        (Images(PIXELS), None, "image"),
     ],
 )
 def test_kinds_of_items(items: object, kind: str | None, expected: str) -> None:
@@ -142,7 +134,7 @@ def test_items_on_disk(tmp_path: Path) -> None:
     paths = [folder / "red/1.png", folder / "blue/0.png"]
     for given in (paths, [str(path) for path in paths]):
         samples = read_items(given)
-        assert isinstance(samples.items, ImageFiles)
+        assert isinstance(samples.items, Images)
         assert [samples.items.raw(row) for row in range(2)] == paths
     assert len(read_items(str(paths[0]))) == 1
     np.save(tmp_path / "x.npy", np.eye(3))

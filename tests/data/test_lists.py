@@ -40,8 +40,8 @@ def test_text_lists_in_a_folder(separator: str, tree: Tree) -> None:
     assert data.layout == "lists"
     assert data.class_names == ("n01", "n02")
     assert data.y_train.tolist() == [0] * 5 + [1] * 5
-    assert data.test.name(2) == "n02/005.png"
-    assert data.test.raw(2).is_file()
+    assert data.test.items.name(2) == "n02/005.png"
+    assert data.test.items.raw(2).is_file()
 
 
 def test_a_list_finds_its_partner(tree: Tree) -> None:
@@ -58,10 +58,10 @@ def test_yaml_lists_written_from_elsewhere(tree: Tree) -> None:
     _yaml(root / "splits" / "imagenet_test.yaml", _rows(5, 7, "data/imagenet/"))
     data = load_data(train)
     assert data.class_names == ("n01", "n02")
-    assert data.train.raw(0) == root / "data/imagenet/n01/000.png"
+    assert data.train.items.raw(0) == root / "data/imagenet/n01/000.png"
     elsewhere = load_data(train, root=root / "data" / "imagenet")
-    assert elsewhere.train.name(0) == "n01/000.png"
-    assert elsewhere.train.raw(0).is_file()
+    assert elsewhere.train.items.name(0) == "n01/000.png"
+    assert elsewhere.train.items.raw(0).is_file()
 
 
 def test_lines_without_labels_take_the_folder(tree: Tree) -> None:
@@ -121,7 +121,7 @@ def test_test_label_without_training(tree: Tree) -> None:
     root = tree(COUNTS)
     _text(root / "train.txt", _rows(0, 5)[:5])
     _text(root / "test.txt", _rows(5, 7))
-    with pytest.raises(LabelError, match="'1' in the test set only"):
+    with pytest.raises(LabelError, match="'n02' in the test set only"):
         load_data(root)
 
 

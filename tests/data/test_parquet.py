@@ -11,8 +11,8 @@ import pytest
 from tests.data.conftest import PNG
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError
-from evergrow.data import load_data, parquet
-from evergrow.data.unlabelled import read_container
+from evergrow.data import columnar, load_data
+from evergrow.data.intake import read_items
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -38,11 +38,11 @@ def test_texts_and_split_column(tmp_path: Path) -> None:
     path = write(tmp_path / "mail.parquet", {"text": words, "label": ["ham", "spam"] * 6, "split": parts})
     data = load_data(path)
     assert (data.layout, data.kind, len(data.train), len(data.test)) == ("parquet", "text", 8, 4)
-    assert data.train.raw(3) == "message 3"
+    assert data.train.items.raw(3) == "message 3"
     other = write(tmp_path / "other.parquet", {"body": words, "species": pa.array(["a", "b"] * 6).dictionary_encode()})
-    named = load_data(other, split="none", text_column="body", label_column="species")
+    named = load_data(other, test_size=0, text_column="body", label_column="species")
     assert (named.class_names, len(named.train)) == (("a", "b"), 12)
-    with pytest.raises(FileFormatError, match="must have a column 'text'"):
+    with pytest.raises(FileFormatError, match="must have a column of texts"):
         load_data(other)
 
 
@@ -50,14 +50,14 @@ def test_image_bytes_in_several_groups_read_in_any_order(tmp_path: Path) -> None
     images = bodies(100)
     columns = {"picture": images, "label": [row % 3 for row in range(100)]}
     path = write(tmp_path / "x.parquet", columns, row_group_size=37)
-    data = load_data(path, split="none")
+    data = load_data(path, test_size=0)
     assert (data.kind, data.class_names) == ("image", ("0", "1", "2"))
     order = [99, 0, 36, 37, 38, 98, 1, 73, 74, 50]
-    assert [data.train.raw(row) for row in order] == [images[row] for row in order]
+    assert [data.train.items.raw(row) for row in order] == [images[row] for row in order]
     again = pickle.loads(pickle.dumps(data.train))
-    assert [again.raw(row) for row in range(100)] == images
-    assert again.stamp() == data.train.stamp()
-    assert data.train.name(5) == "x.parquet[5]"
+    assert [again.items.raw(row) for row in range(100)] == images
+    assert again.items.stamp() == data.train.items.stamp()
+    assert data.train.items.name(5) == "x.parquet[5]"
 
 
 def test_hugging_face_shards_with_class_names(tmp_path: Path) -> None:
@@ -70,44 +70,48 @@ def test_hugging_face_shards_with_class_names(tmp_path: Path) -> None:
         write(folder / f"{name}.parquet", {"image": cells, "label": [row % 2 for row in range(n)]}, metadata)
     data = load_data(tmp_path / "pets")
     assert (data.layout, data.class_names, len(data.train), len(data.test)) == ("parquet", ("cat", "dog"), 9, 3)
-    assert data.train.raw(6) == bodies(4)[1]
+    assert data.train.items.raw(6) == bodies(4)[1]
 
 
 def test_paths_in_structs_and_columns(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     (tmp_path / "b.png").write_bytes(PNG)
     plain = write(tmp_path / "paths.parquet", {"path": ["a.png", "b.png"], "label": ["x", "y"]})
-    assert load_data(plain, split="none").train.raw(1).read_bytes() == PNG
+    assert load_data(plain, test_size=0).train.items.raw(1).read_bytes() == PNG
     cells = [
         {"bytes": None, "path": "a.png"},
         {"bytes": None, "path": "../../etc/passwd"},
         {"bytes": None, "path": None},
     ]
-    data = load_data(write(tmp_path / "s.parquet", {"image": cells, "label": ["x", "y", "y"]}), split="none")
-    assert data.train.raw(0).read_bytes() == PNG
+    data = load_data(write(tmp_path / "s.parquet", {"image": cells, "label": ["x", "y", "y"]}), test_size=0)
+    assert data.train.items.raw(0).read_bytes() == PNG
     with pytest.raises(ImageError, match="must be in the folder"):
-        data.train.raw(1)
-    with pytest.raises(ImageError, match="empty cell"):
-        data.train.raw(2)
+        data.train.items.raw(1)
+    with pytest.raises(ImageError, match="its bytes are not in the table"):
+        data.train.items.raw(2)
     with pytest.raises(DatasetNotFoundError, match=r"1 of 1 are not"):
-        load_data(write(tmp_path / "lost.parquet", {"path": ["no.png"], "label": ["x"]}), split="none")
+        load_data(write(tmp_path / "lost.parquet", {"path": ["no.png"], "label": ["x"]}), test_size=0)
 
 
 @pytest.mark.parametrize(
     ("columns", "error", "match"),
     [
-        ({"text": ["a", None], "label": ["x", "y"]}, InputError, "row 1: text must not be empty"),
-        ({"text": ["a", "b"], "label": ["x", "  "]}, InputError, "row 1: label must not be empty"),
-        ({"text": ["a"], "label": [0.5]}, FileFormatError, "'label' must hold texts or integers, got double"),
-        ({"text": ["a"], "label": [float("nan")]}, FileFormatError, "'label' must hold texts or integers"),
-        ({"text": [["a"]], "label": ["x"]}, FileFormatError, "'text' must hold texts or integers"),
-        ({"words": ["a"], "label": ["x"]}, FileFormatError, "must have a column 'text'"),
-        ({"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}, FileFormatError, "at least one row"),
+        (
+            {"text": ["a", None], "label": ["x", "y"]},
+            InputError,
+            r"text must not be empty, got None for x.parquet\[1\]",
+        ),
+        ({"text": ["a", "b"], "label": ["x", "  "]}, InputError, "must have a label, got '' in row 1"),
+        ({"text": ["a"], "label": [0.5]}, InputError, "must have a label, got 0.5"),
+        ({"text": ["a"], "label": [float("nan")]}, InputError, "must have a label, got nan"),
+        ({"text": [["a"]], "label": ["x"]}, FileFormatError, "must have a column of texts"),
+        ({"text": ["a"], "class_": ["x"]}, InputError, "must have labels; .*label_column"),
+        ({"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}, InputError, "at least one sample"),
     ],
 )
 def test_wrong_columns(columns: dict[str, Any], error: type[Exception], match: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=match):
-        load_data(write(tmp_path / "x.parquet", columns), split="none")
+        load_data(write(tmp_path / "x.parquet", columns), test_size=0)
 
 
 def test_duplicate_columns_damage_and_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +120,7 @@ def test_duplicate_columns_damage_and_lies(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(FileFormatError, match="every column once"):
         load_data(tmp_path / "twice.parquet")
     path = write(tmp_path / "x.parquet", {"text": ["a" * 1000] * 5000, "label": ["x", "y"] * 2500})
-    monkeypatch.setattr(parquet, "_ROOM", 1000)
+    monkeypatch.setattr(columnar, "ROOM", 1000)
     with pytest.raises(FileFormatError, match="must unpack to at most 100 times"):
         load_data(path)
     body = path.read_bytes()
@@ -128,8 +132,8 @@ def test_duplicate_columns_damage_and_lies(tmp_path: Path, monkeypatch: pytest.M
 
 def test_without_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"image": bodies(3), "text": ["a", "b", "c"]})
-    assert read_container(path, "image").raw(2) == bodies(3)[2]
-    assert read_container(path, "text").raw(2) == "c"
+    assert read_items(path, "image").items.raw(2) == bodies(3)[2]
+    assert read_items(path, "text").items.raw(2) == "c"
 
 
 def test_real_sentences(shared: Path, tmp_path: Path) -> None:
@@ -141,5 +145,5 @@ def test_real_sentences(shared: Path, tmp_path: Path) -> None:
     frame.to_csv(source, index=False)
     frame.to_parquet(tmp_path / "clinc150.parquet")
     one, two = load_data(source), load_data(tmp_path / "clinc150.parquet")
-    assert (one.class_names, one.train.texts) == (two.class_names, two.train.texts)
+    assert (one.class_names, one.train.items.texts) == (two.class_names, two.train.items.texts)
     assert one.y_test.tolist() == two.y_test.tolist()

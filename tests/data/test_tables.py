@@ -10,7 +10,7 @@ import pytest
 from tests.data.conftest import Tree
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError
-from evergrow.core.items import ImageFiles, Texts
+from evergrow.core.items import Texts
 from evergrow.data import load_data
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -42,10 +42,10 @@ def test_csv_tsv_and_json_lines_agree(tmp_path: Path) -> None:
     assert len({data.fingerprint for data in sets}) == 1
     assert sets[0].kind == "text"
     assert sets[0].class_names == ("ham", "spam")
-    assert isinstance(sets[0].test, Texts)
+    assert isinstance(sets[0].test.items, Texts)
     assert sets[0].test_counts.tolist() == [2, 2]
     by_text = dict(ROWS)
-    for text, code in zip(sets[0].train.texts, sets[0].y_train, strict=True):
+    for text, code in zip(sets[0].train.items.texts, sets[0].y_train, strict=True):
         assert sets[0].class_names[code] == by_text[text]
 
 
@@ -54,14 +54,14 @@ def test_quotes_newlines_blank_lines_and_mark(tmp_path: Path) -> None:
     rows = ['"one, two",a', '"first\nsecond",a', '"say ""hi""",b', "", "plain\u2028text,b"] + ["x,a", "y,b"] * 6
     path.write_text("\ufefftext,label\n" + "\n".join(rows), encoding="utf-8")
     data = load_data(path, test_size=0.01)
-    texts = {*data.train.texts, *data.test.texts}
+    texts = {*data.train.items.texts, *data.test.items.texts}
     assert {"one, two", "first\nsecond", 'say "hi"', "plain\u2028text"} <= texts
 
 
 def test_long_texts_leave_the_module_limit_alone(tmp_path: Path) -> None:
     before = csv.field_size_limit()
     data = load_data(_csv(tmp_path / "long.csv", [("x" * 200_000, "a"), *[("y", "a")] * 9]))
-    assert max(map(len, data.train.texts + data.test.texts)) == 200_000
+    assert max(map(len, data.train.items.texts + data.test.items.texts)) == 200_000
     assert csv.field_size_limit() == before
 
 
@@ -69,7 +69,7 @@ def test_split_column(tmp_path: Path) -> None:
     splits = ["train"] * 12 + ["Test"] * 4 + ["validation"] * 4
     rows = [(text, label, split) for (text, label), split in zip(ROWS, splits, strict=True)]
     data = load_data(_csv(tmp_path / "mail.csv", rows, "text,label,split"))
-    assert data.test.texts == tuple(text for text, _ in ROWS[12:16])
+    assert data.test.items.texts == tuple(text for text, _ in ROWS[12:16])
     assert any("validation left out: 4" in note for note in data.notes)
     only = load_data(_csv(tmp_path / "mail.csv", [*rows[:12], *rows[16:]], "text,label,split"))
     assert len(only.y_test) == 4
@@ -88,7 +88,7 @@ def test_folder_with_two_tables(tmp_path: Path) -> None:
     by_folder, by_file = load_data(folder), load_data(folder / "train.csv")
     assert by_folder.name == by_file.name == "mail"
     assert by_folder.fingerprint == by_file.fingerprint
-    assert by_folder.test.texts == tuple(text for text, _ in ROWS[14:])
+    assert by_folder.test.items.texts == tuple(text for text, _ in ROWS[14:])
 
 
 def test_column_names_are_free(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_tables_of_images(tree: Tree) -> None:
     root = tree({"all": 12})
     rows = [(f"all/{row:03d}.png", ("a", "b")[row % 2]) for row in range(12)]
     data = load_data(_csv(root / "index.csv", rows, "image,label"))
-    assert isinstance(data.train, ImageFiles)
+    assert data.train.items.root is not None
     assert data.kind == "image"
-    assert data.train.raw(0).is_file()
+    assert data.train.items.raw(0).is_file()
     both = _csv(root / "both.csv", [(name, "caption", label) for name, label in rows], "photo,text,label")
     assert load_data(both).kind == "text"
     assert load_data(both, image_column="photo").kind == "image"
@@ -174,5 +174,5 @@ def test_bad_json_lines(body: bytes, match: str, tmp_path: Path) -> None:
 
 def test_unknown_file_type(tmp_path: Path) -> None:
     (tmp_path / "x.docx").write_text("x")
-    with pytest.raises(InputError, match=r"must end in one of .*\.npz"):
+    with pytest.raises(InputError, match=r"end like a data file .*\.npz"):
         load_data(tmp_path / "x.docx")

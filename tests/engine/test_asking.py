@@ -12,8 +12,8 @@ from tests.engine.clouds import OPTIONS, SMALL, learner, points, write_points
 
 from evergrow import Learner
 from evergrow.core.errors import EngineError, ParameterError
-from evergrow.core.items import ImageFiles
-from evergrow.data.sources import open_source
+from evergrow.core.items import Images
+from evergrow.data import read
 from evergrow.engine import Division, LocalEngine
 from evergrow.engine.parquet_out import write_answers
 from evergrow.engine.status import status
@@ -103,9 +103,9 @@ def test_features_are_those_of_the_backbone(images: Path, tmp_path: Path) -> Non
     assert table["label"] == ["ant"] * 9 + ["bee"] * 9
     from evergrow.features import encode
 
-    plain = encode(backbone, ImageFiles(images, tuple(table["name"])), cache=False, join=False).X
+    plain = encode(backbone, Images(tuple(table["name"]), root=images), cache=False, join=False).X
     np.testing.assert_allclose(np.array(table["feature"]), plain, rtol=0, atol=1e-5)  # batches are others
-    assert open_source(tmp_path / "job" / "features").kind == "features"
+    assert read(tmp_path / "job" / "features").kind == "features"
     assert status(tmp_path / "job").left_out == 1
 
 

@@ -182,7 +182,7 @@ def test_a_corrupt_result_is_computed_again(data, eight, tmp_path, monkeypatch) 
 
 
 def damaged_read(monkeypatch: pytest.MonkeyPatch, shard: int, error: Exception | None = None) -> None:
-    from evergrow.data.sources import ArraySource
+    from evergrow.data.arrays import ArraySource
 
     original = ArraySource.read
 
@@ -262,7 +262,7 @@ def interrupted(*_: object) -> None:
 
 
 def test_no_shard_at_all_is_one_line(parts, monkeypatch) -> None:
-    from evergrow.data.sources import ArraySource
+    from evergrow.data.arrays import ArraySource
 
     def read(self, shard):
         raise InputError("nothing can be read")
@@ -339,15 +339,16 @@ def test_other_versions_are_refused_before_any_work(data: Path, tmp_path: Path, 
 
 
 def test_shards_of_different_widths_are_one_line(parts: Path, monkeypatch) -> None:
-    from evergrow.data.shard import ShardData
-    from evergrow.data.sources import ArraySource
+    from dataclasses import replace
+
+    from evergrow.data.arrays import ArraySource
 
     original = ArraySource.read
 
     def read(self, shard):
         found = original(self, shard)
         width = 10 if shard.number < 4 else 9
-        return ShardData(found.names, features=found.features[:, :width], labels=found.labels)
+        return replace(found, features=found.features[:, :width])
 
     monkeypatch.setattr(ArraySource, "read", read)
     with pytest.raises(EngineError, match="of one width, got 10 in shard 0 and 9 in shard 4"):

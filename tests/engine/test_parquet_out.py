@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from evergrow.core.errors import EngineError, FileFormatError, InputError
-from evergrow.data.places import open_place
-from evergrow.data.sources import open_source
+from evergrow.data import read
+from evergrow.data.storage import Tree
 from evergrow.engine.parquet_out import WIDTHS, write_answers, write_features
 from evergrow.learner.answers import Answers
 
@@ -31,12 +31,12 @@ def answers(*, novelty: bool) -> Answers:
 def test_features_come_back_bit_for_bit(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
     names, labels = [f"{row}.jpg" for row in range(9)], np.array([f"class {row % 2}" for row in range(9)])
-    size = write_features(open_place(tmp_path), "deep/0.parquet", names=names, features=X, labels=labels)
+    size = write_features(tmp_path, "deep/0.parquet", names=names, features=X, labels=labels)
     assert size == (tmp_path / "deep/0.parquet").stat().st_size
-    source = open_source(tmp_path, format="parquet")
+    source = read(tmp_path, layout="parquet")
     data = [source.read(shard) for shard in source.shards(4, 1 << 30)]
     assert np.concatenate([part.features for part in data]).tobytes() == X.tobytes()
-    assert [name for part in data for name in part.names] == names
+    assert [name for part in data for name in part.names()] == names
     assert [label for part in data for label in part.labels.tolist()] == labels.tolist()
     assert pq.read_schema(tmp_path / "deep/0.parquet").field("feature").type.list_size == 5
 
@@ -46,37 +46,37 @@ def test_features_come_back_bit_for_bit(tmp_path: Path) -> None:
 )
 def test_blocks_are_stated_and_checked(tmp_path: Path, stated: object, message: str) -> None:
     X = np.ones((4, 5), dtype=np.float32)
-    write_features(open_place(tmp_path), "0.parquet", names=list("abcd"), features=X, widths=(2, 3))
-    assert open_source(tmp_path, format="parquet").widths == (2, 3)
+    write_features(tmp_path, "0.parquet", names=list("abcd"), features=X, widths=(2, 3))
+    assert read(tmp_path, layout="parquet").widths == (2, 3)
     table = pq.read_table(tmp_path / "0.parquet").replace_schema_metadata({WIDTHS: json.dumps(stated)})
     pq.write_table(table, tmp_path / "0.parquet")
     with pytest.raises(FileFormatError, match=message):
-        open_source(tmp_path, format="parquet").widths  # noqa: B018
+        read(tmp_path, layout="parquet").widths  # noqa: B018
 
 
 @pytest.mark.parametrize(("widths", "found"), [((3, 2), "3, 2"), ((), "of one block")])
 def test_files_of_other_blocks_are_refused(tmp_path: Path, widths: tuple[int, ...], found: str) -> None:
     X = np.ones((4, 5), dtype=np.float32)
     for number, stated in enumerate([(2, 3), widths]):
-        write_features(open_place(tmp_path), f"{number}.parquet", names=list("abcd"), features=X, widths=stated)
-    source = open_source(tmp_path, format="parquet")
+        write_features(tmp_path, f"{number}.parquet", names=list("abcd"), features=X, widths=stated)
+    source = read(tmp_path, layout="parquet")
     with pytest.raises(FileFormatError, match=rf"got widths 2, 3 in 0\.parquet and {found} in 1\.parquet"):
         list(source.shards(4, 1 << 30))
 
 
 @pytest.mark.parametrize("address", ["disk", "memory://written"])
 def test_the_same_input_gives_the_same_bytes_and_no_other_files(tmp_path: Path, address: str) -> None:
-    place = open_place(tmp_path if address == "disk" else address)
+    place = tmp_path if address == "disk" else address
     X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
     for name in ("a.parquet", "b.parquet", "a.parquet"):
         write_features(place, name, names=["x"] * 9, features=X)
-    listing = place.listing(deep=True)
+    listing = Tree(place).listing()
     assert list(listing) == ["a.parquet", "b.parquet"]
-    assert len({place.read(name, 0, size) for name, size in listing.items()}) == 1
+    assert len({Tree(place).read(name) for name in listing}) == 1
 
 
 def test_answers(tmp_path: Path) -> None:
-    place, names = open_place(tmp_path), ["a", "unreadable", "c"]
+    place, names = tmp_path, ["a", "unreadable", "c"]
     truth = np.array(["ant", "ant", "bee"])
     write_answers(place, "0.parquet", names=names, answers=answers(novelty=True), labels=truth, top=2)
     assert pq.read_table(tmp_path / "0.parquet").to_pylist() == [
@@ -94,12 +94,12 @@ def test_answers(tmp_path: Path) -> None:
 
 
 def test_names_that_are_no_utf8_are_written_as_escapes(tmp_path: Path) -> None:
-    write_features(open_place(tmp_path), "a.parquet", names=["caf\udce9.jpg"], features=np.ones((1, 2)))
+    write_features(tmp_path, "a.parquet", names=["caf\udce9.jpg"], features=np.ones((1, 2)))
     assert pq.read_table(tmp_path / "a.parquet")["name"].to_pylist() == ["caf\\udce9.jpg"]
 
 
 def test_numbers_that_differ_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    place = open_place(tmp_path)
+    place = tmp_path
     with pytest.raises(InputError, match=r"names must be one per sample \(3\), got 2"):
         write_features(place, "a.parquet", names=["a", "b"], features=np.eye(3))
     with pytest.raises(InputError, match="labels must be one per sample"):
@@ -112,7 +112,7 @@ def test_numbers_that_differ_are_refused_and_nothing_is_written(tmp_path: Path) 
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = open_place(tmp_path)
+    place = tmp_path
     write_features(place, "a.parquet", names=["a"], features=np.ones((1, 2)))
     before = (tmp_path / "a.parquet").read_bytes()
 

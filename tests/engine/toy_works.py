@@ -77,10 +77,10 @@ def _die_if_odd(number: int, folder: str) -> dict[str, Any]:
 
 def _decode(number: int, folder: str, decoders: int) -> dict[str, Any]:
     """Decode images in processes of its own, as an extraction does."""
-    from evergrow.core.items import ImageArrays
+    from evergrow.core.items import Images
     from evergrow.features.loader import ImageBatches, ImageLoader, loaded_batches, plan_batches
 
-    items = ImageArrays(np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2))
+    items = Images(np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2))
     plan = plan_batches([range(40)], 4)
     images = ImageBatches(items, ImageLoader(_shade), plan)
     with loaded_batches(images, len(plan), workers=decoders, pin=False) as batches:

@@ -58,6 +58,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scl-mgsm, gelu": ("scl-mgsm", {"activation": "gelu", "scales": "auto", "n_units": 60}),
     "evergrow, raw, link": ("evergrow", {"n_units": 60, "normalize": "none", "readout": "ridge"}),
     "evergrow, l2": ("evergrow", {"n_units": 80, "normalize": "l2", "readout": "ridge"}),
+    "scl-discriminant": ("scl-discriminant", {"n_units": 60}),
     "ri": ("ri", {"n_units": 200, "alpha": 1.0}),
     "scsm": ("scsm", {"n_units": 60, "alpha": 1.0}),
     "ranpac": ("ranpac", {"n_units": 200}),

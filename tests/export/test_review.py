@@ -109,7 +109,7 @@ def test_what_was_reviewed_in_label_studio_is_learned(model: Path) -> None:
     for task in tasks:  # a reviewer agrees with everything
         task["annotations"] = [{"id": 1, "result": predicted[task["data"]["image"]]}]
     Path("export.json").write_text(json.dumps(tasks), encoding="utf-8")
-    data = load_data("export.json", split="none")
+    data = load_data("export.json", test_size=0)
     answers = Learner.load(model).ask(Path("images"))
     labels = [str(answers.classes[column]) for column in answers.ranked(1)[:, 0]]
     assert [data.class_names[code] for code in data.y_train] == labels

@@ -16,16 +16,9 @@ from typer.testing import CliRunner
 from evergrow.cli.registry import build_app
 from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.items import Texts
-from evergrow.data import (
-    DataOptions,
-    list_layouts,
-    load_data,
-    register_file_format,
-    register_layout,
-    register_scheme,
-)
-from evergrow.data.labelled import LabelledItems
-from evergrow.data.readers import FILE_FORMATS, LAYOUTS, SCHEMES
+from evergrow.data import DataOptions, Dataset, list_readers, load_data, register_reader
+from evergrow.data.readers import READERS
+from evergrow.data.storage import Tree
 from evergrow.features import (
     WeightSource,
     backbone_from_spec,
@@ -49,41 +42,30 @@ def help_of(command: str) -> str:
 # -- data -----------------------------------------------------------------------------------------------------
 
 
-def read_haiku(path: Path) -> LabelledItems:
-    texts = path.read_text().splitlines()
-    return LabelledItems("haiku", Texts(tuple(texts)), [text.split()[0] for text in texts])
-
-
 @pytest.fixture
 def haiku(tmp_path: Path) -> Iterator[Path]:
     """A folder in a layout that evergrow does not know, and its reader."""
 
-    @register_layout("haiku", fits=lambda folder: (folder / "poems.haiku").is_file())
-    def folder_of_haiku(folder: Path, options: DataOptions) -> LabelledItems:
-        return read_haiku(folder / "poems.haiku")
-
-    @register_file_format("haiku", (".haiku",), by_name="last")
-    def file_of_haiku(path: Path, options: DataOptions) -> LabelledItems:
-        return read_haiku(path)
-
-    @register_scheme("haiku")
-    def named_haiku(name: str, options: DataOptions) -> LabelledItems:
-        return read_haiku(tmp_path / "poems" / f"{name}.haiku")
+    @register_reader("haiku", suffixes=(".haiku",), fits=lambda tree: tree.is_file("poems.haiku"), scheme="haiku")
+    def read_haiku(tree: Tree, name: str, options: DataOptions) -> Dataset:
+        if name == "poems":
+            tree, name = Tree(tmp_path / "poems"), "poems.haiku"
+        texts = tree.text(name or "poems.haiku").splitlines()
+        return Dataset.of(Texts(tuple(texts)), [text.split()[0] for text in texts], layout="haiku")
 
     folder = tmp_path / "poems"
     folder.mkdir()
     (folder / "poems.haiku").write_text("old pond\nold frog\nnew splash\nnew rain\n" * 3)
     yield folder
-    for registry in (LAYOUTS, FILE_FORMATS, SCHEMES):
-        registry.remove("haiku")
+    READERS.remove("haiku")
 
 
 def test_a_layout_is_recognised_named_and_listed(haiku: Path) -> None:
-    assert list_layouts()[0] == "haiku"
+    assert "haiku" in list_readers()
     for options in ({}, {"layout": "haiku"}):
         data = load_data(haiku, **options)
         assert (data.layout, data.class_names) == ("haiku", ("new", "old"))
-    assert "haiku, hub-disk" in help_of("data")
+    assert "haiku, arrow" in help_of("data")
     result = CliRunner().invoke(build_app(), ["data", str(haiku), "--layout", "haiku", "--json"])
     assert json.loads(result.stdout)["layout"] == "haiku"
 
@@ -160,7 +142,7 @@ def test_a_new_source_serves_specs_and_models(mirror: Path, tmp_path: Path) -> N
     spec.write_text(text.replace("WEIGHTS", "mirror"))
     assert load_spec(spec).datasets[0].backbone.weights == "mirror"
     spec.write_text(text.replace("WEIGHTS", "miror"))
-    with pytest.raises(SpecError, match="weights must be 'bundled', 'hub', 'mirror', 'random' or a file"):
+    with pytest.raises(SpecError, match="they are 'bundled', 'hub', 'mirror', 'random' or a file"):
         load_spec(spec)
     images = np.random.default_rng(0).integers(0, 256, size=(8, 16, 16, 3), dtype=np.uint8)
     learner = Learner("test_resnet", "simplecil", weights="mirror", device="cpu", cache=False)

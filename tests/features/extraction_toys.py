@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from evergrow.core.items import ImageFiles, Items, Kind
+from evergrow.core.items import Images, Items, Kind
 from evergrow.features.base import Backbone, BackboneSpec
 
 SIDE = 8
@@ -94,7 +94,7 @@ class Synthetic(Items):
         return f"synthetic{self._n}"
 
 
-def write_images(folder: Path, n: int) -> ImageFiles:
+def write_images(folder: Path, n: int) -> Images:
     """Write small images of random colours into two folders."""
     colours = np.random.default_rng(0).integers(0, 256, size=(n, 12, 10, 3), dtype=np.uint8)
     names = []
@@ -103,7 +103,7 @@ def write_images(folder: Path, n: int) -> ImageFiles:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(colour).save(folder / name)
         names.append(name)
-    return ImageFiles(folder, tuple(names))
+    return Images(tuple(names), root=folder)
 
 
 def expected_features(items: Items, rows: Any = None) -> np.ndarray:

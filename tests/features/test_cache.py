@@ -23,7 +23,7 @@ from tests.features.extraction_toys import LetterCounter, Toy, expected_features
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import BusyError, CacheWarning, DataWarning, ImageError, ParameterError, UnknownNameError
 from evergrow.core.feature_blocks import join_blocks
-from evergrow.core.items import ImageFiles, Texts
+from evergrow.core.items import Images, Texts
 from evergrow.features import Backbone, Features, create_backbone, encode
 from evergrow.features import cache as cache_module
 from evergrow.features import images as decoding
@@ -39,7 +39,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> ImageFiles:
+def images(tmp_path: Path) -> Images:
     return write_images(tmp_path / "images", 15)
 
 
@@ -57,14 +57,14 @@ def chunk_files(root: Path) -> list[Path]:
     return sorted(the_folder(root).glob("*.safetensors"))
 
 
-def check(result: Features, images: ImageFiles) -> None:
+def check(result: Features, images: Images) -> None:
     np.testing.assert_allclose(result.X, expected_features(images), rtol=1e-5, atol=1e-6)
 
 
 # -- hits and misses ------------------------------------------------------------------------------------
 
 
-def test_a_second_run_touches_no_image(images: ImageFiles, root: Path) -> None:
+def test_a_second_run_touches_no_image(images: Images, root: Path) -> None:
     first = encode(Toy(), images, cache=root, **SMALL)
     for name in images.names:  # what is in the files is destroyed, what tells them apart is not
         path = images.root / name
@@ -86,13 +86,13 @@ def test_texts_are_kept_too_and_their_words_are_not(root: Path) -> None:
     assert not any(b"secret" in path.read_bytes() for path in the_folder(root).iterdir())
 
 
-def test_a_folder_may_move(images: ImageFiles, root: Path, tmp_path: Path) -> None:
+def test_a_folder_may_move(images: Images, root: Path, tmp_path: Path) -> None:
     encode(Toy(), images, cache=root, **SMALL)
     shutil.move(images.root, tmp_path / "moved")
-    assert encode(Toy(), ImageFiles(tmp_path / "moved", images.names), cache=root, **SMALL).computed == 0
+    assert encode(Toy(), Images(images.names, root=tmp_path / "moved"), cache=root, **SMALL).computed == 0
 
 
-def test_settings_that_do_not_change_features_do_not_miss(images: ImageFiles, root: Path) -> None:
+def test_settings_that_do_not_change_features_do_not_miss(images: Images, root: Path) -> None:
     encode(Toy(), images, cache=root, **SMALL)
     assert encode(Toy(), images, cache=root, workers=1, batch_size=5, on_error="skip").computed == 0
     assert encode(Toy(weights="file"), images, cache=root).computed == 0  # the same weights from elsewhere
@@ -108,12 +108,12 @@ def test_settings_that_do_not_change_features_do_not_miss(images: ImageFiles, ro
         {"options": {"seed": 1}},
     ],
 )
-def test_another_backbone_misses(images: ImageFiles, root: Path, changes: dict[str, Any]) -> None:
+def test_another_backbone_misses(images: Images, root: Path, changes: dict[str, Any]) -> None:
     encode(Toy(), images, cache=root)
     assert encode(Toy(**changes), images, cache=root).computed == 15
 
 
-def test_other_images_miss(images: ImageFiles, root: Path) -> None:
+def test_other_images_miss(images: Images, root: Path) -> None:
     encode(Toy(), images, cache=root)
     assert encode(Toy(), images.take(range(14)), cache=root).computed
     assert encode(Toy(), images.take(range(14, -1, -1)), cache=root).computed
@@ -129,7 +129,7 @@ def test_the_key_does_not_depend_on_the_order_of_settings() -> None:
     assert feature_key("00", one, "auto") == feature_key("00", two, "auto")
 
 
-def test_an_entry_tells_people_what_it_is_and_nothing_of_this_machine(images: ImageFiles, root: Path) -> None:
+def test_an_entry_tells_people_what_it_is_and_nothing_of_this_machine(images: Images, root: Path) -> None:
     (images.root / "odd/001.png").write_text("no image")
     with pytest.warns(DataWarning):
         encode(Toy(name=f"sentence:{root}/encoder"), images, cache=root, on_error="skip")
@@ -139,7 +139,7 @@ def test_an_entry_tells_people_what_it_is_and_nothing_of_this_machine(images: Im
     assert not any(os.fsencode(root.parent) in path.read_bytes() for path in the_folder(root).iterdir())
 
 
-def test_no_cache_writes_nothing(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cache_writes_nothing(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERGROW_CACHE", str(root))
     check(encode(Toy(), images, cache=False), images)
     assert not root.exists()
@@ -165,7 +165,7 @@ def test_default_roots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert default_root() == tmp_path / "named"
 
 
-def test_a_handful_leaves_nothing_behind(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handful_leaves_nothing_behind(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = encode(Toy(), images, cache=False).X
     monkeypatch.setattr(os, "fsync", lambda handle: pytest.fail("a handful went to disk"))
     for count in (1, 4):
@@ -260,7 +260,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(DAMAGE))
-def test_a_damaged_chunk_is_noticed_and_made_again_alone(images: ImageFiles, root: Path, kind: str) -> None:
+def test_a_damaged_chunk_is_noticed_and_made_again_alone(images: Images, root: Path, kind: str) -> None:
     encode(Toy(), images, cache=root, **SMALL)
     path = chunk_files(root)[1]
     DAMAGE[kind](path)
@@ -275,7 +275,7 @@ def test_a_damaged_chunk_is_noticed_and_made_again_alone(images: ImageFiles, roo
     assert encode(Toy(), images, cache=root, **SMALL).computed == 0
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(images: ImageFiles, root: Path) -> None:
+def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(images: Images, root: Path) -> None:
     encode(Toy(), images, cache=root, **SMALL)
     path = chunk_files(root)[0]
     link(path)
@@ -288,7 +288,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(images: ImageFile
 
 
 def test_a_linked_entry_is_neither_listed_nor_cleared_nor_written_to(
-    images: ImageFiles, root: Path, tmp_path: Path
+    images: Images, root: Path, tmp_path: Path
 ) -> None:
     encode(Toy(), images, cache=root, **SMALL)
     mine, folder = tmp_path / "mine", the_folder(root)
@@ -303,7 +303,7 @@ def test_a_linked_entry_is_neither_listed_nor_cleared_nor_written_to(
     assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
 
 
-def test_an_entry_of_a_newer_evergrow_is_left_alone(images: ImageFiles, root: Path) -> None:
+def test_an_entry_of_a_newer_evergrow_is_left_alone(images: Images, root: Path) -> None:
     encode(Toy(), images, cache=root, **SMALL)
     path = chunk_files(root)[1]
     rewrite(path, version=99)
@@ -317,7 +317,7 @@ def test_an_entry_of_a_newer_evergrow_is_left_alone(images: ImageFiles, root: Pa
 # -- interruptions --------------------------------------------------------------------------------------
 
 
-def interrupted(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def interrupted(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Leave an unfinished entry of two chunks."""
     decode = decoding.decode_image
 
@@ -333,7 +333,7 @@ def interrupted(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch)
     return the_folder(root)
 
 
-def test_an_unfinished_entry_is_taken_up(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_entry_is_taken_up(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = interrupted(images, root, monkeypatch)
     (info,) = FeatureCache(root).list()
     assert (info.state, info.done, info.n_items) == ("unfinished", 8, 15)
@@ -346,7 +346,7 @@ def test_an_unfinished_entry_is_taken_up(images: ImageFiles, root: Path, monkeyp
 
 
 def test_an_unfinished_entry_of_another_precision_is_begun_anew(
-    images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch
+    images: Images, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted(images, root, monkeypatch)
     for path in chunk_files(root):
@@ -373,15 +373,15 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_loses_nothing(images: ImageFiles, tiny_disk: Path) -> None:
-    many = ImageFiles(images.root, images.names * 60)
+def test_a_full_disk_loses_nothing(images: Images, tiny_disk: Path) -> None:
+    many = Images(images.names * 60, root=images.root)
     with pytest.warns(CacheWarning, match="No space left on device.*EVERGROW_CACHE"):
         result = encode(Toy(), many, cache=tiny_disk, **SMALL)
     check(result, many)
     assert not list(tiny_disk.rglob("*.part"))
 
 
-def test_a_disk_that_is_full_from_the_start(images: ImageFiles, tiny_disk: Path) -> None:
+def test_a_disk_that_is_full_from_the_start(images: Images, tiny_disk: Path) -> None:
     (tiny_disk / "filler").write_bytes(bytes(shutil.disk_usage(tiny_disk).free))
     with pytest.warns(CacheWarning, match="No space left on device"):
         result = encode(Toy(), images, cache=tiny_disk, **SMALL)
@@ -389,7 +389,7 @@ def test_a_disk_that_is_full_from_the_start(images: ImageFiles, tiny_disk: Path)
     assert [path.name for path in tiny_disk.iterdir()] == ["filler"]
 
 
-def test_a_read_only_disk(images: ImageFiles, tiny_disk: Path) -> None:
+def test_a_read_only_disk(images: Images, tiny_disk: Path) -> None:
     kept = images.take(range(5))
     encode(Toy(), kept, cache=tiny_disk, **SMALL)
     subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
@@ -401,7 +401,7 @@ def test_a_read_only_disk(images: ImageFiles, tiny_disk: Path) -> None:
 
 @pytest.mark.parametrize("allowed", range(5))
 def test_a_write_that_fails_at_any_point_loses_nothing(
-    images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
+    images: Images, root: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
     replace, count = os.replace, 0
 
@@ -424,7 +424,7 @@ def test_a_write_that_fails_at_any_point_loses_nothing(
         check(result, images)
 
 
-def test_a_cache_that_cannot_be_a_folder(images: ImageFiles, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_a_folder(images: Images, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.warns(CacheWarning, match=r"features are kept in memory only: .*(Not a directory|File exists)"):
         check(encode(Toy(), images, cache=tmp_path / "file" / "cache"), images)
@@ -433,14 +433,14 @@ def test_a_cache_that_cannot_be_a_folder(images: ImageFiles, tmp_path: Path) -> 
 # -- several processes ----------------------------------------------------------------------------------
 
 
-def start(images: ImageFiles, root: Path, log: Path, pause: float) -> subprocess.Popen[str]:
+def start(images: Images, root: Path, log: Path, pause: float) -> subprocess.Popen[str]:
     code = (
         "from pathlib import Path\n"
         "from tests.features.extraction_toys import *\n"
         "from evergrow.features import cache, encode\n"
         "cache.CHUNK = 4\n"
         f"log_decoding(Path({str(log)!r}), pause={pause})\n"
-        f"files = ImageFiles(Path({str(images.root)!r}), {images.names!r})\n"
+        f"files = Images({images.names!r}, root=Path({str(images.root)!r}))\n"
         f"result = encode(Toy(), files, cache={str(root)!r}, workers=0, batch_size=2)\n"
         "print(result.computed, result.X.tobytes().hex())\n"
     )
@@ -464,7 +464,7 @@ def wait_for_entry(root: Path) -> str:
     raise AssertionError("no entry appeared")
 
 
-def test_two_threads_decode_every_image_once(images: ImageFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_decode_every_image_once(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks are on open files, so that threads wait for each other as processes do."""
     decode, seen = decoding.decode_image, []
     begun, go_on = threading.Event(), threading.Event()
@@ -491,7 +491,7 @@ def test_two_threads_decode_every_image_once(images: ImageFiles, root: Path, mon
 
 
 @pytest.mark.slow
-def test_two_processes_decode_every_image_once(images: ImageFiles, root: Path, tmp_path: Path) -> None:
+def test_two_processes_decode_every_image_once(images: Images, root: Path, tmp_path: Path) -> None:
     processes = [start(images, root, tmp_path / "log", pause=0.25) for _ in range(2)]
     key = wait_for_entry(root)
     with pytest.raises(BusyError, match="another process"):  # what is in use is not removed
@@ -520,7 +520,7 @@ def test_an_error_while_writing_lets_go_of_the_entry(tmp_path: Path) -> None:
 # -- listing --------------------------------------------------------------------------------------------
 
 
-def test_entries_are_listed_found_and_removed(images: ImageFiles, root: Path) -> None:
+def test_entries_are_listed_found_and_removed(images: Images, root: Path) -> None:
     cache = FeatureCache(root)
     assert cache.list() == []
     encode(Toy(), images, cache=root)
@@ -554,7 +554,7 @@ def test_two_entries_with_one_beginning_must_be_told_apart(root: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"n_items": "many"}', '{"n_items":' * 100_000])
-def test_a_damaged_description_is_listed_and_can_be_removed(images: ImageFiles, root: Path, text: str) -> None:
+def test_a_damaged_description_is_listed_and_can_be_removed(images: Images, root: Path, text: str) -> None:
     encode(Toy(), images, cache=root)
     (the_folder(root) / "meta.json").write_text(text)
     cache = FeatureCache(root)

@@ -27,7 +27,7 @@ from evergrow.core.errors import (
     ParameterError,
     UnknownNameError,
 )
-from evergrow.core.items import ImageArrays, ImageFiles, Texts
+from evergrow.core.items import Images, Texts
 from evergrow.features import EncodeConfig, create_backbone, encode, encode_batch, encode_chunks
 from evergrow.features import cache as cache_module
 from evergrow.features import images as decoding
@@ -44,7 +44,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> ImageFiles:
+def images(tmp_path: Path) -> Images:
     return write_images(tmp_path / "images", 23)
 
 
@@ -65,9 +65,7 @@ def run_python(code: str, **environment: str) -> subprocess.Popen[str]:
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("cached", [False, True])
-def test_features_are_those_of_one_image_at_a_time(
-    images: ImageFiles, tmp_path: Path, workers: int, cached: bool
-) -> None:
+def test_features_are_those_of_one_image_at_a_time(images: Images, tmp_path: Path, workers: int, cached: bool) -> None:
     cache = tmp_path / "cache" if cached else False
     result = encode(Toy(), images, cache=cache, workers=workers, batch_size=4)
     assert result.X.dtype == np.float32
@@ -79,12 +77,12 @@ def test_features_are_those_of_one_image_at_a_time(
 
 def test_images_in_memory(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, size=(9, 20, 30, 3), dtype=np.uint8)
-    items = ImageArrays(pixels)
+    items = Images(pixels)
     result = encode(Toy(), items, cache=tmp_path, batch_size=2)
     np.testing.assert_allclose(result.X, expected_features(items), rtol=1e-5, atol=1e-6)
 
 
-def test_a_real_network_gives_what_it_gives_by_hand(images: ImageFiles) -> None:
+def test_a_real_network_gives_what_it_gives_by_hand(images: Images) -> None:
     backbone = create_backbone("test_resnet", weights="random", device="cpu")
     assert backbone.transform is not None
     by_hand = torch.cat(
@@ -107,21 +105,21 @@ def test_texts_come_back_in_order_and_are_run_by_length() -> None:
     assert sum(max(map(len, batch)) * len(batch) for batch in backbone.seen) < 8 * 50  # less padding than in any order
 
 
-def test_the_global_random_state_is_left_alone(images: ImageFiles) -> None:
+def test_the_global_random_state_is_left_alone(images: Images) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     encode(Toy(), images, cache=False, workers=2, batch_size=4)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_surrounding_autocast_does_not_change_the_features(images: ImageFiles) -> None:
+def test_a_surrounding_autocast_does_not_change_the_features(images: Images) -> None:
     plain = encode(Toy(), images, cache=False, join=False).X
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = encode(Toy(), images, cache=False, join=False).X
     np.testing.assert_array_equal(inside, plain)
 
 
-def test_batches_arrive_in_channels_last_order(images: ImageFiles) -> None:
+def test_batches_arrive_in_channels_last_order(images: Images) -> None:
     seen = []
 
     class Watching(Toy):
@@ -133,7 +131,7 @@ def test_batches_arrive_in_channels_last_order(images: ImageFiles) -> None:
     assert seen == [True] * 4
 
 
-def test_progress_tells_the_rate_and_the_time_left(images: ImageFiles, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_tells_the_rate_and_the_time_left(images: Images, capfd: pytest.CaptureFixture[str]) -> None:
     encode(Toy(), images, cache=False, progress=True)
     captured = capfd.readouterr()
     assert captured.out == ""
@@ -162,7 +160,7 @@ def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_a_corrupt_image_is_fatal_and_named(images: ImageFiles, tmp_path: Path) -> None:
+def test_a_corrupt_image_is_fatal_and_named(images: Images, tmp_path: Path) -> None:
     (images.root / "odd/005.png").write_text("no image")
     for workers in (0, 2):
         with pytest.raises(ImageError, match=r"odd/005\.png.*on_error='skip'"):
@@ -171,7 +169,7 @@ def test_a_corrupt_image_is_fatal_and_named(images: ImageFiles, tmp_path: Path) 
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("cached", [False, True])
-def test_corrupt_images_are_skipped_and_all_named(images: ImageFiles, tmp_path: Path, cached: bool) -> None:
+def test_corrupt_images_are_skipped_and_all_named(images: Images, tmp_path: Path, cached: bool) -> None:
     bad = [2, 3, 11, 22]
     for row in bad:
         (images.root / images.names[row]).write_bytes(b"GIF89a broken")
@@ -194,7 +192,7 @@ def test_corrupt_images_are_skipped_and_all_named(images: ImageFiles, tmp_path: 
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_what_a_fatal_image_interrupted_is_taken_up_by_skipping(images: ImageFiles, tmp_path: Path) -> None:
+def test_what_a_fatal_image_interrupted_is_taken_up_by_skipping(images: Images, tmp_path: Path) -> None:
     (images.root / "odd/013.png").write_text("no image")
     options = {"cache": tmp_path / "cache", "batch_size": 2, "workers": 0}
     with pytest.raises(ImageError):
@@ -205,7 +203,7 @@ def test_what_a_fatal_image_interrupted_is_taken_up_by_skipping(images: ImageFil
     assert 13 not in result.rows
 
 
-def test_nothing_readable_is_an_error_even_when_skipping(images: ImageFiles, tmp_path: Path) -> None:
+def test_nothing_readable_is_an_error_even_when_skipping(images: Images, tmp_path: Path) -> None:
     for name in images.names:
         (images.root / name).write_text("no image")
     for _ in range(2):
@@ -213,7 +211,7 @@ def test_nothing_readable_is_an_error_even_when_skipping(images: ImageFiles, tmp
             encode(Toy(), images, cache=tmp_path / "cache", on_error="skip")
 
 
-def test_a_missing_image(images: ImageFiles, tmp_path: Path) -> None:
+def test_a_missing_image(images: Images, tmp_path: Path) -> None:
     (images.root / "even/004.png").unlink()
     with pytest.raises(DatasetNotFoundError, match="004"):
         encode(Toy(), images, cache=tmp_path / "cache")
@@ -225,7 +223,7 @@ def test_a_missing_image(images: ImageFiles, tmp_path: Path) -> None:
 
 
 def test_an_image_that_the_system_refused_is_tried_again(
-    images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = decoding.decode_image
 
@@ -246,7 +244,7 @@ def test_an_image_that_the_system_refused_is_tried_again(
     assert encode(Toy(), images, **options).computed == 0
 
 
-def test_the_reason_of_a_failure_names_no_folder_of_this_machine(images: ImageFiles) -> None:
+def test_the_reason_of_a_failure_names_no_folder_of_this_machine(images: Images) -> None:
     (images.root / "even/000.png").write_text("no image")
     failure = ImageLoader(Toy().transform).read(images, 0)
     assert isinstance(failure, Failure)
@@ -254,7 +252,7 @@ def test_the_reason_of_a_failure_names_no_folder_of_this_machine(images: ImageFi
     assert not failure.passing
 
 
-def test_features_that_are_not_finite_are_refused(images: ImageFiles, tmp_path: Path) -> None:
+def test_features_that_are_not_finite_are_refused(images: Images, tmp_path: Path) -> None:
     class Broken(Toy):
         def encode(self, batch: Any) -> torch.Tensor:
             features = super().encode(batch)
@@ -266,9 +264,9 @@ def test_features_that_are_not_finite_are_refused(images: ImageFiles, tmp_path: 
     assert FeatureCache(tmp_path / "cache").list() == []
 
 
-def test_wrong_requests(images: ImageFiles) -> None:
+def test_wrong_requests(images: Images) -> None:
     with pytest.raises(InputError, match="at least one item"):
-        encode(Toy(), ImageFiles(images.root, ()))
+        encode(Toy(), Images((), root=images.root))
     with pytest.raises(InputError, match="kind 'image', got 'text'"):
         encode(Toy(), Texts(("a",)))
     with pytest.raises(InputError, match=r"shape \(23, 5\), got \(23, 6\)"):
@@ -297,7 +295,7 @@ def test_settings_are_checked(name: str, value: Any) -> None:
         EncodeConfig(**{name: value})
 
 
-def test_images_of_different_shapes_are_refused(images: ImageFiles) -> None:
+def test_images_of_different_shapes_are_refused(images: Images) -> None:
     toy = Toy()
     sizes = iter(range(4, 100))
     toy.transform = lambda image: torch.zeros(3, next(sizes), 8)
@@ -309,7 +307,7 @@ def test_images_of_different_shapes_are_refused(images: ImageFiles) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_images_sent_as_bytes_give_the_features_of_the_transform(images: ImageFiles, device: str) -> None:
+def test_images_sent_as_bytes_give_the_features_of_the_transform(images: Images, device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device on this machine")
     backbone = create_backbone("test_vit", weights="random", device=device)
@@ -356,7 +354,7 @@ def test_half_precision_only_where_it_is_safe(scale: float, precision: str) -> N
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: ImageFiles, tmp_path: Path, workers: int) -> None:
+def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: Images, tmp_path: Path, workers: int) -> None:
     (images.root / "odd/003.png").write_text("no image")
     log, cache = tmp_path / "log", tmp_path / "cache"
     code = (
@@ -365,7 +363,7 @@ def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: ImageFiles, tmp_pa
         "from evergrow.features import cache, encode\n"
         "cache.CHUNK = 4\n"
         f"log_decoding(Path({str(log)!r}), pause=0.05)\n"
-        f"files = ImageFiles(Path({str(images.root)!r}), {images.names!r})\n"
+        f"files = Images({images.names!r}, root=Path({str(images.root)!r}))\n"
         f"encode(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2)\n"
     )
     process = run_python(code)
@@ -392,7 +390,7 @@ def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: ImageFiles, tmp_pa
 
 @pytest.mark.usefixtures("small_chunks")
 def test_a_resumed_run_looks_at_nothing_that_is_done(
-    images: ImageFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode, seen = decoding.decode_image, []
 
@@ -434,7 +432,7 @@ def test_chunk_by_chunk_is_the_same_and_memory_does_not_grow(tmp_path: Path, mon
         assert peaks[1] - peaks[0] < 5e6  # the 1,200 more rows alone are 20 MB
 
 
-def test_chunks_do_not_change_how_their_reader_computes(images: ImageFiles) -> None:
+def test_chunks_do_not_change_how_their_reader_computes(images: Images) -> None:
     for _ in encode_chunks(Toy(), images, cache=False):
         assert torch.ones(1, requires_grad=True).mul(2).requires_grad
 
@@ -472,7 +470,7 @@ def test_a_hundred_thousand_images_in_bounded_memory(tmp_path: Path) -> None:
 # -- a prepared batch -----------------------------------------------------------------------------------
 
 
-def test_a_prepared_batch_is_encoded_as_the_items_are(images: ImageFiles) -> None:
+def test_a_prepared_batch_is_encoded_as_the_items_are(images: Images) -> None:
     backbone = create_backbone("test_resnet", weights="random", device="cpu", recipe="rich")
     prepared = [backbone.transform(decoding.decode_image(images.raw(row))) for row in range(6)]
     expected = encode(backbone, images.take(range(6)), cache=False)

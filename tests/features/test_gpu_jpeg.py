@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from evergrow.core.errors import ImageError, ParameterError
-from evergrow.core.items import ImageFiles
+from evergrow.core.items import Images
 from evergrow.features import Preprocessing, create_backbone, decode_image, encode
 from evergrow.features.gpu_jpeg import EncodedImages, decoded_batches, gpu_decoder, read_jpeg
 from evergrow.features.loader import ImageBatches, ImageLoader, plan_batches
@@ -49,7 +49,7 @@ def several(files):
 
 
 def loaded(folder, names, decode=several, batch_size=4):
-    items, load = ImageFiles(folder, tuple(names)), ImageLoader(OWN, as_bytes=True)
+    items, load = Images(tuple(names), root=folder), ImageLoader(OWN, as_bytes=True)
     plan = plan_batches([range(start, min(start + 4, len(names))) for start in range(0, len(names), 4)], batch_size)
     encoded = EncodedImages(items, load, plan)
     batches = decoded_batches((encoded[k] for k in range(len(plan))), items, load, CPU, decode)
@@ -201,7 +201,7 @@ class TestAsked:
         (tmp_path / "one.jpg").write_bytes(jpeg(picture()))
         backbone = create_backbone("test_vit", weights="random", device="cpu")
         with pytest.raises(ParameterError, match="decode must be 'cpu' where the backbone runs on cpu, got 'gpu'"):
-            encode(backbone, ImageFiles(tmp_path, ("one.jpg",)), decode="gpu")
+            encode(backbone, Images(("one.jpg",), root=tmp_path), decode="gpu")
 
     def test_torchvision_without_a_decoder_is_told(self, monkeypatch):
         def lacks(*_, **__):
@@ -239,7 +239,7 @@ class TestOnGpu:
         return folder
 
     def test_features_are_close_to_the_usual_ones(self, folder):
-        items = ImageFiles(folder, tuple(sorted(path.name for path in folder.iterdir())))
+        items = Images(tuple(sorted(path.name for path in folder.iterdir())), root=folder)
         backbone = create_backbone("test_vit", weights="random", device="cuda")
         settings = {"cache": False, "precision": "float32", "batch_size": 8}
         plain = encode(backbone, items, **settings, join=False).X
@@ -252,7 +252,7 @@ class TestOnGpu:
     def test_error_in_the_middle_stops_all(self, folder, tmp_path):
         (tmp_path / "noise.jpg").write_bytes(b"no image")
         (tmp_path / "sound.jpg").write_bytes(jpeg(picture()))
-        items = ImageFiles(tmp_path, ("sound.jpg",) * 40 + ("noise.jpg",) + ("sound.jpg",) * 40)
+        items = Images(("sound.jpg",) * 40 + ("noise.jpg",) + ("sound.jpg",) * 40, root=tmp_path)
         backbone = create_backbone("test_vit", weights="random", device="cuda")
         with pytest.raises(ImageError, match=r"noise\.jpg"):
             encode(backbone, items, decode="gpu", cache=False, batch_size=8)
@@ -264,7 +264,7 @@ class TestOnGpu:
         (tmp_path / "hollow.jpg").write_bytes(whole[: len(whole) // 3] + b"\xff\xd9")
         (tmp_path / "noise.jpg").write_bytes(b"\xff\xd8\xff" + bytes(range(256)) * 9 + b"\xff\xd9")
         (tmp_path / "sound.jpg").write_bytes(whole)
-        items = ImageFiles(tmp_path, ("cut.jpg", "hollow.jpg", "noise.jpg", "sound.jpg"))
+        items = Images(("cut.jpg", "hollow.jpg", "noise.jpg", "sound.jpg"), root=tmp_path)
         backbone = create_backbone("test_vit", weights="random", device="cuda")
         with pytest.warns(UserWarning, match="could not be read"):
             found = encode(backbone, items, decode="gpu", on_error="skip", cache=False)
@@ -273,7 +273,7 @@ class TestOnGpu:
         assert "sound.jpg" not in named
 
     def test_features_are_kept_apart(self, folder, tmp_path):
-        items = ImageFiles(folder, tuple(f"{number:02d}.jpg" for number in range(20)))
+        items = Images(tuple(f"{number:02d}.jpg" for number in range(20)), root=folder)
         backbone = create_backbone("test_vit", weights="random", device="cuda")
         assert encode(backbone, items, cache=tmp_path).computed > 0
         first = encode(backbone, items, cache=tmp_path, decode="gpu")

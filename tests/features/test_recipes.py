@@ -14,7 +14,7 @@ from torch import nn
 from evergrow.adapt.tuners import create_tuner
 from evergrow.core.errors import FileFormatError, InputError, ParameterError, WeightsError
 from evergrow.core.feature_blocks import block_slices
-from evergrow.core.items import ImageArrays
+from evergrow.core.items import Images
 from evergrow.features import BackboneSpec, FeatureRecipe, ImageBackbone, backbone_from_spec, create_backbone, encode
 from evergrow.features.depths import DepthReader
 from evergrow.features.encoding import _Runner
@@ -314,7 +314,7 @@ def test_recipes_on_the_command_line() -> None:
 def test_a_few_items_come_joined_and_half_precision_is_judged_block_by_block() -> None:
     backbone = backbone_of("test_resnet")
     pixels = np.random.default_rng(0).integers(0, 256, (2, 40, 40, 3), dtype=np.uint8)
-    rows = encode(backbone, ImageArrays(pixels)).X
+    rows = encode(backbone, Images(pixels)).X
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, rtol=1e-5)
     encoder = _Runner(backbone, "auto")
     encoder.precision = None

@@ -17,6 +17,7 @@ from evergrow.head.base import EASY_ORDER, OPTIONAL
 SMALL: dict[str, dict[str, Any]] = {
     "evergrow": {"n_units": 30},
     "scl-mgsm": {"n_units": 30, "scales": "auto"},
+    "scl-discriminant": {"n_units": 30},
     "ranpac": {"n_units": 30},
     "loranpac": {"n_units": 60, "rank": 30},
     "acil": {"n_units": 30},

@@ -30,7 +30,7 @@ from evergrow.core.errors import (
     UnknownNameError,
     WeightsError,
 )
-from evergrow.core.items import ImageArrays
+from evergrow.core.items import Images
 from evergrow.features import create_backbone, encode
 from evergrow.features.base import LazyBackbone
 from evergrow.head import Classifier
@@ -38,7 +38,7 @@ from evergrow.lab.methods import FsaClassifier
 from evergrow.learner.learner import Learner
 
 NAMES = np.array(["ant", "bee", "cat", "dog"])
-Part = tuple[ImageArrays, np.ndarray]
+Part = tuple[Images, np.ndarray]
 
 
 def quick(tuner: str = "ssf", **changes: Any) -> FsaConfig:

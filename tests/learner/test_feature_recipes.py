@@ -15,7 +15,7 @@ from evergrow.adapt.features import featurize
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
 from evergrow.core.feature_blocks import join_blocks
-from evergrow.data import FeatureSet, RawSet, save_features
+from evergrow.data import Dataset, FeatureSet, save_features
 from evergrow.features import create_backbone, encode
 from evergrow.head import Classifier
 from evergrow.lab.methods import create_method
@@ -106,7 +106,7 @@ def test_a_method_with_adaptation_takes_the_blocks_of_its_backbone(data: Any) ->
 
 def feature_set(recipe: Any = BLOCKS) -> FeatureSet:
     items, y = stripes(3, 8)
-    raw = RawSet("toy", items, y, items, y, ("a", "b", "c"))
+    raw = Dataset.of(items, y, items, y, names=("a", "b", "c"), name="toy")
     return featurize(raw, tiny_vit().with_recipe(recipe), cache=False)
 
 

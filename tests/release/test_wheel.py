@@ -117,16 +117,10 @@ def sentences(folder: Path) -> None:
     (folder / "sentences.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
 
 
-def saved_data_set(folder: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    rows = {"text": ["good day", "bad luck"] * 4, "label": ["good", "bad"] * 4}
-    datasets.Dataset.from_dict(rows).save_to_disk(folder / "saved")
-
-
-def parquet_table(folder: Path) -> None:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    rows = {"text": ["good day", "bad luck"] * 4, "label": ["good", "bad"] * 4}
-    parquet.write_table(pyarrow.table(rows), folder / "table.parquet")
+def list_of_images(folder: Path) -> None:
+    color_images(folder)
+    names = [f"images/{name}/{number}.png" for name in ("red", "blue") for number in range(6)]
+    (folder / "all.yaml").write_text(f"data: {names}\ntargets: {[0] * 6 + [1] * 6}\n")
 
 
 def heic_image(folder: Path) -> None:
@@ -193,11 +187,10 @@ FRAMES = "from evergrow.data.video import VideoSource; assert len(list(VideoSour
 USES = {
     "bundled": Use(color_images, ("fit", "images", "-m", "colors.evg")),
     "text": Use(sentences, ("fit", "sentences.csv", "-m", "verbs.evg")),
-    "datasets": Use(saved_data_set, ("data", "saved")),
-    "parquet": Use(parquet_table, ("data", "table.parquet")),
+    "yaml": Use(list_of_images, ("data", "all.yaml")),
     "heic": Use(heic_image, decoding("photo.heic"), command=False),
     "raw": Use(raw_image, decoding("photo.dng"), command=False),
-    "report": Use(nothing, ("lab", "report", str(RUNS), "-o", "page")),
+    "lab": Use(nothing, ("lab", "report", str(RUNS), "-o", "page")),
     "onnx": Use(fitted_rows, ("export", "rows.evg", "--onnx", "rows.onnx")),
     "video": Use(short_video, ("-c", FRAMES), command=False),
 }

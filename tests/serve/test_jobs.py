@@ -46,6 +46,7 @@ def test_a_zip_is_learned_as_one_change_and_its_images_can_be_unlearned(api: Any
     assert api.post("unlearn", model="pics", data={"label": "class 1"}, files=single).json()["n_samples"] == 11
     again = api.post("jobs", model="pics", content=zipped(ENTRIES), headers=ZIP)
     assert ended(api, again)["change"]["n_samples"] == 23
+    assert list(folder.glob(".upload.*")) == []
 
 
 def test_progress_as_events(api: Any) -> None:

@@ -257,6 +257,16 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(
     assert list(folder.iterdir()) == []
 
 
+def test_what_a_killed_service_had_received_is_removed_at_the_next_start(serve: Any, folder: Path) -> None:
+    folder.mkdir()
+    old, fresh = folder / ".upload.old.zip", folder / ".upload.fresh.part"
+    for path in (old, fresh):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    serve()
+    assert [path.name for path in folder.iterdir()] == [fresh.name]  # another process may still be writing it
+
+
 def test_only_who_may_teach_may_delete(serve: Any, folder: Path) -> None:
     from evergrow.serve.access import Tokens
 

@@ -54,10 +54,10 @@ class Adaptation:
     --------
     >>> import numpy as np
     >>> from evergrow.features import create_backbone
-    >>> from evergrow.core.items import ImageArrays
+    >>> from evergrow.core.items import Images
     >>> from evergrow.adapt import Adaptation, FsaConfig, adapt, adapted_from
     >>> backbone = create_backbone("test_vit", weights="random", device="cpu")
-    >>> images = ImageArrays(np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8))
+    >>> images = Images(np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8))
     >>> adapted = adapt(backbone, images, np.arange(12) % 3, FsaConfig.recipe(tuner="ssf", epochs=1))
     >>> archive = adapted.adaptation().to_archive()
     >>> adapted_from(backbone, Adaptation.from_archive(archive)).spec == adapted.spec

@@ -19,7 +19,7 @@ from evergrow.adapt.augment import TrainTransform, train_transform
 from evergrow.adapt.crops import FILTERS, Cropper, draw_crops
 from evergrow.adapt.settings import TrainConfig
 from evergrow.core.errors import InputError
-from evergrow.core.items import ImageArrays, Items
+from evergrow.core.items import Images, Items
 from evergrow.core.seeding import generator
 from evergrow.features.loader import choose_workers
 from evergrow.features.preprocess import Preprocessing
@@ -129,8 +129,8 @@ def training_images(
     if config.augment:
         filtered = preprocessing.interpolation if config.interpolation == "evaluation" else config.interpolation
         transform = train_transform(preprocessing, scale=config.crop_scale, interpolation=filtered)
-        if isinstance(items, ImageArrays) and filtered in FILTERS:
-            return ArrayImages(items, codes, config, seeds, device, transform=transform)
+        if isinstance(items, Images) and items.pixels is not None and filtered in FILTERS:
+            return ArrayImages(items.pixels, codes, config, seeds, device, transform=transform)
         return LoadedImages(items, codes, config, seeds, device, transform=transform)
     return LoadedImages(items, codes, config, seeds, device, transform=preprocessing)
 
@@ -138,16 +138,16 @@ def training_images(
 class ArrayImages(TrainingImages):
     """Images of one size in memory, augmented in batches on the network's device."""
 
-    def __init__(self, items: ImageArrays, *common: Any, transform: TrainTransform) -> None:
+    def __init__(self, pixels: NDArray[np.uint8], *common: Any, transform: TrainTransform) -> None:
         super().__init__(*common)
-        self._pixels = items.pixels
+        self._pixels = pixels
         self._transform = transform
         self._crop = Cropper(transform, self._device)
         self._resident: Tensor | None = None
         if self._device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self._device)
-            if items.pixels.nbytes <= _RESIDENT_SHARE * free:
-                self._resident = torch.from_numpy(np.array(items.pixels)).to(self._device)
+            if pixels.nbytes <= _RESIDENT_SHARE * free:
+                self._resident = torch.from_numpy(np.array(pixels)).to(self._device)
 
     def _images(self, epoch: int, order: Tensor, there: Tensor) -> Iterator[Tensor]:
         height, width = self._pixels.shape[1:3]

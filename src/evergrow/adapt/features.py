@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from evergrow.core.errors import InputError
 from evergrow.core.record import to_values
-from evergrow.data import FeatureSet, RawSet
-from evergrow.data.features import origin_fingerprint
+from evergrow.data import Dataset, FeatureSet
+from evergrow.data.arrays import origin_fingerprint
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.encoding import EncodeConfig, encode
 
 
-def featurize(data: RawSet, backbone: Backbone, *, config: EncodeConfig | None = None, **settings: Any) -> FeatureSet:
+def featurize(data: Dataset, backbone: Backbone, *, config: EncodeConfig | None = None, **settings: Any) -> FeatureSet:
     """Run a backbone over a whole data set, once; later calls on the same data look at no image.
 
     Parameters
     ----------
-    data : RawSet
+    data : Dataset
         Images or texts.
     backbone : Backbone
         What to run.
@@ -37,31 +36,39 @@ def featurize(data: RawSet, backbone: Backbone, *, config: EncodeConfig | None =
     --------
     >>> import numpy as np
     >>> from evergrow.features import create_backbone
-    >>> from evergrow.core.items import ImageArrays
+    >>> from evergrow.core.items import Images
     >>> from evergrow.adapt.features import featurize
-    >>> from evergrow.data import RawSet
-    >>> images = ImageArrays(np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8))
+    >>> from evergrow.data import Dataset
+    >>> images = Images(np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8))
     >>> y = np.array([0, 0, 0, 1, 1, 1])
-    >>> data = RawSet("toy", images, y, images, y, ("first", "second"))
+    >>> data = Dataset.of(images, y, images, y, names=("first", "second"), name="toy")
     >>> backbone = create_backbone("test_resnet", weights="random", device="cpu")
     >>> featurize(data, backbone, cache=False).X_train.shape == (6, backbone.n_features)
     True
     """
-    train = encode(backbone, data.train, config=config, join=False, **settings)
-    test = None if data.whole else encode(backbone, data.test, config=config, join=False, **settings)
+    train = encode(backbone, data.train.raw_items(), config=config, join=False, **settings)
+    test = None
+    if data.test is not None:
+        test = encode(backbone, data.test.raw_items(), config=config, join=False, **settings)
     lost = sorted(set(data.y_train.tolist()) - set(data.y_train[train.rows].tolist()))
     if lost:
         names = ", ".join(data.class_names[label] for label in lost[:5])
         raise InputError(f"every class must keep a training sample, got none that can be read for {names}")
-    tested = train.X[:0] if test is None else test.X
-    features = data.features(
-        train.X, tested, train_rows=train.rows, test_rows=train.rows[:0] if test is None else test.rows
+    return FeatureSet(
+        data.name,
+        train.X,
+        data.y_train[train.rows],
+        train.X[:0] if test is None else test.X,
+        data.y_test[:0] if test is None else data.y_test[test.rows],
+        data.class_names,
+        backbone_entry(backbone.spec),
+        origin=data.fingerprint,
+        whole=data.whole,
+        widths=() if backbone.spec.recipe is None else backbone.spec.recipe.widths,
     )
-    widths = () if backbone.spec.recipe is None else backbone.spec.recipe.widths
-    return replace(features, backbone=backbone_entry(backbone.spec), origin=data.fingerprint, widths=widths)
 
 
-def describe_features(data: RawSet, spec: BackboneSpec) -> dict[str, Any]:
+def describe_features(data: Dataset, spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a data set's features for records, before they are computed."""
     backbone = backbone_entry(spec)
     return {

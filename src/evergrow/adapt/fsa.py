@@ -74,11 +74,11 @@ def adapt(
     --------
     >>> import numpy as np
     >>> from evergrow.features import create_backbone
-    >>> from evergrow.core.items import ImageArrays
+    >>> from evergrow.core.items import Images
     >>> from evergrow.adapt import FsaConfig, adapt
     >>> backbone = create_backbone("test_vit", weights="random", device="cpu")
     >>> y = np.arange(12) % 3
-    >>> images = ImageArrays(np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8))
+    >>> images = Images(np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8))
     >>> adapted = adapt(backbone, images, y, FsaConfig.recipe(tuner="ssf", epochs=1))
     >>> adapted.spec.name, adapted.spec.weights_hash == backbone.spec.weights_hash
     ('test_vit+ssf', False)

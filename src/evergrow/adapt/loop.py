@@ -171,10 +171,10 @@ def train(
     --------
     >>> import numpy as np, torch
     >>> from evergrow.features import Preprocessing
-    >>> from evergrow.core.items import ImageArrays
+    >>> from evergrow.core.items import Images
     >>> from evergrow.adapt import TrainConfig, train
     >>> y = np.arange(40) % 2
-    >>> images = ImageArrays(np.repeat(255 * y, 64).reshape(40, 8, 8).astype(np.uint8))
+    >>> images = Images(np.repeat(255 * y, 64).reshape(40, 8, 8).astype(np.uint8))
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
     >>> config = TrainConfig(epochs=3, batch_size=16)
     >>> log = train(net, net.parameters(), images, y, config, preprocessing=Preprocessing.pilot(8), seed=0)

@@ -45,7 +45,7 @@ from evergrow.cli.registry import command
 from evergrow.core.record import to_values
 
 if TYPE_CHECKING:
-    from evergrow.data.sources import FileSource
+    from evergrow.data import Source
 
 
 @command("update", panel="Learn")
@@ -125,7 +125,7 @@ def update_command(
 
 
 def _update_by_shards(
-    path: Path, running: Running, source: FileSource, spread: Spreading, *, settle: bool, wait: bool
+    path: Path, running: Running, source: Source, spread: Spreading, *, settle: bool, wait: bool
 ) -> Answer:
     """Update on an engine and write the model, or say how far a share of the work has come."""
     from evergrow.learner.modelfile import commit

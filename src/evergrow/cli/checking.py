@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from evergrow.cli.console import plural, table
 
 if TYPE_CHECKING:
+    from evergrow.data import DataOptions
     from evergrow.data.datacheck import DataCheck, Encode, SamplePair
     from evergrow.data.intake import Samples
-    from evergrow.data.options import DataOptions
 
 NO_FEATURES = "none"
 _SHOWN = 5
@@ -47,7 +47,8 @@ def checked_data(source: str, options: DataOptions, backbone: str, device: str) 
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)  # the report says it
-        train, test = read_parts(source, options)
+        data = read_parts(source, options)
+        train, test = data.part("train"), None if data.whole else data.part("test")
     encode, name = (
         (None, "") if backbone == NO_FEATURES or train.kind == "features" else _encoder(train, backbone, device)
     )

@@ -25,7 +25,7 @@ def registered_names(registry: str) -> str:
     Examples
     --------
     >>> from evergrow.cli.choices import filled_in, registered_names
-    >>> filled_in(f"Layout: {registered_names('evergrow.data:list_layouts')}.")[-36:]
+    >>> filled_in(f"Layout: {registered_names('evergrow.data:list_readers')}.")[-36:]
     'tables, single-table, class-folders.'
     """
     return f"{{{registry}}}"

@@ -16,7 +16,7 @@ from evergrow.cli.options import AS_FOUND, Device, Json, Reading
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
-LAYOUTS = registered_names("evergrow.data:list_layouts")
+LAYOUTS = registered_names("evergrow.data:list_readers")
 
 
 @command("data")
@@ -52,15 +52,15 @@ def data_command(
 
     Exit codes: 0 all is as expected, 1 --check found something, 2 it cannot be loaded.
     """
-    from evergrow.data.load import survey
+    from evergrow.data import inspect_data
 
     if html is not None:
         if not check:
             raise ParameterError(f"--html must go with --check, got {html} and nothing to show")
         check_target("--html", html)
-    drawn = {"split": "none"} if test_size is None else {"test_size": test_size}
-    options = reading.options(layout=layout, root=root, seed=seed, allow_empty=allow_empty, **drawn)
-    report = survey(source, options)
+    size = 0.0 if test_size is None else test_size
+    options = reading.options(layout=layout, root=root, seed=seed, allow_empty=allow_empty, test_size=size)
+    report = inspect_data(source, options)
     lines, values = report_lines(report.to_dict()), report.to_dict()
     found = checked_data(source, options, backbone, device) if check else None
     if found is not None:

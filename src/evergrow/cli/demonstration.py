@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from evergrow.core.errors import ParameterError, WeightsError
-from evergrow.core.items import ImageArrays
+from evergrow.core.items import Images
 from evergrow.features import Backbone, create_backbone, encode
 from evergrow.head import Classifier
 
@@ -78,7 +78,7 @@ class DigitStream:
             rows = np.concatenate([np.flatnonzero(y == digit)[: PER_CLASS[name]] for digit in digits])
             # A frame, since preprocessing cuts away the border of a photograph.
             pixels = np.pad((X[rows].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8), ((0, 0), (1, 1), (1, 1)))
-            parts.append((encode(backbone, ImageArrays(pixels), progress=progress).X, y[rows]))
+            parts.append((encode(backbone, Images(pixels), progress=progress).X, y[rows]))
         return replace(self, train=parts[0], test=parts[1])
 
     def part(self, split: tuple[Array, Array], classes: tuple[int, ...]) -> tuple[Array, Array]:

@@ -19,7 +19,7 @@ from evergrow.cli.registry import command, command_group
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.data.sources import FileSource
+    from evergrow.data import Source
     from evergrow.engine.engines import Engine
     from evergrow.engine.status import Status
 
@@ -172,7 +172,7 @@ def _share(text: str) -> tuple[int, int] | None:
     return int(place), int(total)
 
 
-def source_of(data: str, reading: Reading = AS_FOUND, *, part: str = "train", labelled: bool = True) -> FileSource:
+def source_of(data: str, reading: Reading = AS_FOUND, *, part: str = "train", labelled: bool = True) -> Source:
     """Return data as an engine reads them.
 
     Parameters
@@ -186,12 +186,12 @@ def source_of(data: str, reading: Reading = AS_FOUND, *, part: str = "train", la
     labelled : bool
         Whether labels are wanted.
     """
-    from evergrow.data.sources import open_source
+    from evergrow.data import read
 
     columns = {"image_column": reading.image_column, "text_column": reading.text_column}
     named = {**columns, "label_column": reading.label_column, "class_level": reading.class_level}
-    options = {name: value for name, value in named.items() if value}
-    return open_source(data, options={**options, "part": part, "labelled": labelled})
+    options: dict[str, Any] = {name: value for name, value in named.items() if value}
+    return read(data, **options, part=part, labelled=labelled)
 
 
 def job_folder(placing: Placing, model: Path) -> tuple[Path, bool]:

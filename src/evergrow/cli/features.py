@@ -85,7 +85,7 @@ def features_command(
     """
     from evergrow.core.errors import InputError, ParameterError
     from evergrow.data import FeatureSet, load_data, save_features
-    from evergrow.data.array_files import SUFFIXES
+    from evergrow.data.arrays import SUFFIXES
 
     if placing.engine is not None:
         placing.refuse(test_size=test_size, out_dir=placing.out_dir)
@@ -96,7 +96,7 @@ def features_command(
     if out.suffix not in SUFFIXES:
         raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
     check_target("--out", out, force=force)
-    drawn = {"split": "none"} if test_size is None else {"test_size": test_size}
+    drawn = {"test_size": 0 if test_size is None else test_size}
     loaded = load_data(data, reading.options(**drawn))
     if isinstance(loaded, FeatureSet):
         raise InputError(f"DATA must be images or texts, got features already: {data}")
@@ -108,7 +108,7 @@ def features_command(
     )
 
     wanted = checked_recipe("--recipe", recipe)
-    name = best_backbone(loaded.kind).name if backbone == "auto" else backbone
+    name = best_backbone(loaded.train.raw_items().kind).name if backbone == "auto" else backbone
     model = create_backbone(name, weights, preset, device=device, recipe=wanted)
     config = EncodeConfig(
         batch_size=batch_size,

@@ -51,8 +51,8 @@ from evergrow.core.record import to_values
 
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
+    from evergrow.data import Source
     from evergrow.data.intake import Samples
-    from evergrow.data.sources import FileSource
     from evergrow.learner.learner import Learner
 
 
@@ -166,7 +166,7 @@ def fit_command(
 
 
 def _fit_by_shards(
-    path: Path, learner: Learner, source: FileSource, spread: Spreading, started: float, *, quiet: bool
+    path: Path, learner: Learner, source: Source, spread: Spreading, started: float, *, quiet: bool
 ) -> Answer:
     """Fit on an engine and write the model, or say how far a share of the work has come."""
     from evergrow.learner.modelfile import commit
@@ -235,8 +235,7 @@ def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Sampl
     import numpy as np
 
     from evergrow.data.intake import read_labelled
-    from evergrow.data.labelled import stratified_split
-    from evergrow.data.options import DataOptions
+    from evergrow.data.samples import stratified_split
 
     samples = read_labelled(data, "train", options=reading.options())
     classes = np.unique(samples.required_labels())
@@ -248,8 +247,7 @@ def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Sampl
     if not holdout:
         return samples, None
     names, codes = np.unique(samples.required_labels(), return_inverse=True)
-    options = DataOptions(test_size=holdout, seed=seed)
-    keep, hold, _ = stratified_split(codes.astype(np.int64), names.tolist(), options)
+    keep, hold, _ = stratified_split(codes.astype(np.int64), names.tolist(), holdout, seed)
     return samples.take(keep), samples.take(hold)
 
 

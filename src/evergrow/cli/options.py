@@ -12,7 +12,7 @@ import typer
 from evergrow.cli.choices import registered_names
 
 if TYPE_CHECKING:
-    from evergrow.data.options import DataOptions
+    from evergrow.data import DataOptions
 
 WEIGHT_SOURCES = registered_names("evergrow.features.sources:WEIGHT_SOURCES")
 
@@ -127,7 +127,7 @@ class Reading(OptionGroup):
 
     def options(self, **more: Any) -> DataOptions:
         """Return the settings of reading, with what else a command has to say about it."""
-        from evergrow.data.options import DataOptions
+        from evergrow.data import DataOptions
 
         named = {"image_column": self.image_column, "text_column": self.text_column, "label_column": self.label_column}
         given: dict[str, Any] = {name: value for name, value in named.items() if value}

@@ -28,11 +28,11 @@ class Question:
 
 def check_items(items: list[str]) -> None:
     """Refuse items that are no files, before a model is loaded to be asked about them."""
-    from evergrow.data.load import is_on_disk
+    from evergrow.data.folders import is_pattern
     from evergrow.data.video import is_video
 
     for item in items:
-        if item != STDIN and not is_video(item) and not is_on_disk(item):
+        if item != STDIN and not is_video(item) and not os.path.exists(item) and not is_pattern(item):
             text = f"; give a text itself by --text {_quoted(item)}" if not os.path.splitext(item)[1] else ""
             raise DatasetNotFoundError(f"ITEMS must be existing files or folders, got {item!r}{text}")
 
@@ -66,7 +66,6 @@ def _kinds(kind: str) -> str:
 
 def _texts(items: list[str], texts: list[str], reading: Reading) -> Question:
     from evergrow.data.intake import read_items
-    from evergrow.data.unlabelled import is_container, read_container
 
     found: list[str] = []
     for item in items:
@@ -77,12 +76,7 @@ def _texts(items: list[str], texts: list[str], reading: Reading) -> Question:
             raise DatasetNotFoundError(
                 f"ITEMS must be existing files of texts, got {item!r}; give a text itself by --text {_quoted(item)}"
             )
-        path = Path(item)
-        samples = (
-            read_container(path, "text", reading.options())
-            if is_container(path)
-            else read_items(path, "text").raw_items()
-        )
+        samples = read_items(Path(item), "text", reading.options()).raw_items()
         found += [samples.raw(row) for row in range(len(samples))]
     found += texts
     if not found:
@@ -144,18 +138,16 @@ def _images(items: list[str], reading: Reading) -> Question:
 
 def _named_images(name: str, reading: Reading) -> tuple[list[str], list[Items]]:
     """Return the images of a file, a folder, an archive, a table or a pattern, with a name of each."""
-    from evergrow.data.globs import is_pattern, patterns_of, read_globs
+    from evergrow.core.image_formats import is_image
+    from evergrow.data.folders import is_pattern, patterns_of, read_patterns
     from evergrow.data.intake import read_items
-    from evergrow.data.unlabelled import is_container, read_container
+    from evergrow.data.readers import reader_of_file
 
-    path = Path(name)
     if is_pattern(name):
-        items: Items = read_globs(patterns_of(name)).train
-    elif os.path.isfile(name) and is_container(path):
-        items = read_container(path, "image", reading.options())
+        items = read_patterns(patterns_of(name)).train.raw_items()
     else:
-        items = read_items(path, "image").raw_items()
-        if not os.path.isdir(name):
+        items = read_items(Path(name), "image", reading.options()).raw_items()
+        if not os.path.isdir(name) and (is_image(name) or reader_of_file(name) is None):
             return [name], [items]
     inside = [items.name(row) for row in range(len(items))]
     return [below if is_pattern(name) else os.path.join(name, below) for below in inside], [items]
@@ -197,6 +189,6 @@ def _piped_images(reading: Reading) -> tuple[list[str], list[Items]]:
 
 
 def _held(image: bytes) -> list[Items]:
-    from evergrow.data.fetched import HeldImage
+    from evergrow.core.items import Images
 
-    return [HeldImage(image, STDIN)]
+    return [Images((image,), (STDIN,))]

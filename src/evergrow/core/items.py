@@ -1,7 +1,6 @@
-"""What a backbone can be shown: images in files, images in memory, texts.
+"""What a backbone can be shown: images and texts, as sequences that hand out parts of themselves.
 
-All kinds are sequences that hand out parts of themselves by row numbers, know a name for every item (for messages) and
-can be told apart by a stamp (for caches). Nothing is read or decoded here.
+An item has a name for messages, and all items together have a stamp for caches. Nothing is decoded here.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.errors import DatasetNotFoundError, InputError
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError
 
 Kind = Literal["image", "text"]
 
@@ -44,7 +43,7 @@ class Items(ABC):
 
     @abstractmethod
     def raw(self, row: int) -> Any:
-        """Return one item as it is held: a path, an array or a text."""
+        """Return one item as it is held: a path, the bytes of a file, an array, a PIL image or a text."""
 
     @abstractmethod
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Self:
@@ -59,119 +58,165 @@ class Items(ABC):
         return self.stamp()
 
 
-@dataclass(frozen=True)
-class ImageFiles(Items):
-    """Images in files.
+class ImageStore(Protocol):
+    """A file, or a library, that holds many images; it can be sent to other processes."""
+
+    def read(self, key: Any) -> Any:
+        """Return one image: the bytes of a file, a path, an array or a PIL image."""
+
+    def mark(self, key: Any, *, times: bool) -> str:
+        """Return what tells an image from others without reading it; with times, also from older versions."""
+
+
+class Stored(NamedTuple):
+    """An image by reference: the store that has it, and its key there."""
+
+    store: ImageStore
+    key: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Images(Items):
+    """Images by reference or in memory.
 
     Parameters
     ----------
-    root : Path
-        Folder that the names are relative to.
-    names : tuple of str
-        Paths relative to the root, with forward slashes. Stamps use them, so that a folder can be moved.
+    values : sequence
+        Files by their names relative to ``root``, with forward slashes; or any of paths, bytes of image files, arrays
+        of bytes, PIL images, references into a store (:class:`Stored`) and errors that say why an image is missing; or
+        one array of shape (n, height, width, 3) or (n, height, width), red first.
+    titles : tuple of str
+        Names for people; files have their own, and others are numbered without.
+    root : Path, optional
+        Folder that files are relative to. Stamps leave it out, so that a folder can be moved.
 
     Examples
     --------
     >>> from pathlib import Path
-    >>> from evergrow.core.items import ImageFiles
-    >>> files = ImageFiles(Path("data"), ("cat/1.jpg", "dog/1.jpg"))
-    >>> files.take([1]).raw(0).as_posix()
-    'data/dog/1.jpg'
-    """
-
-    root: Path
-    names: tuple[str, ...]
-    kind: ClassVar[Kind] = "image"
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def name(self, row: int) -> str:
-        """Return the path relative to the root."""
-        return self.names[row]
-
-    def raw(self, row: int) -> Path:
-        """Return the path of the file."""
-        return self.root / self.names[row]
-
-    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> ImageFiles:
-        """Return the files of these rows."""
-        return ImageFiles(self.root, tuple(self.names[int(row)] for row in rows))
-
-    def stamp(self) -> str:
-        """Return a hash of names, sizes and times of change; reads no image."""
-        return self._hash(times=True)
-
-    def identity(self) -> str:
-        """Return a hash of names and sizes; a copy on another machine has the same."""
-        return self._hash(times=False)
-
-    def _hash(self, *, times: bool) -> str:
-        digest = hashlib.blake2b(b"files", digest_size=16)
-        for name in self.names:
-            try:
-                status = os.stat(self.root / name)
-            except OSError as error:
-                raise DatasetNotFoundError(f"image must be a readable file, got {self.root / name}: {error}") from error
-            changed = status.st_mtime_ns if times else 0
-            digest.update(f"{name}\0{status.st_size}\0{changed}\0".encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
-class ImageArrays(Items):
-    """Images in memory.
-
-    Parameters
-    ----------
-    pixels : ndarray of shape (n, height, width, 3) or (n, height, width)
-        Bytes, red first; two-dimensional images are grey.
-
-    Examples
-    --------
     >>> import numpy as np
-    >>> from evergrow.core.items import ImageArrays
-    >>> len(ImageArrays(np.zeros((5, 32, 32, 3), dtype=np.uint8)).take([0, 4]))
+    >>> from evergrow.core.items import Images
+    >>> Images(("cat/1.jpg", "dog/1.jpg"), root=Path("data")).take([1]).raw(0).as_posix()
+    'data/dog/1.jpg'
+    >>> len(Images(np.zeros((5, 32, 32, 3), dtype=np.uint8)).take([0, 4]))
     2
     """
 
-    pixels: NDArray[np.uint8]
+    values: Sequence[Any] | NDArray[np.uint8]
+    titles: tuple[str, ...] = ()
+    root: Path | None = None
     kind: ClassVar[Kind] = "image"
 
     def __post_init__(self) -> None:
-        array = self.pixels
-        right = isinstance(array, np.ndarray) and array.dtype == np.uint8
-        if not right or not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)):
+        array = self.values
+        if isinstance(array, np.ndarray) and not (
+            array.dtype == np.uint8 and (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3))
+        ):
             raise InputError(
                 "pixels must be uint8 of shape (n, height, width, 3) or (n, height, width), "
-                f"got {getattr(array, 'dtype', type(array).__name__)} of shape {getattr(array, 'shape', ())}"
+                f"got {array.dtype} of shape {array.shape}"
             )
 
+    @property
+    def pixels(self) -> NDArray[np.uint8] | None:
+        """All images as one array, where they are one."""
+        return self.values if isinstance(self.values, np.ndarray) else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all images."""
+        return tuple(self.name(row) for row in range(len(self)))
+
+    @property
+    def lasting(self) -> bool:
+        """Whether they lie on disk, so that it pays to keep what was computed from them."""
+        return self.root is not None or (len(self) > 0 and isinstance(self.values[0], Stored))
+
     def __len__(self) -> int:
-        return len(self.pixels)
+        return len(self.values)
 
     def name(self, row: int) -> str:
-        """Return the row number as a name."""
-        return f"image {row}"
+        """Return the name of an image: its own, or its number."""
+        if self.root is not None:
+            return str(self.values[row])
+        if self.titles:
+            return self.titles[row]
+        value = self.values[row]
+        named = value if isinstance(value, (str, os.PathLike)) else getattr(value, "filename", "")
+        return os.path.basename(os.fspath(named)) if named else f"image {row}"
 
-    def raw(self, row: int) -> NDArray[np.uint8]:
-        """Return the pixels of one image."""
-        return np.asarray(self.pixels[row])
+    def raw(self, row: int) -> Any:
+        """Return one image, read from its store where it has one.
 
-    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> ImageArrays:
-        """Return the images of these rows."""
-        return ImageArrays(self.pixels[np.asarray(rows, dtype=np.int64)])
+        Raises
+        ------
+        ImageError
+            If it is not there.
+        """
+        value = self.values[row]
+        if self.root is not None:
+            return self.root / value
+        if isinstance(value, ImageError):
+            raise value
+        if not isinstance(value, Stored):
+            return value
+        try:
+            return value.store.read(value.key)
+        except FileFormatError as error:  # one damaged image among many, which can be left out
+            raise ImageError(str(error)) from error
+
+    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Images:
+        """Return the images of these rows; none is read."""
+        numbers = np.asarray(rows, dtype=np.int64)
+        titles = tuple(self.titles[row] for row in numbers) if self.titles else ()
+        if isinstance(self.values, np.ndarray):
+            return Images(self.values[numbers], titles)
+        return Images(tuple(self.values[row] for row in numbers), titles, self.root)
 
     def stamp(self) -> str:
-        """Return a hash of the pixels."""
-        return self._stamp
+        """Return a hash of contents, and of names, sizes and times of change of files, which are not read."""
+        return self._content if self.root is None and not self.lasting else self._hash(times=True)
+
+    def identity(self) -> str:
+        """Return a hash of contents, and of names and sizes of files; a copy on another machine has the same."""
+        return self._content if self.root is None and not self.lasting else self._hash(times=False)
 
     @cached_property
-    def _stamp(self) -> str:
-        digest = hashlib.blake2b(f"pixels{self.pixels.shape}".encode(), digest_size=16)
-        for start in range(0, len(self.pixels), 1024):  # a part at a time: the array may be memory-mapped
-            digest.update(np.ascontiguousarray(self.pixels[start : start + 1024]).reshape(-1).data)
+    def _content(self) -> str:
+        return self._hash(times=True)
+
+    def _hash(self, *, times: bool) -> str:
+        if isinstance(self.values, np.ndarray):
+            digest = hashlib.blake2b(f"pixels{self.values.shape}".encode(), digest_size=16)
+            for start in range(0, len(self.values), 1024):  # a part at a time: the array may be memory-mapped
+                digest.update(np.ascontiguousarray(self.values[start : start + 1024]).reshape(-1).data)
+            return digest.hexdigest()
+        digest = hashlib.blake2b(b"files" if self.root is not None else b"images", digest_size=16)
+        for value in self.values:
+            if isinstance(value, Stored):
+                digest.update(value.store.mark(value.key, times=times).encode("utf-8", "surrogateescape") + b"\0")
+            elif isinstance(value, (str, os.PathLike)):
+                digest.update(_file_mark(self.root or Path(), os.fspath(value), times))
+            elif isinstance(value, (bytes, ImageError)):
+                body = value if isinstance(value, bytes) else str(value).encode()
+                digest.update(len(body).to_bytes(8, "little") + body)
+            else:
+                pixels = np.ascontiguousarray(value)
+                # Palette and orientation of a PIL image decide what is seen, and are no part of its pixels.
+                shown = (
+                    () if isinstance(value, np.ndarray) else (value.mode, value.getpalette(), value.getexif().get(274))
+                )
+                digest.update(f"{pixels.shape}{pixels.dtype}{shown}\0".encode())
+                digest.update(pixels.reshape(-1).data)
         return digest.hexdigest()
+
+
+def _file_mark(root: Path, name: str, times: bool) -> bytes:
+    try:
+        status = os.stat(root / name)
+    except OSError as error:
+        raise DatasetNotFoundError(f"image must be a readable file, got {root / name}: {error}") from error
+    changed = status.st_mtime_ns if times else 0
+    return f"{name}\0{status.st_size}\0{changed}\0".encode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -218,75 +263,13 @@ class Texts(Items):
         return digest.hexdigest()
 
 
-@dataclass(frozen=True, eq=False)
-class JoinedItems(Items):
-    """Images of several origins, one after another.
-
-    Parameters
-    ----------
-    parts : tuple of Items
-        The origins.
-    places : ndarray of int64 of shape (n, 2)
-        Origin of every item, and its row there.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from evergrow.core.items import ImageArrays, JoinedItems
-    >>> small, large = (ImageArrays(np.zeros((2, side, side), np.uint8)) for side in (4, 8))
-    >>> joined = JoinedItems.of([small, large])
-    >>> len(joined), joined.take([3]).raw(0).shape
-    (4, (8, 8))
-    """
-
-    parts: tuple[Items, ...]
-    places: NDArray[np.int64]
-    kind: ClassVar[Kind] = "image"
-
-    @classmethod
-    def of(cls, parts: Sequence[Items]) -> JoinedItems:
-        """Return all images of these origins."""
-        pairs = [(number, row) for number, part in enumerate(parts) for row in range(len(part))]
-        return cls(tuple(parts), np.array(pairs, dtype=np.int64).reshape(-1, 2))
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def name(self, row: int) -> str:
-        """Return the name that the image has where it comes from."""
-        part, within = (int(number) for number in self.places[row])
-        return self.parts[part].name(within)
-
-    def raw(self, row: int) -> Any:
-        """Return one image."""
-        part, within = (int(number) for number in self.places[row])
-        return self.parts[part].raw(within)
-
-    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> JoinedItems:
-        """Return the images of these rows."""
-        return JoinedItems(self.parts, self.places[np.asarray(rows, dtype=np.int64)])
-
-    def stamp(self) -> str:
-        """Return a hash of the stamps of the origins and of the rows."""
-        return self._hash([part.stamp() for part in self.parts])
-
-    def identity(self) -> str:
-        """Return a hash of the identities of the origins and of the rows."""
-        return self._hash([part.identity() for part in self.parts])
-
-    def _hash(self, stamps: Sequence[str]) -> str:
-        digest = hashlib.blake2b("\0".join(["joined", *stamps]).encode(), digest_size=16)
-        digest.update(self.places.astype("<i8", copy=False).tobytes())
-        return digest.hexdigest()
-
-
 def concat_items(parts: Sequence[Items]) -> Items:
-    """Return items of one kind one after another, as one sequence of that kind.
+    """Return items of one kind one after another.
 
     Parameters
     ----------
     parts : sequence of Items
-        At least one: all texts, or all images; images in memory must be of one size.
+        At least one: all texts, or all images; arrays of images must be of one size.
 
     Raises
     ------
@@ -296,40 +279,44 @@ def concat_items(parts: Sequence[Items]) -> Items:
     Examples
     --------
     >>> from pathlib import Path
-    >>> from evergrow.core.items import ImageFiles, concat_items
-    >>> concat_items([ImageFiles(Path("a"), ("1.jpg",)), ImageFiles(Path("a/b"), ("2.jpg",))]).names
+    >>> from evergrow.core.items import Images, concat_items
+    >>> concat_items([Images(("1.jpg",), root=Path("a")), Images(("2.jpg",), root=Path("a/b"))]).names
     ('1.jpg', 'b/2.jpg')
     """
     if not parts:
         raise InputError("parts must be at least one sequence of items, got none")
     if len(parts) == 1:
         return parts[0]
-    if all(isinstance(part, Texts) for part in parts):
+    images = [part for part in parts if isinstance(part, Images)]
+    if not images:
         return Texts(tuple(part.raw(row) for part in parts for row in range(len(part))))
-    arrays = [part.pixels for part in parts if isinstance(part, ImageArrays)]
-    if len(arrays) == len(parts):
+    if len(images) < len(parts):
+        kinds = sorted({part.kind for part in parts})
+        raise InputError(f"items must be of one kind to go together, got {', '.join(kinds)}")
+    if all(part.root is not None for part in images):
+        return _concat_files(images)
+    arrays = [part.values for part in images if isinstance(part.values, np.ndarray)]
+    if len(arrays) == len(images):
         shapes = sorted({array.shape[1:] for array in arrays})
         if len(shapes) > 1:
             raise InputError(f"items must be images of one size to go together, got {shapes}")
-        return ImageArrays(np.concatenate(arrays))
-    kinds = sorted({part.kind for part in parts})
-    if len(kinds) > 1:
-        raise InputError(f"items must be of one kind to go together, got {', '.join(kinds)}")
-    files = [part for part in parts if isinstance(part, ImageFiles)]
-    return _concat_files(files) if len(files) == len(parts) else JoinedItems.of(parts)
+        return Images(np.concatenate(arrays))
+    values = tuple(part.root / value if part.root else value for part in images for value in part.values)
+    return Images(values, tuple(name for part in images for name in part.names))
 
 
-def _concat_files(parts: Sequence[ImageFiles]) -> ImageFiles:
+def _concat_files(parts: Sequence[Images]) -> Images:
     """Return all files with names relative to their common folder."""
-    root = parts[0].root
-    if any(part.root != root for part in parts):
+    roots = [part.root for part in parts if part.root is not None]
+    root = roots[0]
+    if any(other != root for other in roots):
         try:
-            root = Path(os.path.commonpath([part.root.absolute() for part in parts]))
+            root = Path(os.path.commonpath([other.absolute() for other in roots]))
         except ValueError as error:
             raise InputError(f"items must lie on one drive to go together: {error}") from error
     names = [
-        name if part.root == root else (part.root.absolute() / name).relative_to(root).as_posix()
-        for part in parts
-        for name in part.names
+        name if own == root else (own.absolute() / name).relative_to(root).as_posix()
+        for own, part in zip(roots, parts, strict=True)
+        for name in part.values
     ]
-    return ImageFiles(root, tuple(names))
+    return Images(tuple(names), root=root)

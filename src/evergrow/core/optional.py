@@ -32,7 +32,7 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     >>> from evergrow.core.optional import require
     >>> require("json", extra="none", purpose="reading text").__name__
     'json'
-    >>> require("no_such_module", extra="report", purpose="drawing figures")
+    >>> require("no_such_module", extra="lab", purpose="drawing figures")
     Traceback (most recent call last):
         ...
     evergrow.core.errors.MissingExtraError: drawing figures must have no_such_module installed, ...

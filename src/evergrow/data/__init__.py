@@ -1,21 +1,11 @@
-"""Readers of data as it lies on disk: folders, lists, tables, archives.
+"""Whatever people have, as samples: folders, tables, archives, feature files, buckets, and what lies in memory.
 
 Every reader registers itself (see :mod:`evergrow.data.readers`); importing it here makes it known.
 """
 
 from evergrow.core.errors import DatasetNotFoundError
-from evergrow.data import (  # noqa: F401
-    annotations,
-    archives,
-    arrays,
-    folders,
-    hub,
-    imagefolder,
-    lists,
-    parquet,
-    tables,
-)
-from evergrow.data.features import (
+from evergrow.data import annotations, columnar, folders, lists, tables, webdataset  # noqa: F401
+from evergrow.data.arrays import (
     FeatureSet,
     available_features,
     find_features,
@@ -23,27 +13,29 @@ from evergrow.data.features import (
     save_features,
     search_path,
 )
-from evergrow.data.inspection import DataReport, inspect_data
-from evergrow.data.load import load_data
-from evergrow.data.options import DataOptions
-from evergrow.data.rawset import RawSet
-from evergrow.data.readers import list_layouts, register_file_format, register_layout, register_scheme
+from evergrow.data.load import DataReport, inspect_data, load_data, read
+from evergrow.data.readers import DataOptions, list_readers, register_reader
+from evergrow.data.samples import Dataset, Samples
+from evergrow.data.sources import Shard, Source, source_from
 
 __all__ = [
     "DataOptions",
     "DataReport",
+    "Dataset",
     "DatasetNotFoundError",
     "FeatureSet",
-    "RawSet",
+    "Samples",
+    "Shard",
+    "Source",
     "available_features",
     "find_features",
     "inspect_data",
-    "list_layouts",
+    "list_readers",
     "load_data",
     "load_features",
-    "register_file_format",
-    "register_layout",
-    "register_scheme",
+    "read",
+    "register_reader",
     "save_features",
     "search_path",
+    "source_from",
 ]

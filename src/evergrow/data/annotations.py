@@ -7,18 +7,15 @@ import posixpath
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
 from evergrow.core.items import Items, Texts
-from evergrow.data.folders import TEST_FOLDERS, TRAIN_FOLDERS
-from evergrow.data.labelled import LabelledItems, listed
-from evergrow.data.options import DataOptions
-from evergrow.data.pairs import partner_name
-from evergrow.data.readers import register_file_format, register_tree_layout
-from evergrow.data.trees import DiskTree, FileTree
+from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, partner_name
+from evergrow.data.readers import DataOptions, register_reader
+from evergrow.data.samples import Dataset, listed
+from evergrow.data.storage import Tree
 
 _FILES = ("annotations.json", "result.json", "labels.json", "_annotations.coco.json")
 """Names that tools give to the one file of a folder: many scripts, Label Studio, FiftyOne, Roboflow."""
@@ -52,9 +49,9 @@ class Annotated:
     notes: list[str] = field(default_factory=list)
 
 
-@register_file_format("annotations", (".json",), paired=True)
-def read_annotation_file(path: Path, options: DataOptions) -> LabelledItems:
-    """Read an export of COCO or Label Studio and, if there is one, the test file that goes with it.
+@register_reader("annotations", suffixes=(".json",), fits=lambda tree: bool(_files_in(tree)), rank=48)
+def read_annotations(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    """Read an export of COCO or Label Studio, or a folder with one in it, and the test file that goes with it.
 
     Raises
     ------
@@ -63,67 +60,46 @@ def read_annotation_file(path: Path, options: DataOptions) -> LabelledItems:
     DatasetNotFoundError
         If its images are not there.
     """
-    # Images often lie beside the folder of the annotations, which a tree of the folder above can see.
-    folder = path.absolute().parent
-    tree, name = DiskTree(folder.parent), posixpath.join(folder.name, path.name)
-    if folder == folder.parent:
-        tree, name = DiskTree(folder), path.name
-    other = partner_name(tree, name)
-    return _read_parts([(tree, name)] + ([] if other is None else [(tree, other)]), options)
-
-
-def _files_in(tree: FileTree) -> list[str]:
-    """Return the annotations of a folder: one file, or those of a training and a test part."""
-    for name in _FILES:
-        if tree.is_file(name):
-            return [name]
-    folders = {name.lower(): name for name, kind in tree.entries("") if kind == "folder"}
-    parts = []
-    for names in (TRAIN_FOLDERS, TEST_FOLDERS):
-        inside = [posixpath.join(folders[name], file) for name in names if name in folders for file in _FILES]
-        parts += [name for name in inside if tree.is_file(name)][:1]
-    if parts and parts[0].lower().startswith(TRAIN_FOLDERS):
-        return parts
-    return _split_files(tree, folders.get("annotations"))
-
-
-def _split_files(tree: FileTree, folder: str | None) -> list[str]:
-    """Return the training file in the folder ``annotations`` and its partner: ``instances_train2017.json``."""
-    if folder is None:
-        return []
-    names = [name for name in tree.files(folder) if name.lower().endswith(".json")]
-    for name in names:
-        other = partner_name(tree, name)
-        if other is not None:
-            return [name, other]
-    return names if len(names) == 1 else []
-
-
-@register_tree_layout("annotations", fits=lambda tree: bool(_files_in(tree)), rank=48)
-def read_annotations(tree: FileTree, options: DataOptions) -> LabelledItems:
-    """Read a folder with the export of an annotation tool in it."""
-    names = _files_in(tree)
+    names = _files_in(tree) if not name else [name]
     if not names:
-        raise DatasetNotFoundError(f"{tree.title} must hold {' or '.join(_FILES)}, got none of them")
-    return _read_parts([(tree, name) for name in names], options)
-
-
-def _read_parts(files: Sequence[tuple[FileTree, str]], options: DataOptions) -> LabelledItems:
-    parts = [parse_annotations(tree.text(name), tree.place(name)) for tree, name in files]
+        raise DatasetNotFoundError(f"{tree.place()} must hold {' or '.join(_FILES)}, got none of them")
+    if name and tree.on_disk and tree.root != tree.root.parent:
+        # Images often lie beside the folder of the annotations, which a tree of the folder above can see.
+        tree, names = Tree(tree.root.parent), [posixpath.join(tree.root.name, name)]
+    if name:
+        names += [other for other in [partner_name(tree, names[0])] if other is not None]
+    parts = [parse_annotations(tree.text(file), tree.place(file)) for file in names]
     if len({part.texts for part in parts}) > 1:
-        raise FileFormatError(f"{files[1][0].place(files[1][1])} must hold texts or images like the training file")
-    items = [_items(tree, name, part, options) for (tree, name), part in zip(files, parts, strict=True)]
-    cautions = [caution for part in parts for caution in _cautions(part)]
-    both = len(parts) == 2
-    return LabelledItems(
-        parts[0].layout,
+        raise FileFormatError(f"{tree.place(names[1])} must hold texts or images like the training file")
+    items = [_items(tree, file, part, options) for file, part in zip(names, parts, strict=True)]
+    test = (items[1], parts[1].labels) if len(parts) == 2 else (None, ())
+    return Dataset.of(
         items[0],
         parts[0].labels,
-        items[1] if both else None,
-        parts[1].labels if both else (),
-        notes=list(dict.fromkeys(note for part in parts for note in part.notes)),
-        cautions=cautions,
+        *test,
+        layout=parts[0].layout,
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+        cautions=tuple(caution for part in parts for caution in _cautions(part)),
     )
+
+
+def _files_in(tree: Tree) -> list[str]:
+    """Return the annotations of a folder: one file, or those of a training and a test part."""
+    whole = [name for name in _FILES if tree.is_file(name)]
+    if whole:
+        return whole[:1]
+    folders = tree.folders()
+    parts = []
+    for names in (TRAIN_WORDS, TEST_WORDS):
+        inside = [posixpath.join(folders[name], file) for name in names if name in folders for file in _FILES]
+        parts += [name for name in inside if tree.is_file(name)][:1]
+    if parts and parts[0].lower().startswith(TRAIN_WORDS):
+        return parts
+    # As COCO is published: instances_train2017.json in a folder of its own.
+    files = tree.files(folders["annotations"]) if "annotations" in folders else []
+    exports = [name for name in files if name.lower().endswith(".json")]
+    pairs = [[name, other] for name in exports if (other := partner_name(tree, name)) is not None]
+    return pairs[0] if pairs else exports if len(exports) == 1 else []
 
 
 def parse_annotations(text: str, title: str) -> Annotated:
@@ -328,14 +304,14 @@ def _image_name(reference: str) -> str:
 # -- where the images are -------------------------------------------------------------------------------------
 
 
-def _items(tree: FileTree, name: str, part: Annotated, options: DataOptions) -> Items:
+def _items(tree: Tree, name: str, part: Annotated, options: DataOptions) -> Items:
     if part.texts:
         empty = next((text for text in part.samples if not text.strip()), None)
         if empty is not None:
             raise FileFormatError(f"{tree.place(name)} must have texts that are not empty, got {empty!r}")
         return Texts(tuple(part.samples))
     if options.root_path is not None:
-        tree, folders = DiskTree(options.root_path), ["", "images", "data"]
+        tree, folders = Tree(options.root_path), ["", "images", "data"]
     else:
         folders = _image_folders(tree, name)
     inside = [_inside(sample) for sample in part.samples]
@@ -345,7 +321,7 @@ def _items(tree: FileTree, name: str, part: Annotated, options: DataOptions) -> 
     if missing:
         raise DatasetNotFoundError(
             f"the images of {tree.place(name)} must be on disk, but {len(missing)} of {len(names)} are not: "
-            f"{listed(missing)}; looked in {listed([folder or '.' for folder in folders], most=8)} of {tree.title}; "
+            f"{listed(missing)}; looked in {listed([folder or '.' for folder in folders], most=8)} of {tree.place()}; "
             "set root to the folder they are in"
         )
     twice = [sample for sample, count in Counter(names).items() if count > 1]
@@ -360,7 +336,7 @@ def _inside(sample: str) -> str:
     return "/".join(parts)
 
 
-def _image_folders(tree: FileTree, name: str) -> list[str]:
+def _image_folders(tree: Tree, name: str) -> list[str]:
     """Return the folders that images are looked for in: those beside the file, and ``train2017`` for its own name."""
     own = posixpath.dirname(name)
     above = posixpath.dirname(own)
@@ -369,7 +345,7 @@ def _image_folders(tree: FileTree, name: str) -> list[str]:
     return list(dict.fromkeys(posixpath.normpath(place) if place else "" for place in places))
 
 
-def _place(tree: FileTree, folders: Sequence[str], samples: Sequence[str]) -> tuple[str, int]:
+def _place(tree: Tree, folders: Sequence[str], samples: Sequence[str]) -> tuple[str, int]:
     """Return the folder that images are in, and how many leading folders of their names to drop."""
     for sample in samples[:: max(len(samples) // 5, 1)]:  # the first image may be the one that is missing
         pieces = sample.split("/")
@@ -380,7 +356,7 @@ def _place(tree: FileTree, folders: Sequence[str], samples: Sequence[str]) -> tu
     return "", 0
 
 
-def _located(tree: FileTree, place: tuple[str, int], sample: str) -> str:
+def _located(tree: Tree, place: tuple[str, int], sample: str) -> str:
     folder, drop = place
     name = posixpath.join(folder, *sample.split("/")[drop:]) if sample else ""
     return name if name and tree.is_file(name) else ""

@@ -1,62 +1,746 @@
-"""Arrays on disk: features, or images as bytes, told apart by their type."""
+"""Labelled features, or images as pixels, in NPZ and safetensors files: by path or name, whole or by ranges of rows.
+
+Nothing is unpickled, and no claim of a header is believed that the bytes of the file do not bear out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import math
+import os
+import struct
+import threading
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
-from evergrow.core.errors import FileFormatError, InputError, LabelError
-from evergrow.core.items import ImageArrays
-from evergrow.data.array_files import SUFFIXES, read_arrays
-from evergrow.data.features import FeatureSet, features_of
-from evergrow.data.labelled import Label, LabelledItems
-from evergrow.data.options import DataOptions
-from evergrow.data.readers import register_file_format
+from evergrow.core.archive import register_kind
+from evergrow.core.documents import open_document, parse_json
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError, ParameterError
+from evergrow.core.escaping import one_line
+from evergrow.core.feature_blocks import check_widths, join_blocks
+from evergrow.core.files import atomic_path
+from evergrow.core.items import Images
+from evergrow.core.registry import nearest
+from evergrow.core.version import __version__
+from evergrow.data.archives import sound
+from evergrow.data.readers import DataOptions, register_reader
+from evergrow.data.samples import Dataset, Samples, concat_samples, listed
+from evergrow.data.sources import Shard, Source, as_features, class_labels, where_of
+from evergrow.data.storage import RATIO, ROOM, Tree
+
+SUFFIXES = (".npz", ".safetensors")
+REQUIRED = ("X_train", "y_train", "X_test", "y_test")
+_KEYS = {
+    "train": (("X_train", "y_train"), ("X", "y"), ("features", "labels")),
+    "test": (("X_test", "y_test"), ("X", "y"), ("features", "labels"), ("X_train", "y_train")),
+}
+STAMP = "evergrow"
+"""Name of the array or metadata entry that states kind, version and writer; files of others have none."""
+
+KIND = register_kind("feature-set")
+_TEXTS = ("classes", "backbone", STAMP)
+_FORMAT: Any = np.lib.format  # which has no types for some of the Pythons that this runs on
+_UNPACKED_BYTES = 1 << 30
+_BLOCK, _LONGEST_HEADER, _LOCAL_HEADER = 8192, 100 * 2**20, 30
+_TYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+}  # fmt: skip
 
 
-@register_file_format("arrays", SUFFIXES, by_name="first")
-def read_array_file(path: Path, options: DataOptions | None = None) -> FeatureSet | LabelledItems:
-    """Read an NPZ or safetensors file: unsigned bytes of three or four dimensions are images, floats are features.
+@dataclass(frozen=True, eq=False)
+class FeatureSet:
+    """Features and labels of a training and a test set, in the type they were stored in.
 
     Parameters
     ----------
-    path : Path
-        A file with ``X_train, y_train, X_test, y_test`` and perhaps ``classes``, the names of labels 0, 1, ...
-    options : DataOptions, optional
-        Nothing in it concerns arrays.
+    name : str
+        Name for people and records; never a path.
+    X_train, X_test : ndarray of shape (n, d), (m, d)
+        Finite features.
+    y_train, y_test : ndarray of shape (n,), (m,)
+        Labels; test labels occur in training.
+    class_names : tuple of str
+        Names of integer labels 0, 1, ...; may be empty.
+    backbone : mapping
+        What computed the features, as plain values for records and files; may be empty.
+    origin : str
+        Fingerprint of the raw data that the features were computed from, if they were just now. Two machines compute
+        features that differ in their last digits, so these are told apart by origin and backbone.
+    unknown : mapping
+        Optional fields that a later evergrow wrote into the file, kept to be written again.
+    whole : bool
+        Whether there is no test set on purpose, because the data have none; only then ``X_test`` is empty.
+    widths : tuple of int
+        Columns of each block, where a row holds several side by side as a network gave them; :meth:`train` and
+        :meth:`test` hand them on joined, at equal energy. Empty where rows are to be taken as they are.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.data import FeatureSet
+    >>> X, y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
+    >>> data = FeatureSet("toy", X, y, X, y)
+    >>> data.train(np.array([2, 3]))[1].tolist()
+    [1, 1]
+    """
+
+    name: str
+    X_train: NDArray[Any]
+    y_train: NDArray[Any]
+    X_test: NDArray[Any]
+    y_test: NDArray[Any]
+    class_names: tuple[str, ...] = ()
+    backbone: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = ""
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = False
+    widths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for part in ("train", "test"):
+            empty = part == "test" and self.whole
+            _check_part(part, getattr(self, f"X_{part}"), getattr(self, f"y_{part}"), empty=empty)
+        if self.X_train.shape[1] != self.X_test.shape[1]:
+            raise InputError(
+                f"X_test must have {self.X_train.shape[1]} columns like X_train, got {self.X_test.shape[1]}"
+            )
+        check_widths("widths", self.widths, self.X_train.shape[1])
+        unknown = np.setdiff1d(self.y_test, self.y_train)
+        if len(unknown):
+            raise LabelError(f"y_test must only hold labels of y_train, got {unknown[:5].tolist()} besides")
+
+    @property
+    def n_classes(self) -> int:
+        """Classes in the training set."""
+        return len(np.unique(self.y_train))
+
+    def train(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return a copy of these training rows and their labels."""
+        return join_blocks(self.X_train[rows], self.widths), self.y_train[rows]
+
+    def test(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return a copy of these test rows and their labels."""
+        return join_blocks(self.X_test[rows], self.widths), self.y_test[rows]
+
+    def part(self, part: str) -> Samples:
+        """Return the samples of ``"train"``, ``"test"`` or ``"all"``; features without a test part are always whole."""
+        wanted = ["train"] if self.whole else [name for name in ("train", "test") if part in (name, "all")]
+        X = np.concatenate([getattr(self, f"X_{name}") for name in wanted])
+        values = np.concatenate([getattr(self, f"y_{name}") for name in wanted])
+        labels = np.array([self.class_name(value) for value in values.tolist()], dtype=np.str_)
+        features = join_blocks(as_features(X, self.name), self.widths)
+        return Samples("features", features=features, labels=labels, origin=self.backbone, widths=self.widths)
+
+    def class_name(self, label: Any) -> str:
+        """Return the name of a label."""
+        named = isinstance(label, int) and 0 <= label < len(self.class_names)
+        return self.class_names[label] if named else str(label)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the contents, so that records know which data they are about whatever the file's name."""
+        if self.origin:
+            return origin_fingerprint(self.origin, self.backbone)
+        digest = hashlib.blake2b(repr(self.widths).encode() if self.widths else b"", digest_size=8)
+        for name in REQUIRED:
+            array = np.ascontiguousarray(getattr(self, name))
+            digest.update(f"{name}:{array.dtype.str}:{array.shape}".encode())
+            digest.update(array.reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a record says about the data."""
+        backbone = {"backbone": dict(self.backbone)} if self.backbone else {}
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "n_train": len(self.y_train),
+            "n_test": len(self.y_test),
+            "n_features": int(self.X_train.shape[1]),
+            "n_classes": self.n_classes,
+            **backbone,
+        }
+
+
+def origin_fingerprint(origin: str, backbone: Mapping[str, Any]) -> str:
+    """Return the fingerprint of features that a backbone computes from the data of a fingerprint."""
+    text = json.dumps([origin, dict(backbone)], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _check_part(part: str, X: Any, y: Any, *, empty: bool = False) -> None:
+    shape: tuple[int, ...] = getattr(X, "shape", ())
+    if empty and len(shape) == 2 and shape[0]:
+        raise InputError(f"X_{part} must be empty where whole is true, got {shape[0]} rows")
+    bad = shape[1:] == (0,) if empty else 0 in shape
+    if not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind != "f" or bad:
+        raise InputError(
+            f"X_{part} must be a non-empty 2-D floating-point array, "
+            f"got shape {getattr(X, 'shape', ())} of {getattr(X, 'dtype', type(X).__name__)}"
+        )
+    if not isinstance(y, np.ndarray) or y.shape != X.shape[:1] or y.dtype.kind not in "biuU":
+        raise LabelError(
+            f"y_{part} must hold {X.shape[0]} integers or strings, "
+            f"got shape {getattr(y, 'shape', ())} of {getattr(y, 'dtype', type(y).__name__)}"
+        )
+    for start in range(0, len(X), 4096):  # a part at a time: the array may be memory-mapped
+        finite = np.isfinite(X[start : start + 4096]).all(axis=1)
+        if not finite.all():
+            row = start + int(finite.argmin())
+            raise InputError(f"X_{part} must be finite, got NaN or infinity, first in row {row}")
+
+
+# -- files by name ------------------------------------------------------------------------------------------------
+
+
+def load_features(name: str | os.PathLike[str]) -> FeatureSet:
+    """Load a data set by path, or by name from the search path.
+
+    Parameters
+    ----------
+    name : str or path-like
+        A path to a ``.npz`` or ``.safetensors`` file, or a bare name such as ``"clinc150_minilm"``, looked
+        for in :func:`search_path`. The file holds ``X_train, y_train, X_test, y_test`` and may hold
+        ``classes``, the names of labels 0, 1, ... (in a safetensors file: a JSON list under the metadata key
+        ``classes``). Without a test set ``X_test`` and ``y_test`` are empty or not there. Pickled arrays are refused.
+
+    Returns
+    -------
+    FeatureSet
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If there is no such file.
+    FileFormatError
+        If the file is damaged or lacks an array.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from evergrow.data import load_features
+    >>> X, y = np.eye(4), np.array([0, 0, 1, 1])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/toy.npz", X_train=X, y_train=y, X_test=X, y_test=y)
+    ...     load_features(f"{folder}/toy.npz").n_classes
+    2
+    """
+    path = find_features(name)
+    found = ArraySource(Tree(path.parent), path.name, DataOptions()).dataset()
+    if isinstance(found, FeatureSet):
+        return found
+    raise FileFormatError(f"{path} must be a labelled feature set, got images, which are read by load_data")
+
+
+def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
+    """Write a feature set to a file that :func:`load_features` reads, in one step.
+
+    Parameters
+    ----------
+    path : path-like
+        A ``.npz`` or ``.safetensors`` file. The latter holds integer labels only.
+    data : FeatureSet
+        What to write; its backbone is written beside the arrays, for people.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from evergrow.data import FeatureSet, load_features, save_features
+    >>> data = FeatureSet("toy", np.eye(2), np.array([0, 1]), np.eye(2), np.array([0, 1]), ("cat", "dog"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_features(f"{folder}/toy.safetensors", data)
+    ...     load_features(f"{folder}/toy.safetensors").class_names
+    ('cat', 'dog')
+    """
+    target = Path(path)
+    if target.suffix not in SUFFIXES:
+        raise ParameterError(f"feature file must end in {' or '.join(SUFFIXES)}, got {target.name!r}")
+    if target.suffix != ".npz" and "U" in (data.y_train.dtype.kind, data.y_test.dtype.kind):
+        raise ParameterError("labels must be integers in a .safetensors file, got strings: write .npz instead")
+    arrays = {name: getattr(data, name) for name in REQUIRED}
+    blocks = {"widths": list(data.widths)} if data.widths else {}
+    stamp = json.dumps({**data.unknown, **blocks, "kind": KIND.name, "version": KIND.version, "writer": __version__})
+    about = json.dumps(dict(data.backbone))
+    with atomic_path(target) as temporary:
+        if target.suffix == ".npz":
+            entries = {"classes": np.array(data.class_names, dtype=np.str_), "backbone": np.array(about)}
+            with open(temporary, "wb") as file:
+                np.savez(file, **cast("Mapping[str, Any]", {**entries, STAMP: np.array(stamp), **arrays}))
+        else:
+            metadata = {"classes": json.dumps(list(data.class_names)), "backbone": about, STAMP: stamp}
+            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
+
+
+def search_path(environ: Mapping[str, str] | None = None) -> list[Path]:
+    """Return the folders that names are looked for in, first match wins.
+
+    These are the folders of ``$EVERGROW_DATA`` (several as in ``$PATH``), then ``./data``.
+
+    Examples
+    --------
+    >>> from evergrow.data import search_path
+    >>> [folder.as_posix() for folder in search_path({"EVERGROW_DATA": "/a"})]
+    ['/a', 'data']
+    """
+    environ = os.environ if environ is None else environ
+    folders = [Path(part) for part in environ.get("EVERGROW_DATA", "").split(os.pathsep) if part]
+    return [*folders, Path("data")]
+
+
+def available_features() -> list[str]:
+    """Return the names of the feature files in the search path."""
+    found = (file for folder in search_path() if folder.is_dir() for file in folder.iterdir())
+    return sorted({file.stem for file in found if file.suffix in SUFFIXES})
+
+
+def find_features(name: str | os.PathLike[str]) -> Path:
+    """Return the file of a feature set, or raise :class:`DatasetNotFoundError`."""
+    text = os.fspath(name)
+    how = (
+        "Put the file in ./data or in a folder named by the environment variable EVERGROW_DATA; one of your own "
+        "features is an .npz file of the arrays X_train, y_train, X_test and y_test."
+    )
+    if os.sep in text or "/" in text or text.endswith(SUFFIXES):
+        path = Path(text)
+        if path.is_file() and path.suffix in SUFFIXES:
+            return path
+        raise DatasetNotFoundError(f"data set must be an existing .npz or .safetensors file, got {text!r}. {how}")
+    candidates = [folder / f"{text}{suffix}" for folder in search_path() for suffix in SUFFIXES]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    looked = ", ".join(str(folder) for folder in search_path())
+    known = available_features()
+    hint = f"Did you mean {nearest(text, known, n=1)}? " if known else ""
+    raise DatasetNotFoundError(f"No features {text}.npz or {text}.safetensors in {looked}. {hint}{how}")
+
+
+# -- where arrays lie -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """Where an array lies in a file.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Its shape.
+    dtype : numpy.dtype
+        Type of its values; that of the bits where ``halved``.
+    offset : int
+        First byte of its values, or -1 where they are not rows one after another and must be read whole.
+    halved : bool
+        Whether values are bfloat16, which numpy does not have.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+    halved: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
+    def is_pixels(self) -> bool:
+        """Whether rows are images."""
+        return self.dtype == np.uint8 and not self.halved and len(self.shape) in (3, 4)
+
+
+class ArrayFile:
+    """The arrays of an NPZ or safetensors file, and the texts beside them; only headers are read at first.
+
+    Parameters
+    ----------
+    tree : Tree
+        Where the file is.
+    name : str
+        Its name there.
 
     Raises
     ------
     FileFormatError
-        If the file is damaged, lacks an array, or its arrays do not go together.
+        If the file is damaged, holds pickled objects, or claims more than it holds.
     """
-    file = read_arrays(path)
-    if file.arrays["X_train"].dtype == np.uint8 and file.arrays["X_train"].ndim in (3, 4):
-        return _images(path, file.arrays, file.class_names)
-    return features_of(path, file)
+
+    def __init__(self, tree: Tree, name: str) -> None:
+        self._tree, self._name, self.title = tree, name, tree.place(name)
+        self._size = tree.size(name)
+        self.arrays: dict[str, StoredArray] = {}
+        self.texts: dict[str, str] = {}
+        self.others: list[str] = []
+        npz = name.lower().endswith(".npz")
+        with sound(self.title, f"{'NPZ' if npz else 'safetensors'} file of plain arrays"):
+            (self._index_npz if npz else self._index_safetensors)()
+
+    def rows(self, key: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Return rows of an array, and nothing else of the file where they can be had alone."""
+        array = self.arrays[key]
+        stop = array.shape[0] if stop is None else stop
+        if array.offset < 0 or not array.shape:
+            return _UNPACKED.rows(self, key)[start:stop]
+        n_bytes = array.row_bytes
+        first, count = array.offset + start * n_bytes, (stop - start) * n_bytes
+        if self._tree.on_disk:  # without a copy in between: files may be as large as memory
+            body = np.fromfile(self._tree.root / self._name, np.uint8, count, offset=first)
+        else:
+            body = np.frombuffer(bytearray(self._tree.read(self._name, first, first + count)), np.uint8)
+        if len(body) != count:
+            raise FileFormatError(f"{self.title} must hold {array.shape[0]} rows of {key}, but it ends early")
+        values = body.view(array.dtype).reshape((stop - start, *array.shape[1:]))
+        if array.halved:  # the upper half of a float32
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values
+
+    def class_names(self) -> tuple[str, ...]:
+        """Return the names of labels 0, 1, ..."""
+        names = parse_json(self.texts.get("classes", "[]"), f"{self.title}: classes")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise FileFormatError(f"{self.title}: classes must be a list of names")
+        return tuple(names)
+
+    def stated(self, width: int) -> tuple[dict[str, Any], tuple[int, ...], dict[str, Any]]:
+        """Return the backbone that the file states, the widths of its blocks, and fields of a later evergrow.
+
+        Raises
+        ------
+        NewerSchemaError
+            If a newer evergrow wrote it.
+        """
+        stamp = parse_json(self.texts[STAMP], f"{self.title}: {STAMP}") if STAMP in self.texts else {"version": 1}
+        if not isinstance(stamp, dict) or stamp.get("kind", KIND.name) != KIND.name:
+            raise FileFormatError(f"{self.title} must be a {KIND.name!r}, got a file that says to be another")
+        contents = {key: value for key, value in stamp.items() if key not in ("kind", "version", "writer")}
+        contents["backbone"] = parse_json(self.texts.get("backbone", "{}"), f"{self.title}: backbone")
+        given = open_document(contents, KIND, self.title, version=stamp.get("version"), writer=stamp.get("writer"))
+        widths = tuple(given.integers("widths", low=1, default=[]))
+        try:
+            check_widths("widths", widths, width)
+        except InputError as error:
+            raise FileFormatError(f"{self.title}: the stamp must fit the features: {error}") from error
+        return given.mapping("backbone"), widths, given.unknown()
+
+    # -- NPZ --
+
+    def _entries(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+        """Return the arrays that matter, which must not unpack to far more than the file holds."""
+        known = {name for pairs in _KEYS.values() for pair in pairs for name in pair} | set(_TEXTS)
+        found = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        entries = {name: info for name, info in found.items() if name in known}
+        self.others = [name for name in found if name not in known]
+        if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in entries.values()):
+            raise ValueError("its arrays must be stored or deflated, as numpy does it")
+        limit = RATIO * self._size + ROOM
+        if sum(info.file_size for info in entries.values()) > limit:
+            raise ValueError(f"its arrays must unpack to at most {limit} bytes, which is {RATIO} times the file")
+        return entries
+
+    def _index_npz(self) -> None:
+        with self._tree.open(self._name, _BLOCK) as file, zipfile.ZipFile(file) as archive:
+            for key, info in self._entries(archive).items():
+                with archive.open(info) as entry:
+                    shape, columns_first, dtype, length = _header(cast(BinaryIO, entry), info.filename, info.file_size)
+                whole = info.compress_type != zipfile.ZIP_STORED or (columns_first and len(shape) > 1)
+                offset = -1 if whole else self._data_offset(info) + length
+                if not whole and offset + math.prod(shape) * dtype.itemsize > self._size:
+                    raise EOFError(f"{key} goes beyond the end of it")
+                if key not in _TEXTS:
+                    self.arrays[key] = StoredArray(shape, dtype, offset)
+                    continue
+                with archive.open(info) as entry:
+                    value = np.asarray(_FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False))
+                names = [str(item) for item in value.reshape(-1)]
+                self.texts[key] = json.dumps(names) if key == "classes" else str(value)
+
+    def _data_offset(self, info: zipfile.ZipInfo) -> int:
+        """Return where the bytes of an entry begin: its local header may have other extra fields than the directory."""
+        header = self._tree.read(self._name, info.header_offset, info.header_offset + _LOCAL_HEADER)
+        name_length, extra_length = struct.unpack("<HH", header[26:30])
+        return info.header_offset + _LOCAL_HEADER + int(name_length) + int(extra_length)
+
+    def unpacked(self, key: str) -> NDArray[Any]:
+        """Return an array that can only be had whole."""
+        with (
+            sound(self.title, "NPZ file of plain arrays"),
+            self._tree.open(self._name, 1 << 20) as file,
+            zipfile.ZipFile(file) as archive,
+            archive.open(self._entries(archive)[key]) as entry,
+        ):
+            return np.asarray(_FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False))
+
+    # -- safetensors --
+
+    def _index_safetensors(self) -> None:
+        """Parse the header by its published layout: its length in 8 bytes, then JSON."""
+        (length,) = struct.unpack("<Q", self._tree.read(self._name, 0, 8))
+        if length > min(self._size - 8, _LONGEST_HEADER):
+            raise EOFError("the header is cut off")
+        header = parse_json(self._tree.read(self._name, 8, 8 + length), self.title)
+        if not isinstance(header, dict):
+            raise ValueError("the header must be an object")
+        about = header.pop("__metadata__", {})
+        for key, entry in header.items():
+            shape, (start, stop), kind = entry["shape"], entry["data_offsets"], entry["dtype"]
+            plain = all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop))
+            if not plain or kind not in _TYPES:
+                raise ValueError(f"{key} must be an array of plain numbers, got {kind!r} of shape {shape!r}")
+            dtype = np.dtype(_TYPES[kind])
+            if stop - start != math.prod(shape) * dtype.itemsize or 8 + length + stop > self._size:
+                raise EOFError(f"{key} must hold the bytes that it states")
+            self.arrays[key] = StoredArray(tuple(shape), dtype, 8 + length + start, kind == "BF16")
+        self.texts = {key: about[key] for key in _TEXTS if isinstance(about.get(key), str)}
 
 
-def _images(path: Path, arrays: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> LabelledItems:
+def _header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return shape, order, type and length of the header of an array, which claims what the file has for it.
+
+    Raises
+    ------
+    ValueError
+        If it is no array of plain values, or claims another number of bytes.
+    """
+    version = _FORMAT.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"{name} must be an array of format 1.0 or 2.0, got {version}")
+    read = _FORMAT.read_array_header_1_0 if version == (1, 0) else _FORMAT.read_array_header_2_0
     try:
-        train = ImageArrays(arrays["X_train"])
-        test = ImageArrays(arrays["X_test"]) if len(arrays["X_test"]) else None
-        labels = [_labels(part, arrays, class_names) for part in ("train", "test")]
-    except InputError as error:
-        raise FileFormatError(f"{path} must hold labelled images: {error}") from error
-    return LabelledItems("arrays", train, labels[0], test, labels[1], names=dict(enumerate(class_names)))
+        shape, columns_first, dtype = read(file)
+    except Exception as error:  # numpy lets Python parse it, whose errors are of many kinds
+        raise ValueError(f"{name} must begin with the header of an array: {one_line(str(error))}") from error
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise ValueError(f"{name} must hold plain values, got {dtype}")
+    if math.prod(shape) * dtype.itemsize != size - file.tell():
+        raise ValueError(f"{name} must hold {shape} values of {dtype}, got another number of bytes")
+    return shape, columns_first, dtype, file.tell()
 
 
-def _labels(part: str, arrays: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Label]:
-    labels, count = arrays[f"y_{part}"], len(arrays[f"X_{part}"])
-    if labels.shape != (count,) or labels.dtype.kind not in "iuU":
-        raise LabelError(f"y_{part} must hold {count} integers or strings, got shape {labels.shape} of {labels.dtype}")
-    if class_names and labels.dtype.kind != "U" and count and not 0 <= labels.min() <= labels.max() < len(class_names):
+class _Unpacked:
+    """Arrays that were read whole, the last used ones, up to a number of bytes."""
+
+    def __init__(self) -> None:
+        self._arrays: OrderedDict[tuple[str, int, str], NDArray[Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def rows(self, file: ArrayFile, key: str) -> NDArray[Any]:
+        """Return an array that is unpacked at most once while it is kept."""
+        place = (file.title, file._size, key)
+        with self._lock:
+            if place not in self._arrays:
+                self._arrays[place] = file.unpacked(key)
+                while len(self._arrays) > 1 and sum(each.nbytes for each in self._arrays.values()) > _UNPACKED_BYTES:
+                    self._arrays.popitem(last=False)
+            self._arrays.move_to_end(place)
+            return self._arrays[place]
+
+
+_UNPACKED = _Unpacked()
+
+
+def read_npy(path: Path) -> NDArray[Any]:
+    """Return the array of an NPY file.
+
+    Raises
+    ------
+    FileFormatError
+        If it is damaged, holds pickled objects, or claims more than it holds.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from evergrow.data.arrays import read_npy
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(Path(folder, "rows.npy"), np.eye(2))
+    ...     read_npy(Path(folder, "rows.npy"))
+    array([[1., 0.],
+           [0., 1.]])
+    """
+    with sound(str(path), "NPY file of plain values"), open(path, "rb") as file:
+        _header(file, path.name, os.fstat(file.fileno()).st_size)
+        file.seek(0)
+        return np.asarray(_FORMAT.read_array(file, allow_pickle=False))
+
+
+# -- the source -----------------------------------------------------------------------------------------------------
+
+
+class ArraySource(Source):
+    """Rows of the arrays ``X_train`` and ``y_train`` (or ``X`` and ``y``) of one file or many.
+
+    Labels are integers or strings; ``classes`` names integers. Rows of bytes with two or three dimensions are images.
+    """
+
+    format = "arrays"
+    suffixes = SUFFIXES
+
+    def __init__(self, tree: Tree, pattern: str, options: DataOptions) -> None:
+        super().__init__(tree, pattern, options)
+        self._file = lru_cache(maxsize=256)(lambda name: ArrayFile(tree, name))
+
+    def _look_for_kind(self) -> str:
+        name = next(iter(self.files))
+        return "image" if self._file(name).arrays[self._keys(name)[0][0]].is_pixels else "features"
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each block of features, as the first file states them; none where rows are one block."""
+        return self._widths(next(iter(self.files)))
+
+    def _widths(self, name: str) -> tuple[int, ...]:
+        file = self._file(name)
+        array = file.arrays[self._keys(name)[0][0]]
+        return () if array.is_pixels or STAMP not in file.texts else file.stated(array.shape[1])[1]
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there is a test part beside the training part."""
+        if len(self._every_file) > 1:
+            return super().has_test
+        arrays = self._file(next(iter(self.files))).arrays
+        return "X_test" in arrays and bool(arrays["X_test"].shape[0])
+
+    def _keys(self, name: str) -> list[tuple[str, str]]:
+        """Return the arrays of samples and of labels that the part is in; a label array may be missing."""
+        file = self._file(name)
+        wanted = ("train", "test") if self.options.part == "all" else (self.options.part,)
+        chosen: list[tuple[str, str]] = []
+        for part in wanted:
+            there = [pair for pair in _KEYS[part] if pair[0] in file.arrays and 0 not in file.arrays[pair[0]].shape[:1]]
+            chosen += [pair for pair in there[:1] if pair not in chosen]
+        if not chosen:
+            raise FileFormatError(
+                f"{file.title} must hold an array X_train, X or features, got "
+                f"{listed([*file.arrays, *file.others], most=8)}"
+            )
+        for x, y in chosen:
+            _check_arrays(file.title, x, file.arrays[x], y, file.arrays.get(y))
+        return chosen
+
+    def _parts(self, rows: int, size: int) -> Iterator[Shard]:
+        first: tuple[str, StoredArray, bool] | None = None
+        for name in self.files:
+            arrays = self._file(name).arrays
+            for x, y in self._keys(name):
+                array, labelled = arrays[x], y in arrays
+                first = first or (name, array, labelled)
+                self._check_alike(first, name, array, labelled)
+                step = max(min(rows, size // max(array.row_bytes, 1)), 1)
+                for start in range(0, array.shape[0], step):
+                    stop = min(start + step, array.shape[0])
+                    where = {"file": name, "array": x, "labels": y, "start": start, "stop": stop}
+                    yield Shard(0, stop - start, (stop - start) * array.row_bytes, where)
+
+    def _check_alike(self, first: tuple[str, StoredArray, bool], name: str, array: StoredArray, labelled: bool) -> None:
+        other, known, had_labels = first
+        if array.shape[1:] != known.shape[1:] or array.is_pixels != known.is_pixels:
+            wide, was = ("x".join(map(str, part.shape[1:])) for part in (array, known))
+            raise FileFormatError(
+                f"{self.tree.place()}: feature files must have one width, got {was} in {other} and {wide} in {name}"
+            )
+        if labelled != had_labels and self.options.labelled:
+            lacking = name if had_labels else other
+            raise FileFormatError(f"{self.tree.place(lacking)} must have labels like the files beside it, got none")
+
+    def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
+        """Return the rows of a shard."""
+        where = where_of(shard)
+        name, key, start, stop = where.text("file"), where.text("array"), where.integer("start"), where.integer("stop")
+        file = self._file(name)
+        if key not in file.arrays or stop > file.arrays[key].shape[0] or stop - start != shard.rows:
+            raise FileFormatError(f"{file.title} must hold {stop} rows of {key}, as when the shards were made")
+        values = file.rows(key, start, stop)
+        names = tuple(f"{name}[{row}]" for row in range(start, stop))
+        labels, labels_key = None, where.text("labels")
+        if self.options.labelled and labels_key in file.arrays:
+            known = dict(enumerate(file.class_names()))
+            labels = class_labels(file.rows(labels_key, start, stop).tolist(), known, file.title)
+        if file.arrays[key].is_pixels:
+            return Samples("image", Images(np.ascontiguousarray(values)), labels=labels, row_names=names)
+        widths = self._widths(name)
+        features = join_blocks(as_features(values, file.title, start), widths)
+        origin = file.stated(features.shape[1])[0] if STAMP in file.texts else {}
+        return Samples("features", features=features, labels=labels, row_names=names, widths=widths, origin=origin)
+
+    def samples(self, part: str | None = None) -> Samples:
+        """Return all samples of a part."""
+        wanted = self if part is None else self._of_part(part)
+        found = wanted.dataset() if wanted.options.labelled and len(wanted.files) == 1 else None
+        if found is not None:
+            return found.part(wanted.options.part)
+        return replace(concat_samples(list(wanted.chunks(65536))), row_names=())
+
+    def dataset(self) -> Dataset | FeatureSet:
+        """Return features as they are stored, or labelled images."""
+        if len(self._every_file) > 1:
+            return super().dataset()
+        file = self._file(next(iter(self._every_file)))
+        arrays = {key: file.rows(key) for key in file.arrays}
+        train = next((pair for pair in _KEYS["train"] if set(pair) <= arrays.keys()), REQUIRED[:2])
+        pairs = [train, REQUIRED[2:]] if {"X_test", "y_test"} & arrays.keys() else [train]
+        missing = [key for pair in pairs for key in pair if key not in arrays]
+        if missing:
+            raise FileFormatError(
+                f"{file.title} must hold {', '.join(REQUIRED)} or X, y, but it lacks {', '.join(missing)}"
+            )
+        parts = [(arrays[x], arrays[y]) for x, y in pairs]
+        (X, y), (X_test, y_test) = parts[0], parts[1] if len(parts) > 1 else (parts[0][0][:0], parts[0][1][:0])
+        try:
+            names = file.class_names()
+            if file.arrays[train[0]].is_pixels:
+                for part, labels in (("train", y), ("test", y_test)):
+                    _check_labels(part, labels, len(X) if part == "train" else len(X_test), names)
+                test = (Images(X_test), y_test) if len(X_test) else (None, ())
+                return Dataset.of(Images(X), y, *test, names=names, layout="arrays")
+            backbone, widths, unknown = file.stated(X.shape[1] if X.ndim == 2 else 0)
+            whole = len(X_test) == 0 == len(y_test)
+            stem = Path(next(iter(self._every_file))).stem
+            return FeatureSet(stem, X, y, X_test, y_test, names, backbone, "", unknown, whole, widths)
+        except (InputError, LabelError) as error:
+            raise FileFormatError(f"{file.title} must hold labelled features or images: {error}") from error
+
+
+def _has_arrays(tree: Tree) -> bool:
+    return any(name.lower().endswith(SUFFIXES) for name in tree.files()) and not tree.folders()
+
+
+register_reader("arrays", suffixes=SUFFIXES, fits=_has_arrays, rank=40)(ArraySource)
+
+
+def _check_labels(part: str, labels: NDArray[Any], n: int, names: tuple[str, ...]) -> None:
+    if labels.shape != (n,) or labels.dtype.kind not in "iuU":
+        raise LabelError(f"y_{part} must hold {n} integers or strings, got shape {labels.shape} of {labels.dtype}")
+    if names and labels.dtype.kind != "U" and n and not 0 <= labels.min() <= labels.max() < len(names):
         raise LabelError(
-            f"y_{part} must be positions in the {len(class_names)} classes, got {labels.min()} to {labels.max()}"
+            f"y_{part} must be positions in the {len(names)} classes, got {labels.min()} to {labels.max()}"
         )
-    values: list[Label] = labels.tolist()
-    return values
+
+
+def _check_arrays(title: str, x: str, samples: StoredArray, y: str, labels: StoredArray | None) -> None:
+    numbers = samples.halved or samples.dtype.kind in "fiu"
+    vectors = len(samples.shape) == 2 and samples.shape[1] > 0 and numbers
+    if not vectors and not samples.is_pixels:
+        raise FileFormatError(
+            f"{title}: {x} must be feature vectors of shape (n, d) or images in bytes, got {samples.dtype} of shape "
+            f"{samples.shape}"
+        )
+    if labels is not None and (labels.shape != samples.shape[:1] or labels.dtype.kind not in "biuU"):
+        raise FileFormatError(
+            f"{title}: {y} must hold {samples.shape[0]} integers or strings, got {labels.dtype} of shape {labels.shape}"
+        )

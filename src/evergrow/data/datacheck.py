@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import ImageError, InputError
 from evergrow.core.items import Items
 from evergrow.core.seeding import generator
-from evergrow.data.intake import Samples
+from evergrow.data.samples import Samples
 
 SIMILAR = {"image": 0.88, "text": 0.95, "features": 0.99}
 """Cosine of the features from which on two samples count as nearly the same. On the training images of 20 species of

@@ -1,25 +1,24 @@
-"""Images in folders: ``train/<class>/*`` and ``test/<class>/*``, or one folder per class."""
+"""Images in folders: ``train/<class>/*`` and ``test/<class>/*``, one folder per class, and patterns of names."""
 
 from __future__ import annotations
 
+import glob
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evergrow.core.errors import InputError
+from evergrow.core.errors import DatasetNotFoundError, InputError
 from evergrow.core.image_formats import PluginFormat, is_image, plugin_format
-from evergrow.core.wording import hint, setting
-from evergrow.data.labelled import LabelledItems, check_test_classes, listed, shown
-from evergrow.data.options import DataOptions
-from evergrow.data.pairs import training_file
-from evergrow.data.readers import file_suffixes, register_tree_layout
-from evergrow.data.trees import DiskTree, FileTree
+from evergrow.core.items import Images
+from evergrow.data.readers import DataOptions, file_suffixes, register_reader
+from evergrow.data.samples import Dataset, check_test_classes, listed, shown
+from evergrow.data.storage import Tree
 
-TRAIN_FOLDERS = ("train", "training")
-TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
+TRAIN_WORDS = ("train", "training")
+TEST_WORDS = ("test", "testing", "val", "valid", "validation")
 _SYSTEM = frozenset({"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"})
 
 
@@ -34,7 +33,7 @@ class Walk:
 
     Parameters
     ----------
-    tree : FileTree
+    tree : Tree
         The files.
     ignored : Counter
         Files left out, by reason.
@@ -42,7 +41,7 @@ class Walk:
         Images left out because a plugin that reads them is not installed, or none is known.
     """
 
-    tree: FileTree
+    tree: Tree
     ignored: Counter[str] = field(default_factory=Counter)
     unread: Counter[PluginFormat] = field(default_factory=Counter)
 
@@ -55,10 +54,10 @@ class Walk:
             elif is_image(name):
                 self.ignored["images outside class folders"] += 1
             else:
-                self._count_other(name)
+                self.count_other(name)
         return sorted(names)
 
-    def images(self, folder: str) -> list[str]:
+    def images(self, folder: str = "") -> list[str]:
         """Return the images in a folder and the folders below it, relative to the root, sorted by name.
 
         Links are followed; one that leads back to a folder above it is left out. Only folders are asked for their
@@ -77,7 +76,7 @@ class Walk:
                     else:
                         pending.append((path, above | {identity}))
                 elif not is_image(name):
-                    self._count_other(name)
+                    self.count_other(name)
                 elif kind == "file":
                     names.append(path)
                 else:
@@ -99,6 +98,10 @@ class Walk:
             for kind, count in sorted(self.unread.items(), key=lambda entry: entry[0].title)
         ]
 
+    def unread_hint(self) -> str:
+        """Return the cautions as the end of a message."""
+        return "".join(f"; {caution}" for caution in self.cautions())
+
     def _entries(self, folder: str) -> Iterator[tuple[str, str]]:
         for name, kind in self.tree.entries(folder):
             if is_hidden(name):
@@ -106,7 +109,8 @@ class Walk:
             else:
                 yield name, kind
 
-    def _count_other(self, name: str) -> None:
+    def count_other(self, name: str) -> None:
+        """Count a file that is no image which can be read here."""
         kind = plugin_format(name)
         if kind is not None:
             self.unread[kind] += 1
@@ -118,7 +122,7 @@ class Walk:
 # -- which layout -------------------------------------------------------------------------------------------
 
 
-def split_folders(tree: FileTree) -> tuple[str, str, list[str]] | None:
+def split_folders(tree: Tree) -> tuple[str, str, list[str]] | None:
     """Return the names of the training and test folders and of other test folders, or None where they are not.
 
     Names are compared without case. A test folder without folders in it (unlabelled images) gives way to a
@@ -127,45 +131,65 @@ def split_folders(tree: FileTree) -> tuple[str, str, list[str]] | None:
     walk = Walk(tree)
     spelled: dict[str, str] = {}
     for name in walk.subfolders():
-        if name.lower() in (*TRAIN_FOLDERS, *TEST_FOLDERS):
-            if name.lower() in spelled:
-                raise InputError(
-                    f"{tree.title} must hold one folder called {name.lower()!r}, "
-                    f"got {spelled[name.lower()]!r} and {name!r}"
-                )
-            spelled[name.lower()] = name
-    train = [spelled[name] for name in TRAIN_FOLDERS if name in spelled]
-    tests = [spelled[name] for name in TEST_FOLDERS if name in spelled]
+        lower = name.lower()
+        if lower in (*TRAIN_WORDS, *TEST_WORDS) and spelled.setdefault(lower, name) != name:
+            raise InputError(
+                f"{tree.place()} must hold one folder called {lower!r}, got {spelled[lower]!r} and {name!r}"
+            )
+    train = [spelled[name] for name in TRAIN_WORDS if name in spelled]
+    tests = [spelled[name] for name in TEST_WORDS if name in spelled]
     if not train or not tests:
         return None
     labelled = [name for name in tests if walk.subfolders(name)] or tests
     return train[0], labelled[0], [name for name in tests if name != labelled[0]]
 
 
-def unwrapped(root: Path) -> Path:
-    """Return the folder itself, or the only folder in it if that one holds a training and a test folder.
+def unwrapped(tree: Tree) -> Tree:
+    """Return the tree itself, or the only folder in it if that one holds a training and a test folder.
 
     Archives often unpack to ``cub/cub/train``, and VTAB lies in ``vtab-cil/vtab``.
     """
-    tree = DiskTree(root)
     if split_folders(tree) is None:
         inner = Walk(tree).subfolders()
         if len(inner) == 1 and split_folders(tree.below(inner[0])) is not None:
-            return root / inner[0]
-    return root
+            return tree.below(inner[0])
+    return tree
 
 
-def _has_train_test(tree: FileTree) -> bool:
+def partner_name(tree: Tree, train: str) -> str | None:
+    """Return the test file in a tree that goes with a training file: ``x_train.csv`` and ``x_test.csv``."""
+    folder, name = posixpath.split(train)
+    stem, suffix = posixpath.splitext(name)
+    at = stem.lower().rfind("train")
+    if at < 0:
+        return None
+    end = at + (8 if stem.lower().startswith("training", at) else 5)
+    names = [posixpath.join(folder, f"{stem[:at]}{word}{stem[end:]}{suffix}") for word in (*TEST_WORDS, "dev")]
+    return next((candidate for candidate in names if tree.is_file(candidate)), None)
+
+
+def training_file(tree: Tree, suffixes: tuple[str, ...]) -> str | None:
+    """Return the training list or table in a folder, its ``splits`` or its ``data`` that has a partner."""
+    folders = tree.folders()
+    for place in ("", *(folders[name] for name in ("splits", "data") if name in folders)):
+        for file in tree.files(place):
+            stem, suffix = posixpath.splitext(posixpath.basename(file))
+            right = suffix.lower() in suffixes and stem.lower().endswith(TRAIN_WORDS)
+            if right and partner_name(tree, file) is not None:
+                return file
+    return None
+
+
+def _has_train_test(tree: Tree) -> bool:
     """Return whether there are training and test folders; flat ones belong to a list or table beside them."""
     names = split_folders(tree)
     if names is None:
         return False
-    beside = training_file(tree, file_suffixes(paired=True))
-    return beside is None or bool(Walk(tree).subfolders(names[0]))
+    return training_file(tree, file_suffixes()) is None or bool(Walk(tree).subfolders(names[0]))
 
 
-@register_tree_layout("train-test", fits=_has_train_test, rank=50)
-def read_train_test(tree: FileTree, options: DataOptions) -> LabelledItems:
+@register_reader("train-test", fits=_has_train_test, rank=50)
+def read_train_test(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read ``train/<class>/*`` and ``test/<class>/*``; the test folder may be called val, valid or validation.
 
     Raises
@@ -178,7 +202,7 @@ def read_train_test(tree: FileTree, options: DataOptions) -> LabelledItems:
     names = split_folders(tree)
     if names is None:
         raise InputError(
-            f"{tree.title} must hold a folder train and a folder test, val, valid or validation, got neither"
+            f"{tree.place()} must hold a folder train and a folder test, val, valid or validation, got neither"
         )
     train_folder, test_folder, others = names
     walk = Walk(tree)
@@ -187,25 +211,25 @@ def read_train_test(tree: FileTree, options: DataOptions) -> LabelledItems:
     for part, folders in classes.items():
         if not folders:
             raise InputError(f"{tree.place(part)} must hold one folder per class, got none")
-    check_test_classes({name for name, _ in classes[train_folder]}, {name for name, _ in classes[test_folder]})
+    check_test_classes({label for label, _ in classes[train_folder]}, {label for label, _ in classes[test_folder]})
     parts = {part: _read_classes(walk, part, classes[part], options, cautions) for part in classes}
-    check_test_classes(parts[train_folder][1], set(parts[test_folder][1]))
-    notes = walk.note() + [f"folder {name} left out: {test_folder} is the test set" for name in others]
     (train, train_labels), (test, test_labels) = parts[train_folder], parts[test_folder]
-    return LabelledItems(
-        "train-test",
+    check_test_classes(train_labels, test_labels)
+    left = [f"folder {other} left out: {test_folder} is the test set" for other in others]
+    return Dataset.of(
         tree.images(train),
         train_labels,
         tree.images(test),
         test_labels,
-        notes=notes,
-        cautions=[*cautions, *walk.cautions()],
+        layout="train-test",
+        notes=(*walk.note(), *left),
+        cautions=(*cautions, *walk.cautions()),
     )
 
 
-@register_tree_layout("class-folders", fits=lambda tree: True, rank=100)
-def read_class_folders(tree: FileTree, options: DataOptions) -> LabelledItems:
-    """Read one folder per class; the test set is drawn later.
+@register_reader("class-folders", fits=lambda tree: True, rank=100)
+def read_class_folders(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    """Read one folder per class.
 
     Raises
     ------
@@ -215,41 +239,27 @@ def read_class_folders(tree: FileTree, options: DataOptions) -> LabelledItems:
     walk = Walk(tree)
     base = ""
     folders = walk.subfolders()
-    if len(folders) == 1 and folders[0].lower() in TRAIN_FOLDERS:  # a training folder alone: its classes are split
+    if len(folders) == 1 and folders[0].lower() in TRAIN_WORDS:  # a training folder alone
         base = folders[0]
         folders = walk.subfolders(base)
     if not folders:
-        raise InputError(_no_folders(walk, base))
-    if all(split_folders(tree.below(posixpath.join(base, name))) is not None for name in folders):
+        loose = walk.ignored["images outside class folders"] + sum(walk.unread.values())
+        hint = f" but {loose} images: move them to folders named after their classes" if loose else ""
         raise InputError(
-            f"{tree.title} must be one data set, got a folder of several ({listed(folders)}): point to one of them"
+            f"{tree.place(base)} must hold one folder per class, or train/<class>/ and test/<class>/, got no folder"
+            f"{hint}{walk.unread_hint()}"
+        )
+    if all(split_folders(tree.below(posixpath.join(base, folder))) is not None for folder in folders):
+        raise InputError(
+            f"{tree.place()} must be one data set, got a folder of several ({listed(folders)}): point to one of them"
         )
     walk = Walk(tree)  # counts anew: the folders are listed again
     if base:
         walk.subfolders()
     cautions: list[str] = []
-    classes = _class_folders(walk, base, options, cautions)
-    names, labels = _read_classes(walk, base, classes, options, cautions)
-    return LabelledItems(
-        "class-folders", tree.images(names), labels, notes=walk.note(), cautions=[*cautions, *walk.cautions()]
-    )
-
-
-def _no_folders(walk: Walk, base: str) -> str:
-    """Return the complaint about a folder without folders, with what it holds instead."""
-    loose = walk.ignored["images outside class folders"] + sum(walk.unread.values())
-    hint = f" but {loose} images: move them to folders named after their classes" if loose else ""
-    return (
-        f"{walk.tree.place(base)} must hold one folder per class, or train/<class>/ and test/<class>/, got no folder"
-        f"{hint}{_unread_hint(walk)}"
-    )
-
-
-def _unread_hint(walk: Walk) -> str:
-    return "".join(f"; {caution}" for caution in walk.cautions())
-
-
-# -- classes ------------------------------------------------------------------------------------------------
+    names, labels = _read_classes(walk, base, _class_folders(walk, base, options, cautions), options, cautions)
+    said = (*cautions, *walk.cautions())
+    return Dataset.of(tree.images(names), labels, layout="class-folders", notes=tuple(walk.note()), cautions=said)
 
 
 def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[str]) -> list[tuple[str, str]]:
@@ -261,15 +271,14 @@ def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[s
         ]
     if not places and options.class_level > 1:
         raise InputError(
-            f"{setting('class_level')} must be a depth at which {walk.tree.place(part)} has folders, got "
-            f"{options.class_level}"
+            f"class_level must be a depth at which {walk.tree.place(part)} has folders, got {options.class_level}"
         )
     if not options.class_level:
         cautions += _repeated_below(walk.tree, part, places)
     return [(posixpath.basename(place), posixpath.join(part, place)) for place in places]
 
 
-def _repeated_below(tree: FileTree, part: str, folders: list[str]) -> list[str]:
+def _repeated_below(tree: Tree, part: str, folders: list[str]) -> list[str]:
     """Return a caution where the folders hold folders of the same names, which may be the classes that were meant."""
     inner = Counter(
         name
@@ -289,25 +298,104 @@ def _repeated_below(tree: FileTree, part: str, folders: list[str]) -> list[str]:
 def _read_classes(
     walk: Walk, part: str, folders: list[tuple[str, str]], options: DataOptions, cautions: list[str]
 ) -> tuple[list[str], list[str]]:
-    names: list[str] = []
-    labels: list[str] = []
-    empty: list[str] = []
-    for label, path in folders:
-        files = walk.images(path)
-        if not files:
-            empty.append(path)
-        names += files
-        labels += [label] * len(files)
+    found = [(label, path, walk.images(path)) for label, path in folders]
+    names = [name for _, _, files in found for name in files]
+    labels = [label for label, _, files in found for _ in files]
+    empty = [path for _, path, files in found if not files]
     if empty and not options.allow_empty:
         raise InputError(
-            f"class folders must hold at least one image, got none in {listed(empty)} of {walk.tree.title}; "
-            f"delete them{hint('allow_empty', ', or go on without them by {}', True)}{_unread_hint(walk)}"
+            f"class folders must hold at least one image, got none in {listed(empty)} of {walk.tree.place()}; "
+            f"delete them, or go on without them by allow_empty{walk.unread_hint()}"
         )
     if not names:
         raise InputError(
             f"{walk.tree.place(part)} must hold images, got none in its {len(folders)} class folders"
-            f"{_unread_hint(walk)}"
+            f"{walk.unread_hint()}"
         )
     if empty:
         cautions.append(f"class folders without images left out: {listed(empty)}")
     return names, labels
+
+
+# -- images without labels, and patterns ----------------------------------------------------------------------
+
+
+def images_below(tree: Tree) -> tuple[Images, list[str]]:
+    """Return all images of a folder or an archive, wherever they lie, and what cannot be read here."""
+    walk = Walk(tree)
+    names = walk.images()
+    if not names:
+        raise InputError(f"{tree.place()} must hold images, got none{walk.unread_hint()}")
+    return tree.images(names), walk.cautions()
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether a name is a pattern, or several as in ``$PATH``, and no file or folder.
+
+    Examples
+    --------
+    >>> from evergrow.data.folders import is_pattern
+    >>> is_pattern("photos/*/*.jpg"), is_pattern("photos")
+    (True, False)
+    """
+    return glob.has_magic(text) and not os.path.exists(text)
+
+
+def patterns_of(text: str) -> list[str]:
+    """Return the patterns in a name: one, or several with a colon between (a semicolon on Windows).
+
+    Examples
+    --------
+    >>> from evergrow.data.folders import patterns_of
+    >>> patterns_of("a/*.jpg:b/*.jpg"), patterns_of("10:30/*.jpg")
+    (['a/*.jpg', 'b/*.jpg'], ['10:30/*.jpg'])
+    """
+    pieces = text.split(os.pathsep)
+    return pieces if all(map(glob.has_magic, pieces)) else [text]
+
+
+def read_patterns(patterns: Sequence[str]) -> Dataset:
+    """Read the images on disk that patterns name; the folder that an image is in is its class.
+
+    Parameters
+    ----------
+    patterns : sequence of str
+        As :mod:`glob` takes them; ``**`` stands for any folders.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If a pattern matches no image.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from evergrow.data.folders import read_patterns
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("cat/1.jpg", "dog/1.jpg", "dog/notes.txt"):
+    ...         pathlib.Path(folder, name).parent.mkdir(exist_ok=True)
+    ...         _ = pathlib.Path(folder, name).write_bytes(b"x")
+    ...     read_patterns([f"{folder}/*/*"]).train.labels.tolist()
+    ['cat', 'dog']
+    """
+    if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        raise InputError(f"patterns must be at least one pattern such as 'photos/*/*.jpg', got {patterns!r}")
+    found: dict[str, None] = {}
+    walk = Walk(Tree("."))
+    for pattern in patterns:
+        files = [name for name in sorted(glob.iglob(pattern, recursive=True)) if os.path.isfile(name)]
+        images = [os.path.abspath(name) for name in files if is_image(name)]
+        if not images:
+            raise DatasetNotFoundError(f"pattern must match at least one image, got none for {pattern!r}")
+        for name in files:
+            if not is_image(name):
+                walk.count_other(name)
+        found.update(dict.fromkeys(images))
+    root = Path(os.path.commonpath([os.path.dirname(name) for name in found]))
+    if all(os.path.dirname(name) == os.fspath(root) for name in found):
+        root = root.parent  # one folder: it is the class, and its name must be in the names
+    names = sorted(Path(name).relative_to(root).as_posix() for name in found)
+    notes = (f"patterns: {listed(patterns)}; the folder of an image is its class", *walk.note())
+    labels = [posixpath.basename(posixpath.dirname(name)) or root.name for name in names]
+    images_found = Images(tuple(names), root=root)
+    return Dataset.of(images_found, labels, layout="patterns", notes=notes, cautions=tuple(walk.cautions()))

@@ -1,111 +1,31 @@
-"""Whatever users hand over, as samples of one kind: folders, tables, paths, images, arrays, texts, features."""
+"""Whatever users hand over, as samples of one kind: paths, images, arrays, texts, features, data frames."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError, LabelError
-from evergrow.core.feature_blocks import join_blocks
+from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
 from evergrow.core.image_formats import is_image
-from evergrow.core.items import ImageArrays, ImageFiles, Items, Texts, concat_items
-from evergrow.core.wording import setting
-from evergrow.data import DataOptions, FeatureSet, RawSet, load_data
-from evergrow.data.array_files import STAMP, read_npy, read_npz, stated_widths
-from evergrow.data.folders import Walk
+from evergrow.core.items import Images, Items, Texts
+from evergrow.core.optional import is_instance_of
+from evergrow.data.arrays import FeatureSet, read_npy
 from evergrow.data.frames import frame_values, is_frame, single_column
-from evergrow.data.labelled import LabelledItems
-from evergrow.data.load import is_on_disk, read_path
-from evergrow.data.memory_images import MixedImages, channels_last, is_pil_image, is_pixels
-from evergrow.data.stored import StoredImages
-from evergrow.data.tables import TABLE_SUFFIXES, read_texts
-from evergrow.data.trees import DiskTree
+from evergrow.data.load import name_of, read, warn_of
+from evergrow.data.readers import DataOptions, reader_of_file
+from evergrow.data.samples import Dataset, Samples
+from evergrow.data.sources import ListedSource, as_features
+
+__all__ = ["Part", "Samples", "as_names", "kind_of", "read_items", "read_labelled", "read_parts", "read_unknown"]
 
 Part = Literal["train", "test", "all"]
 """Which part of a source is wanted; a source without parts is always whole."""
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Samples of one kind, with labels where they have some.
-
-    Parameters
-    ----------
-    kind : {"image", "text", "features"}
-        What they are.
-    items : Items or None
-        Images or texts.
-    features : ndarray of shape (n, d) or None
-        Feature vectors, their blocks joined.
-    labels : ndarray of str of shape (n,) or None
-        Class names.
-    lasting : bool
-        Whether they lie on disk, so that it pays to keep what was computed from them.
-    origin : mapping
-        What computed the features, as far as that is known.
-    widths : tuple of int
-        Columns of each block of the features, as far as that is known.
-    label_kind : {"name", "integer", "boolean"} or None
-        What the labels were before they became names; None for names out of a file.
-    weights : ndarray of shape (n,) or None
-        What each counts for; None where each counts as one.
-    columns : tuple of str
-        Names of the columns of the features, where they came in a data frame that has names.
-    """
-
-    kind: str
-    items: Items | None = None
-    features: NDArray[Any] | None = None
-    labels: NDArray[np.str_] | None = None
-    lasting: bool = False
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    widths: tuple[int, ...] = ()
-    label_kind: str | None = None
-    weights: NDArray[np.float64] | None = None
-    columns: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.features) if self.features is not None else len(self.raw_items())
-
-    def raw_items(self) -> Items:
-        """Return the images or texts."""
-        if self.items is None:
-            raise InputError("samples must be images or texts, got feature vectors")
-        return self.items
-
-    def required_labels(self) -> NDArray[np.str_]:
-        """Return the labels, or raise :class:`LabelError` where there are none."""
-        if self.labels is None:
-            raise LabelError(f"{setting('data')} must have labels, got none")
-        return self.labels
-
-    def names(self) -> list[str]:
-        """Return a name of every sample for people."""
-        if self.items is None:
-            return [f"row {row}" for row in range(len(self))]
-        return [self.items.name(row) for row in range(len(self))]
-
-    def take(self, rows: NDArray[np.int64]) -> Samples:
-        """Return the samples of these rows."""
-        return Samples(
-            self.kind,
-            None if self.items is None else self.items.take(rows),
-            None if self.features is None else self.features[rows],
-            None if self.labels is None else self.labels[rows],
-            self.lasting,
-            self.origin,
-            self.widths,
-            self.label_kind,
-            None if self.weights is None else self.weights[rows],
-            self.columns,
-        )
 
 
 def as_names(labels: Any, n: int) -> NDArray[np.str_]:
@@ -161,23 +81,25 @@ def _plain_type(value: Any) -> str:
     return type(value.item() if isinstance(value, np.generic) else value).__name__
 
 
-# -- labelled data ------------------------------------------------------------------------------------------
-
-
 def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataOptions | None = None) -> Samples:
     """Return labelled samples of any accepted source.
 
     Parameters
     ----------
-    data : path-like, RawSet, FeatureSet or (items, labels)
-        The source. Paths and names are those of :func:`evergrow.data.load_data`; what comes there without a test
-        set is taken whole, none is split off.
+    data : path-like, Dataset, FeatureSet or (items, labels)
+        The source. Paths and names are those of :func:`evergrow.data.read`; what comes there without a test set is
+        taken whole, none is split off.
     part : {"train", "test", "all"}
         Which part of a source that has two.
     kind : {"image", "text", "features"}, optional
         What the model takes, to tell texts from paths.
     options : DataOptions, optional
         How to read a path or name: columns, depth of class folders.
+
+    Warns
+    -----
+    DataWarning
+        Once, with all that is probably not meant.
 
     Examples
     --------
@@ -190,13 +112,9 @@ def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataO
     if isinstance(data, Samples):
         return data
     if isinstance(data, (str, os.PathLike)):
-        data = _open(data, options or DataOptions())
-    if isinstance(data, LabelledItems):
-        return _of_reading(data, part)
-    if isinstance(data, RawSet):
-        return _of_raw(data, part)
-    if isinstance(data, FeatureSet):
-        return _of_features(data, part)
+        data = read_parts(data, options)
+    if isinstance(data, (Dataset, FeatureSet)):
+        return data.part(part)
     if isinstance(data, tuple) and len(data) == 2:
         samples = read_items(data[0], kind)
         names = as_names(data[1], len(samples))
@@ -204,81 +122,36 @@ def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataO
         given = labels.tolist() if hasattr(labels, "tolist") else labels
         return replace(samples, labels=names, label_kind=kind_of(given))
     raise InputError(
-        f"{setting('data')} must be a path, a RawSet, a FeatureSet or a pair (items, labels), "
+        "data must be a path, a Dataset, a FeatureSet or a pair (items, labels), "
         f"got {type(data).__name__}" + (f" of {len(data)}" if isinstance(data, tuple) else "")
     )
 
 
-def _open(source: str | os.PathLike[str], options: DataOptions) -> RawSet | FeatureSet | LabelledItems:
-    """Read a source; no test set is drawn, and that of a folder may have classes of its own, to be told apart."""
-    return read_path(source, options) if is_on_disk(source) else load_data(source, options, split="none")
-
-
-def read_parts(source: str | os.PathLike[str], options: DataOptions | None = None) -> tuple[Samples, Samples | None]:
-    """Return the training part of a source, or all of it, and the test part where it has one.
-
-    Parameters
-    ----------
-    source : str or path-like
-        A path or name as :func:`read_labelled` takes it.
-    options : DataOptions, optional
-        How to read it.
-    """
-    data = _open(source, options or DataOptions())
-    whole = data.test is None if isinstance(data, LabelledItems) else data.whole
-    return read_labelled(data, "train"), None if whole else read_labelled(data, "test")
-
-
-def _of_reading(reading: LabelledItems, part: Part) -> Samples:
-    parts = [(reading.train, reading.train_labels)]
-    if reading.test is not None:
-        parts = {"train": parts, "test": [(reading.test, reading.test_labels)]}.get(
-            part, [*parts, (reading.test, reading.test_labels)]
-        )
-    labels = [
-        reading.names.get(label, str(label)) if isinstance(label, int) else label
-        for _, names in parts
-        for label in names
-    ]
-    items = concat_items([items for items, _ in parts])
-    return Samples(items.kind, items, labels=as_names(labels, len(items)), lasting=True)
-
-
-def _of_raw(data: RawSet, part: Part) -> Samples:
-    wanted = ["train"] if data.whole else [name for name in ("train", "test") if part in (name, "all")]
-    items = concat_items([getattr(data, name) for name in wanted])
-    codes = np.concatenate([getattr(data, f"y_{name}") for name in wanted])
-    labels = [data.class_names[int(code)] for code in codes]
-    return Samples(items.kind, items, labels=as_names(labels, len(items)), lasting=bool(data.source))
-
-
-def _of_features(data: FeatureSet, part: Part) -> Samples:
-    wanted = ["train"] if data.whole else [name for name in ("train", "test") if part in (name, "all")]
-    X = np.concatenate([getattr(data, f"X_{name}") for name in wanted])
-    values = np.concatenate([getattr(data, f"y_{name}") for name in wanted]).tolist()
-    known = data.class_names
-    labels = [
-        known[value] if known and isinstance(value, int) and 0 <= value < len(known) else value for value in values
-    ]
-    joined, names = join_blocks(_widened(X), data.widths), as_names(labels, len(X))
-    return Samples("features", features=joined, labels=names, origin=data.backbone, widths=data.widths)
+def read_parts(source: str | os.PathLike[str], options: DataOptions | None = None) -> Dataset | FeatureSet:
+    """Return the training part of a source, or all of it, and the test part where it has one; none is drawn."""
+    found = read(source, options).dataset()
+    if isinstance(found, Dataset):
+        warn_of(name_of(os.fspath(source)), found.cautions, level=4)
+    return found
 
 
 # -- items without labels -----------------------------------------------------------------------------------
 
 
-def read_items(items: Any, kind: str | None = None) -> Samples:
+def read_items(items: Any, kind: str | None = None, options: DataOptions | None = None) -> Samples:
     """Return samples without labels.
 
     Parameters
     ----------
     items : object
-        A path or paths of images, a folder of images, an image or images (PIL images, uint8 arrays), a text or
-        texts, the path of a file of texts (see :func:`evergrow.data.tables.read_texts`), or feature vectors
-        (also the path of an ``.npy`` or ``.npz`` file with an array ``X``). A data frame of numbers is feature vectors;
-        one column of texts or paths is those.
+        A path or paths of images, a folder, an archive or a table of images, an image or images (PIL images, uint8
+        arrays), a text or texts, the path of a file of texts, or feature vectors (also the path of an ``.npy`` or
+        ``.npz`` file with an array ``X``). A data frame of numbers is feature vectors; one column of texts or paths is
+        those.
     kind : {"image", "text", "features"}, optional
         What the model takes. It tells texts from paths, and bytes that are features from pixels.
+    options : DataOptions, optional
+        How to read a path: columns of tables.
 
     Examples
     --------
@@ -290,11 +163,11 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     if isinstance(items, Samples):
         return items
     if isinstance(items, Items):
-        return Samples(items.kind, items, lasting=isinstance(items, (ImageFiles, StoredImages)))
+        return Samples(items.kind, items, lasting=isinstance(items, Images) and items.lasting)
     if isinstance(items, (str, os.PathLike)):
-        return _of_name(items, kind)
+        return _of_name(items, kind, options or DataOptions())
     if is_pil_image(items):
-        return Samples("image", MixedImages((items,)))
+        return Samples("image", Images((items,)))
     if hasattr(items, "detach"):
         items = items.detach().cpu().numpy()
         items = channels_last(items) if items.ndim in (3, 4) and kind != "features" else items
@@ -306,9 +179,7 @@ def read_items(items: Any, kind: str | None = None) -> Samples:
     if hasattr(items, "__array__"):
         return _of_array(np.asarray(items), kind)
     if not isinstance(items, Sequence) or isinstance(items, (bytes, bytearray)):
-        raise InputError(
-            f"{setting('items')} must be paths, images, texts or feature vectors, got {type(items).__name__}"
-        )
+        raise InputError(f"items must be paths, images, texts or feature vectors, got {type(items).__name__}")
     return _of_sequence(items, kind)
 
 
@@ -319,50 +190,29 @@ def read_unknown(unknown: Any, kind: str | None, part: Part = "all", options: Da
             return read_labelled(unknown, part, kind, options)
         except InputError:
             return read_items(unknown, kind)  # a folder of images without classes
-    labelled = isinstance(unknown, (str, os.PathLike, tuple, RawSet, FeatureSet))
+    labelled = isinstance(unknown, (str, os.PathLike, tuple, Dataset, FeatureSet))
     return read_labelled(unknown, part, kind, options) if labelled else read_items(unknown, kind)
 
 
-def _of_name(name: str | os.PathLike[str], kind: str | None) -> Samples:
-    path = Path(name)
+def _of_name(name: str | os.PathLike[str], kind: str | None, options: DataOptions) -> Samples:
+    path, text = Path(name), os.fspath(name)
     there = os.path.isfile(name)  # unlike Path.is_file, no error for a text that is too long for a name
-    if kind == "text" and isinstance(name, str) and not there:
-        return Samples("text", Texts((name,)))
-    if os.path.isdir(name):
-        files = _images_below(path)
-        return Samples("image", ImageFiles(path, tuple(files)), lasting=True)
-    if path.suffix.lower() in (".npz", ".npy"):
-        array, widths = _array_file(path)
-        return Samples("features", features=join_blocks(_features(array), widths), widths=widths)
-    if there and path.suffix.lower() in (".txt", *TABLE_SUFFIXES):
-        return _of_texts(read_texts(path), lasting=True)
-    if kind is None and isinstance(name, str) and not is_image(name):
-        return Samples("text", Texts((name,)))
-    return _of_paths([name])
-
-
-def _images_below(folder: Path) -> list[str]:
-    walk = Walk(DiskTree(folder))
-    names = [name.removeprefix("./") for name in walk.images(".")]
-    unread = "; ".join(walk.cautions())
-    if not names:
-        raise InputError(f"folder must hold images, got none in {folder}" + (f"; {unread}" if unread else ""))
-    if unread:
-        warnings.warn(f"folder {str(folder)!r} can be used but: {unread}", DataWarning, stacklevel=2)
-    return names
-
-
-def _array_file(path: Path) -> tuple[NDArray[Any], tuple[int, ...]]:
-    """Return the features of a file, and the widths of their blocks where the file states them."""
-    if not path.exists():
-        raise DatasetNotFoundError(f"file must exist, got {path}")
-    if path.suffix.lower() == ".npy":
-        return read_npy(path), ()
-    arrays = read_npz(path, ("X", "X_test", STAMP))
-    array = arrays.get("X", arrays.get("X_test"))
-    if array is None:
-        raise InputError(f"{path} must hold an array X or X_test, got neither")
-    return array, stated_widths(str(arrays[STAMP]) if STAMP in arrays else "{}", array)
+    if not there and not os.path.isdir(name):
+        if path.suffix.lower() in (".npy", ".npz") and kind != "text":
+            raise DatasetNotFoundError(f"No file {text!r} here.")
+        plain = isinstance(name, str) and (kind == "text" or (kind is None and not is_image(text)))
+        return Samples("text", Texts((text,))) if plain else _of_paths([name])
+    if path.suffix.lower() == ".npy" and there:
+        return Samples("features", features=_features(read_npy(path)))
+    if there and (is_image(text) or reader_of_file(text) is None):
+        return _of_paths([name])
+    wanted = kind if kind in ("image", "text") else ""
+    part = "test" if path.suffix.lower() == ".npz" else "all"
+    source = read(path, options, labelled=False, kind=wanted, part=part)
+    found = source.samples()
+    if isinstance(source, ListedSource):
+        warn_of(name_of(text), source.dataset().cautions)
+    return replace(found, labels=None)
 
 
 def _of_paths(paths: Sequence[str | os.PathLike[str]]) -> Samples:
@@ -375,29 +225,27 @@ def _of_paths(paths: Sequence[str | os.PathLike[str]]) -> Samples:
     absolute = [os.path.abspath(path) for path in paths]
     root = Path(os.path.commonpath([os.path.dirname(path) for path in absolute]))
     names = tuple(Path(path).relative_to(root).as_posix() for path in absolute)
-    return Samples("image", ImageFiles(root, names), lasting=True)
+    return Samples("image", Images(names, root=root), lasting=True)
 
 
 def _of_texts(texts: Sequence[str], *, lasting: bool = False) -> Samples:
     if not texts:
-        raise InputError(f"{setting('items')} must hold at least one item, got none")
+        raise InputError("items must hold at least one item, got none")
     return Samples("text", Texts(tuple(texts)), lasting=lasting)
 
 
 def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
     if len(items) == 0:
-        raise InputError(f"{setting('items')} must hold at least one item, got none")
+        raise InputError("items must hold at least one item, got none")
     if all(isinstance(item, (str, os.PathLike)) for item in items):
         return _of_strings(items, kind)
     if all(is_pil_image(item) or is_pixels(item) for item in items) and kind != "features":
-        return Samples("image", MixedImages(tuple(items)))
+        return Samples("image", Images(tuple(items)))
     try:
         array = np.asarray(items, dtype=np.float64)
     except (TypeError, ValueError):
         kinds = ", ".join(sorted({type(item).__name__ for item in items})[:5])
-        raise InputError(
-            f"{setting('items')} must all be paths, images, texts or feature vectors, got {kinds}"
-        ) from None
+        raise InputError(f"items must all be paths, images, texts or feature vectors, got {kinds}") from None
     return Samples("features", features=_features(array))
 
 
@@ -412,17 +260,17 @@ def _of_strings(items: Sequence[Any], kind: str | None) -> Samples:
 
 def _of_array(array: NDArray[Any], kind: str | None) -> Samples:
     if array.size == 0:
-        raise InputError(f"{setting('items')} must hold at least one item, got an array of shape {array.shape}")
+        raise InputError(f"items must hold at least one item, got an array of shape {array.shape}")
     if array.dtype.kind in "UO":
         return _of_sequence(array.tolist(), kind)
     if array.dtype != np.uint8 or kind == "features":
         return Samples("features", features=_features(array))
     if array.ndim == 4:
         whole = array.shape[3] == 3
-        return Samples("image", ImageArrays(array) if whole else MixedImages(tuple(array)))
+        return Samples("image", Images(array) if whole else Images(tuple(array)))
     if array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4)):
-        return Samples("image", MixedImages((array,)))
-    return Samples("image", ImageArrays(array))
+        return Samples("image", Images((array,)))
+    return Samples("image", Images(array))
 
 
 def _features(array: NDArray[Any]) -> NDArray[Any]:
@@ -433,15 +281,51 @@ def _features(array: NDArray[Any]) -> NDArray[Any]:
             f"features must be numbers of shape (n, d), got {array.dtype} of shape {array.shape}; "
             "pixels must be bytes (uint8)"
         )
-    array = _widened(array)
-    if not np.isfinite(array).all():
-        row = int(np.isfinite(array).all(axis=1).argmin())
-        raise InputError(f"features must be finite, got NaN or infinity, first in row {row}")
-    return array
+    return as_features(array, "features")
 
 
-def _widened(array: NDArray[Any]) -> NDArray[Any]:
-    """Return floats as heads take them: half precision is widened, integers become floats."""
-    if array.dtype in (np.float32, np.float64):
-        return array
-    return array.astype(np.float32 if array.dtype == np.float16 else np.float64)
+# -- images in memory -----------------------------------------------------------------------------------------
+
+
+def is_pil_image(item: Any) -> bool:
+    """Return whether an object is a PIL image; where PIL was never imported, nothing is."""
+    return is_instance_of(item, "PIL.Image", "Image")
+
+
+def is_pixels(item: Any) -> bool:
+    """Return whether an object is an image as an array of bytes."""
+    return isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3)
+
+
+def channels_last(array: NDArray[Any]) -> NDArray[Any]:
+    """Return images of a tensor, channels first and of bytes or floats from 0 to 1, as bytes with the channels last.
+
+    Parameters
+    ----------
+    array : ndarray of shape (3, h, w) or (n, 3, h, w)
+        One image or several; one channel does as well. What has its channels last already only becomes bytes.
+
+    Raises
+    ------
+    InputError
+        If floats lie outside of 0 to 1, as those of normalised images do.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.data.intake import channels_last
+    >>> channels_last(np.full((3, 4, 5), 0.2, np.float32))[0, 0].tolist()
+    [51, 51, 51]
+    """
+    if array.dtype.kind == "f":
+        low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+        if not 0.0 <= low <= high <= 1.0:
+            raise InputError(
+                f"images of floats must lie between 0 and 1, got {low:.3g} to {high:.3g}: leave out the "
+                "normalisation, which the backbone brings along"
+            )
+        array = np.rint(array * 255.0).astype(np.uint8)
+    if array.dtype == np.uint8 and array.shape[-3] in (1, 3) and array.shape[-1] not in (1, 3, 4):
+        array = np.moveaxis(array, -3, -1)
+        array = array[..., 0] if array.shape[-1] == 1 else array
+    return np.ascontiguousarray(array)

@@ -1,4 +1,4 @@
-"""Images named by lists: ``path label`` per line, or YAML with ``data`` and ``targets``."""
+"""Images named by lists: ``path label`` per line, or YAML with ``data`` and ``targets``; and lines that are texts."""
 
 from __future__ import annotations
 
@@ -6,44 +6,32 @@ import glob
 import os
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.image_formats import is_image
-from evergrow.core.items import ImageFiles
+from evergrow.core.items import Images, Texts
 from evergrow.core.optional import require
-from evergrow.core.wording import hint
-from evergrow.data.labelled import Label, LabelledItems, integers, listed, shown
-from evergrow.data.options import DataOptions
-from evergrow.data.pairs import pair_reader, partner
-from evergrow.data.readers import register_file_format, register_layout
-from evergrow.data.trees import DiskTree, FileTree
+from evergrow.data.folders import partner_name, training_file
+from evergrow.data.readers import DataOptions, register_reader
+from evergrow.data.samples import Dataset, Label, integers, listed, shown
+from evergrow.data.storage import Tree
 
 LIST_SUFFIXES = (".txt", ".yaml", ".yml")
 
 
-@dataclass(frozen=True)
-class ImageList:
-    """A list as it is written.
-
-    Parameters
-    ----------
-    path : Path
-        The list.
-    names : list of str
-        Paths of images, with forward slashes.
-    labels : list of str or int
-        Their labels.
-    """
+class ImageList(NamedTuple):
+    """A list as it is written: its path, the names of images with forward slashes, and their labels."""
 
     path: Path
     names: list[str]
     labels: Sequence[Label]
 
 
-def read_lists(train: Path, test: Path | None, options: DataOptions) -> LabelledItems:
-    """Read a training list and, if there is one, a test list.
+@register_reader("lists", suffixes=LIST_SUFFIXES, fits=lambda tree: _training_list(tree) is not None, rank=60)
+def read_lists(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    """Read a training list on disk and, if there is one, the test list; without labels, the lines of a ``.txt``.
 
     Raises
     ------
@@ -54,39 +42,41 @@ def read_lists(train: Path, test: Path | None, options: DataOptions) -> Labelled
     DatasetNotFoundError
         If images are missing; the message says where they were looked for.
     """
+    train = name or _training_list(tree)
+    if train is None:
+        raise DatasetNotFoundError(
+            f"{tree.place()} must hold a training and a test list, such as train.txt and test.txt"
+        )
+    if not options.labelled and train.lower().endswith(".txt"):
+        texts = tuple(line.strip() for line in tree.text(train).split("\n") if line.strip())
+        if not texts:
+            raise FileFormatError(f"{tree.place(train)} must hold at least one text, got none")
+        return Dataset.of(Texts(texts), [""] * len(texts), layout="lists")
+    if not tree.on_disk:
+        raise InputError(f"{tree.place(train)} must be a table such as .csv in a storage or an archive, got a list")
+    test = partner_name(tree, train)
+    return read_image_lists(tree.root / train, None if test is None else tree.root / test, options)
+
+
+def _training_list(tree: Tree) -> str | None:
+    return training_file(tree, LIST_SUFFIXES) if tree.on_disk else None
+
+
+def read_image_lists(train: Path, test: Path | None, options: DataOptions) -> Dataset:
+    """Read a training list and, if there is one, a test list."""
     lists = [read_list(path) for path in (train, test) if path is not None]
     _check_unique(lists)
     root, drop = _find_root(lists[0], options)
     names = [_located(part, root, drop) for part in lists]
+    items = [Images(tuple(part), root=root) for part in names]
     labels = [part.labels for part in lists]
-    return LabelledItems(
-        "lists",
-        ImageFiles(root, tuple(names[0])),
-        labels[0],
-        ImageFiles(root, tuple(names[1])) if test is not None else None,
-        labels[1] if test is not None else (),
-        names=_names_from_folders(names, labels),
-        notes=[f"lists: {', '.join(part.path.name for part in lists)}"],
-    )
+    known = _names_from_folders(names, labels)
+    test_part = (items[1], labels[1]) if test is not None else (None, ())
+    return Dataset.of(items[0], labels[0], *test_part, names=known, layout="lists", notes=_notes(lists))
 
 
-@register_file_format("list", LIST_SUFFIXES, paired=True)
-def read_list_file(path: Path, options: DataOptions) -> LabelledItems:
-    """Read a list and, if there is one, the test list that goes with it."""
-    return read_lists(path, partner(path), options)
-
-
-def _lists_in(tree: FileTree, train: str, test: str | None, options: DataOptions) -> LabelledItems:
-    return read_lists(Path(tree.place(train)), None if test is None else Path(tree.place(test)), options)
-
-
-_FITS, _READ_FOLDER = pair_reader(LIST_SUFFIXES, _lists_in)
-
-
-@register_layout("lists", fits=lambda folder: _FITS(DiskTree(folder)), rank=60)
-def read_lists_folder(folder: Path, options: DataOptions) -> LabelledItems:
-    """Read a folder that holds a training list and a test list."""
-    return _READ_FOLDER(DiskTree(folder), options)
+def _notes(lists: Sequence[ImageList]) -> tuple[str, ...]:
+    return (f"lists: {', '.join(part.path.name for part in lists)}",)
 
 
 def read_list(path: Path) -> ImageList:
@@ -106,19 +96,17 @@ def read_list(path: Path) -> ImageList:
     ...     read_list(file).labels
     [0, 1]
     """
-    names, labels = _parse_yaml(path) if path.suffix.lower() in (".yaml", ".yml") else _parse_text(path)
+    text = Tree(path.parent).text(path.name)
+    names, labels = (_parse_yaml if path.suffix.lower() in (".yaml", ".yml") else _parse_text)(path, text)
     if not names:
         raise FileFormatError(f"{path} must name at least one image, got none")
     return ImageList(path, [posixpath.normpath(name.replace("\\", "/")) for name in names], labels)
 
 
-# -- reading ------------------------------------------------------------------------------------------------
-
-
-def _parse_text(path: Path) -> tuple[list[str], Sequence[Label]]:
+def _parse_text(path: Path, body: str) -> tuple[list[str], Sequence[Label]]:
     names: list[str] = []
     labels: list[str] = []
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
+    for number, line in enumerate(body.split("\n"), start=1):
         text = line.strip()
         if not text or text.startswith("# "):
             continue
@@ -149,11 +137,11 @@ def _parse_line(text: str) -> tuple[str, str]:
     return name.strip(), label.strip()
 
 
-def _parse_yaml(path: Path) -> tuple[list[str], Sequence[Label]]:
-    yaml = require("yaml", extra="datasets", purpose=f"reading {path.name}")
+def _parse_yaml(path: Path, body: str) -> tuple[list[str], Sequence[Label]]:
+    yaml = require("yaml", extra="yaml", purpose=f"reading {path.name}")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was compiled in
     try:
-        content = yaml.load(read_text(path), Loader=loader)
+        content = yaml.load(body, Loader=loader)
     except yaml.YAMLError as error:
         raise FileFormatError(f"{path} must be YAML of plain values: {error}") from error
     if not isinstance(content, dict) or not {"data", "targets"} <= set(content):
@@ -169,11 +157,6 @@ def _parse_yaml(path: Path) -> tuple[list[str], Sequence[Label]]:
     if all(isinstance(label, int) for label in labels):
         return names, labels
     return names, integers([str(label) for label in labels])
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file in UTF-8, with or without a byte order mark, or say which line is not."""
-    return DiskTree(path.parent).text(path.name)
 
 
 # -- where the images are ---------------------------------------------------------------------------------
@@ -208,8 +191,7 @@ def _find_root(part: ImageList, options: DataOptions) -> tuple[Path, int]:
     looked = ", ".join(str(base) for base in bases)
     raise DatasetNotFoundError(
         f"the images of {part.path} must be on disk, got none of them: looked for {shown(part.names[0])} in {looked} "
-        "and in images/ and data/ there, also with leading folders dropped"
-        f"{hint('root', '; name the folder they are in by {}')}"
+        "and in images/ and data/ there, also with leading folders dropped; name the folder they are in by root"
     )
 
 

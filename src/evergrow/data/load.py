@@ -1,50 +1,79 @@
-"""One function for every kind of data on disk: it looks at what is there and reads it."""
+"""From whatever people name to data: paths, patterns, addresses, archives and names."""
 
 from __future__ import annotations
 
-import dataclasses
+import difflib
 import glob
 import os
+import posixpath
 import warnings
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError
-from evergrow.core.registry import nearest
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError, ParameterError
+from evergrow.core.escaping import one_line
 from evergrow.core.settings import with_changes
-from evergrow.core.wording import setting
-from evergrow.data.features import FeatureSet, available_features, search_path
-from evergrow.data.folders import unwrapped
-from evergrow.data.globs import is_pattern, patterns_of, read_globs
-from evergrow.data.inspection import DataReport, inspect_data, inspect_reading
-from evergrow.data.labelled import LabelledItems, as_rawset, stratified_split
-from evergrow.data.options import DataOptions
-from evergrow.data.pairs import partner
-from evergrow.data.rawset import RawSet
-from evergrow.data.readers import LAYOUTS, SCHEMES, file_format, file_suffixes, fitting_layout
+from evergrow.data.archives import ARCHIVE_SUFFIXES, Archive
+from evergrow.data.arrays import FeatureSet, search_path
+from evergrow.data.folders import (
+    Walk,
+    images_below,
+    is_hidden,
+    is_pattern,
+    partner_name,
+    patterns_of,
+    read_patterns,
+    unwrapped,
+)
+from evergrow.data.readers import (
+    READERS,
+    DataOptions,
+    check_not_folder,
+    file_suffixes,
+    list_readers,
+    reader_of_file,
+    reader_of_folder,
+    register_reader,
+)
+from evergrow.data.samples import (
+    Dataset,
+    check_test_classes,
+    listed,
+    spelled_alike,
+    stratified_split,
+    with_test_part,
+)
+from evergrow.data.sources import ListedSource, Source, has_magic, make_source
+from evergrow.data.storage import Tree, check_address, is_remote
+from evergrow.data.tables import TABLE_SUFFIXES
 from evergrow.data.video import is_video
+from evergrow.data.webdataset import is_webdataset
+
+FEW = 5
+"""Classes with fewer training samples than this are worth a word."""
 
 
-def load_data(
-    source: str | os.PathLike[str] | list[str], options: DataOptions | None = None, **settings: Any
-) -> RawSet | FeatureSet:
-    r"""Load labelled images, texts or features from wherever they are; nothing is decoded.
+def read(source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any) -> Source:
+    r"""Return the data at a path, an address or under a name, to be read whole, in chunks or by shards.
 
     Parameters
     ----------
-    source : str, path-like or list of str
-        - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class (a
-          test set is then drawn, unless ``split="none"``), training and test lists or tables, or a saved Hugging Face
-          data set;
+    source : str or path-like
+        - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class,
+          training and test lists or tables, WebDataset tars, Parquet or feature files, a saved Hugging Face set;
         - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
           ``text,label`` or ``path,label``, a ``.txt`` or ``.yaml`` list of images, a ``.json`` export of COCO or Label
           Studio, a ``.zip`` or ``.tar`` of a folder, which is not unpacked;
-        - a pattern such as ``photos/*/*.jpg``, or several, as a list or as in ``$PATH``: the folder of an image is its
-          class;
-        - the name of a file or folder in :func:`search_path`;
-        - ``hf:OWNER/NAME`` (and ``#CONFIG``), also as ``hf://datasets/OWNER/NAME``.
+        - a pattern such as ``photos/*/*.jpg``, where the folder of an image is its class, or
+          ``s3://bucket/train-{000..099}.tar``;
+        - an address that fsspec knows (``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME``) of any of these;
+        - ``hf:OWNER/NAME``, a data set of the Hugging Face Hub that is downloaded once;
+        - the name of a file or folder in :func:`search_path`.
     options : DataOptions, optional
         How to read it.
     **settings
@@ -52,18 +81,250 @@ def load_data(
 
     Returns
     -------
-    RawSet or FeatureSet
-        Features if the arrays are features, raw data otherwise.
-
-    Warns
-    -----
-    DataWarning
-        Once, with all that is not as expected, such as classes with few samples.
+    Source
+        With :meth:`~Source.samples`, :meth:`~Source.chunks` and :meth:`~Source.shards`.
 
     Raises
     ------
     DatasetNotFoundError
-        If there is no such data; the message says what was looked for, where, and how to get it.
+        If there is no such data; the message says what there is of a similar name.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from evergrow.data import read
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = pathlib.Path(folder, "a.csv").write_text("text,label\nbuy now,spam\nsee you,mail\n")
+    ...     source = read(f"{folder}/a.csv")
+    ...     [source.read(shard).labels.tolist() for shard in source.shards(rows=1, size=1 << 20)]
+    [['spam'], ['mail']]
+    """
+    chosen = with_changes(options or DataOptions(), settings, "data setting")
+    text = os.fspath(source)
+    if not text.strip():
+        raise ParameterError(f"an address must be a path, or have a scheme, got {text!r}")
+    check_address(text)
+    scheme, _, rest = text.partition(":")
+    named = [name for name in READERS if READERS[name].scheme == scheme.lower()]
+    if named and rest and not rest.startswith("//"):
+        return ListedSource(Tree("."), rest, chosen, named[0])
+    if is_pattern(text) and not _is_data_file(text) and not is_remote(text):
+        return ListedSource(Tree("."), text, chosen, "patterns")
+    tree, pattern = _located(text, chosen)
+    packed = pattern.lower().endswith(ARCHIVE_SUFFIXES) and chosen.layout != "webdataset"
+    reader = _reader(tree, pattern) if packed or chosen.layout == "auto" else chosen.layout
+    if not pattern:
+        check_not_folder(reader, tree)
+    return make_source(reader, tree, pattern, chosen)
+
+
+def _is_data_file(pattern: str) -> bool:
+    return reader_of_file(pattern) not in (None, "lists")
+
+
+def _located(text: str, options: DataOptions) -> tuple[Tree, str]:
+    """Return the folder that is meant, and which files in it; no file stands for all of them."""
+    if is_remote(text):
+        scheme, _, path = text.partition("://")
+        if has_magic(path):
+            folder, pattern = _split_pattern(path)
+            return Tree(f"{scheme}://{folder}", options.storage), pattern
+        folder, name = posixpath.split(path)
+        if name and reader_of_file(name):
+            tree = Tree(f"{scheme}://{folder}", options.storage)
+            if tree.exists(name):
+                return tree, name
+        return Tree(text, options.storage), ""
+    path = text.removeprefix("file://")
+    if not os.path.exists(path) and has_magic(path):
+        folder, pattern = _split_pattern(path)
+        return Tree(folder or "."), pattern
+    found = _existing(path, options)
+    if found.is_dir():
+        return Tree(found), ""
+    return Tree(found.parent), found.name
+
+
+def _split_pattern(path: str) -> tuple[str, str]:
+    """Return the folder before the first pattern of a path, and what comes after it."""
+    steps = path.split("/")
+    first = next(number for number, step in enumerate(steps) if has_magic(step))
+    return "/".join(steps[:first]) or ("/" if first else ""), "/".join(steps[first:])
+
+
+def _existing(path: str, options: DataOptions) -> Path:
+    """Return a path, or what is called so in the search path."""
+    if os.path.exists(path):  # unlike Path.exists, no error for what is too long for a name
+        return Path(path)
+    if Path(path).parent == Path("."):
+        roots = [options.root_path] if options.root_path is not None else search_path()
+        named = (root / f"{path}{suffix}" for root in roots for suffix in ("", *file_suffixes()))
+        found = next((each for each in named if os.path.exists(each)), None)
+        if found is not None:
+            return found
+    raise _nowhere(path)
+
+
+def _nowhere(path: str) -> DatasetNotFoundError:
+    """Return the error about a name that is not there, with the nearest one that is."""
+    folder, name = os.path.split(os.path.normpath(path))
+    places = [Path(folder)] if folder else [Path("."), *search_path()]
+    there = {entry: place for place in reversed(places) for entry in _names_in(place)}
+    close = difflib.get_close_matches(name, [*there, *(os.path.splitext(entry)[0] for entry in there)], n=1, cutoff=0.6)
+    hint = f" Did you mean {os.path.join(folder, close[0])!r}?" if close else ""
+    where = f"in {folder}" if folder and os.path.isdir(folder) else "here"
+    return DatasetNotFoundError(f"No folder or file {path if where == 'here' else name!r} {where}.{hint}")
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return [entry for entry in os.listdir(folder) if not is_hidden(entry)]
+    except OSError:
+        return []
+
+
+def check_source(source: str | os.PathLike[str]) -> None:
+    """Raise :class:`DatasetNotFoundError` if there is nothing on this machine that could be read; reads nothing.
+
+    Examples
+    --------
+    >>> from evergrow.data.load import check_source
+    >>> check_source("nowhere/birds")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.DatasetNotFoundError: No folder or file 'nowhere/birds' here.
+    """
+    text = os.fspath(source)
+    scheme = text.partition(":")[0].lower()
+    named = any(READERS[name].scheme == scheme for name in READERS)
+    if is_remote(text) or is_video(text) or is_pattern(text) or (named and ":" in text):
+        return  # their readers say what is wrong
+    _existing(text.removeprefix("file://"), DataOptions())
+
+
+def _reader(tree: Tree, pattern: str) -> str:
+    if not pattern:
+        if tree.remote and not tree.listing(deep=False):
+            tree.sizes  # noqa: B018  says where there is nothing at all
+        return reader_of_folder(unwrapped(tree))
+    known = reader_of_file(pattern)
+    if known is None:
+        raise InputError(
+            f"{tree.place(pattern)} must be a folder, or end like a data file "
+            f"({', '.join(file_suffixes())}), got another"
+        )
+    plain_tar = pattern.lower().endswith(".tar")
+    if plain_tar and (has_magic(pattern) or is_webdataset(tree, pattern)):
+        return "webdataset"
+    return known
+
+
+# -- archives, patterns and names of the Hub --------------------------------------------------------------------
+
+
+@register_reader("archive", suffixes=ARCHIVE_SUFFIXES)
+def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    """Read an archive as the folder would be read that it unpacks to; nothing is unpacked.
+
+    Raises
+    ------
+    InputError
+        If its layout is one that cannot be read from an archive.
+    """
+    archive = Archive(tree, name)
+    inside = Tree(tree.place(name), archive=archive)
+    while (inner := _only_folder(inside)) is not None:
+        inside = inside.below(inner)
+    if not options.labelled:
+        images, cautions = images_below(inside)
+        return replace(Dataset.of(images, [""] * len(images)), cautions=tuple(cautions))
+    layout = reader_of_folder(inside) if options.layout in ("auto", "archive") else options.layout
+    found = READERS[layout].read(inside, "", options)
+    if not isinstance(found, Dataset):
+        raise InputError(f"{inside.place()} must be unpacked to be read as {layout!r}")
+    if not archive.skipped:
+        return found
+    said = ", ".join(f"{reason}: {count}" for reason, count in sorted(archive.skipped.items()))
+    return replace(found, cautions=(*found.cautions, f"entries of the archive left out: {said}"))
+
+
+def _only_folder(tree: Tree) -> str | None:
+    """Return the one folder that everything is in, unless images alone are: then it is a class."""
+    visible = [(name, kind) for name, kind in tree.entries() if not is_hidden(name)]
+    if len(visible) != 1 or visible[0][1] != "folder":
+        return None
+    below = tree.below(visible[0][0])
+    data = any(name.lower().endswith((*TABLE_SUFFIXES, ".json")) for name in below.files())
+    return visible[0][0] if data or Walk(below).subfolders() else None
+
+
+@register_reader("patterns")
+def _read_patterns(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    return read_patterns(patterns_of(name))
+
+
+@register_reader("hf", scheme="hf")
+def read_hub(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    """Read ``OWNER/NAME`` or ``OWNER/NAME#FOLDER`` of the Hugging Face Hub, downloaded once, or a local folder.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If it cannot be had.
+    """
+    repository, _, inside = name.partition("#")
+    folder = Path(repository)
+    if not folder.is_dir():
+        import huggingface_hub
+
+        try:
+            kept = huggingface_hub.snapshot_download(
+                repository, repo_type="dataset", local_files_only=not options.download
+            )
+        # The hub and the network each bring errors of their own; all mean that the data cannot be had.
+        except Exception as error:
+            raise DatasetNotFoundError(
+                f"The data set {repository!r} of the Hub cannot be had: {one_line(str(error))} Where there is a "
+                f"network, run 'hf download --repo-type dataset {repository} --local-dir FOLDER' and bring FOLDER here."
+            ) from error
+        folder = Path(kept)
+    found = read(folder / inside, replace(options, layout="auto")).dataset()
+    if not isinstance(found, Dataset):
+        raise InputError(f"hf:{name} must be images or texts, got features: give the path {folder}")
+    return found
+
+
+# -- data sets with a test part -----------------------------------------------------------------------------------
+
+
+def load_data(
+    source: str | os.PathLike[str] | list[str], options: DataOptions | None = None, **settings: Any
+) -> Dataset | FeatureSet:
+    r"""Load labelled images, texts or features with a training and a test part; nothing is decoded.
+
+    Parameters
+    ----------
+    source : str, path-like or list of str
+        What :func:`read` takes, or a list of patterns.
+    options : DataOptions, optional
+        How to read it. Where there is no test part one is drawn, unless ``test_size`` is 0.
+    **settings
+        Fields of :class:`DataOptions`, instead of or on top of ``options``.
+
+    Returns
+    -------
+    Dataset or FeatureSet
+        Features if the arrays are features, samples otherwise.
+
+    Warns
+    -----
+    DataWarning
+        Once, with all that is probably not meant, such as classes with few samples.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If there is no such data.
     FileFormatError, InputError, LabelError
         If the data contradict themselves; the message names the file, line or class.
 
@@ -74,252 +335,183 @@ def load_data(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     table = pathlib.Path(folder, "mail.csv")
     ...     _ = table.write_text("text,label\n" + "buy now,spam\nsee you,ham\n" * 10)
-    ...     data = load_data(table, test_size=0.3)
+    ...     data, whole = load_data(table, test_size=0.3), load_data(table, test_size=0)
     >>> data.class_names, len(data.train), len(data.test)
     (('ham', 'spam'), 14, 6)
-
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     table = pathlib.Path(folder, "mail.csv")
-    ...     _ = table.write_text("text,label\n" + "buy now,spam\nsee you,ham\n" * 10)
-    ...     data = load_data(table, split="none")
-    >>> len(data.train), len(data.test), data.whole
-    (20, 0, True)
+    >>> len(whole.train), whole.test
+    (20, None)
     """
     chosen = with_changes(options or DataOptions(), settings, "data setting")
-    data = _load_patterns(source, chosen) if isinstance(source, list) else _load(os.fspath(source), chosen)
+    text = os.pathsep.join(source) if isinstance(source, list) else os.fspath(source)
+    if isinstance(source, list):
+        read_patterns(source)  # says which pattern is none
+    data = read(text, chosen).dataset()
     if isinstance(data, FeatureSet):
-        return data if chosen.split == "none" else with_test_part(data, chosen)
-    _warn(data)
-    return data
+        return data if chosen.test_size == 0 or not data.whole else _drawn_features(data, chosen)
+    finished = finish(data, text, chosen)
+    warn_of(finished.name, inspect_data(finished).cautions)
+    return finished
 
 
-def with_test_part(data: FeatureSet, options: DataOptions) -> FeatureSet:
-    """Return features with a test part: theirs, or where they have none one that is drawn from every class."""
-    if not data.whole:
-        return data
+def _drawn_features(data: FeatureSet, options: DataOptions) -> FeatureSet:
+    """Return features with a test part that is drawn from every class."""
     classes, codes = np.unique(data.y_train, return_inverse=True)
-    keep, hold, _ = stratified_split(codes.astype(np.int64), [str(label) for label in classes], options)
+    names = [str(label) for label in classes]
+    keep, hold, _ = stratified_split(codes.astype(np.int64), names, options.test_size, options.seed)
     rows = {"train": keep, "test": hold}
     parts = {f"{array}_{part}": getattr(data, f"{array}_train")[rows[part]] for array in "Xy" for part in rows}
-    return dataclasses.replace(data, **parts, whole=False, origin="")
+    return replace(data, **parts, whole=False, origin="")
 
 
-def _load_patterns(patterns: list[str], options: DataOptions) -> RawSet:
-    labelled = read_globs(patterns)
-    return _finish(labelled, os.pathsep.join(patterns), _name_of_pattern(patterns[0]), options)
+def finish(data: Dataset, source: str, options: DataOptions) -> Dataset:
+    """Return data with a name, and with a test part if one is to be drawn; classes of the test part must be known."""
+    if data.test is not None:
+        check_test_classes(data.class_names, data.test.required_labels().tolist())
+    elif options.test_size == 0:
+        data = replace(data, notes=(*data.notes, "no test set: all samples are in the training set"))
+    drawn = data.test is None and options.test_size > 0
+    data = with_test_part(data, options.test_size, options.seed) if drawn else data
+    cautions = list(data.cautions)
+    untested = [name for name, count in zip(data.class_names, data.test_counts, strict=True) if not count]
+    if untested and data.test is not None and not drawn:
+        cautions.append(f"classes without a test sample: {listed(untested)}")
+    cautions += spelled_alike(data.class_names)
+    return replace(data, name=name_of(source), source=source, cautions=tuple(cautions))
 
 
-def _load(text: str, options: DataOptions) -> RawSet | FeatureSet:
-    if not text:
-        raise DatasetNotFoundError("data set must be a path or a name, got an empty string")
-    scheme, _, rest = text.partition(":")
-    if scheme.lower() in SCHEMES and rest:
-        return _finish(SCHEMES[scheme.lower()](rest, options), text, rest.partition("#")[0], options)
-    path = Path(text)
-    if is_pattern(text):
-        return _load_patterns(patterns_of(text), options)
-    if os.path.exists(text):  # unlike Path.exists, no error for what is too long for a name
-        return _load_path(path, options)
-    _check_nameable(text)
-    return _load_name(text, options)
-
-
-def check_source(source: str | os.PathLike[str]) -> None:
-    """Raise :class:`DatasetNotFoundError` if there is nothing that :func:`load_data` could read; reads nothing.
-
-    Parameters
-    ----------
-    source : str or path-like
-        As for :func:`load_data`.
-
-    Examples
-    --------
-    >>> from evergrow.data.load import check_source
-    >>> check_source("nowhere/birds")
-    Traceback (most recent call last):
-        ...
-    evergrow.core.errors.DatasetNotFoundError: data set must be an existing folder or file, got 'nowhere/birds'
-    """
-    text = os.fspath(source)
-    scheme, _, rest = text.partition(":")
-    if is_on_disk(text) or is_video(text) or (scheme.lower() in SCHEMES and rest):
-        return  # of videos and cameras their reader says what is wrong
-    _check_nameable(text)
-    if _find_named(text, search_path(), ("", *file_suffixes("first", "last"))) is None:
-        raise _nowhere(text, search_path())
-
-
-def _check_nameable(text: str) -> None:
-    """Refuse what is a path that leads nowhere, and no name either."""
-    if not text:
-        raise DatasetNotFoundError(f"{setting('source')} must be a path or a name, got an empty string")
-    if Path(text).parent != Path(".") or text.lower().endswith(file_suffixes()):
-        raise DatasetNotFoundError(f"data set must be an existing folder or file, got {text!r}")
-
-
-def _load_path(path: Path, options: DataOptions) -> RawSet | FeatureSet:
-    data = _read_path(path, options)
-    if isinstance(data, FeatureSet):
-        return dataclasses.replace(data, name=options.name) if options.name else data
-    return _finish(data, str(path), _name_of(path), options)
-
-
-def read_path(source: str | os.PathLike[str], options: DataOptions | None = None) -> LabelledItems | FeatureSet:
-    r"""Read a folder or file as :func:`load_data` does, but return the labelled items as they are.
-
-    No test set is drawn, labels are not numbered, and a test set may have classes of its own.
-
-    Parameters
-    ----------
-    source : str or path-like
-        An existing folder or file.
-    options : DataOptions, optional
-        How to read it.
-
-    Warns
-    -----
-    DataWarning
-        Once, with all that is probably not meant.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> from evergrow.data.load import read_path
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     table = pathlib.Path(folder, "mail.csv")
-    ...     _ = table.write_text("text,label\nbuy now,spam\n")
-    ...     mail = read_path(table)
-    >>> mail.train_labels, mail.test is None
-    (['spam'], True)
-    """
-    text = os.fspath(source)
-    if is_pattern(text):
-        data: LabelledItems | FeatureSet = read_globs(patterns_of(text))
-        name = _name_of_pattern(text)
-    else:
-        data, name = _read_path(Path(text), options or DataOptions()), _name_of(Path(text))
-    if isinstance(data, LabelledItems):
-        _warn_of(name, data.cautions)
-    return data
-
-
-def is_on_disk(source: str | os.PathLike[str]) -> bool:
-    """Return whether a source is a file, a folder or a pattern, and not a name to be looked up."""
-    return os.path.exists(source) or is_pattern(os.fspath(source))
-
-
-def survey(source: str | os.PathLike[str], options: DataOptions | None = None) -> DataReport:
-    r"""Return a report on all that is there: what learning and testing would take, no test set drawn.
-
-    Unlike :func:`load_data`, it takes test sets with classes of their own, as a model does that is evaluated on them.
-
-    Parameters
-    ----------
-    source : str or path-like
-        As for :func:`load_data`.
-    options : DataOptions, optional
-        How to read it; a test set is drawn only if its ``split`` says so.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> from evergrow.data.load import survey
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     table = pathlib.Path(folder, "mail.csv")
-    ...     _ = table.write_text("text,label\nbuy now,spam\nsee you,ham\n")
-    ...     report = survey(table)
-    >>> report.n_classes, report.n_train, report.n_test
-    (2, 2, 0)
-    """
-    chosen = options or DataOptions(split="none")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # the report says it all
-        data = read_path(source, chosen) if is_on_disk(source) else None
-        if isinstance(data, LabelledItems):
-            strange = {str(label) for label in data.test_labels} - {str(label) for label in data.train_labels}
-            if strange:
-                return inspect_reading(data, name=_name_of_source(source), source=os.fspath(source))
-            return inspect_data(_finish(data, os.fspath(source), _name_of_source(source), chosen))
-        if isinstance(data, FeatureSet):
-            return inspect_data(data if chosen.split == "none" else with_test_part(data, chosen))
-        return inspect_data(load_data(source, chosen))
-
-
-def _read_path(path: Path, options: DataOptions) -> LabelledItems | FeatureSet:
-    if path.is_dir():
-        return read_folder(path, options)
-    form = file_format(path)
-    if form is None:
-        raise InputError(f"data file must end in one of {', '.join(file_suffixes())}, got {str(path)!r}")
-    return form.read(path, options)
-
-
-def _load_name(name: str, options: DataOptions) -> RawSet | FeatureSet:
-    """Load by name: a file of arrays of just that name, or else a folder or any file of that name."""
-    roots = [options.root_path] if options.root_path is not None else search_path()
-    named = _find_named(name, roots, file_suffixes("first")) or _find_named(name, roots, ("", *file_suffixes("last")))
-    if named is not None:
-        return _load_path(named, options)
-    raise _nowhere(name, roots)
-
-
-def _nowhere(name: str, roots: list[Path]) -> DatasetNotFoundError:
-    suffixes = ", ".join(file_suffixes("first", "last"))
-    near = f"; nearest: {nearest(name, known)}" if (known := available_features()) else ""
-    return DatasetNotFoundError(
-        f"data set {name!r} must be on disk: looked for a folder or file {name} "
-        f"({suffixes}) in {', '.join(str(root) for root in roots)}{near}. "
-        "Give the path of a folder with train/<class>/* and test/<class>/*, or name the folder above it in the "
-        "environment variable EVERGROW_DATA"
-    )
-
-
-def _find_named(name: str, roots: list[Path], suffixes: tuple[str, ...]) -> Path | None:
-    """Return the first folder or file of a name and one of these endings below the roots."""
-    candidates = (root / f"{name}{suffix}" for root in roots for suffix in suffixes)
-    return next((path for path in candidates if path.exists()), None)
-
-
-def read_folder(folder: Path, options: DataOptions) -> LabelledItems:
-    """Read a folder in the layout that the options name, or in the first one that fits."""
-    folder = unwrapped(folder)
-    layout = fitting_layout(folder) if options.layout == "auto" else LAYOUTS[options.layout]
-    return layout.read(folder, options)
-
-
-# -- finishing ----------------------------------------------------------------------------------------------
-
-
-def _finish(labelled: LabelledItems, source: str, name: str, options: DataOptions) -> RawSet:
-    return as_rawset(labelled, name=options.name or Path(name).name, source=source, options=options)
-
-
-def _name_of_source(source: str | os.PathLike[str]) -> str:
-    text = os.fspath(source)
-    return _name_of_pattern(text) if is_pattern(text) else _name_of(Path(text))
-
-
-def _name_of_pattern(text: str) -> str:
-    """Name a pattern after the last folder that it names in full."""
-    plain = [part for part in Path(patterns_of(text)[0]).parts if not glob.has_magic(part) and part != os.sep]
-    return plain[-1] if plain else "patterns"
-
-
-def _name_of(path: Path) -> str:
-    """Name a folder or file after itself, a pair of files after what they share, or after their folder."""
+def name_of(source: str) -> str:
+    """Return what to call data: after their folder or file, a pair of files after what they share."""
+    if is_pattern(source):  # after the last folder that a pattern names in full
+        plain = [part for part in Path(patterns_of(source)[0]).parts if not glob.has_magic(part) and part != os.sep]
+        return plain[-1] if plain else "patterns"
+    path = Path(source.partition("#")[0])
     if path.is_dir():
         return path.absolute().name
     name = path.stem.removesuffix(".tar")
-    if partner(path) is None:
-        return name
+    if not path.is_file() or partner_name(Tree(path.parent), path.name) is None:
+        return name if path.is_file() else path.name
     return name[: name.lower().rfind("train")].strip("-_. ") or path.absolute().parent.name
 
 
-def _warn(data: RawSet) -> None:
-    _warn_of(data.name, inspect_data(data).cautions, level=4)
+def warn_of(name: str, cautions: Iterable[str], level: int = 3) -> None:
+    """Warn once of all that is probably not meant; the level is that of whoever called the caller."""
+    said = "; ".join(cautions)
+    if said:
+        warnings.warn(f"data set {name!r} can be used but: {said}", DataWarning, stacklevel=level)
 
 
-def _warn_of(name: str, cautions: list[str], level: int = 3) -> None:
-    if cautions:
-        # The level is that of whoever called load_data or read_path.
-        warnings.warn(f"data set {name!r} can be used but: {'; '.join(cautions)}", DataWarning, stacklevel=level)
+# -- reports --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """A report on a data set, in plain values.
+
+    Parameters
+    ----------
+    name, kind, layout, source : str
+        Name, ``"image"``, ``"text"`` or ``"features"``, layout, and where it came from.
+    n_classes, n_train, n_test : int
+        Counts.
+    n_features : int
+        Width of the features; 0 for raw data.
+    smallest, largest : list of (str, int, int)
+        Classes with the fewest and the most training samples: name, training and test samples.
+    cautions, notes : list of str
+        What is probably not meant, and what is worth knowing.
+    """
+
+    name: str
+    kind: str
+    layout: str
+    source: str
+    n_classes: int
+    n_train: int
+    n_test: int
+    n_features: int
+    smallest: list[tuple[str, int, int]]
+    largest: list[tuple[str, int, int]]
+    cautions: list[str]
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+def inspect_data(
+    data: Dataset | FeatureSet | str | os.PathLike[str], options: DataOptions | None = None, *, most: int = 3
+) -> DataReport:
+    """Return a report on data: kind, classes, counts, and what is probably not meant.
+
+    Parameters
+    ----------
+    data : Dataset, FeatureSet, str or path-like
+        As :func:`load_data` gave it, or what :func:`read` takes. The test part of the latter may have classes of its
+        own, as that of a model's evaluation has.
+    options : DataOptions, optional
+        How to read it; by default no test part is drawn.
+    most : int
+        How many of the smallest and largest classes to name.
+
+    Examples
+    --------
+    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data import Dataset, inspect_data
+    >>> report = inspect_data(Dataset.of(Texts(("a", "b", "c")), ["one", "two", "two"]))
+    >>> report.smallest[0], report.cautions
+    (('one', 1, 0), ["classes with fewer than 5 training samples: 2 of 2 ('one', 'two')"])
+    """
+    if isinstance(data, (str, os.PathLike)):
+        data = _surveyed(os.fspath(data), options or DataOptions(test_size=0))
+    raw = data if isinstance(data, Dataset) else None
+    counts = [Counter(part) for part in _labels(data)]
+    order = [*data.class_names, *sorted({*counts[0], *counts[1]} - {*data.class_names})]
+    rows = [(name, counts[0][name], counts[1][name]) for name in order if name in counts[0] or name in counts[1]]
+    rows.sort(key=lambda row: row[1])
+    few = [name for name, count, _ in sorted(rows, key=lambda row: order.index(row[0])) if 0 < count < FEW]
+    strange = sorted(set(counts[1]) - set(counts[0]))
+    cautions = list(raw.cautions if raw else ())
+    if strange:
+        cautions.append(f"classes in the test set only: {listed(strange)}; they can be told apart, not learned")
+    if few:
+        cautions.append(
+            f"classes with fewer than {FEW} training samples: {len(few)} of {len(counts[0])} ({listed(few)})"
+        )
+    return DataReport(
+        name=data.name,
+        kind=raw.kind if raw else "features",
+        layout=raw.layout if raw else "arrays",
+        source=raw.source if raw else "",
+        n_classes=len(counts[0]),
+        n_train=sum(counts[0].values()),
+        n_test=sum(counts[1].values()),
+        n_features=0 if isinstance(data, Dataset) else int(data.X_train.shape[1]),
+        smallest=rows[:most],
+        largest=rows[::-1][:most],
+        cautions=cautions,
+        notes=list(raw.notes) if raw else [],
+    )
+
+
+def _surveyed(source: str, options: DataOptions) -> Dataset | FeatureSet:
+    """Return data with a test part only if they have one or one is asked for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # the report says it all
+        found = read(source, options).dataset()
+        if isinstance(found, FeatureSet):
+            return found if options.test_size == 0 or not found.whole else _drawn_features(found, options)
+        tested = [] if found.test is None else found.test.required_labels().tolist()
+        if set(tested) <= set(found.class_names):
+            return finish(found, source, options)
+        return replace(found, name=name_of(source), source=source)
+
+
+def _labels(data: Dataset | FeatureSet) -> tuple[list[str], list[str]]:
+    if isinstance(data, Dataset):
+        test = [] if data.test is None else data.test.required_labels().tolist()
+        return data.train.required_labels().tolist(), test
+    return tuple([data.class_name(y) for y in part.tolist()] for part in (data.y_train, data.y_test))  # type: ignore
+
+
+__all__ = ["DataReport", "check_source", "inspect_data", "list_readers", "load_data", "read"]

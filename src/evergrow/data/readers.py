@@ -1,189 +1,225 @@
-"""Registries of readers: layouts of folders, formats of files, and schemes such as ``hf:``.
+"""How data are read: the options, and the registry of readers.
 
-A reader registers itself where it is written; whatever loads, checks or lists data asks here. Adding one touches its
-own module and the import of it in ``evergrow.data``; a package of someone else's only has to be imported.
+A reader registers itself where it is written. Adding one touches its own module and the import of it in
+``evergrow.data``; a package of someone else's only has to be imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from typing_extensions import Self
+
+from evergrow.core.errors import ParameterError
 from evergrow.core.registry import Registry
+from evergrow.core.settings import from_mapping
+from evergrow.core.validation import check_choice, check_number
 
 if TYPE_CHECKING:
-    from evergrow.data.features import FeatureSet
-    from evergrow.data.labelled import LabelledItems
-    from evergrow.data.options import DataOptions
-    from evergrow.data.trees import FileTree
+    from evergrow.data.samples import Dataset
+    from evergrow.data.sources import Source
+    from evergrow.data.storage import Tree
 
-FolderRead: TypeAlias = "Callable[[Path, DataOptions], LabelledItems]"
-FileRead: TypeAlias = "Callable[[Path, DataOptions], LabelledItems | FeatureSet]"
-SchemeRead: TypeAlias = "Callable[[str, DataOptions], LabelledItems]"
-TreeFits: TypeAlias = "Callable[[FileTree], bool]"
-TreeRead: TypeAlias = "Callable[[FileTree, DataOptions], LabelledItems]"
+Read: TypeAlias = "Callable[[Tree, str, DataOptions], Dataset | Source]"
 
+ReadT = TypeVar("ReadT", bound="Callable[..., Dataset | Source]")
 
-@dataclass(frozen=True)
-class FolderLayout:
-    """A way in which a folder can be laid out.
-
-    Parameters
-    ----------
-    fits : callable
-        Tells from a folder whether it is laid out this way.
-    read : callable
-        Reads such a folder.
-    rank : int
-        Layouts are tried from the lowest rank up, so that a telling one comes before one that fits any folder.
-    in_archive : tuple of callable, optional
-        The same two for the files in an archive, where the layout can be read from one as it is.
-    """
-
-    fits: Callable[[Path], bool]
-    read: FolderRead
-    rank: int
-    in_archive: tuple[TreeFits, TreeRead] | None = None
+PARTS = ("train", "test", "all")
+_TEXTS = ("part", "kind", "text_column", "label_column", "image_column")
 
 
 @dataclass(frozen=True)
-class FileFormat:
-    """A format of data files.
+class DataOptions:
+    """Settings of reading data.
 
     Parameters
     ----------
-    suffixes : tuple of str
-        Endings of such files, in lower case.
-    read : callable
-        Reads such a file.
-    by_name : {"first", "last", "never"}
-        Whether a file is found by its bare name in the search path: before a folder of that name, after it, or not.
-    paired : bool
-        Whether a training file can have a test file beside it.
+    layout : str
+        Name of the reader, one of :func:`evergrow.data.list_readers`; ``"auto"`` finds out.
+    part : {"train", "test", "all"}
+        Which part is read where data have two and only one is wanted.
+    labelled : bool
+        Whether labels are wanted; without them all images below a folder count, however it is laid out.
+    kind : {"", "image", "text"}
+        What the samples must be, where a table could give both.
+    text_column, image_column, label_column : str
+        Columns of tables, and of Hugging Face data sets; empty ones are found by their usual names: ``text``, ``path``,
+        ``image``, ``file`` or ``filename``, ``label``. Labels of tars are the field of that name in their ``.json``, or
+        their files of that ending if it begins with a dot.
+    class_level : int
+        How many folders down the folders named after classes are, where every class has a folder: 1 for
+        ``<class>/``, 2 for ``<line>/<class>/`` with the same class in several lines. 0 is 1, with a warning where the
+        same names repeat one level down.
+    root : path-like, optional
+        Folder that names are looked for in, that the paths of a list are relative to, and that data are downloaded to.
+    allow_empty : bool
+        Whether class folders without images are left out with a warning; they are an error otherwise.
+    test_size : float
+        Share of each class that becomes the test part where one is drawn, see :func:`evergrow.data.load_data`; 0 draws
+        none.
+    seed : int
+        Seed of that draw.
+    download : bool
+        Whether data sets asked for by name may be downloaded.
+    storage : mapping
+        Settings of a bucket, as fsspec takes them. Those that may be secret are never written down.
+
+    Examples
+    --------
+    >>> from evergrow.data import DataOptions
+    >>> DataOptions(test_size=0.3).seed
+    1993
+    >>> DataOptions.from_dict({"test_sise": 0.3})
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.UnknownNameError: data setting must be known, got 'test_sise'; nearest: 'test_size'
     """
 
-    suffixes: tuple[str, ...]
-    read: FileRead
-    by_name: Literal["first", "last", "never"]
-    paired: bool
+    layout: str = "auto"
+    part: str = "train"
+    labelled: bool = True
+    kind: str = ""
+    text_column: str = ""
+    image_column: str = ""
+    label_column: str = ""
+    class_level: int = 0
+    root: str | os.PathLike[str] | None = None
+    allow_empty: bool = False
+    test_size: float = 0.2
+    seed: int = 1993
+    download: bool = True
+    storage: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        check_choice("layout", self.layout, ("auto", *READERS))
+        check_choice("part", self.part, PARTS)
+        check_number("test_size", self.test_size, low=0, high=1, high_open=True)
+        check_number("seed", self.seed, low=0, high=2**32 - 1, integer=True)
+        check_number("class_level", self.class_level, low=0, high=32, integer=True)
+        for name in ("allow_empty", "download", "labelled"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        for name in _TEXTS:
+            if not isinstance(getattr(self, name), str):
+                raise ParameterError(f"{name} must be a string, got {getattr(self, name)!r}")
+        if self.root is not None and not isinstance(self.root, (str, os.PathLike)):
+            raise ParameterError(f"root must be a path, got {self.root!r}")
+        if not isinstance(self.storage, Mapping):
+            raise ParameterError(f"storage must be values by name, got {type(self.storage).__name__}")
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
+        """Build the settings from plain values, rejecting unknown keys."""
+        return from_mapping(cls, settings, "data setting")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings that are not the usual ones as plain values, without those of the storage."""
+        values = {**asdict(self), "root": None if self.root is None else os.fspath(self.root)}
+        usual = asdict(DataOptions())
+        return {name: value for name, value in values.items() if name != "storage" and value != usual[name]}
+
+    @property
+    def root_path(self) -> Path | None:
+        """The root as a path."""
+        return None if self.root is None else Path(self.root)
 
 
-LAYOUTS: Registry[FolderLayout] = Registry("layout")
-FILE_FORMATS: Registry[FileFormat] = Registry("file format")
-SCHEMES: Registry[SchemeRead] = Registry("scheme")
+@dataclass(frozen=True)
+class Reader:
+    """A way of reading data; see :func:`register_reader`."""
+
+    read: Read
+    suffixes: tuple[str, ...] = ()
+    fits: Callable[[Tree], bool] | None = None
+    rank: int = 0
+    scheme: str = ""
 
 
-def register_layout(name: str, *, fits: Callable[[Path], bool], rank: int = 0) -> Callable[[FolderRead], FolderRead]:
-    """Return a decorator that registers the reader of a layout of folders.
+READERS: Registry[Reader] = Registry("reader of data")
+
+
+def register_reader(
+    name: str,
+    *,
+    suffixes: tuple[str, ...] = (),
+    fits: Callable[[Tree], bool] | None = None,
+    rank: int = 0,
+    scheme: str = "",
+) -> Callable[[ReadT], ReadT]:
+    """Return a decorator that registers a reader of files, of folders, or of names such as ``hf:OWNER/NAME``.
+
+    The reader takes a tree of files, the name of a file in it (empty for the folder itself; what follows the scheme for
+    a name) and the options, and returns a :class:`~evergrow.data.Dataset`, or a source that is read by shards.
 
     Parameters
     ----------
     name : str
         What ``DataOptions(layout=...)`` and ``evergrow data --layout`` call it.
-    fits : callable
-        Tells from a folder whether it is laid out this way; must be quick and must not raise.
+    suffixes : tuple of str
+        Endings of files that it reads, in lower case.
+    fits : callable, optional
+        Tells from a :class:`~evergrow.data.storage.Tree` whether it reads that folder; must be quick.
     rank : int
-        Layouts are tried from the lowest rank up. Those of evergrow have 10 (files of telling names) to 100 (one folder
-        per class, which fits any folder), so that others come first unless they ask for more.
+        Folders are tried from the lowest rank up. Readers of evergrow have 10 (files of telling names) to 100 (one
+        folder per class, which fits any folder), so that others come first unless they ask for more.
+    scheme : str
+        What comes before the colon of names that it reads.
 
     Examples
     --------
     >>> from evergrow.core.items import Texts
-    >>> from evergrow.data.labelled import LabelledItems
-    >>> from evergrow.data.readers import LAYOUTS, register_layout
-    >>> @register_layout("letters", fits=lambda folder: (folder / "letters.txt").is_file())
-    ... def read_letters(folder, options):
-    ...     texts = (folder / "letters.txt").read_text().split()
-    ...     return LabelledItems("letters", Texts(tuple(texts)), [text[0] for text in texts])
-    >>> "letters" in list_layouts()
+    >>> from evergrow.data import Dataset, list_readers, register_reader
+    >>> from evergrow.data.readers import READERS
+    >>> @register_reader("letters", suffixes=(".letters",))
+    ... def read_letters(tree, name, options):
+    ...     texts = tree.text(name).split()
+    ...     return Dataset.of(Texts(tuple(texts)), [text[0] for text in texts])
+    >>> "letters" in list_readers()
     True
-    >>> LAYOUTS.remove("letters")
+    >>> READERS.remove("letters")
     """
 
-    def decorate(read: FolderRead) -> FolderRead:
-        LAYOUTS.register(name)(FolderLayout(fits, read, rank))
+    def decorate(read: ReadT) -> ReadT:
+        READERS.register(name)(Reader(read, suffixes, fits, rank, scheme))
         return read
 
     return decorate
 
 
-def register_tree_layout(name: str, *, fits: TreeFits, rank: int) -> Callable[[TreeRead], TreeRead]:
-    """Return a decorator that registers the reader of a layout of folders, on disk and in archives.
-
-    Parameters
-    ----------
-    name, rank
-        As for :func:`register_layout`.
-    fits : callable
-        Tells from a :class:`~evergrow.data.trees.FileTree` whether it is laid out this way.
-    """
-    from evergrow.data.trees import DiskTree
-
-    def decorate(read: TreeRead) -> TreeRead:
-        layout = FolderLayout(
-            lambda folder: fits(DiskTree(folder)),
-            lambda folder, options: read(DiskTree(folder), options),
-            rank,
-            (fits, read),
-        )
-        LAYOUTS.register(name)(layout)
-        return read
-
-    return decorate
-
-
-def register_file_format(
-    name: str,
-    suffixes: tuple[str, ...],
-    *,
-    by_name: Literal["first", "last", "never"] = "never",
-    paired: bool = False,
-) -> Callable[[FileRead], FileRead]:
-    """Return a decorator that registers the reader of a format of files; see :class:`FileFormat`."""
-
-    def decorate(read: FileRead) -> FileRead:
-        FILE_FORMATS.register(name)(FileFormat(suffixes, read, by_name, paired))
-        return read
-
-    return decorate
-
-
-def register_scheme(name: str) -> Callable[[SchemeRead], SchemeRead]:
-    """Return a decorator that registers the reader of data sets called ``name:...``."""
-    return SCHEMES.register(name)
-
-
-def list_layouts() -> list[str]:
-    """Return the names of all layouts of folders, in the order in which they are tried.
+def list_readers() -> list[str]:
+    """Return the names of all readers, those of folders last and in the order in which they are tried.
 
     Examples
     --------
-    >>> from evergrow.data import list_layouts
-    >>> list_layouts()[-2:]
+    >>> from evergrow.data import list_readers
+    >>> list_readers()[-2:]
     ['single-table', 'class-folders']
     """
-    return sorted(LAYOUTS, key=lambda name: LAYOUTS[name].rank)
+    return sorted(READERS, key=lambda name: (READERS[name].fits is not None, READERS[name].rank))
 
 
-def fitting_layout(folder: Path) -> FolderLayout:
-    """Return the first layout that fits a folder."""
-    return next(LAYOUTS[name] for name in list_layouts() if LAYOUTS[name].fits(folder))
+def reader_of_folder(tree: Tree) -> str:
+    """Return the first reader that fits a folder."""
+    found = (name for name in list_readers() if (fits := READERS[name].fits) is not None and fits(tree))
+    return next(found)  # one folder per class fits any
 
 
-def file_suffixes(*by_name: str, paired: bool = False) -> tuple[str, ...]:
-    """Return the endings of all data files, or of those that are found by name like this, or come in pairs."""
-    formats = [FILE_FORMATS[name] for name in FILE_FORMATS]
-    return tuple(
-        suffix
-        for item in formats
-        if (not by_name or item.by_name in by_name) and (item.paired or not paired)
-        for suffix in item.suffixes
-    )
+def reader_of_file(name: str) -> str | None:
+    """Return the reader of a file by its ending, or None where it is no data file."""
+    lower = name.lower()  # some endings have two dots, such as .tar.gz
+    return next((reader for reader in READERS if lower.endswith(READERS[reader].suffixes or ("\0",))), None)
 
 
-def file_format(path: Path) -> FileFormat | None:
-    """Return the format of a file by its ending, or None where it is no data file."""
-    lower = path.name.lower()  # some endings have two dots, such as .tar.gz
-    return next((FILE_FORMATS[name] for name in FILE_FORMATS if lower.endswith(FILE_FORMATS[name].suffixes)), None)
+def file_suffixes() -> tuple[str, ...]:
+    """Return the endings of all data files."""
+    return tuple(suffix for name in READERS for suffix in READERS[name].suffixes)
+
+
+def check_not_folder(layout: str, tree: Tree) -> None:
+    """Refuse a reader that cannot read a folder."""
+    if READERS[layout].fits is None:
+        raise ParameterError(f"layout must be one that folders have, got {layout!r} for {tree.place()}")

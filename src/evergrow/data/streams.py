@@ -11,9 +11,8 @@ import numpy as np
 from evergrow.core.errors import InputError, LabelError
 from evergrow.core.optional import is_instance_of
 from evergrow.core.validation import as_weights
-from evergrow.core.wording import setting
-from evergrow.data.intake import Part, Samples, read_items, read_labelled
-from evergrow.data.memory_images import channels_last
+from evergrow.data.intake import Part, channels_last, read_items, read_labelled
+from evergrow.data.samples import Samples
 from evergrow.data.video import VideoSource
 
 _TORCH = "torch.utils.data"
@@ -38,7 +37,7 @@ def check_whole(data: Any) -> None:
     """Raise :class:`InputError` for a stream where images are needed more than once."""
     if is_stream(data):
         raise InputError(
-            f"{setting('data')} must be a folder, a table or (items, labels) for a backbone to be adapted to, since "
+            f"data must be a folder, a table or (items, labels) for a backbone to be adapted to, since "
             f"they are seen many times, got {type(data).__name__}"
         )
 
@@ -65,7 +64,7 @@ def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str
     if not is_stream(data):
         samples = read_labelled(data if y is None else (data, y), part, kind)
         if not len(samples):
-            raise InputError(f"{setting('data')} must hold at least one sample, got none")
+            raise InputError("data must hold at least one sample, got none")
         weights = as_weights(sample_weight, len(samples))
         yield samples if weights is None else replace(samples, weights=weights)
         return
@@ -75,11 +74,9 @@ def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str
         start, seen = seen, seen + len(samples)
         yield samples if weights is None else replace(samples, weights=as_weights(weights[start:seen], len(samples)))
     if not seen:
-        raise InputError(f"{setting('data')} must hold at least one sample, got none")
+        raise InputError("data must hold at least one sample, got none")
     if sample_weight is not None and np.size(sample_weight) != seen:
-        raise InputError(
-            f"{setting('sample_weight')} must be one number per sample ({seen}), got {np.size(sample_weight)}"
-        )
+        raise InputError(f"sample_weight must be one number per sample ({seen}), got {np.size(sample_weight)}")
 
 
 def read_chunks(data: Any, kind: str | None, labels: Any = None, *, labelled: bool = True) -> Iterator[Samples]:
@@ -156,7 +153,7 @@ def _pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
             what = (
                 f"{type(element).__name__} of {len(element)}" if hasattr(element, "__len__") else type(element).__name__
             )
-            raise InputError(f"{setting('data')} must come as pairs (item, label) or (items, labels), got a {what}")
+            raise InputError(f"data must come as pairs (item, label) or (items, labels), got a {what}")
         if len(pair) == 2 and (batches or _is_batch(pair[1])):
             yield from _unbatched(*pair)
         elif batches:

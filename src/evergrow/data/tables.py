@@ -1,4 +1,4 @@
-"""Tables of texts or of images: CSV, TSV and JSON lines."""
+"""Tables of texts or of images: CSV, TSV and JSON lines, alone, in pairs, and as the metadata of an image folder."""
 
 from __future__ import annotations
 
@@ -8,66 +8,25 @@ import json
 import posixpath
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.items import Items, Texts
-from evergrow.core.wording import hint
-from evergrow.data.folders import is_hidden
-from evergrow.data.labelled import LabelledItems, integers, listed
-from evergrow.data.options import DataOptions
-from evergrow.data.pairs import pair_reader, partner
-from evergrow.data.readers import register_file_format, register_tree_layout
-from evergrow.data.trees import DiskTree, FileTree
+from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, Walk, is_hidden, partner_name, training_file
+from evergrow.data.readers import DataOptions, register_reader
+from evergrow.data.samples import Dataset, integers, listed
+from evergrow.data.storage import Tree
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 IMAGE_COLUMNS = ("path", "image", "file", "filename")
-_TRAIN = ("train", "training")
+TEXT_COLUMN, LABEL_COLUMN, SPLIT_COLUMN, FILE_COLUMN = "text", "label", "split", "file_name"
 _TEST = ("test", "testing")
 _VALIDATION = ("val", "valid", "validation", "dev", "eval")
 _SEPARATORS = (",", ";", "\t")
+_METADATA = ("metadata.csv", "metadata.jsonl")
 
 Row = tuple[int, dict[str, str]]
 """Line number in the file, and the cells by column."""
-
-
-@dataclass(frozen=True)
-class TableFile:
-    """A table, on disk or in an archive.
-
-    Parameters
-    ----------
-    tree : FileTree
-        Where it is; the paths in it are relative to its folder.
-    name : str
-        Its name there.
-    """
-
-    tree: FileTree
-    name: str
-
-    def __str__(self) -> str:
-        return self.tree.place(self.name)
-
-    @property
-    def suffix(self) -> str:
-        """The ending, in lower case."""
-        return posixpath.splitext(self.name)[1].lower()
-
-    @property
-    def folder(self) -> str:
-        """The folder that the table is in."""
-        return posixpath.dirname(self.name)
-
-    def text(self) -> str:
-        """Return what is written in it."""
-        return self.tree.text(self.name)
-
-    @classmethod
-    def on_disk(cls, path: Path) -> TableFile:
-        """Return the table of a path."""
-        return cls(DiskTree(path.parent), path.name)
 
 
 @dataclass(frozen=True)
@@ -78,10 +37,8 @@ class Columns:
     ----------
     sample : str
         The text, or the path of the image.
-    label : str
-        The class.
-    split : str
-        Training or test, or empty where there is no such column.
+    label, split : str
+        The class, and training or test; empty where there is no such column.
     images : bool
         Whether the sample is an image.
     """
@@ -92,8 +49,12 @@ class Columns:
     images: bool
 
 
-def read_tables(train: Path, test: Path | None, options: DataOptions) -> LabelledItems:
-    """Read a table and, if there is one, a table of test samples.
+# -- readers --------------------------------------------------------------------------------------------------
+
+
+@register_reader("table", suffixes=TABLE_SUFFIXES)
+def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    """Read a table and, if there is one, the table of test samples that goes with it.
 
     Raises
     ------
@@ -104,234 +65,275 @@ def read_tables(train: Path, test: Path | None, options: DataOptions) -> Labelle
     DatasetNotFoundError
         If an image that a table names is missing.
     """
-    other = None if test is None else TableFile.on_disk(test)
-    return read_table_files(TableFile.on_disk(train), other, options)
+    if not options.labelled:
+        return _unlabelled(tree, name, options)
+    return _read_pair(tree, name, partner_name(tree, name), options)
 
 
-def read_table_files(train: TableFile, test: TableFile | None, options: DataOptions) -> LabelledItems:
-    """Read a table and, if there is one, a table of test samples, wherever they are."""
-    columns, rows = read_table(train, options)
+def _read_pair(tree: Tree, train: str, test: str | None, options: DataOptions) -> Dataset:
+    columns, rows = _read_rows(tree, train, options)
     notes: list[str] = []
-    parts = split_rows(train, rows, columns, notes) if test is None else (rows, None)
-    if test is not None:
-        test_columns, test_rows = read_table(test, options)
-        if test_columns.images != columns.images:
-            raise FileFormatError(f"{test} must hold texts or images like {train}, got the other")
-        names = [posixpath.basename(table.name) for table in (train, test)]
-        if columns.split:
-            notes.append(f"column {columns.split} of {names[0]} not used: {names[1]} is the test set")
-        parts = (rows, test_rows)
-        notes.append(f"tables: {names[0]}, {names[1]}")
-        return _labelled(train, (columns, test_columns), parts, notes)
-    return _labelled(train, (columns, columns), parts, notes)
+    if test is None:
+        parts = split_rows(tree.place(train), rows, columns, notes)
+        return _labelled(tree, train, (columns, columns), parts, notes)
+    test_columns, test_rows = _read_rows(tree, test, options)
+    if test_columns.images != columns.images:
+        raise FileFormatError(f"{tree.place(test)} must hold texts or images like {tree.place(train)}, got the other")
+    names = [posixpath.basename(name) for name in (train, test)]
+    if columns.split:
+        notes.append(f"column {columns.split} of {names[0]} not used: {names[1]} is the test set")
+    notes.append(f"tables: {names[0]}, {names[1]}")
+    return _labelled(tree, train, (columns, test_columns), (rows, test_rows), notes)
 
 
-@register_file_format("table", TABLE_SUFFIXES, by_name="last", paired=True)
-def read_table_file(path: Path, options: DataOptions) -> LabelledItems:
-    """Read a table and, if there is one, the table of test samples that goes with it."""
-    return read_tables(path, partner(path), options)
+@register_reader("tables", fits=lambda tree: training_file(tree, TABLE_SUFFIXES) is not None, rank=70)
+def read_tables(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    """Read a folder that holds a training table and a test table."""
+    train = training_file(tree, TABLE_SUFFIXES)
+    if train is None:
+        raise DatasetNotFoundError(f"{tree.place()} must hold a training and a test table, such as train.csv, test.csv")
+    return read_table(tree, train, options)
 
 
-def _tables_in(tree: FileTree, train: str, test: str | None, options: DataOptions) -> LabelledItems:
-    other = None if test is None else TableFile(tree, test)
-    return read_table_files(TableFile(tree, train), other, options)
-
-
-_FITS, _READ_FOLDER = pair_reader(TABLE_SUFFIXES, _tables_in)
-register_tree_layout("tables", fits=_FITS, rank=70)(_READ_FOLDER)
-
-
-def _single_table(tree: FileTree) -> str | None:
+def _single_table(tree: Tree) -> str | None:
     """Return the only table of a folder without class folders: one that holds the images of the table at most."""
-    tables = [name for name in tree.files() if name.lower().endswith(TABLE_SUFFIXES)]
-    folders = [name for name, kind in tree.entries("") if kind == "folder" and not is_hidden(name)]
+    folders = [name for name, kind in tree.entries() if kind == "folder" and not is_hidden(name)]
+    inside = tree.files("data") if folders == ["data"] else []
+    tables = [name for name in (*tree.files(), *inside) if name.lower().endswith(TABLE_SUFFIXES)]
     return tables[0] if len(tables) == 1 and len(folders) <= 1 else None
 
 
-@register_tree_layout("single-table", fits=lambda tree: _single_table(tree) is not None, rank=80)
-def read_single_table(tree: FileTree, options: DataOptions) -> LabelledItems:
+@register_reader("single-table", fits=lambda tree: _single_table(tree) is not None, rank=80)
+def read_single_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read the one table of a folder, and images in the folder beside it."""
-    name = _single_table(tree)
-    if name is None:
-        raise DatasetNotFoundError(f"{tree.title} must hold one table and at most one folder, got something else")
-    return read_table_files(TableFile(tree, name), None, options)
+    table = _single_table(tree)
+    if table is None:
+        raise DatasetNotFoundError(f"{tree.place()} must hold one table and at most one folder, got something else")
+    return read_table(tree, table, options)
 
 
-def read_texts(path: Path, column: str = "text") -> list[str]:
-    r"""Return the texts of a file without labels: the lines of a ``.txt``, one column of a table.
+# -- the imagefolder of Hugging Face --------------------------------------------------------------------------
 
-    Parameters
-    ----------
-    path : Path
-        A ``.txt``, ``.csv``, ``.tsv`` or ``.jsonl`` file.
-    column : str
-        The column, or the key, that holds the texts; empty ones are left out.
+
+def _metadata(tree: Tree) -> list[str]:
+    """Return the metadata of a folder, or those of its training and its test folder."""
+    folders = tree.folders()
+    places = [[""], *([folders[name] for name in words if name in folders] for words in (TRAIN_WORDS, TEST_WORDS))]
+    whole, train, test = ([name for place in part if (name := _metadata_in(tree, place))][:1] for part in places)
+    return whole or ([*train, *test] if train else [])
+
+
+def _metadata_in(tree: Tree, folder: str) -> str | None:
+    """Return the metadata in a folder, unless it is another file that happens to be called so."""
+    names = [posixpath.join(folder, name) for name in _METADATA]
+    right = (name for name in names if tree.is_file(name) and FILE_COLUMN.encode() in tree.read(name, 0, 4096))
+    return next(right, None)
+
+
+@register_reader("imagefolder", fits=lambda tree: bool(_metadata(tree)), rank=45)
+def read_imagefolder(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    """Read images that ``metadata.csv`` or ``metadata.jsonl`` names by ``file_name``, and their labels.
+
+    The metadata lie beside the images, for all or in a training and a test folder. Where they have no column of labels,
+    the folders that the images are in give the classes.
 
     Raises
     ------
     FileFormatError
-        If there is no such column, no text, or a line cannot be understood.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> from evergrow.data.tables import read_texts
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder, "mail.csv")
-    ...     _ = file.write_text("id,text\n1,buy now\n2,see you\n")
-    ...     read_texts(file)
-    ['buy now', 'see you']
+        If there are neither labels nor folders.
     """
-    if path.suffix.lower() == ".txt":
-        texts = [line.strip() for line in TableFile.on_disk(path).text().split("\n")]
+    tables = _metadata(tree)
+    if not tables:
+        raise InputError(
+            f"{tree.place()} must hold metadata.csv or metadata.jsonl with a column {FILE_COLUMN}, got none"
+        )
+    parts = [_read_metadata(tree, table, options) for table in tables]
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    second = parts[1]
+    return Dataset.of(
+        first.train.raw_items(),
+        first.train.required_labels(),
+        second.train.raw_items(),
+        second.train.required_labels(),
+        layout="imagefolder",
+        notes=(*first.notes, *second.notes),
+        cautions=(*first.cautions, *second.cautions),
+    )
+
+
+def _read_metadata(tree: Tree, table: str, options: DataOptions) -> Dataset:
+    settings = replace(options, image_column=options.image_column or FILE_COLUMN)
+    header, rows = read_cells(tree, table)
+    label, name = settings.label_column or LABEL_COLUMN, posixpath.basename(table)
+    if label in header:
+        found, note = _read_pair(tree, table, None, settings), f"labels from {name}"
     else:
-        header, rows = read_table_rows(TableFile.on_disk(path))
-        if column not in header:
-            raise FileFormatError(f"{path} must have a column {column!r}, got {listed(header, most=8)}")
-        lacking = [line for line, cells in rows if column not in cells]
-        if lacking:
-            raise FileFormatError(f"{path} line {lacking[0]} must have a text under {column!r}")
-        texts = [cells[column] for _, cells in rows]
-    kept = [text for text in texts if text.strip()]
-    if not kept:
-        raise FileFormatError(f"{path} must hold at least one text, got none")
-    return kept
+        found = _from_folders(tree, table, header, rows, settings.image_column)
+        note = f"{name} has no column {label!r}: folders are the classes"
+    walk = Walk(tree.below(posixpath.dirname(table)))
+    rest = len(walk.images(".")) - len(found.train) - (0 if found.test is None else len(found.test))
+    unlisted = [f"images that {name} does not name left out: {rest}"] if rest > 0 else []
+    cautions = (*found.cautions, *unlisted, *walk.cautions())
+    return replace(found, layout="imagefolder", notes=(*found.notes, note), cautions=cautions)
+
+
+def _from_folders(tree: Tree, table: str, header: list[str], rows: list[Row], column: str) -> Dataset:
+    images = row_items(tree, table, rows, Columns(column, "", "", images=True))
+    names = [_plain_path(cells.get(column, "")) for _, cells in rows]
+    labels = [posixpath.basename(posixpath.dirname(name)) for name in names]
+    if not all(labels) or len(set(labels)) < 2:
+        raise FileFormatError(
+            f"{tree.place(table)} must have a column 'label', or name images in one folder per class, got the columns "
+            f"{listed(header, most=8)}; say which one it is by label_column"
+        )
+    return Dataset.of(images, labels)
+
+
+# -- samples of rows ------------------------------------------------------------------------------------------
+
+
+def _unlabelled(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    """Return all rows of a table that need have no column of labels."""
+    header, rows = read_cells(tree, name)
+    images = [options.image_column] if options.image_column else [*IMAGE_COLUMNS, FILE_COLUMN]
+    texts = [options.text_column or TEXT_COLUMN]
+    wanted = {"image": images, "text": texts}.get(options.kind, images if options.image_column else [*texts, *images])
+    column = next((each for each in wanted if each in header), "")
+    if not column or not rows:
+        raise FileFormatError(
+            f"{tree.place(name)} must hold rows with a column {' or '.join(map(repr, wanted))}, got "
+            f"{listed(header, most=8)}"
+        )
+    lacking = [line for line, cells in rows if column not in cells]
+    if lacking:
+        raise FileFormatError(f"{tree.place(name)} line {lacking[0]} must have a text under {column!r}")
+    rows = [row for row in rows if row[1][column].strip()]
+    if not rows:
+        raise FileFormatError(f"{tree.place(name)} must hold at least one text, got none")
+    columns = Columns(column, "", "", images=column not in texts)
+    return Dataset.of(row_items(tree, name, rows, columns), [""] * len(rows), layout="table")
 
 
 def _labelled(
-    train: TableFile, columns: tuple[Columns, Columns], parts: tuple[list[Row], list[Row] | None], notes: list[str]
-) -> LabelledItems:
+    tree: Tree,
+    table: str,
+    columns: tuple[Columns, Columns],
+    parts: tuple[list[Row], list[Row] | None],
+    notes: Sequence[str],
+) -> Dataset:
     rows, test_rows = parts
     test_part = test_rows or []
     labels = integers(
         [cells[columns[0].label] for _, cells in rows] + [cells[columns[1].label] for _, cells in test_part]
     )
-    items = [row_items(train, part, column) for part, column in zip((rows, test_part), columns, strict=True)]
+    items = [row_items(tree, table, part, each) for part, each in zip((rows, test_part), columns, strict=True)]
     if columns[0].images:
-        check_unique(str(train), [part.name(row) for part in items for row in range(len(part))])
-    return LabelledItems(
-        "table",
-        items[0],
-        labels[: len(rows)],
-        items[1] if test_rows is not None else None,
-        labels[len(rows) :],
-        notes=notes,
-    )
+        seen: set[str] = set()
+        for name in (part.name(row) for part in items for row in range(len(part))):
+            if name in seen:
+                raise InputError(f"images must be named once, got {name!r} twice in the tables of {tree.place(table)}")
+            seen.add(name)
+    n, test = len(rows), items[1] if test_rows is not None else None
+    return Dataset.of(items[0], labels[:n], test, labels[n:], layout="table", notes=tuple(notes))
 
 
-def row_items(table: TableFile, rows: list[Row], columns: Columns) -> Items:
-    """Return the texts of rows, or the images that they name."""
+def row_items(tree: Tree, table: str, rows: list[Row], columns: Columns) -> Items:
+    """Return the texts of rows, or the images that they name relative to the folder of their table."""
     values = [cells[columns.sample] for _, cells in rows]
     if not columns.images:
         return Texts(tuple(values))
-    below = table.tree.below(table.folder) if table.folder else table.tree
-    names = [posixpath.normpath(name.strip().replace("\\", "/")) for name in values]
+    below = tree.below(posixpath.dirname(table))
+    names = [_plain_path(name) for name in values]
     missing = [name for name in names if not below.is_file(name)]
     if missing:
         raise DatasetNotFoundError(
-            f"the images of {table} must be in {below.title}, but {len(missing)} of {len(names)} are not: "
-            f"{listed(missing)}; paths are relative to the folder of the table"
+            f"the images of {tree.place(table)} must be in {below.place()}, but {len(missing)} of {len(names)} are "
+            f"not: {listed(missing)}; paths are relative to the folder of the table"
         )
     return below.images(names)
 
 
-def check_unique(title: str, names: Sequence[str]) -> None:
-    """Raise :class:`InputError` where an image is named twice."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise InputError(f"images must be named once, got {name!r} twice in the tables of {title}")
-        seen.add(name)
+def _plain_path(name: str) -> str:
+    return posixpath.normpath(name.strip().replace("\\", "/"))
 
 
-def split_rows(
-    path: TableFile, rows: list[Row], columns: Columns, notes: list[str]
-) -> tuple[list[Row], list[Row] | None]:
-    """Share the rows out by the split column; without one, or with training rows only, the test set is drawn later."""
+def split_rows(title: str, rows: list[Row], columns: Columns, notes: list[str]) -> tuple[list[Row], list[Row] | None]:
+    """Share the rows out by the split column; without one, or with training rows only, there is no test part."""
     if not columns.split:
         return rows, None
     parts: dict[str, list[Row]] = {"train": [], "test": [], "validation": []}
     for line, cells in rows:
         word = cells[columns.split].strip().lower()
-        part = "train" if word in _TRAIN else "test" if word in _TEST else "validation" if word in _VALIDATION else ""
-        if not part:
+        known = (("train", TRAIN_WORDS), ("test", _TEST), ("validation", _VALIDATION))
+        part = next((part for part, words in known if word in words), None)
+        if part is None:
             raise FileFormatError(
-                f"{path} line {line}: {columns.split} must be train, test or validation, got {word!r}"
+                f"{title} line {line}: {columns.split} must be train, test or validation, got {word!r}"
             )
         parts[part].append((line, cells))
     if not parts["train"]:
-        raise FileFormatError(f"{path} must have rows with {columns.split} = train, got none")
+        raise FileFormatError(f"{title} must have rows with {columns.split} = train, got none")
     if parts["test"] and parts["validation"]:
         notes.append(f"rows for validation left out: {len(parts['validation'])}")
     return parts["train"], parts["test"] or parts["validation"] or None
 
 
-# -- reading ------------------------------------------------------------------------------------------------
+def choose_columns(title: str, header: Sequence[str], options: DataOptions) -> Columns:
+    """Return which columns hold what: those that the options name, else those of usual names."""
+    usual = [name for name in IMAGE_COLUMNS if name in header]
+    text, label = options.text_column or TEXT_COLUMN, options.label_column or LABEL_COLUMN
+    images = bool(options.image_column) or (text not in header and bool(usual))
+    sample = options.image_column or (usual[0] if images else text)
+    for column in (sample, label):
+        if column not in header:
+            raise FileFormatError(
+                f"{title} must have a column {column!r}, got {listed(header, most=8)}; rename one, or say which one it "
+                "is by text_column, image_column or label_column"
+            )
+    return Columns(sample, label, SPLIT_COLUMN if SPLIT_COLUMN in header else "", images)
 
 
-def read_table(path: TableFile, options: DataOptions) -> tuple[Columns, list[Row]]:
+def _read_rows(tree: Tree, name: str, options: DataOptions) -> tuple[Columns, list[Row]]:
     """Return which columns of a table hold what, and its rows, of which none lacks a sample or a label."""
-    header, rows = read_table_rows(path)
+    title = tree.place(name)
+    header, rows = read_cells(tree, name)
     if not rows:
-        raise FileFormatError(f"{path} must hold at least one row, got none")
-    columns = choose_columns(path, header, options)
+        raise FileFormatError(f"{title} must hold at least one row, got none")
+    columns = choose_columns(title, header, options)
     needed = [columns.sample, columns.label, *([columns.split] if columns.split else [])]
     checked = []
     for line, cells in rows:
         for column in needed:
             if column not in cells:
                 raise FileFormatError(
-                    f"{path} line {line} must have {column!r} as a string or an integer, got {listed(cells)}"
+                    f"{title} line {line} must have {column!r} as a string or an integer, got {listed(cells)}"
                 )
         values = {column: cells[column] for column in needed}
         values[columns.label] = values[columns.label].strip()
         for column in (columns.sample, columns.label):
             if not values[column].strip():
-                raise InputError(f"{path} line {line}: {column} must not be empty")
+                raise InputError(f"{title} line {line}: {column} must not be empty")
         checked.append((line, values))
     return columns, checked
 
 
-def read_table_rows(path: TableFile) -> tuple[list[str], list[Row]]:
+# -- cells ----------------------------------------------------------------------------------------------------
+
+
+def read_cells(tree: Tree, name: str) -> tuple[list[str], list[Row]]:
     """Return the columns of a table, and the cells of every row with its line."""
-    return _read_json_lines(path) if path.suffix in (".jsonl", ".ndjson") else _read_csv(path)
+    text, title, lower = tree.text(name), tree.place(name), name.lower()
+    if lower.endswith((".jsonl", ".ndjson")):
+        return _read_json_lines(text, title)
+    return _read_csv(text, title, "\t" if lower.endswith(".tsv") else _separator(text))
 
 
-def choose_columns(
-    path: TableFile, header: Sequence[str], options: DataOptions, holding: Sequence[str] = ()
-) -> Columns:
-    """Return which columns hold what: those that the options name, else those of usual names.
-
-    Parameters
-    ----------
-    path : TableFile
-        The table, for messages.
-    header : sequence of str
-        Its columns.
-    options : DataOptions
-        What to call for.
-    holding : sequence of str
-        Columns that hold images themselves, whatever they are called.
-    """
-    usual = [name for name in (*IMAGE_COLUMNS, *holding) if name in header]
-    images = [options.image_column] if options.image_column else usual
-    use_images = bool(options.image_column) or (options.text_column not in header and bool(images))
-    sample = images[0] if use_images else options.text_column
-    for column in (sample, options.label_column):
-        if column not in header:
-            meant = hint(("text_column", "image_column", "label_column"), ", or say which one it is by {}")
-            raise FileFormatError(
-                f"{path} must have a column {column!r}, got {listed(header, most=8)}; rename one{meant}"
-            )
-    split = options.split_column if options.split_column in header else ""
-    return Columns(sample, options.label_column, split, use_images)
-
-
-def _read_csv(path: TableFile) -> tuple[list[str], list[Row]]:
-    text = path.text()
-    separator = "\t" if path.suffix == ".tsv" else _separator(text)
+def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Row]]:
     rows: list[Row] = []
     header: list[str] = []
+    # Not pyarrow.csv: a message needs the line, and texts go over several.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         with _long_fields():
@@ -341,16 +343,16 @@ def _read_csv(path: TableFile) -> tuple[list[str], list[Row]]:
                 if not header:
                     header = [cell.strip() for cell in cells]
                     if len(set(header)) != len(header):
-                        raise FileFormatError(f"{path} must have every column once, got {listed(header, most=8)}")
+                        raise FileFormatError(f"{title} must have every column once, got {listed(header, most=8)}")
                 elif len(cells) != len(header):
                     raise FileFormatError(
-                        f"{path} line {reader.line_num} must have {len(header)} cells, got {len(cells)}; "
+                        f"{title} line {reader.line_num} must have {len(header)} cells, got {len(cells)}; "
                         "texts with separators in them need quotes"
                     )
                 else:
                     rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
     except csv.Error as error:
-        raise FileFormatError(f"{path} line {reader.line_num} must be a row of cells: {error}") from error
+        raise FileFormatError(f"{title} line {reader.line_num} must be a row of cells: {error}") from error
     return header, rows
 
 
@@ -369,20 +371,16 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _read_json_lines(path: TableFile) -> tuple[list[str], list[Row]]:
+def _read_json_lines(text: str, title: str) -> tuple[list[str], list[Row]]:
     rows: list[Row] = []
-    for line, text in enumerate(path.text().split("\n"), start=1):
-        if not text.strip():
+    for line, entry in enumerate(text.split("\n"), start=1):
+        if not entry.strip():
             continue
         try:
-            record = json.loads(text)
+            record = json.loads(entry)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise FileFormatError(f"{path} line {line} must be JSON: {error}") from error
+            raise FileFormatError(f"{title} line {line} must be JSON: {error}") from error
         if not isinstance(record, dict):
-            raise FileFormatError(f"{path} line {line} must be a JSON object, got {type(record).__name__}")
-        rows.append((line, {key: _cell(value) for key, value in record.items() if isinstance(value, (str, int))}))
+            raise FileFormatError(f"{title} line {line} must be a JSON object, got {type(record).__name__}")
+        rows.append((line, {key: str(value) for key, value in record.items() if isinstance(value, (str, int))}))
     return list(dict.fromkeys(key for _, cells in rows for key in cells)), rows
-
-
-def _cell(value: str | int) -> str:
-    return value if isinstance(value, str) else str(value)

@@ -13,7 +13,7 @@ from typing import Any
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.wording import setting
-from evergrow.data.shard import Source
+from evergrow.data import Source
 from evergrow.engine.fitting import fit, update
 from evergrow.engine.job import extraction_settings
 from evergrow.engine.manifest import Division, Manifest, plan
@@ -199,9 +199,9 @@ def _skips(learner: Learner) -> bool:
 
 def _source(data: Any) -> Source:
     if isinstance(data, (str, os.PathLike)):
-        from evergrow.data.sources import open_source
+        from evergrow.data import read
 
-        return open_source(os.fspath(data))
+        return read(data)
     if all(hasattr(data, name) for name in ("describe", "identity", "shards", "read")):
         return data  # type: ignore[no-any-return]
     raise InputError(

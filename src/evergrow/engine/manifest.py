@@ -29,8 +29,7 @@ from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.core.wording import setting
-from evergrow.data.shard import Shard, Source
-from evergrow.data.sources.base import FileSource
+from evergrow.data import Shard, Source
 from evergrow.learner.learning import BLOCK
 
 MANIFEST = register_kind("engine-manifest")
@@ -87,7 +86,7 @@ class Manifest:
     Examples
     --------
     >>> from evergrow.engine.manifest import Division, Manifest
-    >>> from evergrow.data.shard import Shard
+    >>> from evergrow.data import Shard
     >>> shards = (Shard(0, 60, 0), Shard(1, 40, 0))
     >>> manifest = Manifest({}, "features", "0123", Division(first_rows=3), shards, first=(5, 59, 61))
     >>> [manifest.first_of(shard).tolist() for shard in shards]
@@ -173,7 +172,7 @@ def plan(source: Source, division: Division | None = None, seed: int = 0, *, ski
     try:
         shards = tuple(source.shards(division.rows, division.size))
     except FileFormatError:
-        if not skip or not isinstance(source, FileSource) or len(source.files) == 1:
+        if not skip or len(source.files) == 1:
             raise
         source, unreadable = source.readable()
         shards = tuple(source.shards(division.rows, division.size))

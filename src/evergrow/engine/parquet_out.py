@@ -2,12 +2,13 @@
 
 The same input gives the same bytes (with the same version of pyarrow), so that a shard that is done twice leaves what
 was there. A folder of such files is one data set for pandas, DuckDB, Spark or
-:func:`evergrow.data.sources.open_source`.
+:func:`evergrow.data.read`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.core.optional import require
-from evergrow.data.places import Place
-from evergrow.data.sources.parquet import WIDTHS
+from evergrow.data.columnar import WIDTHS
+from evergrow.data.storage import write_file
 from evergrow.learner.answers import Answers
 
 _GROUP = 64 * 2**20
@@ -25,7 +25,7 @@ _GROUP = 64 * 2**20
 
 
 def write_features(
-    place: Place,
+    folder: str | os.PathLike[str],
     file: str,
     *,
     names: Sequence[str],
@@ -37,8 +37,8 @@ def write_features(
 
     Parameters
     ----------
-    place : Place
-        Folder to write to, on disk or in a bucket.
+    folder : str or path-like
+        Folder to write to, a path or an address in a bucket.
     file : str
         Name of the file there.
     names : sequence of str
@@ -60,16 +60,16 @@ def write_features(
     >>> import tempfile
     >>> import numpy as np
     >>> from evergrow.engine.parquet_out import write_features
-    >>> from evergrow.data.places import open_place
-    >>> from evergrow.data.sources import open_source
+    >>> from evergrow.data import read
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     X = np.eye(3, dtype=np.float32)
-    ...     _ = write_features(open_place(folder), "0.parquet", names=["a", "b", "c"], features=X)
-    ...     source = open_source(folder)
-    ...     [(source.kind, source.read(shard).names) for shard in source.shards(rows=2, size=1 << 20)]
-    [('features', ('a', 'b')), ('features', ('c',))]
+    ...     _ = write_features(folder, "0.parquet", names=["a", "b", "c"], features=X)
+    ...     source = read(folder)
+    ...     [(source.kind, source.read(shard).names()) for shard in source.shards(rows=2, size=1 << 20)]
+    [('features', ['a', 'b']), ('features', ['c'])]
     """
-    arrow = require("pyarrow", extra="parquet", purpose="writing Parquet")
+    import pyarrow as arrow
+
     if features.ndim != 2 or features.shape[1] == 0:
         raise InputError(f"features must be of shape (n, d), got {features.shape}")
     _check_lengths(len(features), names=names, labels=labels)
@@ -82,11 +82,11 @@ def write_features(
     table = arrow.table(columns)
     if len(widths) > 1:
         table = table.replace_schema_metadata({WIDTHS: json.dumps(list(widths))})
-    return _write(place, file, table, rows, packing)
+    return _write(folder, file, table, rows, packing)
 
 
 def write_answers(
-    place: Place,
+    folder: str | os.PathLike[str],
     file: str,
     *,
     names: Sequence[str],
@@ -102,8 +102,8 @@ def write_answers(
 
     Parameters
     ----------
-    place : Place
-        Folder to write to, on disk or in a bucket.
+    folder : str or path-like
+        Folder to write to, a path or an address in a bucket.
     file : str
         Name of the file there.
     names : sequence of str
@@ -115,7 +115,8 @@ def write_answers(
     top : int
         How many classes to write of each.
     """
-    arrow = require("pyarrow", extra="parquet", purpose="writing Parquet")
+    import pyarrow as arrow
+
     rows = answers.rows.tolist()
     if rows and not 0 <= min(rows) <= max(rows) < len(names):
         raise InputError(f"names must be those of all samples asked about, got {len(names)} for row {max(rows)}")
@@ -138,7 +139,7 @@ def write_answers(
     if top > 1:
         columns["top"] = _ranking(arrow, answers, ranked, values)
     columns |= _label_column(arrow, "true_label", None if labels is None else labels[answers.rows])
-    return _write(place, file, arrow.table(columns), 1 << 16, "zstd")
+    return _write(folder, file, arrow.table(columns), 1 << 16, "zstd")
 
 
 def _ranking(arrow: Any, answers: Answers, ranked: NDArray[np.int64], values: NDArray[np.float64]) -> Any:
@@ -165,11 +166,13 @@ def _check_lengths(n: int, **columns: Any) -> None:
             raise InputError(f"{name} must be one per sample ({n}), got {len(column)}")
 
 
-def _write(place: Place, file: str, table: Any, rows: int, packing: Any) -> int:
-    parquet = require("pyarrow.parquet", extra="parquet", purpose="writing Parquet")
-    stream = require("pyarrow", extra="parquet", purpose="writing Parquet").BufferOutputStream()
+def _write(folder: str | os.PathLike[str], file: str, table: Any, rows: int, packing: Any) -> int:
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    stream = arrow.BufferOutputStream()
     dictionaries = [name for name in ("label", "true_label") if name in table.column_names]
     parquet.write_table(table, stream, row_group_size=rows, compression=packing, use_dictionary=dictionaries)
     body = stream.getvalue().to_pybytes()
-    place.write(file, body)
+    write_file(folder, file, body)
     return len(body)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from evergrow.core.archive import read_archive, register_kind, write_archive
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, ImageError, InputError
 from evergrow.core.wording import setting
-from evergrow.data.shard import Shard, ShardData, Source
+from evergrow.data import Samples, Shard, Source
 from evergrow.engine.job import EXTRACTION, Job, ShardError, known_job
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.learner.learner import Learner
@@ -134,10 +134,11 @@ def _place(shard: Shard) -> str:
 class _Chosen:
     """Some rows of the data of a shard."""
 
-    def __init__(self, data: ShardData, rows: NDArray[np.int64]) -> None:
+    def __init__(self, data: Samples, rows: NDArray[np.int64]) -> None:
         self.items = None if data.items is None else data.items.take(rows)
         self.rows = rows
-        self.names = tuple(data.names[int(row)] for row in rows)
+        names = data.names()
+        self.names = tuple(names[int(row)] for row in rows)
         self.labels = None if data.labels is None else np.asarray(data.labels, dtype=np.str_)[rows]
 
     def vectors(self, features: NDArray[Any]) -> ShardFeatures:
@@ -185,7 +186,7 @@ def _encoded(job: Job, chosen: _Chosen, backbone: Backbone, decoders: Any) -> Sh
 
 @lru_cache(maxsize=2)
 def _source(folder: str, key: str) -> Source:
-    from evergrow.data.sources import source_from
+    from evergrow.data import source_from
 
     return source_from(known_job(folder, key).manifest.source)
 

@@ -20,7 +20,6 @@ from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.core.wording import setting
-from evergrow.data.places import Place, open_place
 from evergrow.engine.asking import ask_shards, asked_model, asking_job
 from evergrow.engine.job import Job, begin_job
 from evergrow.engine.manifest import Manifest, write_json
@@ -126,8 +125,8 @@ def features_work(job: Job, about: dict[str, Any]) -> dict[str, Any]:
     """Write the features of a shard."""
     widths = BackboneSpec.from_dict(job.backbone or {}).blocks.widths
 
-    def write(place: Place, file: str, found: ShardFeatures) -> None:
-        write_features(place, file, names=found.names, features=found.X, labels=found.labels, widths=widths)
+    def write(folder: Path, file: str, found: ShardFeatures) -> None:
+        write_features(folder, file, names=found.names, features=found.X, labels=found.labels, widths=widths)
 
     return _written(job, about, write)
 
@@ -136,16 +135,16 @@ def features_work(job: Job, about: dict[str, Any]) -> dict[str, Any]:
 def predict_work(job: Job, about: dict[str, Any]) -> dict[str, Any]:
     """Write the answers about a shard."""
 
-    def write(place: Place, file: str, found: ShardFeatures) -> None:
+    def write(folder: Path, file: str, found: ShardFeatures) -> None:
         features = Features(found.X, np.arange(len(found)))
         answers = asked_model(job, about).ask(features, false_alarm=job.settings["false_alarm"])
         top = int(job.settings["top"])
-        write_answers(place, file, names=found.names, answers=answers, labels=found.labels, top=top)
+        write_answers(folder, file, names=found.names, answers=answers, labels=found.labels, top=top)
 
     return _written(job, about, write)
 
 
-def _written(job: Job, about: dict[str, Any], write: Callable[[Place, str, ShardFeatures], None]) -> dict[str, Any]:
+def _written(job: Job, about: dict[str, Any], write: Callable[[Path, str, ShardFeatures], None]) -> dict[str, Any]:
     """Write the file of a shard unless it is there and whole, and then what there is to tell of it."""
     target = prepared(job.result(job.work, about["number"], ".parquet"))
     note = prepared(job.result("told", about["number"], ".json"))
@@ -153,7 +152,7 @@ def _written(job: Job, about: dict[str, Any], write: Callable[[Place, str, Shard
     if there is not None:
         return there
     found = features_of(job, about)
-    write(open_place(str(target.parent)), target.name, found)
+    write(target.parent, target.name, found)
     write_json(note, {"told": found.told(), **_mark(target)})
     return found.told()
 

@@ -21,7 +21,7 @@ from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import EngineError, EvergrowError, FileFormatError
 from evergrow.core.files import real_path
 from evergrow.core.version import __version__
-from evergrow.data.shard import Shard
+from evergrow.data import Shard
 from evergrow.engine.job import Job, ShardError, known_job
 from evergrow.engine.manifest import write_json
 from evergrow.engine.runners import Task

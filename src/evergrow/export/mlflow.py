@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evergrow.core.errors import InputError
-from evergrow.core.items import Items, concat_items
+from evergrow.core.items import Images, Items
 from evergrow.core.optional import require
 from evergrow.core.version import __version__
-from evergrow.data.fetched import HeldImage
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -145,7 +144,7 @@ def _column(frame: Any, name: str) -> list[Any]:
 def _images(cells: list[Any]) -> Items:
     if not cells:
         raise InputError("inputs must hold at least one image, got none")
-    return concat_items([HeldImage(_bytes(cell, row), f"image {row}") for row, cell in enumerate(cells)])
+    return Images(tuple(_bytes(cell, row) for row, cell in enumerate(cells)))
 
 
 def _bytes(cell: Any, row: int) -> bytes:

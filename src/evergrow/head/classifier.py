@@ -356,6 +356,7 @@ class Classifier(IncrementalClassifier):
         found = as_weights(sample_weight, len(Z))
         weights = None if found is None else torch.from_numpy(found).to(Z.device)
         parts = np.zeros(len(Z), dtype=np.int64) if folds is None else np.asarray(folds, dtype=np.int64)
+        self._solved.readout()  # most of its cost is shared with what comes now, and a file keeps it
         return fold_outs(self._solved, Z, codes, torch.from_numpy(parts).to(Z.device), weights)
 
     def calibrate(self, *, temperature: float | None = None, novelty: NoveltyStandard | None = None) -> Self:

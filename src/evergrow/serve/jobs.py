@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import os
 import secrets
 import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
@@ -24,18 +26,22 @@ from fastapi.responses import StreamingResponse
 from numpy.typing import NDArray
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from evergrow.core.errors import EvergrowError, ImageError, InputError
-from evergrow.core.escaping import one_line
+from evergrow.core.errors import EvergrowError, FileFormatError, ImageError, InputError
+from evergrow.core.escaping import one_line, printable
 from evergrow.core.files import atomic_path
+from evergrow.core.image_formats import IMAGE_SUFFIXES
+from evergrow.data.archives import Archive
+from evergrow.data.folders import is_hidden
+from evergrow.data.storage import Tree
 from evergrow.serve.backbones import Batcher, Prepared, cores
-from evergrow.serve.models import JOB
+from evergrow.serve.config import Limits
+from evergrow.serve.models import JOB, UPLOAD
 from evergrow.serve.monitoring import log
 from evergrow.serve.problems import Problem, problem_of, problems, validation_problem
 from evergrow.serve.requests import ChangeHeadersDep, ChangeRequest, SentImage, media_type
 from evergrow.serve.schemas import ClassName, JobList, JobRecord, SkippedImage
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 from evergrow.serve.teaching import change_answer
-from evergrow.serve.zips import ImageZip, ZippedImage
 
 FILE_NAME = ".jobs.json"
 _REMEMBERED = 100
@@ -104,6 +110,59 @@ class Job:
         self.update(skipped=self.record.skipped + 1, failures=failures[:_NAMED])
 
 
+class UploadedZip:
+    """A zip of images in folders named by class, in a file of its own; nothing is unpacked to disk.
+
+    Parameters
+    ----------
+    path : Path
+        The file, which is removed at the end.
+    limits : Limits
+        How much may be in it.
+
+    Raises
+    ------
+    Problem
+        413 if there is too much in it; 422 if it is no zip, is meant to do harm, or holds no image.
+    """
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        self._path = path
+        try:
+            self._archive = Archive(Tree(path.parent), path.name)
+            self.images = self._labelled(limits)
+        except FileFormatError as error:
+            path.unlink()
+            raise Problem(422, str(error).replace(str(path), "the zip"), "BadZip") from error
+        except BaseException:
+            path.unlink()
+            raise
+
+    def _labelled(self, limits: Limits) -> list[tuple[str, str]]:
+        """Return the name and class of each image. A folder around all of them, as many tools pack it, is no class."""
+        sizes = self._archive.sizes
+        if len(sizes) > limits.zip_entries or sum(sizes.values()) > limits.zip_bytes:
+            most = f"{limits.zip_entries:,} files and {limits.zip_bytes:,} bytes"
+            raise Problem(413, f"a zip may hold at most {most} once it is unpacked", "TooMany")
+        split = [name.split("/") for name in sizes if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES]
+        found = [parts for parts in split if len(parts) > 1 and not any(map(is_hidden, parts))]
+        if not found:
+            raise Problem(422, "the zip holds no images in folders named by class", "BadZip")
+        wrapped = len({parts[0] for parts in found}) == 1 and all(len(parts) > 2 for parts in found)
+        return [("/".join(parts), parts[1 if wrapped else 0]) for parts in found]
+
+    def read(self, name: str) -> bytes:
+        """Return the content of an image."""
+        try:
+            return self._archive.read(name)
+        except FileFormatError as error:
+            raise ImageError(f"{printable(name)[:200]} is damaged in the zip") from error
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._path.unlink(missing_ok=True)
+
+
 class Jobs:
     """All jobs of the service.
 
@@ -147,11 +206,11 @@ class Jobs:
         if self._count_open() >= self._service.limits.jobs:
             raise Problem(503, "too many jobs are open: wait for one to end", "TooManyJobs", retry_after=5)
 
-    async def start(self, model: OpenModel, file: IO[bytes], request: ChangeRequest) -> Job:
-        """Check a zip and begin to learn it; the file is closed at the end."""
-        archive = await self._service.run(ImageZip, file, self._service.limits)
+    async def start(self, model: OpenModel, path: Path, request: ChangeRequest) -> Job:
+        """Check a zip and begin to learn it; the file is removed at the end."""
+        archive = await self._service.run(UploadedZip, path, self._service.limits)
         try:
-            _check_class_names(sorted({image.label for image in archive.images}))
+            _check_class_names(sorted({label for _, label in archive.images}))
             self.check_room()
         except BaseException:
             archive.close()
@@ -195,9 +254,9 @@ class Jobs:
         self._service.metrics.jobs.set(self._count_open())
         JobFile(jobs=self.records()).write(self._service.store.folder)
 
-    async def _work(self, job: Job, model: OpenModel, archive: ImageZip, request: ChangeRequest) -> None:
+    async def _work(self, job: Job, model: OpenModel, archive: UploadedZip, request: ChangeRequest) -> None:
         try:
-            with archive:
+            with closing(archive):
                 rows, labels = await self._encode(job, model, archive)
             self._update(job, state="writing")
             taught = self._service.change(
@@ -218,7 +277,7 @@ class Jobs:
             log("job failed", job=job.record.id, error=bug, problem=problem.detail)
             self._update(job, state="failed", error=problem.detail)
 
-    async def _encode(self, job: Job, model: OpenModel, archive: ImageZip) -> tuple[NDArray[Any], NDArray[np.str_]]:
+    async def _encode(self, job: Job, model: OpenModel, archive: UploadedZip) -> tuple[NDArray[Any], NDArray[np.str_]]:
         """Return features and labels of all images that can be read, each encoded by itself, a few prepared ahead."""
         batcher = await self._service.batcher(model)
         parts: list[NDArray[Any]] = []
@@ -226,14 +285,14 @@ class Jobs:
         ahead = 2 * cores()  # so that decoding and the backbone go on side by side, and little is held in memory
         for start in range(0, len(archive.images), ahead):
             some = archive.images[start : start + ahead]
-            found = await asyncio.gather(*(self._prepare(batcher, archive, image) for image in some))
+            found = await asyncio.gather(*(self._prepare(batcher, archive, name) for name, _ in some))
             kept = []
-            for image, sample in zip(some, found, strict=True):
-                if isinstance(sample, Exception):
-                    job.skip(image.name, str(getattr(sample, "detail", sample)))
+            for (name, label), sample in zip(some, found, strict=True):
+                if isinstance(sample, ImageError):
+                    job.skip(printable(name)[:200], str(sample))
                 else:
                     kept.append(sample)
-                    labels.append(image.label)
+                    labels.append(label)
             if kept:
                 await _announce(batcher, len(kept))
                 parts.append(await asyncio.wrap_future(batcher.submit(kept, alone=True)))
@@ -243,18 +302,14 @@ class Jobs:
             raise InputError(f"the zip holds no image that can be read; the first one: {reason}")
         return np.concatenate(parts), np.asarray(labels, dtype=np.str_)
 
-    async def _prepare(self, batcher: Batcher, archive: ImageZip, image: ZippedImage) -> Prepared | Exception:
+    async def _prepare(self, batcher: Batcher, archive: UploadedZip, name: str) -> Prepared | ImageError:
         """Return an image as the backbone takes it, or the error if it cannot be read."""
         try:
-            sent = SentImage(image.name, await self._service.run(archive.read, image))
+            sent = SentImage(printable(name)[:200], await self._service.run(archive.read, name))
             (sample,) = await self._service.prepared(batcher.backbone, [sent])
             return sample
         except ImageError as error:
             return error
-        except Problem as problem:
-            if problem.kind != "BadZip":  # an entry that is larger than it says is meant to do harm
-                raise
-            return problem
 
 
 async def _announce(batcher: Batcher, n: int) -> None:
@@ -299,7 +354,12 @@ JobsDep = Annotated[Jobs, Depends(_jobs)]
     openapi_extra=_ZIP,
 )
 async def start_job(
-    model: ModelDep, request: Request, headers: ChangeHeadersDep, jobs: JobsDep, response: Response
+    model: ModelDep,
+    request: Request,
+    headers: ChangeHeadersDep,
+    jobs: JobsDep,
+    service: ServiceDep,
+    response: Response,
 ) -> JobRecord:
     """Learn a zip of images as one change, with progress; nothing is written before all of it was looked at."""
     if media_type(request) not in _ZIP_TYPES:
@@ -307,8 +367,8 @@ async def start_job(
     if model.version.kind != "images":
         raise InputError(f"the model takes {model.version.kind}: a zip of images cannot be taught to it")
     jobs.check_room()
-    file, digest = await _received(request)
-    job = await jobs.start(model, file, headers.change("job", digest))
+    path, digest = await _received(request, service.store.folder)
+    job = await jobs.start(model, path, headers.change("job", digest))
     response.headers["Location"] = f"/api/v1/jobs/{job.record.id}"
     return job.record
 
@@ -339,19 +399,19 @@ async def cancel_job(j: str, jobs: JobsDep) -> JobRecord:
     return jobs.cancel(j).record
 
 
-async def _received(request: Request) -> tuple[IO[bytes], bytes]:
-    """Return the body as a file without a name, which is gone however this process ends, and its hash."""
-    file = tempfile.TemporaryFile(prefix="evergrow-")  # noqa: SIM115  closed by the job
+async def _received(request: Request, folder: Path) -> tuple[Path, bytes]:
+    """Write the body to a file beside the models, and return its path and its hash."""
     digest = hashlib.blake2b(digest_size=16)
-    try:
-        async for chunk in request.stream():
-            digest.update(chunk)
-            file.write(chunk)
-    except BaseException:
-        file.close()
-        raise
-    file.seek(0)
-    return file, digest.digest()
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=UPLOAD, suffix=".zip", delete=False) as file:
+        path = Path(file.name)
+        try:
+            async for chunk in request.stream():
+                digest.update(chunk)
+                file.write(chunk)
+        except BaseException:
+            path.unlink()
+            raise
+    return path, digest.digest()
 
 
 async def _events(job: Job, closing: asyncio.Event) -> AsyncIterator[str]:

@@ -45,6 +45,9 @@ JOB = "job"
 """Further field of a change: the id of the job that made it."""
 _PAUSE = 0.05  # seconds between two tries at a file that another process is changing
 _DELETED = ".deleted."
+UPLOAD = ".upload."
+"""Beginning of the names of files that are being received."""
+_ABANDONED = 3600.0  # seconds after which such a file belongs to nobody: its process was killed
 
 Edit = Callable[[Learner], object]
 Result = TypeVar("Result")
@@ -321,7 +324,7 @@ class ModelStore:
         if not self.folder.is_dir():
             raise PathError(f"{config.folder} is not a folder: name one for the models")
         if not config.read_only:
-            _finish_removals(self.folder)
+            _remove_leftovers(self.folder)
         self._models: dict[Path, ServedModel] = {}
         self._guard = threading.Lock()
 
@@ -367,7 +370,7 @@ class ModelStore:
         Problem
             422 if it is no whole model or was refused; nothing is left behind.
         """
-        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".upload.", suffix=PARTIAL)
+        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=UPLOAD, suffix=PARTIAL)
         try:
             with open(handle, "wb") as file:
                 file.write(data)
@@ -437,8 +440,12 @@ def _remove_model(path: Path) -> None:
         _clear(away)
 
 
-def _finish_removals(folder: Path) -> None:
-    """Remove what is left of models that were deleted just before a crash."""
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a crash left: models that were being deleted, and files that were being received."""
+    for upload in folder.glob(f"{UPLOAD}*"):
+        with suppress(OSError):  # another process may remove it too
+            if time.time() - upload.stat().st_mtime > _ABANDONED:
+                upload.unlink()
     for away in folder.glob(f"{_DELETED}*"):
         if away.is_dir() and not away.is_symlink():
             _clear(away)

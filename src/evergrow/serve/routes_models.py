@@ -83,11 +83,18 @@ async def describe_model(
     return await service.run(model_record, model)
 
 
-@router.delete("/models/{m}", status_code=204, dependencies=_CHANGES, responses=problems(404, 412, 507))
-async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> None:
+@router.delete(
+    "/models/{m}",
+    status_code=204,
+    response_class=Response,
+    dependencies=_CHANGES,
+    responses=problems(404, 412, 507),
+)
+async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> Response:
     """Delete a model with its history, for good: it is gone in one step. A link loses its name, not its file."""
     model = await service.run(service.store.model, m)
     await model.remove(ChangeRequest(if_match), service.store.link(m), service.writers)
+    return Response(status_code=204)
 
 
 @router.get(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class Traffic:
 @pytest.fixture
 def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
     """Count what is read from ``memory://``, which begins empty; whole files opened are an error."""
-    from fsspec.implementations.memory import MemoryFileSystem
+    from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
@@ -52,9 +53,16 @@ def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
     def cat_file(self: MemoryFileSystem, path: str, start: int | None = None, end: int | None = None, **more: object):
         assert start is not None, "a source must ask for ranges"
         assert end is not None, "a source must ask for ranges"
-        body = original(self, path, start=start, end=end, **more)
+        before = len(counted.sizes)
+        body = original(self, path, start=start, end=end, **more)  # which opens and reads the file
+        counted.sizes[before:] = [len(body)]
+        return body
+
+    def read(self: MemoryFile, size: int | None = -1) -> bytes:
+        body = io.BytesIO.read(self, size)
         counted.sizes.append(len(body))
         return body
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
+    monkeypatch.setattr(MemoryFile, "read", read)
     return counted

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from evergrow.data.shard import ShardData
+from evergrow.data import Samples
 
 
 def jpeg(seed: int, side: int = 24) -> bytes:
@@ -19,7 +19,7 @@ def jpeg(seed: int, side: int = 24) -> bytes:
     return stream.getvalue()
 
 
-def bodies(data: ShardData) -> list[bytes]:
+def bodies(data: Samples) -> list[bytes]:
     """Return the image files of a shard, however it holds them."""
     assert data.items is not None
     raw = [data.items.raw(row) for row in range(len(data))]

@@ -14,10 +14,8 @@ from tests.data.sources.conftest import Traffic
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError
-from evergrow.core.items import ImageArrays
-from evergrow.data import FeatureSet, load_features, save_features
-from evergrow.data.shard import ShardData
-from evergrow.data.sources import FileSource, open_source, source_from
+from evergrow.core.items import Images
+from evergrow.data import FeatureSet, Samples, Source, load_features, read, save_features, source_from
 
 LARGE = 1 << 30
 
@@ -30,7 +28,7 @@ def features() -> FeatureSet:
     return FeatureSet("toy", X[:40], y[:40], X[40:], y[40:], ("ant", "bee", "cat"))
 
 
-def whole(source: FileSource, rows: int = 7) -> tuple[np.ndarray, list[str]]:
+def whole(source: Source, rows: int = 7) -> tuple[np.ndarray, list[str]]:
     data = [source.read(shard) for shard in source.shards(rows, LARGE)]
     return np.concatenate([part.features for part in data]), [label for part in data for label in part.labels.tolist()]
 
@@ -39,7 +37,7 @@ def whole(source: FileSource, rows: int = 7) -> tuple[np.ndarray, list[str]]:
 @pytest.mark.parametrize("part", ["train", "test", "all"])
 def test_rows_are_those_of_the_ordinary_reader(tmp_path: Path, features: FeatureSet, suffix: str, part: str) -> None:
     save_features(tmp_path / f"toy.{suffix}", features)
-    source = open_source(tmp_path / f"toy.{suffix}", options={"part": part})
+    source = read(tmp_path / f"toy.{suffix}", part=part)
     X, labels = whole(source)
     parts = ["train", "test"] if part == "all" else [part]
     expected = np.concatenate([getattr(features, f"X_{name}") for name in parts])
@@ -57,7 +55,7 @@ def test_only_the_rows_of_a_shard_are_read(tmp_path: Path, features: FeatureSet,
     save_features(tmp_path / f"big.{suffix}", FeatureSet("big", X, y, X[:10], y[:10]))
     upload(tmp_path, "memory://sets")
     size = (tmp_path / f"big.{suffix}").stat().st_size
-    far = open_source(f"memory://sets/big.{suffix}")
+    far = read(f"memory://sets/big.{suffix}")
     shards = list(far.shards(rows=100, size=LARGE))
     assert traffic.total < size / 3  # planning read headers
     traffic.sizes.clear()
@@ -65,7 +63,7 @@ def test_only_the_rows_of_a_shard_are_read(tmp_path: Path, features: FeatureSet,
     data = worker.read(shards[150])
     assert data.features.tobytes() == X[15_000:15_100].tobytes()
     assert data.labels.tolist() == [str(code) for code in y[15_000:15_100]]
-    assert data.names[0] == f"big.{suffix}[15000]"
+    assert data.names()[0] == f"big.{suffix}[15000]"
     assert traffic.total < size / 3
     traffic.sizes.clear()
     worker.read(shards[151])
@@ -80,7 +78,7 @@ def test_packed_arrays_are_read_whole_but_once(tmp_path: Path, traffic: Traffic)
     upload(tmp_path, "memory://sets")
     for name in ("packed.npz", "columns.npz"):
         traffic.sizes.clear()
-        far = open_source(f"memory://sets/{name}")
+        far = read(f"memory://sets/{name}")
         got, labels = whole(far, rows=100)
         assert got.tobytes() == X.tobytes()
         assert labels == y.tolist()
@@ -92,21 +90,21 @@ def test_types_and_shapes(tmp_path: Path) -> None:
     labels = np.arange(6)
     for dtype, expected in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"), ("i4", "f8")):
         np.savez(tmp_path / f"{dtype}.npz", X=(X * 9).astype(dtype), y=labels)
-        got, _ = whole(open_source(tmp_path / f"{dtype}.npz"))
+        got, _ = whole(read(tmp_path / f"{dtype}.npz"))
         assert got.dtype == np.dtype(expected)
         assert np.array_equal(got, (X * 9).astype(dtype).astype(expected))
     save_tensors({"X": torch.tensor(X).bfloat16(), "y": torch.arange(6)}, tmp_path / "half.safetensors")
-    got, _ = whole(open_source(tmp_path / "half.safetensors"))
+    got, _ = whole(read(tmp_path / "half.safetensors"))
     assert np.array_equal(got, torch.tensor(X).bfloat16().float().numpy())
 
 
 def test_pixels_are_images(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (10, 4, 4, 3), dtype=np.uint8)
     np.savez(tmp_path / "images.npz", X_train=pixels, y_train=np.arange(10) % 2, classes=np.array(["a", "b"]))
-    source = open_source(tmp_path / "images.npz")
+    source = read(tmp_path / "images.npz")
     data = [source.read(shard) for shard in source.shards(4, LARGE)]
     assert source.kind == "image"
-    assert isinstance(data[1].items, ImageArrays)
+    assert isinstance(data[1].items, Images)
     assert np.array_equal(np.concatenate([part.items.pixels for part in data]), pixels)
     assert data[1].labels.tolist() == ["a", "b", "a", "b"]
 
@@ -116,33 +114,33 @@ def test_blocks_are_joined_as_the_ordinary_reader_joins_them(tmp_path: Path) -> 
     y = np.arange(9) % 3
     save_features(tmp_path / "blocks.npz", FeatureSet("blocks", X, y, X, y, widths=(2, 3)))
     expected = load_features(tmp_path / "blocks.npz").train(np.arange(9))[0]
-    assert whole(open_source(tmp_path / "blocks.npz"), rows=4)[0].tobytes() == expected.tobytes()
+    assert whole(read(tmp_path / "blocks.npz"), rows=4)[0].tobytes() == expected.tobytes()
 
 
 def test_many_files_in_the_order_of_their_names(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         np.savez(tmp_path / f"{name}.npz", X=np.full((3, 2), ord(name), np.float32), y=np.array([name] * 3))
-    assert whole(open_source(tmp_path))[1] == list("aaabbbccc")
-    assert whole(open_source(tmp_path / "[ab].npz"))[1] == list("aaabbb")
-    assert whole(open_source(tmp_path / "{c,a}.npz"))[1] == list("aaaccc")
+    assert whole(read(tmp_path))[1] == list("aaabbbccc")
+    assert whole(read(tmp_path / "[ab].npz"))[1] == list("aaabbb")
+    assert whole(read(tmp_path / "{c,a}.npz"))[1] == list("aaaccc")
 
 
 def test_a_file_without_labels_has_none(tmp_path: Path) -> None:
     np.savez(tmp_path / "plain.npz", X=np.eye(3, dtype=np.float32))
-    source = open_source(tmp_path / "plain.npz")
-    data: ShardData = source.read(next(iter(source.shards(9, LARGE))))
+    source = read(tmp_path / "plain.npz")
+    data: Samples = source.read(next(iter(source.shards(9, LARGE))))
     assert data.labels is None
     np.savez(tmp_path / "with.npz", X=np.eye(3, dtype=np.float32), y=np.arange(3))
     with pytest.raises(FileFormatError, match=r"plain.npz must have labels like the files beside it"):
-        list(open_source(tmp_path).shards(9, LARGE))
-    assert len(list(open_source(tmp_path, options={"labelled": False}).shards(9, LARGE))) == 2
+        list(read(tmp_path).shards(9, LARGE))
+    assert len(list(read(tmp_path, labelled=False).shards(9, LARGE))) == 2
 
 
 def test_widths_that_differ_are_named_in_one_line(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", X=np.eye(3, dtype=np.float32), y=np.arange(3))
     np.savez(tmp_path / "b.npz", X=np.eye(5, dtype=np.float32), y=np.arange(5))
     with pytest.raises(FileFormatError, match=r"one width, got 3 in a.npz and 5 in b.npz"):
-        list(open_source(tmp_path).shards(9, LARGE))
+        list(read(tmp_path).shards(9, LARGE))
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
@@ -165,7 +163,7 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path, suffix: str) -> None:
                 broken[int(place) * (1 if number % 4 else -1)] = int(rng.integers(256))
         path.write_bytes(broken)
         try:
-            source = open_source(path)
+            source = read(path)
             for shard in source.shards(100, LARGE):
                 source.read(shard)
         except EvergrowError as error:
@@ -183,19 +181,19 @@ def test_what_is_no_table_of_features_is_refused(tmp_path: Path) -> None:
     for name, (arrays, message) in cases.items():
         np.savez(tmp_path / f"{name}.npz", **arrays)
         with pytest.raises(FileFormatError, match=message):
-            list(open_source(tmp_path / f"{name}.npz").shards(9, LARGE))
+            list(read(tmp_path / f"{name}.npz").shards(9, LARGE))
     np.savez(tmp_path / "nan.npz", X=np.array([[1.0], [np.nan]]), y=np.arange(2))
-    source = open_source(tmp_path / "nan.npz")
+    source = read(tmp_path / "nan.npz")
     with pytest.raises(InputError, match=r"nan.npz must be finite, .* row 1"):
         source.read(next(iter(source.shards(9, LARGE))))
     np.savez(tmp_path / "pickled.npz", X=np.array([{}], dtype=object))
     with pytest.raises(FileFormatError, match=r"pickled\.npz must be a whole NPZ file of plain arrays"):
-        list(open_source(tmp_path / "pickled.npz").shards(9, LARGE))
+        list(read(tmp_path / "pickled.npz").shards(9, LARGE))
 
 
 def test_a_file_that_changed_since_the_shards_were_made_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", X=np.eye(9), y=np.arange(9))
-    source = open_source(tmp_path / "a.npz")
+    source = read(tmp_path / "a.npz")
     last = list(source.shards(3, LARGE))[-1]
     np.savez(tmp_path / "a.npz", X=np.eye(4), y=np.arange(4))
     with pytest.raises(FileFormatError, match="must hold 9 rows of X, as when the shards were made"):

@@ -15,10 +15,9 @@ from tests.engine.object_storage import upload
 
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError
 from evergrow.core.items import Texts
-from evergrow.data.shard import Shard, ShardData
-from evergrow.data.sources import SOURCES, FileSource, open_source, source_from
-from evergrow.data.sources.patterns import expanded, part_of_files
-from evergrow.data.sources.spans import block_spans, spans
+from evergrow.data import Samples, Shard, Source, read, source_from
+from evergrow.data.readers import READERS, register_reader
+from evergrow.data.sources import expanded, make_source, part_of_files, spans
 
 LARGE = 1 << 30
 
@@ -52,24 +51,12 @@ def test_parts_go_by_whole_words() -> None:
 
 def test_spans_hold_all_rows_once_within_limits() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(50):
-        sizes = rng.integers(0, 100, int(rng.integers(0, 40))).tolist()
-        rows, size = int(rng.integers(1, 10)), int(rng.integers(1, 300))
-        found = list(spans(sizes, rows, size))
-        assert [row for start, stop, _ in found for row in range(start, stop)] == list(range(len(sizes)))
-        assert all(stop - start <= rows for start, stop, _ in found)
-        assert all(weight == sum(sizes[start:stop]) for start, stop, weight in found)
-        assert all(weight <= size or stop - start == 1 for start, stop, weight in found)
-
-
-def test_block_spans_hold_all_rows_once_within_limits() -> None:
-    rng = np.random.default_rng(0)
     for _ in range(100):
         each = int(rng.integers(0, 2)) * 10
         blocks = [(int(n), int(n) * each) for n in rng.integers(0, 30, int(rng.integers(0, 12)))]
         rows, size = int(rng.integers(1, 40)), int(rng.integers(1, 400))
         starts = np.cumsum([0, *(n for n, _ in blocks)])
-        found = list(block_spans(blocks, rows, size))
+        found = list(spans(blocks, rows, size))
         taken = [
             row
             for span in found
@@ -84,28 +71,28 @@ def test_block_spans_hold_all_rows_once_within_limits() -> None:
 def test_names_with_marks_of_patterns_are_names_where_they_exist(vectors: Path) -> None:
     odd = vectors / "[ab]{1,2}.npz"
     (vectors / "a.npz").rename(odd)
-    source = open_source(odd)
-    assert source.read(next(source.shards(9, LARGE))).names[0] == "[ab]{1,2}.npz[0]"
+    source = read(odd)
+    assert source.read(next(source.shards(9, LARGE))).names()[0] == "[ab]{1,2}.npz[0]"
     assert sum(shard.rows for shard in source_from(source.describe()).shards(9, LARGE)) == 5
     table = vectors / "[x]*.csv"
     table.write_text("text,label\na,b\n")
-    source = open_source(table)
+    source = read(table)
     assert [source.read(shard).items.raw(0) for shard in source.shards(9, LARGE)] == ["a"]
 
 
 def test_relative_paths_are_described_in_full(vectors: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(vectors)
-    source = open_source("a.npz")
+    source = read("a.npz")
     description = json.loads(json.dumps(source.describe()))
     monkeypatch.chdir("/")
     (shard,) = source_from(description).shards(9, LARGE)
     assert source_from(description).read(shard).labels.tolist() == ["a"] * 5
-    assert open_source(f"file://{vectors}/a.npz").identity() == source.identity()
+    assert read(f"file://{vectors}/a.npz").identity() == source.identity()
 
 
 def test_other_options_are_other_data(vectors: Path) -> None:
     identities = {
-        open_source(vectors / "a.npz", options=options).identity()
+        read(vectors / "a.npz", **options).identity()
         for options in ({}, {"part": "test"}, {"labelled": False}, {"storage": {"anon": True}})
     }
     assert len(identities) == 3  # how the storage is reached does not count
@@ -120,7 +107,7 @@ def test_other_options_are_other_data(vectors: Path) -> None:
         {"format": "arrays", "address": 5},
         {"format": "arrays", "address": "x", "options": []},
         {"format": "arrays", "address": "x", "kind": "sound"},
-        {"format": "arrays", "address": "x", "options": {"parts": 1}},
+        {"format": "arrays", "address": "x", "options": {"labels": 1}},
         {"format": "arrays", "address": "s3://a:b@c"},
     ],
 )
@@ -130,29 +117,29 @@ def test_descriptions_of_nothing_are_refused(description: dict[str, Any]) -> Non
 
 
 def test_shards_that_say_nothing_are_refused(vectors: Path) -> None:
-    source = open_source(vectors / "a.npz")
+    source = read(vectors / "a.npz")
     (shard,) = source.shards(9, LARGE)
     for where in ({}, {**shard.where, "start": -1}, {**shard.where, "file": 5}, {**shard.where, "stop": 10**9}):
         with pytest.raises(FileFormatError):
             source.read(replace(shard, where=where))
-    for name in SOURCES.names():
+    for name in ("arrays", "parquet", "arrow", "webdataset", "table"):
         with pytest.raises(EvergrowError):
-            SOURCES[name](source.place, "a.npz", source.options, "image").read(Shard(0, 1, 0, {}))
+            make_source(name, source.tree, "a.npz", source.options).read(Shard(0, 1, 0, {}))
 
 
 def test_limits_are_checked(vectors: Path) -> None:
     for rows, size in ((0, 1), (1, 0), (1.5, 1), (True, 1)):
         with pytest.raises(ParameterError, match="must be an integer"):
-            list(open_source(vectors).shards(rows, size))
+            list(read(vectors).shards(rows, size))
     (vectors / "a.xyz").touch()
     with pytest.raises(InputError, match="must be a folder, or end like a data file"):
-        open_source(vectors / "a.xyz")
+        read(vectors / "a.xyz")
 
 
 def test_a_source_of_ones_own(tmp_path: Path) -> None:
-    @SOURCES.register("lines")
-    class LineSource(FileSource):
-        """Texts, one in a line."""
+    @register_reader("lines", suffixes=(".lines",))
+    class LineSource(Source):
+        """Texts, one in a file."""
 
         format = "lines"
         suffixes = (".lines",)
@@ -164,25 +151,25 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
             for name, length in self.files.items():
                 yield Shard(0, 1, length, {"file": name})
 
-        def read(self, shard: Shard) -> ShardData:
-            body = self.place.read(shard.where["file"], 0, shard.size)
-            return ShardData((shard.where["file"],), items=Texts((body.decode(),)))
+        def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
+            return Samples("text", Texts((self.tree.text(shard.where["file"]),)), labels=np.array(["x"]))
 
     try:
         (tmp_path / "a.lines").write_text("hello")
-        source = open_source(tmp_path / "a.lines")
+        source = read(tmp_path / "a.lines")
         assert [source_from(source.describe()).read(shard).items.raw(0) for shard in source.shards(9, 9)] == ["hello"]
+        assert source.dataset().train.items.texts == ("hello",)
     finally:
-        SOURCES.remove("lines")
+        READERS.remove("lines")
 
 
-def _labels(description: dict[str, Any], shard: Shard, source: FileSource, answers: Any) -> None:
+def _labels(description: dict[str, Any], shard: Shard, source: Source, answers: Any) -> None:
     answers.put([source_from(description).read(shard).labels.tolist(), source.read(shard).labels.tolist()])
 
 
 def test_a_forked_process_reads_from_a_bucket_on_its_own(vectors: Path, s3: str) -> None:
     upload(vectors, f"{s3}/forked")
-    source = open_source(f"{s3}/forked/b.npz")
+    source = read(f"{s3}/forked/b.npz")
     (shard,) = source.shards(9, LARGE)
     source.read(shard)  # the driver's connections are open by now, and no use to a child
     context = multiprocessing.get_context("fork")

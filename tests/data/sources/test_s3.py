@@ -16,9 +16,8 @@ from tests.data.sources.test_webdataset import labelled, write_tar
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import DatasetNotFoundError, EngineError
-from evergrow.data.places import open_place
-from evergrow.data.shard import ShardData
-from evergrow.data.sources import open_source, source_from
+from evergrow.data import Samples, read, source_from
+from evergrow.data.storage import Tree, write_file
 from evergrow.engine.parquet_out import write_features
 
 LARGE = 1 << 30
@@ -46,9 +45,9 @@ def make_npz(root: Path, images: Path) -> str:
     return "features.npz"
 
 
-def content(data: ShardData) -> object:
+def content(data: Samples) -> object:
     held = bodies(data) if data.items is not None else data.features.tobytes()
-    return held, data.names, data.labels.tolist()
+    return held, data.names(), data.labels.tolist()
 
 
 @pytest.mark.parametrize("make", [make_folder, make_tars, make_parquet, make_npz])
@@ -56,7 +55,7 @@ def test_the_same_as_on_disk(s3: str, images: Path, tmp_path: Path, make: Callab
     name = make(tmp_path, images)
     address = f"{s3}/{make.__name__}"
     upload(tmp_path, address)
-    far, local = open_source(f"{address}/{name}"), open_source(tmp_path / name)
+    far, local = read(f"{address}/{name}"), read(tmp_path / name)
     shards = list(far.shards(rows=3, size=LARGE))
     assert shards == list(local.shards(rows=3, size=LARGE))
     assert far.identity() == local.identity()
@@ -67,22 +66,22 @@ def test_the_same_as_on_disk(s3: str, images: Path, tmp_path: Path, make: Callab
 
 def test_results_are_written_to_a_bucket(s3: str, tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    for place in (open_place(f"{s3}/out"), open_place(tmp_path)):
-        write_features(place, "part/0.parquet", names=list("abcde"), features=X)
+    for folder in (f"{s3}/out", tmp_path):
+        write_features(folder, "part/0.parquet", names=list("abcde"), features=X)
     size = (tmp_path / "part/0.parquet").stat().st_size
-    assert open_place(f"{s3}/out").listing(deep=True) == {"part/0.parquet": size}
-    assert open_place(f"{s3}/out").read("part/0.parquet", 0, size) == (tmp_path / "part/0.parquet").read_bytes()
+    assert Tree(f"{s3}/out").listing() == {"part/0.parquet": size}
+    assert Tree(f"{s3}/out").read("part/0.parquet") == (tmp_path / "part/0.parquet").read_bytes()
 
 
 def test_a_wrong_bucket_and_lacking_rights_are_one_line(s3: str) -> None:
     for address in ("s3://nowhere-at-all/x", "s3://nowhere-at-all/x.npz", f"{s3}/no-such-folder"):
         with pytest.raises(DatasetNotFoundError, match=address.removesuffix(".npz")) as caught:
-            list(open_source(address).shards(5, 5))
+            list(read(address).shards(5, 5))
         assert "\n" not in str(caught.value)
     with pytest.raises(EngineError, match=r"s3://closed/features\.npz must be open to this machine") as refused:
-        list(open_source("s3://closed/features.npz").shards(5, 5))
+        list(read("s3://closed/features.npz").shards(5, 5))
     with pytest.raises(EngineError, match="must be open to this machine"):
-        open_place("s3://closed").write("a", b"x")
+        write_file("s3://closed", "a", b"x")
     for said in (str(caught.value), str(refused.value)):
         assert "a-secret-key" not in said
         assert "\n" not in said
@@ -96,7 +95,7 @@ def test_keys_given_to_the_source_stay_with_it(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name)
     storage = {"key": "someone", "secret": "a-secret-key", "endpoint_url": s3_server}
-    source = open_source(f"{s3}/keys/features.npz", options={"storage": storage})
+    source = read(f"{s3}/keys/features.npz", storage=storage)
     (shard,) = source.shards(50, LARGE)
     assert len(source.read(shard)) == 50
     description = source.describe()
@@ -108,5 +107,5 @@ def test_keys_given_to_the_source_stay_with_it(
 def test_a_server_that_nobody_runs_is_one_line(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = {"endpoint_url": "http://127.0.0.1:9", "config_kwargs": {"retries": {"max_attempts": 0}}}
     with pytest.raises(EngineError, match=r"s3://data.* must be within reach") as caught:
-        list(open_source(f"{s3}/x.npz", options={"storage": storage}).shards(5, 5))
+        list(read(f"{s3}/x.npz", storage=storage).shards(5, 5))
     assert "\n" not in str(caught.value)

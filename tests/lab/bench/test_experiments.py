@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from evergrow.lab.bench import load_spec
-from evergrow.lab.bench.mechanism import load_mechanism
 from evergrow.lab.methods import list_methods
 
 FOLDER = Path(__file__).parents[3] / "experiments"
@@ -27,6 +26,7 @@ def test_spec_loads_and_names_its_command(path: Path, tmp_path: Path, monkeypatc
     for weights in re.findall(r'^weights = "([^"]+\.safetensors)"', text, flags=re.MULTILINE):
         (tmp_path / weights).touch()
     monkeypatch.setenv("EVERGROW_DATA", str(tmp_path))
-    spec = load_mechanism(path).common if analyses else load_spec(path)
+    spec = load_spec(path)
+    assert bool(spec.analyses) == analyses
     assert spec.name == path.stem
     assert spec.output == FOLDER / "records" / path.stem

@@ -9,10 +9,10 @@ import pytest
 from sklearn.metrics import confusion_matrix
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.items import ImageArrays
+from evergrow.core.items import Images
 from evergrow.data import load_data
 from evergrow.features import create_backbone, encode
-from evergrow.lab.bench import SpecError, expand, load_spec, run_bench
+from evergrow.lab.bench import SpecError, expand, load_spec, run_grid
 from evergrow.lab.methods import create_method
 
 SPEC = """
@@ -46,16 +46,16 @@ def spec(tmp_path: Path) -> Path:
 
 
 def test_a_run_equals_extraction_and_learning_by_hand(spec: Path) -> None:
-    outcome = run_bench(load_spec(spec))
+    outcome = run_grid(load_spec(spec))
     assert outcome.exit_code == 0
     (record,) = outcome.records
     backbone = create_backbone("test_resnet", "random", device="cpu")
     assert record.dataset["backbone"]["weights_hash"] == backbone.spec.weights_hash
     data = load_data(spec.parent / "images.npz")
-    assert isinstance(data.train, ImageArrays)
+    assert isinstance(data.train.items, Images)
     head = create_method("simplecil", device="cpu")
-    head.fit(encode(backbone, data.train, cache=False, join=False).X, data.y_train)
-    answers = head.predict(encode(backbone, data.test, cache=False, join=False).X)
+    head.fit(encode(backbone, data.train.items, cache=False, join=False).X, data.y_train)
+    answers = head.predict(encode(backbone, data.test.items, cache=False, join=False).X)
     assert record.results["a_last"] == pytest.approx((answers == data.y_test).mean())
     assert np.array_equal(record.extra["confusion"]["matrix"], confusion_matrix(data.y_test, answers))
 
@@ -80,14 +80,14 @@ def test_images_without_a_backbone_are_refused_before_anything_runs(spec: Path) 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('backbone = "test_resnet"\n', "", "line 12: weights must come with a backbone"),
-        ('weights = "random"', "options = { test_sise = 0.2 }", "line 13.*nearest: 'test_size'"),
-        ('weights = "random"', "options = { test_size = 2 }", "line 13: test_size must be"),
-        ('weights = "random"', "backbone_options = 3", "backbone_options must be a table"),
-        ('weights = "random"', 'recipe = "riche"', "line 13: recipe must be 'auto', 'final', 'rich', 'max' or"),
+        ('backbone = "test_resnet"\n', "", "datasets 1: weights stands without a backbone"),
+        ('weights = "random"', "options = { test_sise = 0.2 }", "datasets 1.*nearest: 'test_size'"),
+        ('weights = "random"', "options = { test_size = 2 }", "datasets 1: test_size must be"),
+        ('weights = "random"', "backbone_options = 3", "datasets 1: 'backbone_options' should be"),
+        ('weights = "random"', 'recipe = "riche"', "datasets 1: recipe must be 'auto', 'final', 'rich', 'max' or"),
     ],
 )
-def test_mistakes_are_found_with_their_line(spec: Path, old: str, new: str, message: str) -> None:
+def test_mistakes_are_found_with_their_table(spec: Path, old: str, new: str, message: str) -> None:
     spec.write_text(SPEC.replace(old, new))
     with pytest.raises(SpecError, match=message):
         load_spec(spec)
@@ -95,11 +95,11 @@ def test_mistakes_are_found_with_their_line(spec: Path, old: str, new: str, mess
 
 def test_a_recipe_gives_joined_blocks_and_is_in_the_record(spec: Path) -> None:
     spec.write_text(SPEC.replace('weights = "random"', 'weights = "random"\nrecipe = ["final", "mean@-2"]'))
-    (record,) = run_bench(load_spec(spec)).records
+    (record,) = run_grid(load_spec(spec)).records
     assert record.dataset["backbone"]["recipe"] == {"blocks": ["final", "mean@-2"], "widths": [96, 192]}
     data = load_data(spec.parent / "images.npz")
     backbone = create_backbone("test_resnet", "random", device="cpu", recipe=["final", "mean@-2"])
     head = create_method("simplecil", device="cpu")
-    head.fit(encode(backbone, data.train, cache=False).X, data.y_train)
-    answers = head.predict(encode(backbone, data.test, cache=False).X)
+    head.fit(encode(backbone, data.train.items, cache=False).X, data.y_train)
+    answers = head.predict(encode(backbone, data.test.items, cache=False).X)
     assert record.results["a_last"] == pytest.approx((answers == data.y_test).mean())

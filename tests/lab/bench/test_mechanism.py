@@ -16,11 +16,10 @@ from tests.lab.bench.conftest import blobs
 from evergrow.core.errors import FileFormatError, ParameterError
 from evergrow.core.seeding import generator
 from evergrow.data import load_features
-from evergrow.lab.bench import SpecError
+from evergrow.lab.bench import SpecError, load_spec, plan_grid, run_grid
 from evergrow.lab.bench.analyses import ANALYSES, Analysis
-from evergrow.lab.bench.mechanism import load_mechanism, plan_mechanism, run_mechanism
 from evergrow.lab.methods import create_method
-from evergrow.lab.records import AnalysisRecord, read_analyses, read_analysis, read_record, read_records
+from evergrow.lab.records import Record, read_record, read_records
 from evergrow.lab.streams import Protocol, stream_of
 
 SPEC = """
@@ -67,10 +66,10 @@ def write(tmp_path: Path) -> WriteSpec:
 
 
 def run(path: Path, **options: Any):
-    return run_mechanism(load_mechanism(path), output=path.parent / "out", **options)
+    return run_grid(load_spec(path), output=path.parent / "out", **options)
 
 
-def only(path: Path) -> AnalysisRecord:
+def only(path: Path) -> Record:
     outcome = run(path)
     assert [step.status for step in outcome.steps] == ["ok"], outcome.records[0].error
     return outcome.records[0]
@@ -247,12 +246,9 @@ def test_layers_that_are_drawn_can_be_swept(write: WriteSpec) -> None:
 def test_records_are_of_their_own_kind(write: WriteSpec) -> None:
     outcome = run(write())
     path = outcome.folder / outcome.steps[0].run.file_name
-    assert read_analysis(path) == outcome.records[0]
-    with pytest.raises(FileFormatError, match="run record, got one of kind 'evergrow-analysis'"):
-        read_record(path)
-    assert read_records(outcome.folder) == ([], [])  # a folder may hold both kinds
-    assert len(read_records(path)[1]) == 1
-    assert read_analyses(outcome.folder) == (outcome.records, [])
+    assert '"schema": "evergrow-analysis"' in path.read_text()
+    assert read_record(path) == outcome.records[0]
+    assert read_records(outcome.folder) == ({path.resolve(): outcome.records[0]}, {})
     assert str(outcome.folder.parent) not in path.read_text()
 
 
@@ -265,7 +261,7 @@ def test_finished_analyses_are_skipped_and_only_then(write: WriteSpec) -> None:
     damaged = first.folder / first.steps[1].run.file_name
     damaged.write_text(damaged.read_text()[:50])
     assert [step.action for step in run(path).steps] == ["skip", "run"]
-    other = plan_mechanism(load_mechanism(write(("n_samples = 20", "n_samples = 21"))), output=first.folder)
+    other = plan_grid(load_spec(write(("n_samples = 20", "n_samples = 21"))), output=first.folder)
     assert [step.action for step in other.steps] == ["run"]
 
 
@@ -282,7 +278,7 @@ def test_newer_and_garbled_records(write: WriteSpec) -> None:
         assert old in text
         file.write_text(text.replace(old, new))
         with pytest.raises(FileFormatError):
-            read_analysis(file)
+            read_record(file)
     assert [step.status for step in run(path).steps] == ["ok"]
 
 
@@ -297,7 +293,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
             raise errors.pop()
         return real.measure(*args)
 
-    monkeypatch.setitem(ANALYSES._items, "conditioning", Analysis(real.settings, real.needs, measure))
+    monkeypatch.setitem(ANALYSES, "conditioning", Analysis(real.settings, measure, real.needs))
     return errors
 
 
@@ -307,7 +303,7 @@ def test_failures_are_recorded_and_the_rest_goes_on(write: WriteSpec, broken: li
     outcome = run(path)
     assert [step.status for step in outcome.steps] == ["failed", "ok"]
     assert outcome.exit_code == 1
-    record = read_analysis(outcome.folder / outcome.steps[0].run.file_name)
+    record = read_record(outcome.folder / outcome.steps[0].run.file_name)
     assert record.error is not None
     assert record.error["message"] == "broken"
     assert "Traceback" in record.error["traceback"]
@@ -329,48 +325,44 @@ def test_ctrl_c_is_safe(write: WriteSpec, broken: list[BaseException]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "hint"),
+    ("old", "new", "where", "hint"),
     [
-        ("seeds = [1993]", "seed = [1993]", 3, "'seeds'"),
-        ("[[analyses]]", "[[analysis]]\n[[analyses]]", 14, "'analyses'"),
-        ('"conditioning"', '"conditoning"', 15, "'conditioning'"),
-        ("n_samples", "n_sample", 16, "'n_samples'"),
-        ("n_samples = 20", "n_samples = 1", 16, "n_samples must be an integer >= 2, got 1"),
-        ("alphas = [0.1, 10]", "alphas = 3", 16, "alphas must be a list"),
-        ("options = { n_samples = 20, alphas = [0.1, 10] }", "options = 3", 16, "options must be a table"),
-        ('label = "RI"', 'lable = "RI"', 20, "'label'"),
-        ('"ri"', '"rj"', 19, "'ri'"),
-        ("n_units = 12", "n_unit = 12", 21, "'n_units'"),
-        ("n_units = 12", "n_units = 0", 21, ">= 1, got 0"),
-        ('"conditioning"\noptions', '"conditioning"\nseeds = 3\noptions', 16, "seeds must be a list"),
-        ("increment = 3", "incremnet = 3", 12, "'increment'"),
+        ("[[analyses]]", "[[analysis]]\n[[analyses]]", "the spec", "'analyses'"),
+        ('"conditioning"', '"conditoning"', "analyses 1", "'conditioning'"),
+        ("n_samples", "n_sample", "analyses 1", "'n_samples'"),
+        ("n_samples = 20", "n_samples = 1", "analyses 1", "n_samples must be an integer >= 2, got 1"),
+        ("alphas = [0.1, 10]", "alphas = 3", "analyses 1", "alphas must be a list"),
+        ("options = { n_samples = 20, alphas = [0.1, 10] }", "options = 3", "analyses 1", "'options' should be"),
+        ('label = "RI"', 'lable = "RI"', "analyses 1: methods 1", "'label'"),
+        ("n_units = 12", "n_unit = 12", "analyses 1: methods 1", "'n_units'"),
+        ('"conditioning"\noptions', '"conditioning"\nseeds = 3\noptions', "analyses 1", "'seeds'"),
     ],
 )
-def test_a_typo_is_answered_with_line_and_nearest_key(
-    write: WriteSpec, old: str, new: str, line: int, hint: str
+def test_a_typo_is_answered_with_its_table_and_the_nearest_key(
+    write: WriteSpec, old: str, new: str, where: str, hint: str
 ) -> None:
     with pytest.raises(SpecError) as caught:
-        load_mechanism(write((old, new)))
-    assert f"line {line}:" in str(caught.value)
+        load_spec(write((old, new)))
+    assert where in str(caught.value)
     assert hint in str(caught.value)
 
 
 def test_methods_must_have_what_an_analysis_looks_at(write: WriteSpec) -> None:
     nothing = ("options = { n_samples = 20, alphas = [0.1, 10] }\n", "")
-    with pytest.raises(SpecError, match="must have layer_, alpha_, got 'simplecil'"):
-        load_mechanism(write(('"ri"', '"simplecil"'), ("options = { n_units = 12 }", "")))
-    with pytest.raises(SpecError, match="must have construction_log_, status_, got 'ri'"):
-        load_mechanism(write(('"conditioning"', '"residual"'), nothing))
-    with pytest.raises(SpecError, match="must have scales, got 'scsm'"):
-        load_mechanism(write(('"conditioning"', '"xi"'), nothing, ('"ri"', '"scsm"')))
-    with pytest.raises(SpecError, match=r"at least one \[\[analyses.methods\]\]"):
-        load_mechanism(write(add='[[analyses]]\nname = "sweep"\n'))
+    with pytest.raises(SpecError, match="needs layer_, alpha_, which 'simplecil' does not have"):
+        load_spec(write(('"ri"', '"simplecil"'), ("options = { n_units = 12 }", "")))
+    with pytest.raises(SpecError, match="needs construction_log_, status_, which 'ri' does not have"):
+        load_spec(write(('"conditioning"', '"residual"'), nothing))
+    with pytest.raises(SpecError, match="needs scales, which 'scsm' does not have"):
+        load_spec(write(('"conditioning"', '"xi"'), nothing, ('"ri"', '"scsm"')))
+    with pytest.raises(SpecError, match="lacks 'methods'"):
+        load_spec(write(add='[[analyses]]\nname = "sweep"\n'))
 
 
 def test_same_analysis_twice_is_an_error(write: WriteSpec) -> None:
     add = SPEC[SPEC.index("[[analyses]]") :]
     with pytest.raises(ParameterError, match="same settings twice: conditioning"):
-        plan_mechanism(load_mechanism(write(add=add)))
+        plan_grid(load_spec(write(add=add)))
 
 
 # -- command line ---------------------------------------------------------------------------------------
@@ -392,7 +384,7 @@ def test_command(write: WriteSpec, tmp_path: Path) -> None:
     again = json.loads(mechanism(path, "-o", out, "--json").stdout)
     assert again["analyses"][0]["action"] == "skip"
     assert again["analyses"][0]["figures"]["n_units"] == 12
-    assert "skip " in mechanism(path, "-o", out).stdout
+    assert "1 ok; records in" in mechanism(path, "-o", out).stdout
 
 
 def test_command_failures(write: WriteSpec, tmp_path: Path, broken: list[BaseException]) -> None:

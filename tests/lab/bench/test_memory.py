@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from evergrow.lab.bench.memory import PeakMemory
+from evergrow.lab.bench.execute import PeakMemory
 
 SCRIPT = """
 import json
 import numpy as np, torch
-from evergrow.lab.bench.memory import PeakMemory
+from evergrow.lab.bench.execute import PeakMemory
 
 peak = PeakMemory(torch.device("cpu"))
 before = peak.read()["peak_rss_bytes"]

@@ -16,7 +16,7 @@ from tests.data.conftest import PNG, Tree
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, UnknownNameError
 from evergrow.core.items import Items, Texts
-from evergrow.data import FeatureSet, RawSet
+from evergrow.data import Dataset, FeatureSet
 from evergrow.lab.benchmarks import check_benchmark, list_benchmarks, load_benchmark
 from evergrow.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, Counts, expected_names, find_benchmark
 
@@ -110,7 +110,7 @@ def test_coda_lists_over_raw_folders(place: str, small: Benchmark, alone: Path) 
     data = load_benchmark("imagenet-r")
     assert data.layout == "lists"
     assert data.class_names == ("n01", "n02")
-    assert data.test.name(0).endswith("n01/005.png")
+    assert data.test.items.name(0).endswith("n01/005.png")
     assert any("otherwise than the folders of PILOT" in note for note in data.notes)
     assert check_benchmark(data) == []
 
@@ -169,11 +169,11 @@ def test_a_file_of_just_that_name_goes_before_a_benchmark(alone: Path) -> None:
 # -- the comparison ---------------------------------------------------------------------------------------
 
 
-def _set(n_train: int, n_test: int, names: tuple[str, ...]) -> RawSet:
+def _set(n_train: int, n_test: int, names: tuple[str, ...]) -> Dataset:
     def part(count: int) -> tuple[Items, np.ndarray]:
         return Texts(("x",) * count), np.arange(count, dtype=np.int64) % len(names)
 
-    return RawSet("set", *part(n_train), *part(n_test), names)
+    return Dataset.of(*part(n_train), *part(n_test), names=names, name="set")
 
 
 @pytest.mark.parametrize("key", list_benchmarks())
@@ -231,8 +231,8 @@ def test_official_cub(inner: str, tmp_path: Path) -> None:
     assert data.class_names == ("001.Bird_1", "002.Bird_2")
     assert data.train_counts.tolist() == [5, 5]
     assert data.test_counts.tolist() == [3, 3]
-    assert data.test.name(0) == "images/001.Bird_1/005.png"
-    assert data.test.raw(0).is_file()
+    assert data.test.items.name(0) == "images/001.Bird_1/005.png"
+    assert data.test.items.raw(0).is_file()
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_official_cars(tmp_path: Path) -> None:
     assert data.layout == "cars"
     assert data.class_names == ("AM General Hummer", "Acura RL")
     assert data.train_counts.tolist() == [5, 5]
-    assert data.test.name(1) == "cars_test/001.png"
+    assert data.test.items.name(1) == "cars_test/001.png"
 
 
 def test_cars_without_test_labels_or_damaged(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_cifar_as_distributed(protocol: int, alone: Path) -> None:
     assert data.layout == "cifar"
     assert data.class_names == ("apple", "bear")
     raw = pickle.loads((root / "train").read_bytes())["data"]
-    image = data.train.raw(3)
+    image = data.train.items.raw(3)
     assert image.shape == (32, 32, 3)
     for row, column, channel in ((0, 0, 0), (5, 7, 1), (31, 31, 2)):
         assert image[row, column, channel] == raw[3, channel * 1024 + row * 32 + column]
@@ -353,7 +353,7 @@ def test_cifar_from_python_two(alone: Path) -> None:
     (root / "meta").write_bytes(b"\x80\x02}(" + text(b"fine_label_names") + b"](" + text(b"apple") + b"eu.")
     with pytest.warns(DataWarning):
         data = load_benchmark(root)
-    assert data.train.raw(0)[0, 1].tolist() == [1, 1, 1]
+    assert data.train.items.raw(0)[0, 1].tolist() == [1, 1, 1]
 
 
 class _Harm:

@@ -13,9 +13,8 @@ import pytest
 from tests.data.conftest import PNG
 
 from evergrow.core.errors import DatasetNotFoundError, MissingExtraError, UnknownNameError
-from evergrow.core.items import ImageArrays, ImageFiles
-from evergrow.data import RawSet
-from evergrow.data.fetched import FetchedImages
+from evergrow.core.items import Images
+from evergrow.data import Dataset
 from evergrow.lab.benchmarks import load_benchmark
 from evergrow.lab.benchmarks.vision import list_torchvision
 
@@ -51,12 +50,12 @@ def _write(path: Path, content: object) -> str:
 def test_torchvision_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = _cifar10(tmp_path, monkeypatch)
     data = load_benchmark("torchvision:cifar10", root=tmp_path, download=False)
-    assert isinstance(data, RawSet)
-    assert isinstance(data.train, ImageArrays)
+    assert isinstance(data, Dataset)
+    assert isinstance(data.train.items, Images)
     assert (len(data.train), len(data.test), data.n_classes) == (100, 20, 10)
     assert data.class_names[:2] == ("name0", "name1")
     first = pixels["data_batch_1"][0]
-    assert data.train.raw(0)[0, 0].tolist() == [first[0], first[1024], first[2048]]
+    assert data.train.items.raw(0)[0, 0].tolist() == [first[0], first[1024], first[2048]]
 
 
 def test_torchvision_files(tmp_path: Path) -> None:
@@ -66,10 +65,10 @@ def test_torchvision_files(tmp_path: Path) -> None:
         for number in range(10):
             (folder / f"{number}.jpg").write_bytes(PNG)
     data = load_benchmark("torchvision:EuroSAT", root=tmp_path)
-    assert isinstance(data.train, ImageFiles)
+    assert data.train.items.root is not None
     assert data.class_names == ("Forest", "River")
     assert data.test_counts.tolist() == [2, 2]
-    assert data.train.raw(0).read_bytes() == PNG
+    assert data.train.items.raw(0).read_bytes() == PNG
 
 
 def test_torchvision_images_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,12 +81,12 @@ def test_torchvision_images_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(FakeData, "__init__", small)
     data = load_benchmark("torchvision:FakeData")
-    assert isinstance(data.train, FetchedImages)
-    assert data.train.raw(0).size == (4, 4)
-    assert data.train.name(0).startswith("FakeData train[")
+    assert isinstance(data.train.items, Images)
+    assert data.train.items.raw(0).size == (4, 4)
+    assert data.train.items.name(0).startswith("FakeData train[")
     assert data.fingerprint == load_benchmark("torchvision:FakeData").fingerprint
-    assert pickle.loads(pickle.dumps(data.train)).take([1, 2]).stamp() == data.train.take([1, 2]).stamp()
-    assert data.train.stamp() != data.test.stamp()
+    assert pickle.loads(pickle.dumps(data.train.items)).take([1, 2]).stamp() == data.train.items.take([1, 2]).stamp()
+    assert data.train.items.stamp() != data.test.items.stamp()
 
 
 def test_torchvision_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from evergrow.core.items import ImageArrays
+from evergrow.core.items import Images
 from evergrow.features import Preprocessing, create_backbone
 from evergrow.features.backbones import ImageBackbone
 
@@ -44,15 +44,15 @@ def small_backbone(seed: int = 0, depth: int = 2) -> ImageBackbone:
     return backbone
 
 
-def colours(classes: list[int], each: int, seed: int = 0) -> tuple[ImageArrays, NDArray[np.int64]]:
+def colours(classes: list[int], each: int, seed: int = 0) -> tuple[Images, NDArray[np.int64]]:
     """Return noisy images of one colour per class, in mixed order."""
     draw = np.random.default_rng([seed, *classes])
     labels = draw.permutation(np.repeat(classes, each))
     pixels = PALETTE[labels][:, None, None, :] + draw.normal(0, 25, (len(labels), SIDE, SIDE, 3))
-    return ImageArrays(pixels.clip(0, 255).astype(np.uint8)), labels
+    return Images(pixels.clip(0, 255).astype(np.uint8)), labels
 
 
-def tasks(sizes: list[int], each: int = 12, seed: int = 0) -> Iterator[tuple[ImageArrays, NDArray[np.int64]]]:
+def tasks(sizes: list[int], each: int = 12, seed: int = 0) -> Iterator[tuple[Images, NDArray[np.int64]]]:
     """Yield tasks of so many new classes each."""
     first = 0
     for size in sizes:
@@ -60,7 +60,7 @@ def tasks(sizes: list[int], each: int = 12, seed: int = 0) -> Iterator[tuple[Ima
         first += size
 
 
-def shown(backbone: ImageBackbone, items: ImageArrays) -> torch.Tensor:
+def shown(backbone: ImageBackbone, items: Images) -> torch.Tensor:
     """Return images as the backbone sees them in evaluation."""
     from evergrow.features import decode_image
 

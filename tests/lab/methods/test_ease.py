@@ -14,7 +14,7 @@ from torch import Tensor
 
 from evergrow.adapt.tuners import create_tuner
 from evergrow.core.errors import ParameterError
-from evergrow.core.items import ImageArrays
+from evergrow.core.items import Images
 from evergrow.features.backbones import ImageBackbone
 from evergrow.lab.methods.ease import EASEClassifier, EaseState
 
@@ -35,7 +35,7 @@ def three_tasks() -> EASEClassifier:
     return learned()
 
 
-def features(backbone: ImageBackbone, adapter: dict[str, Tensor] | None, items: ImageArrays) -> Tensor:
+def features(backbone: ImageBackbone, adapter: dict[str, Tensor] | None, items: Images) -> Tensor:
     """Features under one adapter, which is put on the backbone by itself."""
     images = shown(backbone, items)
     if adapter is None:

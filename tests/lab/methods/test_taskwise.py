@@ -17,7 +17,7 @@ from evergrow.adapt import CheckpointError, TrainingError, loop
 from evergrow.adapt.tuners import UnsupportedModelError, tuners_of
 from evergrow.core.archive import read_archive
 from evergrow.core.errors import ImageError, LabelError, ParameterError, WeightsError
-from evergrow.core.items import ImageFiles
+from evergrow.core.items import Images
 from evergrow.features import create_backbone, hash_weights
 from evergrow.features.backbones import ImageBackbone
 from evergrow.lab.methods import IMAGE_METHODS
@@ -214,7 +214,7 @@ def test_images_may_be_files(kind: type[TaskwiseClassifier], tmp_path: Path) -> 
     names = tuple(f"{row}.png" for row in range(len(arrays)))
     for row, name in enumerate(names):
         Image.fromarray(arrays.raw(row)).save(tmp_path / name)
-    files = ImageFiles(tmp_path, names)
+    files = Images(names, root=tmp_path)
     model = make(kind, epochs=1).fit(files, labels)
     assert np.array_equal(model.decision_function(files), model.decision_function(arrays.pixels))
     (tmp_path / names[0]).write_bytes(b"no image")

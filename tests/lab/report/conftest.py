@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.lab.report.toys import EXPERIMENTS, Write
 
-from evergrow.lab.records import AnalysisRecord, RunRecord, write_record
+from evergrow.lab.records import Record, write_record
 from evergrow.lab.report import Report, build_report
 
 
@@ -16,7 +16,7 @@ from evergrow.lab.report import Report, build_report
 def write(tmp_path: Path) -> Write:
     """Write records into a folder below the test's own, one file each, and return the folder."""
 
-    def write_all(records: Iterable[RunRecord | AnalysisRecord], name: str = "runs") -> Path:
+    def write_all(records: Iterable[Record], name: str = "runs") -> Path:
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         start = len(list(folder.iterdir()))

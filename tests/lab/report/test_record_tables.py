@@ -8,37 +8,25 @@ import numpy as np
 import pytest
 from tests.lab.report.toys import Write, analysis, run
 
-from evergrow.lab.report.collect import RecordSet, RunFolder
-from evergrow.lab.report.contents import Table
-from evergrow.lab.report.record_tables import (
-    conditioning_tables,
-    forgetting_tables,
-    main_tables,
-    search_table,
-    size_table,
-    strategy_tables,
-    within_tables,
-)
-from evergrow.lab.tables import number
+from evergrow.lab.report.contents import RecordSet, Table, collect
+from evergrow.lab.report.mechanism_sections import eigenvalues, search_table, size_table
+from evergrow.lab.report.run_sections import accuracy_tables, forgetting_tables, strategy_tables, within_tables
 
 VIT = {"name": "imagenet-r", "label": "ImageNet-R", "backbone": {"name": "vit_base_patch16_224.augreg_in21k"}}
 
 
 def collected(runs: list[Any], analyses: list[Any] | None = None) -> RecordSet:
-    return RecordSet([RunFolder("mine", runs, "command")] if runs else [], analyses or [])
+    return RecordSet({"mine": runs} if runs else {}, analyses or [])
 
 
 def texts(table: Table) -> dict[str, list[str]]:
-    comparison = table.comparison
-    return {
-        row: [number(cell, column.metric) for cell, column in zip(cells, comparison.columns)]
-        for row, cells in zip(comparison.rows, comparison.cells)
-    }
+    wide = table.comparison.wide(lambda cell: cell.text)
+    return dict(zip(wide.index, wide.to_numpy().tolist()))
 
 
 def test_mean_and_standard_error_over_seeds() -> None:
     values = [0.70, 0.72, 0.77]
-    (table,) = main_tables(collected([run(seed=s, a_last=v) for s, v in enumerate(values)]))
+    (table,) = accuracy_tables(collected([run(seed=s, a_last=v) for s, v in enumerate(values)]))
     array = 100 * np.array(values)
     assert texts(table)["RANPAC"][0] == f"{array.mean():.2f} ± {array.std(ddof=1) / np.sqrt(3):.2f}"
 
@@ -50,13 +38,13 @@ def test_accuracy_within_tasks_has_a_table_of_the_runs_that_hold_it() -> None:
         one.results["a_last_within"] = value
     (table,) = within_tables(collected(runs))
     assert texts(table) == {"RANPAC": ["50.00 ± 0.00", "80.00 ± 5.00"]}
-    assert len(main_tables(collected(runs))[0].comparison.columns) == 2
+    assert texts(accuracy_tables(collected(runs))[0])["RANPAC"] == ["50.00 ± 0.00", "70.00 ± 0.00"]
 
 
 def test_published_values_stand_below_ours_where_the_setting_is_the_same() -> None:
     runs = [run("ranpac+fsa", s, 0.6, dataset=VIT, protocol={"name": "B-0 Inc-10", "increment": 10}) for s in (1, 2)]
-    (table,) = main_tables(collected(runs))
-    assert table.comparison.rows == ["RANPAC+FSA", "RANPAC+FSA, published"]
+    (table,) = accuracy_tables(collected(runs))
+    assert list(texts(table)) == ["RANPAC+FSA", "RANPAC+FSA, published"]
     assert texts(table)["RANPAC+FSA, published"] == ["71.25 ± 0.45", "76.58 ± 0.47"]
     assert table.comparison.quoted == ("RANPAC+FSA, published",)
     assert "quoted" in table.caption
@@ -74,51 +62,49 @@ def test_published_values_stand_below_ours_where_the_setting_is_the_same() -> No
     ],
 )
 def test_published_values_stand_nowhere_else(method: str, dataset: dict[str, Any], protocol: str) -> None:
-    (table,) = main_tables(
+    (table,) = accuracy_tables(
         collected([run(method, 1, 0.6, dataset=dataset, protocol={"name": protocol, "increment": 10})])
     )
     assert table.comparison.quoted == ()
 
 
 def test_joint_training_is_quoted_without_a_protocol() -> None:
-    (table,) = main_tables(collected([run("joint-lp", 1, 0.6, dataset=VIT)]))
+    (table,) = accuracy_tables(collected([run("joint-lp", 1, 0.6, dataset=VIT)]))
     assert texts(table)["JOINT-LP, published"] == ["67.23 ± 0.05", "-"]
 
 
 def test_other_backbones_have_tables_of_their_own() -> None:
     dino = {**VIT, "backbone": {"name": "vit_base_patch14_dinov2.lvd142m"}}
     found = collected([run("klda", 1, dataset=dino)])
-    assert main_tables(found) == []
-    (table,) = main_tables(found, "DINO-v2", "dinov2")
+    assert accuracy_tables(found) == []
+    (table,) = accuracy_tables(found, "DINO-v2", "dinov2")
     assert texts(table)["KLDA, published"] == ["75.78 ± 0.17", "80.76 ± 1.15"]
 
 
 def test_different_settings_under_one_name_are_shown_apart_and_said() -> None:
     runs = [run(seed=s) for s in (1, 2)] + [run(seed=s, a_last=0.3, options={"n_units": 99}) for s in (1, 2)]
-    (table,) = main_tables(collected(runs))
-    assert table.comparison.rows == ["RANPAC (L=10)", "RANPAC (L=99)"]
+    (table,) = accuracy_tables(collected(runs))
+    assert list(texts(table)) == ["RANPAC (L=10)", "RANPAC (L=99)"]
     assert any("RANPAC stands for 2 different settings" in note for note in table.comparison.notes)
 
 
 def test_a_metric_missing_from_some_runs_is_said() -> None:
     runs = [run(seed=1), run(seed=2, results={"a_avg": None}), run(seed=3)]
-    (table,) = main_tables(collected(runs))
-    cell = table.comparison.cells[0][1]
-    assert cell is not None
-    assert cell.n == 2
+    (table,) = accuracy_tables(collected(runs))
+    assert [cell.n for cell in table.comparison.cells] == [3, 2]
     assert any("A_avg is missing from seeds [2]" in note for note in table.comparison.notes)
 
 
 def test_forgetting_is_without_joint_training() -> None:
     (table,) = forgetting_tables(collected([run("joint-lp"), run("klda"), run("ri", results={"f_avg": 0.05})]))
     assert texts(table) == {"KLDA": ["10.00"], "RI": ["5.00"]}
-    assert [row[0].rank for row in table.comparison.cells if row[0]] == [2, 1]
+    assert [cell.rank for cell in table.comparison.cells] == [2, 1]
 
 
 def test_a_folder_of_strategies_is_no_main_table() -> None:
     found = collected([run("ri"), run("scl-mgsm")])
-    assert main_tables(found) == []
-    assert strategy_tables(found)[0].comparison.rows == ["RI", "SCL-MGSM"]
+    assert accuracy_tables(found) == []
+    assert list(texts(strategy_tables(found)[0])) == ["RI", "SCL-MGSM"]
     assert strategy_tables(collected([run("ri"), run("klda")])) == []
 
 
@@ -152,12 +138,11 @@ def test_final_sizes_are_those_of_converged_constructions_counted_once() -> None
 def test_conditioning_after_the_last_session() -> None:
     ridge = {"alpha": 0.1, "norm": [1.0, 2.5e6], "eig_max": [1, 2], "eig_min": [1, 0.1], "effective_rank": [3, 43.82]}
     record = analysis("conditioning", {"ridges": [{**ridge, "condition_number": [1, None]}]})
-    (table,) = conditioning_tables(collected([], [record]))
-    assert texts(table)["MGSM"] == ["2.50e6", "2.00", "0.100", "-", "43.8"]
+    *_, table = eigenvalues(collected([], [record]))
+    assert isinstance(table, Table)
+    assert texts(table)["MGSM"] == ["2.50e6", "2.00", "0.100", "43.8"]
 
 
 def test_tables_read_from_files_are_those_of_records(write: Write) -> None:
-    from evergrow.lab.report.collect import collect
-
     runs = [run(seed=seed, a_last=0.6 + seed / 10) for seed in (1, 2)]
-    assert texts(main_tables(collect([write(runs)]))[0]) == texts(main_tables(collected(runs))[0])
+    assert texts(accuracy_tables(collect([write(runs)]))[0]) == texts(accuracy_tables(collected(runs))[0])

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evergrow.lab.records import AnalysisRecord, RunRecord
+from evergrow.lab.records import Record
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 
 Write = Callable[..., Path]
 
 
-def run(method: str = "ranpac", seed: int = 0, a_last: float = 0.7, **changes: Any) -> RunRecord:
+def run(method: str = "ranpac", seed: int = 0, a_last: float = 0.7, **changes: Any) -> Record:
     """Return a finished run of two sessions; ``changes`` replace fields, and ``options`` are added to."""
     options = {"n_units": 10, "random_state": seed, "device": "cpu", **changes.pop("options", {})}
     results = {
@@ -45,12 +45,10 @@ def run(method: str = "ranpac", seed: int = 0, a_last: float = 0.7, **changes: A
     }
     if not values["run_id"]:
         values["run_id"] = f"{method}-{seed}-{values['label']}-{values['dataset']}-{values['protocol']}-{options}"
-    return RunRecord(**values)
+    return Record(**values)
 
 
-def analysis(
-    kind: str, results: dict[str, Any], method: str = "scl-mgsm", seed: int = 0, **changes: Any
-) -> AnalysisRecord:
+def analysis(kind: str, results: dict[str, Any], method: str = "scl-mgsm", seed: int = 0, **changes: Any) -> Record:
     """Return a finished analysis."""
     options = {"n_units": None, "random_state": seed, "scales": "auto", **changes.pop("options", {})}
     values = {
@@ -73,4 +71,4 @@ def analysis(
     }
     if not values["run_id"]:
         values["run_id"] = f"{kind}-{method}-{seed}-{values['label']}-{options}"
-    return AnalysisRecord(**values)
+    return Record(**values)

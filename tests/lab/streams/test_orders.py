@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evergrow.core.errors import ParameterError
-from evergrow.lab.streams import class_order, disjoint_order, disjoint_orders
+from evergrow.lab.streams import class_order, disjoint_order
 
 FINGERPRINTS = {
     50: [43, 41, 23, 14, 13, 40],
@@ -14,6 +14,10 @@ FINGERPRINTS = {
     200: [168, 136, 51, 9, 183, 101, 171, 99, 42, 159],
     300: [169, 221, 146, 296, 92, 229, 49, 70, 126, 77],
 }
+
+
+def disjoint_orders(n_classes: int, seeds: list[int], n_initial: int) -> list[np.ndarray]:
+    return [disjoint_order(n_classes, seed, seeds[:i], n_initial) for i, seed in enumerate(seeds)]
 
 
 @pytest.mark.parametrize(("n_classes", "first"), FINGERPRINTS.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from evergrow.core.validation import check_choice
-from evergrow.head.linalg.block_weights import LARGEST_BLOCK_WEIGHT, BlockChoice, choose_block_weights
+from evergrow.head.linalg.block_weights import LARGEST_BLOCK_WEIGHT, choose_block_weights
 from evergrow.head.linalg.class_shapes import LIKELIEST, ClassShapes, ShapeScores
 from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky, symmetric_eigh
 from evergrow.head.linalg.mean_estimates import MeanEstimates
@@ -13,7 +13,6 @@ from evergrow.head.linalg.recursive import LARGEST_WEIGHT, RecursiveState
 from evergrow.head.linalg.ridge_choice import (
     PAPER_ALPHAS,
     AlphaChoice,
-    RidgeChoice,
     Spectrum,
     alpha_grid,
     choose_by_gcv,
@@ -40,13 +39,11 @@ __all__ = [
     "PAPER_ALPHAS",
     "SOLVERS",
     "AlphaChoice",
-    "BlockChoice",
     "CholeskyFactor",
     "ClassGeometry",
     "ClassShapes",
     "MeanEstimates",
     "RecursiveState",
-    "RidgeChoice",
     "RidgeSolution",
     "RidgeState",
     "RidgeStatistics",

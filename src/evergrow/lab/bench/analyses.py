@@ -17,15 +17,14 @@ from torch import Tensor
 
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import ParameterError
-from evergrow.core.registry import Registry
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.data import FeatureSet
 from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
 from evergrow.head.layers import BlockRecord, centred_rms
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.lab.bench.execute import PlayLog, play, play_results
-from evergrow.lab.bench.grid import Run
+from evergrow.lab.bench.play import PlayLog, play, play_results
+from evergrow.lab.bench.run import Run
 from evergrow.lab.conditioning import (
     cosine_matrix,
     matrix_conditioning,
@@ -70,38 +69,6 @@ class AnalysisInput:
         return head.fit(*self.data.train(self.stream.tasks[0].train))
 
 
-@dataclass(frozen=True)
-class Analysis:
-    """A registered analysis.
-
-    Parameters
-    ----------
-    settings : type
-        Frozen dataclass of its settings, which checks them.
-    needs : tuple of str
-        Attributes or options that a method must have to be analysed.
-    measure : callable
-        Returns the results from a given and the settings.
-    """
-
-    settings: type[Any]
-    needs: tuple[str, ...]
-    measure: Callable[[AnalysisInput, Any], dict[str, Any]]
-
-
-ANALYSES: Registry[Analysis] = Registry("analysis")
-
-Measure = Callable[[AnalysisInput, Any], dict[str, Any]]
-
-
-def _analysis(name: str, settings: type[Any], *needs: str) -> Callable[[Measure], Measure]:
-    def decorate(measure: Measure) -> Measure:
-        ANALYSES.register(name)(Analysis(settings, needs, measure))
-        return measure
-
-    return decorate
-
-
 # -- conditioning ---------------------------------------------------------------------------------------
 
 
@@ -129,7 +96,6 @@ class ConditioningSettings:
             check_number("alphas", alpha, low=0, low_open=True)
 
 
-@_analysis("conditioning", ConditioningSettings, "layer_", "alpha_")
 def conditioning(given: AnalysisInput, settings: ConditioningSettings) -> dict[str, Any]:
     """Measure the random feature matrix H of a subset, and P_t = G_t + alpha I after every stage.
 
@@ -184,7 +150,6 @@ class SimilaritySettings:
         check_number("n_bases", self.n_bases, low=2, integer=True)
 
 
-@_analysis("similarity", SimilaritySettings, "layer_")
 def similarity(given: AnalysisInput, settings: SimilaritySettings) -> dict[str, Any]:
     """Measure the cosine similarity of units on the first task.
 
@@ -231,7 +196,6 @@ class ResidualSettings:
         check_number("max_points", self.max_points, low=2, integer=True)
 
 
-@_analysis("residual", ResidualSettings, "construction_log_", "status_")
 def residual(given: AnalysisInput, settings: ResidualSettings) -> dict[str, Any]:
     """Measure how the residual of the first task falls while the layer grows.
 
@@ -261,7 +225,6 @@ class SweepSettings:
     """The analysis of a sweep has no settings of its own: the options of the method vary."""
 
 
-@_analysis("sweep", SweepSettings)
 def sweep(given: AnalysisInput, settings: SweepSettings) -> dict[str, Any]:
     """Learn the whole stream and measure width, time and accuracy; peak memory stands in the record itself.
 
@@ -288,7 +251,6 @@ class XiSettings:
         check_choice("unit", self.unit, XI_UNITS)
 
 
-@_analysis("xi", XiSettings, "scales", "construction_log_")
 def xi(given: AnalysisInput, settings: XiSettings) -> dict[str, Any]:
     """Learn the whole stream with fixed or adaptive xi, as :func:`sweep` does.
 
@@ -393,3 +355,35 @@ def _activations(head: IncrementalClassifier, Z: Tensor) -> Tensor:
 def _pieces(rows: Any, size: int = 4096) -> list[Any]:
     """Return rows in pieces whose activations fit into memory."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+# -- all of them ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """An analysis by its name in specs.
+
+    Parameters
+    ----------
+    settings : type
+        Frozen dataclass of its settings, which checks them.
+    measure : callable
+        Returns the results from a given and the settings.
+    needs : tuple of str
+        Attributes or options that a method must have to be analysed.
+    """
+
+    settings: type[Any]
+    measure: Callable[[AnalysisInput, Any], dict[str, Any]]
+    needs: tuple[str, ...] = ()
+
+
+ANALYSES = {
+    "conditioning": Analysis(ConditioningSettings, conditioning, ("layer_", "alpha_")),
+    "similarity": Analysis(SimilaritySettings, similarity, ("layer_",)),
+    "residual": Analysis(ResidualSettings, residual, ("construction_log_", "status_")),
+    "sweep": Analysis(SweepSettings, sweep),
+    "xi": Analysis(XiSettings, xi, ("scales", "construction_log_")),
+}
+"""Analyses by the name that specs use."""

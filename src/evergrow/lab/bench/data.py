@@ -14,7 +14,7 @@ from evergrow.adapt.cost import inference_gflops
 from evergrow.adapt.features import describe_features, featurize
 from evergrow.core.errors import ParameterError
 from evergrow.core.items import Items
-from evergrow.data import FeatureSet, RawSet
+from evergrow.data import Dataset, FeatureSet
 from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
 from evergrow.lab.benchmarks import load_benchmark
 
@@ -58,7 +58,7 @@ class ImageData:
 
     Parameters
     ----------
-    data : RawSet
+    data : Dataset
         Images and labels.
     backbone : Backbone
         The frozen network that a method starts from.
@@ -66,7 +66,7 @@ class ImageData:
         What the plan knows the data by.
     """
 
-    data: RawSet
+    data: Dataset
     backbone: Backbone
     fingerprint: str
 
@@ -97,11 +97,12 @@ class ImageData:
 
     def train(self, rows: NDArray[np.int64]) -> tuple[Items, NDArray[np.int64]]:
         """Return these training images and their labels."""
-        return self.data.train.take(rows), self.data.y_train[rows]
+        return self.data.train.raw_items().take(rows), self.data.y_train[rows]
 
     def test(self, rows: NDArray[np.int64]) -> tuple[Items, NDArray[np.int64]]:
         """Return these test images and their labels."""
-        return self.data.test.take(rows), self.data.y_test[rows]
+        test = self.data.part("test").raw_items()
+        return test.take(rows), self.data.y_test[rows]
 
     def seen_by(self, backbone: Backbone) -> FeatureSet:
         """Return the features of all images under a backbone that was adapted to the first task."""
@@ -120,7 +121,7 @@ class DataSource:
     def __init__(self, device: str | torch.device = "auto") -> None:
         self._device = device
         self._entry: DataEntry | None = None
-        self._data: FeatureSet | RawSet | None = None
+        self._data: FeatureSet | Dataset | None = None
         self._backbone: Backbone | None = None
         self._features: FeatureSet | None = None
 
@@ -175,7 +176,7 @@ class DataSource:
             return None
         return inference_gflops(backbone.module, backbone.transform.size, backbone.device)
 
-    def _load(self, entry: DataEntry) -> FeatureSet | RawSet:
+    def _load(self, entry: DataEntry) -> FeatureSet | Dataset:
         if self._data is None or self._entry != entry:
             self._data = self._backbone = self._features = None  # let go of the old one first
             self._data = load_benchmark(os.fspath(entry.source), **entry.options)

@@ -1,22 +1,89 @@
-"""From a spec to its runs: every setting resolved, every run with an id that is a hash of them."""
+"""Grids: the runs of a spec, and the loop that skips what is finished and carries out the rest, one record each."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-import hashlib
-import json
-import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import gc
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from typing import Protocol as Interface
 
-from evergrow.core.errors import ParameterError
+import torch
+
+from evergrow.core.errors import FileFormatError, NewerSchemaError, ParameterError
+from evergrow.core.files import locked
 from evergrow.core.registry import nearest
-from evergrow.lab.bench.data import DataEntry, DataSource
-from evergrow.lab.bench.spec import MethodEntry, Spec
+from evergrow.engine import Engine
+from evergrow.lab.bench.data import DataSource
+from evergrow.lab.bench.execute import execute
+from evergrow.lab.bench.run import AnalysisEntry, MethodEntry, Run
+from evergrow.lab.bench.spec import Spec
 from evergrow.lab.methods import method_options
-from evergrow.lab.records import plain
+from evergrow.lab.records import Record, read_record, remove_partial, write_record
 from evergrow.lab.streams import Protocol
+
+
+def expand(spec: Spec, datasets: DataSource | None = None, only: Iterable[str] = ()) -> list[Run]:
+    """Return all runs of a spec, ordered by data set, since one data set is kept at a time.
+
+    Parameters
+    ----------
+    spec : Spec
+        What to run.
+    datasets : DataSource, optional
+        Where data sets are kept between calls.
+    only : iterable of str
+        Filters that every run must match: ``method``, ``dataset``, ``protocol`` or ``seed``, ``=``, and names or shell
+        patterns separated by commas; for example ``"method=ranpac,klda"``.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If a data set is not on disk: nothing runs before all data is there.
+    ParameterError
+        For a protocol that asks for more classes than the data has, a malformed filter, or one that matches nothing.
+    """
+    datasets = datasets or DataSource(spec.device)
+    parts: list[tuple[AnalysisEntry | None, tuple[MethodEntry, ...], tuple[int, ...]]] = [
+        (entry, entry.methods, entry.seeds) for entry in spec.analyses
+    ]
+    parts = parts or [(None, spec.methods, spec.seeds)]
+    runs = []
+    for data in spec.datasets:
+        dataset = {**datasets.describe(data), "label": data.label}
+        for analysis, methods, seeds in parts:
+            for protocol in spec.protocols:
+                _check_fit(protocol, dataset, seeds)
+                for index, seed in enumerate(seeds):
+                    earlier = seeds[:index] if protocol.disjoint else ()
+                    place = (data, dataset, protocol, seed, earlier, spec.device, spec.confusion, analysis)
+                    runs += [Run(method, _resolve(method, spec.device, seed), *place) for method in methods]
+    return _select(runs, only)
+
+
+def _check_fit(protocol: Protocol, dataset: dict[str, Any], seeds: tuple[int, ...]) -> None:
+    """Fail before anything runs if a protocol asks for more classes than the data has."""
+    protocol.task_sizes(dataset["n_classes"])
+    needed = protocol.n_initial * len(seeds)
+    if protocol.disjoint and needed > dataset["n_classes"]:
+        raise ParameterError(
+            f"{protocol.name} with {len(seeds)} seeds does not fit into {dataset['name']}: disjoint first tasks need "
+            f"{needed} classes, and it has {dataset['n_classes']}. Use fewer seeds or disjoint = false"
+        )
+
+
+def _resolve(method: MethodEntry, device: str, seed: int) -> dict[str, Any]:
+    """Return every option of a method: defaults, then device and seed, then what the spec gives."""
+    options = method_options(method.name)
+    for name, value in (("device", device), ("random_state", seed)):
+        if name in options:
+            options[name] = value
+    return {**options, **method.options}
+
 
 _FILTERS: dict[str, Callable[[Run], tuple[str, ...]]] = {
     "method": lambda run: (run.method.name, run.method.label),
@@ -26,193 +93,258 @@ _FILTERS: dict[str, Callable[[Run], tuple[str, ...]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run with everything resolved.
+def _select(runs: list[Run], only: Iterable[str]) -> list[Run]:
+    for text in only:
+        key, equals, value = text.partition("=")
+        if not equals or key not in _FILTERS:
+            raise ParameterError(f"--only takes KEY=VALUE with a KEY among {', '.join(_FILTERS)}, not {text!r}")
+        names = sorted({name for run in runs for name in _FILTERS[key](run)})
+        patterns = [value] if value in names else value.split(",")  # a protocol's name may have a comma
+        for pattern in patterns:
+            if not any(_matches(name, pattern) for name in names):
+                raise ParameterError(f"no {key} {pattern!r} in the spec; nearest: {nearest(pattern, names)}")
+        runs = [run for run in runs if any(_matches(n, p) for n in _FILTERS[key](run) for p in patterns)]
+    return runs
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+# -- carrying them out ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Step:
+    """A run, what is to be done about it, and its record once there is one.
 
     Parameters
     ----------
-    method : MethodEntry
-        Method, label and the options given.
-    options : dict
-        Every option of the method: defaults, then device and seed, then what the spec gives.
-    data : DataEntry
-        Where the data is.
-    dataset : dict
-        What the record says about the data, its fingerprint included.
-    protocol : Protocol
-        Settings of the stream.
-    seed : int
-        Seed of the class order, and of the method unless the spec gives it its own.
-    earlier_seeds : tuple of int
-        Seeds whose first tasks must be left alone; empty unless the protocol is disjoint.
-    device : str
-        Where it runs.
-    confusion : bool
-        Whether its record holds which classes were taken for which.
+    run : Run
+        The run.
+    action : {"run", "skip", "failed", "newer"}
+        To run; finished earlier; failed earlier and not to be retried; on record by a newer evergrow.
+    record : Record or None
+        The record, from earlier or from now.
+    note : str
+        Why it runs again, where there was something.
     """
 
-    method: MethodEntry
-    options: dict[str, Any]
-    data: DataEntry
-    dataset: dict[str, Any]
-    protocol: Protocol
-    seed: int
-    earlier_seeds: tuple[int, ...]
-    device: str
-    confusion: bool = False
+    run: Run
+    action: str = "run"
+    record: Record | None = None
+    note: str = ""
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """All that decides the outcome; labels, paths and threads do not."""
-        return {
-            "method": self.method.name,
-            "options": plain(self.options),
-            "dataset": {key: self.dataset[key] for key in ("name", "fingerprint")},
-            "protocol": self.protocol_entry,
-            "seed": self.seed,
-        }
-
-    @property
-    def protocol_entry(self) -> dict[str, Any]:
-        """The protocol's entry in the record."""
-        settings = self.protocol.to_dict()
-        return {"name": self.protocol.name, **settings, "earlier_seeds": list(self.earlier_seeds)}
-
-    @property
-    def run_id(self) -> str:
-        """Hash of the settings: the same settings give the same id on every machine."""
-        return settings_id(self.settings)
-
-    @property
-    def file_name(self) -> str:
-        """Name of the record's file."""
-        return record_name(self.method.name, self.dataset["name"], self.protocol.name, f"s{self.seed}", self.run_id)
-
-    @property
-    def title(self) -> str:
-        """One line for people."""
-        return f"{self.method.label} | {self.data.label} | {self.protocol.name} | seed {self.seed}"
+    def status(self) -> str:
+        """``ok``, ``failed``, ``cancelled``, ``newer`` or ``pending``."""
+        if self.action == "newer":
+            return "newer"
+        return self.record.status if self.record else "pending"
 
 
-def settings_id(settings: dict[str, Any]) -> str:
-    """Return a hash of plain settings."""
-    text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+class Reporter(Interface):
+    """Someone who is told how a grid is going."""
+
+    def plan(self, steps: Sequence[Step]) -> None:
+        """Receive all steps before the first one runs."""
+
+    def begin(self, step: Step) -> None:
+        """Receive the step that starts now."""
+
+    def tick(self, step: Step, done: int, total: int, accuracy: float) -> None:
+        """Receive the progress of the running step."""
+
+    def end(self, step: Step) -> None:
+        """Receive a step that has ended, with its record."""
 
 
-def record_name(*parts: str) -> str:
-    """Return a file name made of these parts.
+@dataclass
+class GridResult:
+    """The steps of a grid, planned or done.
 
-    Examples
-    --------
-    >>> from evergrow.lab.bench.grid import record_name
-    >>> record_name("ranpac", "B-0 Inc-5", "s1993")
-    'ranpac--B-0_Inc-5--s1993.json'
+    Parameters
+    ----------
+    folder : Path
+        Where the records are.
+    steps : list of Step
+        All runs.
+    cancelled : bool
+        Whether Ctrl-C ended it.
     """
-    return "--".join(re.sub(r"[^\w.-]+", "_", part) for part in parts) + ".json"
+
+    folder: Path
+    steps: list[Step] = field(default_factory=list)
+    cancelled: bool = False
+
+    @property
+    def records(self) -> list[Record]:
+        """Records of all steps that have one."""
+        return [step.record for step in self.steps if step.record]
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every run is fine, 1 if some failed, 130 after Ctrl-C."""
+        if self.cancelled:
+            return 130
+        return int(any(step.status == "failed" for step in self.steps))
 
 
-def expand(spec: Spec, datasets: DataSource | None = None) -> list[Run]:
-    """Return all runs of a spec, ordered by data set, protocol, seed and method.
+def plan_grid(
+    spec: Spec,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    only: Iterable[str] = (),
+    retry_failed: bool = False,
+    datasets: DataSource | None = None,
+) -> GridResult:
+    """Return what :func:`run_grid` would do, without doing any of it.
 
     Parameters
     ----------
     spec : Spec
         What to run.
+    output : path-like, optional
+        Folder of the records; the spec's by default.
+    only : iterable of str
+        Filters ``key=pattern``; see :func:`expand`.
+    retry_failed : bool
+        Whether runs that failed earlier run again.
     datasets : DataSource, optional
         Where data sets are kept between calls.
 
     Raises
     ------
-    DatasetNotFoundError
-        If a data set is not on disk: nothing runs before all data is there.
+    ParameterError
+        If two runs have the same settings.
     """
-    datasets = datasets or DataSource(spec.device)
-    runs = []
-    for data in spec.datasets:
-        dataset = {**datasets.describe(data), "label": data.label}
-        for protocol in spec.protocols:
-            _check_fit(protocol, dataset, spec.seeds)
-            for index, seed in enumerate(spec.seeds):
-                earlier = spec.seeds[:index] if protocol.disjoint else ()
-                runs += [
-                    resolved_run(method, data, dataset, protocol, seed, earlier, spec.device, confusion=spec.confusion)
-                    for method in spec.methods
-                ]
-    return runs
+    folder = spec.output if output is None else Path(output)
+    first: dict[str, Run] = {}
+    for run in expand(spec, datasets, only):
+        if first.setdefault(run.run_id, run) is not run:
+            raise ParameterError(f"the runs of a spec must all differ, got the same settings twice: {run.title}")
+    return GridResult(folder, [_planned(folder, run, retry_failed) for run in first.values()])
 
 
-def resolved_run(
-    method: MethodEntry,
-    data: DataEntry,
-    dataset: dict[str, Any],
-    protocol: Protocol,
-    seed: int,
-    earlier_seeds: tuple[int, ...],
-    device: str,
+def run_grid(
+    spec: Spec,
     *,
-    confusion: bool,
-) -> Run:
-    """Return a run with every option of its method: defaults, then device and seed, then what the spec gives."""
-    options = _resolve(method, device, seed)
-    return Run(method, options, data, dataset, protocol, seed, earlier_seeds, device, confusion)
+    output: str | os.PathLike[str] | None = None,
+    only: Iterable[str] = (),
+    retry_failed: bool = False,
+    reporter: Reporter | None = None,
+    engine: Engine | None = None,
+) -> GridResult:
+    """Carry out every run or analysis of a spec that has no finished record yet.
 
-
-def _check_fit(protocol: Protocol, dataset: dict[str, Any], seeds: tuple[int, ...]) -> None:
-    """Fail before anything runs if a protocol asks for more classes than the data has."""
-    n_classes = dataset["n_classes"]
-    protocol.task_sizes(n_classes)
-    if protocol.disjoint and protocol.n_initial * len(seeds) > n_classes:
-        raise ParameterError(
-            f"{protocol.name} with {len(seeds)} seeds must fit into {dataset['name']}: "
-            f"disjoint first tasks need {protocol.n_initial * len(seeds)} classes, got {n_classes}; "
-            "use fewer seeds or disjoint = false"
-        )
-
-
-def _resolve(method: MethodEntry, device: str, seed: int) -> dict[str, Any]:
-    options = method_options(method.name)
-    for name, value in (("device", device), ("random_state", seed)):
-        if name in options:
-            options[name] = value
-    return {**options, **method.options}
-
-
-def select(runs: Iterable[Run], only: Iterable[str]) -> list[Run]:
-    """Return the runs that match every ``key=pattern`` filter.
+    A record is written in one step when its run ends, so a killed process leaves finished runs finished and
+    nothing else; the next call does the rest. A run that raises is recorded as failed and the grid goes on.
+    Ctrl-C records the running one as cancelled (it runs again next time) and ends the grid.
 
     Parameters
     ----------
-    runs : iterable of Run
-        Candidates.
-    only : iterable of str
-        ``method``, ``dataset``, ``protocol`` or ``seed``, ``=``, and names or shell patterns separated by
-        commas; for example ``"method=ranpac,klda"``.
+    spec, output, only, retry_failed
+        As for :func:`plan_grid`.
+    reporter : Reporter, optional
+        Told about everything.
+    engine : Engine, optional
+        Several processes or machines that carry out runs side by side, such as
+        ``evergrow.engine.LocalEngine(workers=2)``. Results are the same; times are those of runs that share a machine.
 
     Raises
     ------
-    ParameterError
-        For a malformed filter or one that matches nothing.
+    BusyError
+        If another process works on the same folder.
     """
-    chosen = list(runs)
-    for text in only:
-        key, equals, value = text.partition("=")
-        if not equals or key not in _FILTERS:
-            raise ParameterError(
-                f"--only must be KEY=VALUE with a KEY among {', '.join(_FILTERS)}, got {text!r}; "
-                f"nearest: {nearest(key, _FILTERS)}"
+    from evergrow.lab.bench.workers import run_on_engine
+
+    datasets = DataSource(spec.device)
+    folder = spec.output if output is None else Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder), compute_threads(spec.threads), _collecting_new_objects():
+        remove_partial(folder)
+        result = plan_grid(spec, output=folder, only=only, retry_failed=retry_failed, datasets=datasets)
+        try:
+            if reporter:
+                reporter.plan(result.steps)
+            todo = [step for step in result.steps if step.action == "run"]
+            done = (
+                run_on_engine(engine, spec, folder, todo) if engine else _one_by_one(folder, todo, datasets, reporter)
             )
-        names = sorted({name for run in chosen for name in _FILTERS[key](run)})
-        patterns = [value] if value in names else value.split(",")  # a protocol's name may have a comma
-        for pattern in patterns:
-            if not any(_matches(name, pattern) for name in names):
-                raise ParameterError(
-                    f"--only {key} must match a run of the spec, got {pattern!r}; nearest: {nearest(pattern, names)}"
-                )
-        chosen = [run for run in chosen if any(_matches(n, p) for n in _FILTERS[key](run) for p in patterns)]
-    return chosen
+            for step in done:
+                if reporter:
+                    reporter.end(step)
+                if step.status == "cancelled":
+                    result.cancelled = True
+                    break
+        except KeyboardInterrupt:  # between two runs there is nothing to mark
+            result.cancelled = True
+    return result
 
 
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+def _one_by_one(folder: Path, steps: Sequence[Step], datasets: DataSource, reporter: Reporter | None) -> Iterator[Step]:
+    for step in steps:
+        step.record = None
+        if reporter:
+            reporter.begin(step)
+
+        def tick(done: int, total: int, accuracy: float, step: Step = step) -> None:
+            if reporter:
+                reporter.tick(step, done, total, accuracy)
+
+        step.record = execute(step.run, datasets, tick)
+        write_record(folder / step.run.file_name, step.record)
+        release_memory()
+        yield step
+
+
+def _planned(folder: Path, run: Run, retry_failed: bool) -> Step:
+    """Decide about a run from the record that is on disk."""
+    path = folder / run.file_name
+    try:
+        record = read_record(path)
+    except FileNotFoundError:
+        return Step(run)
+    except NewerSchemaError as error:
+        return Step(run, "newer", note=str(error))
+    except FileFormatError as error:
+        return Step(run, note=f"runs again: {error}")
+    if record.run_id != run.run_id:
+        return Step(run, note=f"runs again: {path.name} is the record of another run, {record.run_id}")
+    if record.status == "ok":
+        return Step(run, "skip", record)
+    if record.status == "failed" and not retry_failed:
+        return Step(run, "failed", record)
+    return Step(run, "run", record, f"runs again: it was {record.status}")
+
+
+def release_memory() -> None:
+    """Let go of what a run held: its learner is gone by now, and the next run's peak memory must be its own."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _collecting_new_objects() -> Iterator[None]:
+    """Let the collections after each run pass over what was there before, which is mostly imported modules."""
+    frozen = gc.get_freeze_count() > 0  # someone else's doing, and theirs to undo
+    if not frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if not frozen:
+            gc.unfreeze()
+
+
+@contextlib.contextmanager
+def compute_threads(threads: int | None) -> Iterator[None]:
+    """Compute with that many threads, and put torch's setting back afterwards."""
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

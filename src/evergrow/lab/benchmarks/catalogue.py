@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 
 from evergrow.core.errors import DatasetNotFoundError
-from evergrow.data.features import search_path
-from evergrow.data.folders import unwrapped
+from evergrow.data import search_path
+from evergrow.data.folders import partner_name, unwrapped
 from evergrow.data.lists import LIST_SUFFIXES
-from evergrow.data.pairs import partner
+from evergrow.data.storage import Tree
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def locate(benchmark: Benchmark, root: Path | None = None) -> BenchmarkLocation:
 
 
 def _has_split(folder: Path) -> bool:
-    inner = unwrapped(folder)
+    inner = unwrapped(Tree(folder)).root
     return any((inner / name).is_dir() for name in ("train", "Train", "training"))
 
 
@@ -251,9 +251,9 @@ def _find_lists(benchmark: Benchmark, base: Path, folder: Path) -> tuple[Path, P
                 continue
             named = _plain(stem[: -len("train")])
             if named in benchmark.names or (not named and place in (folder, folder / "splits")):
-                other = partner(file)
+                other = partner_name(Tree(place), file.name)
                 if other is not None:
-                    return file, other
+                    return file, place / other
     return None
 
 

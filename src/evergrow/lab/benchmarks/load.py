@@ -11,10 +11,10 @@ from typing import Any
 from evergrow.core.errors import DataWarning, UnknownNameError
 from evergrow.core.registry import nearest
 from evergrow.core.settings import with_changes
-from evergrow.data import DataOptions, FeatureSet, RawSet, available_features, inspect_data, load_data
-from evergrow.data.labelled import LabelledItems, as_rawset, listed
-from evergrow.data.lists import read_lists
-from evergrow.data.load import read_folder
+from evergrow.data import DataOptions, Dataset, FeatureSet, available_features, inspect_data, load_data, read
+from evergrow.data.lists import read_image_lists
+from evergrow.data.load import finish
+from evergrow.data.samples import listed
 from evergrow.lab.benchmarks.catalogue import (
     BENCHMARKS,
     Benchmark,
@@ -29,7 +29,7 @@ from evergrow.lab.benchmarks.vision import read_torchvision
 
 def load_benchmark(
     source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any
-) -> RawSet | FeatureSet:
+) -> Dataset | FeatureSet:
     """Load a data set by the name of a benchmark, as ``torchvision:NAME``, or from anything that ``load_data`` reads.
 
     Parameters
@@ -45,7 +45,7 @@ def load_benchmark(
 
     Returns
     -------
-    RawSet or FeatureSet
+    Dataset or FeatureSet
 
     Warns
     -----
@@ -70,11 +70,11 @@ def load_benchmark(
     found = _read(text, chosen)
     if found is None:
         data = load_data(text, chosen)
-        if isinstance(data, RawSet):
+        if isinstance(data, Dataset):
             _warn(data, check_benchmark(data))
         return data
     labelled, name = found
-    data = as_rawset(labelled, name=chosen.name or name, source=text, options=chosen)
+    data = dataclasses.replace(finish(labelled, text, chosen), name=name)
     benchmark = _benchmark_of(data)
     if benchmark is not None and labelled.test is None:
         note = "no published split was found, so that results compare with no other"
@@ -89,12 +89,12 @@ def load_benchmark(
     return data
 
 
-def check_benchmark(data: RawSet | FeatureSet, name: str | None = None) -> list[str]:
+def check_benchmark(data: Dataset | FeatureSet, name: str | None = None) -> list[str]:
     """Return how a data set differs from a benchmark: in counts, and in class names where they are known.
 
     Parameters
     ----------
-    data : RawSet or FeatureSet
+    data : Dataset or FeatureSet
         As :func:`load_benchmark` gave it. Features are not compared.
     name : str, optional
         The benchmark; by default the one that the data set is named after, if any.
@@ -103,10 +103,10 @@ def check_benchmark(data: RawSet | FeatureSet, name: str | None = None) -> list[
     --------
     >>> import numpy as np
     >>> from evergrow.core.items import Texts
-    >>> from evergrow.data import RawSet
+    >>> from evergrow.data import Dataset
     >>> from evergrow.lab.benchmarks import check_benchmark
     >>> y, texts = np.array([0, 1]), Texts(("a", "b"))
-    >>> for line in check_benchmark(RawSet("toy", texts, y, texts, y, ("one", "two")), "vtab"):
+    >>> for line in check_benchmark(Dataset.of(texts, y, texts, y, names=("one", "two")), "vtab"):
     ...     print(line)
     VTAB: classes: 2, expected 50
     VTAB: training samples: 2, expected 1796
@@ -115,12 +115,12 @@ def check_benchmark(data: RawSet | FeatureSet, name: str | None = None) -> list[
     benchmark = find_benchmark(name) if name else _benchmark_of(data)
     if name and benchmark is None:
         raise UnknownNameError(f"benchmark must be a known name, got {name!r}; nearest: {nearest(name, BENCHMARKS)}")
-    if benchmark is None or not isinstance(data, RawSet):
+    if benchmark is None or not isinstance(data, Dataset):
         return []
     return [f"{benchmark.title}: {line}" for line in _check_counts(data, benchmark) + _check_names(data, benchmark)]
 
 
-def _read(text: str, options: DataOptions) -> tuple[LabelledItems, str] | None:
+def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
     """Return the items of a source and the name to give them, or None if ``load_data`` reads it."""
     scheme, _, name = text.partition(":")
     if scheme.lower() == "torchvision" and name:
@@ -133,19 +133,19 @@ def _read(text: str, options: DataOptions) -> tuple[LabelledItems, str] | None:
         return None
     place = locate(benchmark, options.root_path)
     if place.train_list is not None:
-        labelled = read_lists(place.train_list, place.test_list, dataclasses.replace(options, root=place.folder))
-        labelled.notes.append("lists may split the images otherwise than the folders of PILOT do")
-    else:
-        labelled = read_published(place.folder) or read_folder(place.folder, options)
-    return labelled, benchmark.key
+        found = read_image_lists(place.train_list, place.test_list, dataclasses.replace(options, root=place.folder))
+        note = "lists may split the images otherwise than the folders of PILOT do"
+        return dataclasses.replace(found, notes=(*found.notes, note)), benchmark.key
+    folder = read_published(place.folder) or read(place.folder, options).dataset()
+    return (folder, benchmark.key) if isinstance(folder, Dataset) else None
 
 
-def _benchmark_of(data: RawSet | FeatureSet) -> Benchmark | None:
+def _benchmark_of(data: Dataset | FeatureSet) -> Benchmark | None:
     """Return the benchmark that a set of images is named after, or None."""
-    return benchmark_of_folder(data.name) if isinstance(data, RawSet) and data.kind == "image" else None
+    return benchmark_of_folder(data.name) if isinstance(data, Dataset) and data.kind == "image" else None
 
 
-def _check_counts(data: RawSet, benchmark: Benchmark) -> list[str]:
+def _check_counts(data: Dataset, benchmark: Benchmark) -> list[str]:
     have = (data.n_classes, len(data.y_train), len(data.y_test))
     want = benchmark.counts
     for other in benchmark.others:
@@ -159,7 +159,7 @@ def _check_counts(data: RawSet, benchmark: Benchmark) -> list[str]:
     return [f"{label}: {value}, expected {expected}" for label, value, expected in pairs if value != expected]
 
 
-def _check_names(data: RawSet, benchmark: Benchmark) -> list[str]:
+def _check_names(data: Dataset, benchmark: Benchmark) -> list[str]:
     """Compare class names, unless none is known: then the folders follow another convention."""
     expected = expected_names().get(benchmark.key, ())
     missing = [name for name in expected if name not in set(data.class_names)]
@@ -170,7 +170,7 @@ def _check_names(data: RawSet, benchmark: Benchmark) -> list[str]:
     return differences + ([f"class names not expected: {len(unknown)} ({listed(unknown)})"] if unknown else [])
 
 
-def _warn(data: RawSet, cautions: list[str]) -> None:
+def _warn(data: Dataset, cautions: list[str]) -> None:
     if cautions:
         # The level is that of whoever called load_benchmark.
         warnings.warn(f"data set {data.name!r} can be used but: {'; '.join(cautions)}", DataWarning, stacklevel=3)

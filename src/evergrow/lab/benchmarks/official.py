@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
-from evergrow.core.items import ImageArrays, ImageFiles
-from evergrow.data.labelled import LabelledItems, listed
-from evergrow.data.lists import read_text
+from evergrow.core.items import Images
+from evergrow.data import Dataset
+from evergrow.data.samples import listed
+from evergrow.data.storage import Tree
 
 _CUB_FILES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
 _CARS_TRAIN = ("devkit/cars_train_annos.mat", "cars_train_annos.mat")
@@ -29,7 +30,7 @@ _CIFAR_MD5 = {
 _CIFAR_LARGEST = 512 * 2**20  # the training file has 155 MB
 
 
-def read_published(folder: Path) -> LabelledItems | None:
+def read_published(folder: Path) -> Dataset | None:
     """Read a folder that holds CUB-200-2011, Stanford Cars or CIFAR-100 as published; return None for any other.
 
     Raises
@@ -52,7 +53,7 @@ def _has_all(folder: Path, names: tuple[str, ...]) -> bool:
     return all((folder / name).is_file() for name in names)
 
 
-def read_cub(folder: Path) -> LabelledItems:
+def read_cub(folder: Path) -> Dataset:
     """Read ``images.txt``, ``image_class_labels.txt``, ``train_test_split.txt``, ``classes.txt`` and ``images/``.
 
     Raises
@@ -77,10 +78,10 @@ def read_cub(folder: Path) -> LabelledItems:
         files[split[number]].append(f"images/{name}")
         codes[split[number]].append(int(labels[number]))
     parts = [_existing(folder, files[part]) for part in ("1", "0")]
-    return LabelledItems("cub", parts[0], codes["1"], parts[1], codes["0"], names=classes)
+    return Dataset.of(parts[0], codes["1"], parts[1], codes["0"], names=classes, layout="cub")
 
 
-def read_cars(folder: Path) -> LabelledItems:
+def read_cars(folder: Path) -> Dataset:
     """Read ``devkit/*.mat``, ``cars_train/`` and ``cars_test/``.
 
     Raises
@@ -102,13 +103,13 @@ def read_cars(folder: Path) -> LabelledItems:
         rows = _annotations(path, table)
         parts.append((_existing(folder, [f"{part}/{name}" for name, _ in rows]), [label for _, label in rows]))
     (train, train_labels), (test, test_labels) = parts
-    return LabelledItems("cars", train, train_labels, test, test_labels, names=names)
+    return Dataset.of(train, train_labels, test, test_labels, names=names, layout="cars")
 
 
 def _numbered(path: Path) -> dict[int, str]:
     """Return a table of ``number value`` lines."""
     table: dict[int, str] = {}
-    for line, text in enumerate(read_text(path).split("\n"), start=1):
+    for line, text in enumerate(Tree(path.parent).text(path.name).split("\n"), start=1):
         if not text.strip():
             continue
         number, _, value = text.strip().partition(" ")
@@ -118,13 +119,13 @@ def _numbered(path: Path) -> dict[int, str]:
     return table
 
 
-def _existing(root: Path, names: list[str]) -> ImageFiles:
+def _existing(root: Path, names: list[str]) -> Images:
     missing = [name for name in names if not (root / name).is_file()]
     if missing:
         raise DatasetNotFoundError(
             f"the images must be in {root}, but {len(missing)} of {len(names)} are not: {listed(missing)}"
         )
-    return ImageFiles(root, tuple(names))
+    return Images(tuple(names), root=root)
 
 
 def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
@@ -194,7 +195,7 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def read_cifar(folder: Path) -> LabelledItems:
+def read_cifar(folder: Path) -> Dataset:
     """Read CIFAR-100 from ``cifar-100-python/train``, ``test`` and ``meta``.
 
     Raises
@@ -213,15 +214,8 @@ def read_cifar(folder: Path) -> LabelledItems:
         _cifar_part(folder / part, contents[part], len(names)) for part in ("train", "test")
     )
     cautions = [f"contents differ from the official files: {', '.join(odd)}"] if odd else []
-    return LabelledItems(
-        "cifar",
-        ImageArrays(train),
-        train_labels,
-        ImageArrays(test),
-        test_labels,
-        names=dict(enumerate(names)),
-        cautions=cautions,
-    )
+    about = {"layout": "cifar", "cautions": tuple(cautions)}
+    return Dataset.of(Images(train), train_labels, Images(test), test_labels, names=names, **about)
 
 
 def _cifar_content(path: Path, odd: list[str]) -> dict[str, Any]:

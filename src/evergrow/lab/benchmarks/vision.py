@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 
 from evergrow.core.errors import DatasetNotFoundError, EvergrowError, InputError, UnknownNameError
-from evergrow.core.items import ImageArrays, ImageFiles, Items
+from evergrow.core.items import Images, Stored
 from evergrow.core.optional import require
 from evergrow.core.registry import nearest
-from evergrow.data.features import search_path
-from evergrow.data.fetched import FetchedImages
-from evergrow.data.labelled import Label, LabelledItems
-from evergrow.data.options import DataOptions
+from evergrow.data import DataOptions, Dataset, search_path
+from evergrow.data.samples import Label
 
 _SPLITS: dict[str, tuple[str, str]] = {
     "CIFAR10": ("", ""),
@@ -64,7 +62,7 @@ def list_torchvision() -> list[str]:
     return sorted(_SPLITS)
 
 
-def read_torchvision(name: str, options: DataOptions) -> LabelledItems:
+def read_torchvision(name: str, options: DataOptions) -> Dataset:
     """Read a data set of torchvision's by name, downloading it where that is allowed and possible.
 
     Raises
@@ -95,14 +93,9 @@ def read_torchvision(name: str, options: DataOptions) -> LabelledItems:
     labels = [_labels(part) for part in parts]
     items = [_items(part, f"{name} {kind}", code) for part, kind, code in zip(parts, ("train", "test"), labels)]
     names = getattr(parts[0], "classes", None) or getattr(parts[0], "categories", None) or ()
-    return LabelledItems(
-        "torchvision",
-        items[0],
-        labels[0],
-        items[1] if len(items) > 1 else None,
-        labels[1] if len(labels) > 1 else (),
-        names={code: _class_name(item) for code, item in enumerate(names)},
-    )
+    test = (items[1], labels[1]) if len(items) > 1 else (None, ())
+    titles = [_class_name(item) for item in names]
+    return Dataset.of(items[0], labels[0], *test, names=titles, layout="torchvision")
 
 
 @dataclass(frozen=True)
@@ -166,23 +159,23 @@ def _labels(dataset: Any) -> list[Label]:
     return [int(dataset[row][1]) for row in range(len(dataset))]
 
 
-def _items(dataset: Any, title: str, labels: Sequence[Label]) -> Items:
+def _items(dataset: Any, title: str, labels: Sequence[Label]) -> Images:
     pixels = getattr(dataset, "data", None)
     if pixels is not None and len(pixels) == len(dataset):
         array = np.asarray(pixels)
         if array.dtype == np.uint8 and array.ndim == 4 and array.shape[1] == 3 and array.shape[3] != 3:
             array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))  # SVHN and STL10 keep colours first
         if array.dtype == np.uint8 and array.ndim in (3, 4):
-            return ImageArrays(array)
+            return Images(array)
     paths = _paths(dataset)
     if paths:
         root = Path(os.path.commonpath([os.path.dirname(path) for path in paths]))
-        return ImageFiles(root, tuple(Path(path).relative_to(root).as_posix() for path in paths))
+        return Images(tuple(Path(path).relative_to(root).as_posix() for path in paths), root=root)
     if not len(dataset):
         raise InputError(f"{title} must hold images, got none")
-    rows = np.arange(len(dataset), dtype=np.int64)
     tag = hashlib.blake2b(f"{type(dataset).__name__}\0{list(labels)}".encode(), digest_size=16).hexdigest()
-    return FetchedImages(VisionFetch(dataset), rows, title, tag)
+    store, rows = VisionStore(dataset, f"{title}\0{tag}"), range(len(dataset))
+    return Images(tuple(Stored(store, row) for row in rows), tuple(f"{title}[{row}]" for row in rows))
 
 
 def _paths(dataset: Any) -> list[str]:
@@ -202,17 +195,24 @@ def _class_name(item: Any) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class VisionFetch:
-    """Fetch one image of a torchvision data set.
+class VisionStore:
+    """The images of a torchvision data set, by their rows.
 
     Parameters
     ----------
     dataset : torchvision.datasets.VisionDataset
         Without transforms.
+    tag : str
+        What tells the data set from every other one.
     """
 
     dataset: Any
+    tag: str
 
-    def __call__(self, row: int) -> Any:
+    def read(self, key: int) -> Any:
         """Return a PIL image."""
-        return self.dataset[row][0]
+        return self.dataset[key][0]
+
+    def mark(self, key: int, *, times: bool) -> str:
+        """Return the tag and the row."""
+        return f"{self.tag}\0{key}"

@@ -40,6 +40,7 @@ _SHUFFLED = "gradient descent shuffles by position, and every step depends on th
 OPT_OUTS: dict[tuple[str, str], str] = {
     ("evergrow", "incremental_equals_joint"): _FIRST,
     ("scl-mgsm", "incremental_equals_joint"): _GUIDED,
+    ("scl-discriminant", "incremental_equals_joint"): _GUIDED,
     ("scsm", "incremental_equals_joint"): _GUIDED,
     (
         "klda",

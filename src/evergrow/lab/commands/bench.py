@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.console import Answer, Styled, note_line
+from evergrow.cli.console import Answer, note_line
 from evergrow.cli.engine import PANEL, Address, EngineName, GpusPerWorker
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.options import Json, OptionGroup
@@ -19,7 +20,7 @@ from evergrow.core.errors import InputError
 
 if TYPE_CHECKING:
     from evergrow.engine import Engine
-    from evergrow.lab.tables import Comparison, Record
+    from evergrow.lab.bench import GridResult, Spec, Step
 
 command_group("lab", "Compare methods: grids of experiments, their records, tables and figures.")
 
@@ -57,6 +58,8 @@ ONE_BY_ONE = SideBySide()
 """Here, one after the other."""
 
 Folder = Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the records.")]
+Only = Annotated[list[str] | None, typer.Option(help="Filter such as method=ranpac,klda or dataset='cub*'.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would run.")]
 
 
@@ -64,8 +67,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would ru
 def run_command(
     spec: Annotated[Path, typer.Argument(help="TOML file: methods x data sets x protocols x seeds.")],
     output: Folder = None,
-    only: Annotated[list[str] | None, typer.Option(help="Filter such as method=ranpac,klda or dataset='cub*'.")] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed runs again.")] = False,
+    only: Only = None,
+    retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
     placing: SideBySide = ONE_BY_ONE,
     as_json: Json = False,
@@ -75,41 +78,140 @@ def run_command(
     Exit codes: 0 all fine, 1 some runs failed, 2 the spec or the data is wrong, 3 another process runs in the same
     folder, 130 interrupted: the same command goes on where this one stopped.
     """
-    from rich.console import Console
-
-    from evergrow.lab.bench.progress import reporting
-    from evergrow.lab.bench.runner import plan_bench, run_bench
-    from evergrow.lab.bench.spec import load_spec
+    from evergrow.lab.bench import load_spec
 
     loaded = load_spec(spec)
+    if loaded.analyses:
+        raise InputError(f"{spec} has analyses: run it by 'evergrow lab mechanism {spec}'")
+    return _run(loaded, "runs", output, only, retry_failed, dry_run, placing)
+
+
+@command("lab mechanism")
+def mechanism_command(
+    spec: Annotated[Path, typer.Argument(help="TOML file: analyses x data sets x protocols x seeds.")],
+    output: Folder = None,
+    only: Only = None,
+    retry_failed: RetryFailed = False,
+    dry_run: DryRun = False,
+    placing: SideBySide = ONE_BY_ONE,
+    as_json: Json = False,
+) -> Answer:
+    """Run the mechanism analyses in SPEC that have no finished record yet.
+
+    Exit codes: 0 all fine, 1 some analyses failed, 2 the spec or the data is wrong, 3 another process runs in the same
+    folder, 130 interrupted: the same command goes on where this one stopped.
+    """
+    from evergrow.lab.bench import load_spec
+
+    loaded = load_spec(spec)
+    if not loaded.analyses:
+        raise InputError(f"{spec} has methods and no analyses: run it by 'evergrow lab run {spec}'")
+    return _run(loaded, "analyses", output, only, retry_failed, dry_run, placing)
+
+
+def _run(
+    spec: Spec,
+    noun: str,
+    output: Path | None,
+    only: list[str] | None,
+    retry_failed: bool,
+    dry_run: bool,
+    placing: SideBySide,
+) -> Answer:
+    from evergrow.lab.bench import plan_grid, run_grid
+
     if dry_run:
-        planned = plan_bench(loaded, output=output, only=only or (), retry_failed=retry_failed)
-        return Answer({"runs": [_run_values(step) for step in planned.steps]}, _planned_lines(planned, "runs"))
-    with reporting(Console(stderr=True)) as reporter:
-        outcome = run_bench(
-            loaded,
-            output=output,
-            only=only or (),
-            retry_failed=retry_failed,
-            reporter=reporter,
-            engine=placing.opened(),
+        planned = plan_grid(spec, output=output, only=only or (), retry_failed=retry_failed)
+        lines = [f"{step.action:6}  {step.run.run_id}  {step.run.title}" for step in planned.steps]
+        lines.append(f"{len(planned.steps)} {noun}: {_counted(step.action for step in planned.steps)}")
+        return Answer({noun: [_step_values(step) for step in planned.steps]}, lines)
+    engine = placing.opened()
+    reporter = Lines(noun)
+    done = run_grid(spec, output=output, only=only or (), retry_failed=retry_failed, reporter=reporter, engine=engine)
+    values = {noun: [_step_values(step) for step in done.steps]}
+    note = f"the records are in {done.folder}"
+    return Answer(values, _result_lines(done, noun), code=ExitCode(done.exit_code), done=note)
+
+
+class Lines:
+    """Tells how a grid is going: one line per run on standard error."""
+
+    def __init__(self, noun: str) -> None:
+        self._noun = noun
+        self._total = self._done = 0
+        self._start: float | None = None
+
+    def plan(self, steps: Sequence[Step]) -> None:
+        """Say how much there is to do."""
+        actions = Counter(step.action for step in steps)
+        self._total = actions["run"]
+        note_line(
+            f"{len(steps)} {self._noun}: {actions['run']} to do, {actions['skip']} finished, "
+            f"{actions['failed']} failed earlier"
         )
-    values = {"runs": [_run_values(step) for step in outcome.steps]}
-    return Answer(values, _run_lines(outcome), code=ExitCode(outcome.exit_code), done=_records_note(outcome))
+        for step in steps:
+            if step.note:
+                note_line(f"{step.run.title}: {step.note}")
+
+    def begin(self, step: Step) -> None:
+        """Start the clock."""
+        self._start = time.perf_counter()
+
+    def tick(self, step: Step, done: int, total: int, accuracy: float) -> None:
+        """Say nothing: there is one line per run."""
+
+    def end(self, step: Step) -> None:
+        """Say how the run ended."""
+        self._done += 1
+        # Of runs side by side only their workers know when each began.
+        took = "" if self._start is None else f" | {time.perf_counter() - self._start:.1f} s"
+        summary = step.record.summary if step.record else "no record"
+        note_line(f"[{self._done}/{self._total}] {step.status} | {step.run.title} | {summary}{took}")
+
+
+def _step_values(step: Step) -> dict[str, Any]:
+    """Return a run of a grid as plain values."""
+    return {
+        "run_id": step.run.run_id,
+        "file": step.run.file_name,
+        "title": step.run.title,
+        "method": step.run.method.name,
+        "dataset": step.run.dataset["name"],
+        "protocol": step.run.protocol.name,
+        "seed": step.run.seed,
+        "action": step.action,
+        "status": step.status,
+        "figures": step.record.figures if step.record else {},
+    }
+
+
+def _result_lines(done: GridResult, noun: str) -> list[str]:
+    """Return the table of a grid that ran, and how many of its runs ended how."""
+    from evergrow.lab.tables import compare, render
+
+    runs = [record for record in done.records if not record.analysis]
+    lines = render(compare(runs), "table").splitlines() if runs else []
+    lines.append(f"{_counted(step.status for step in done.steps)}; records in {done.folder}")
+    if any(step.action == "failed" for step in done.steps):
+        lines.append(f"some {noun} failed earlier: --retry-failed runs them again")
+    if done.cancelled:
+        lines.append("cancelled: the same command goes on where this one stopped")
+    return lines
+
+
+def _counted(words: Iterable[str]) -> str:
+    """Return how often each word comes, such as ``2 ok, 1 failed``."""
+    return ", ".join(f"{n} {word}" for word, n in sorted(Counter(words).items()))
 
 
 @command("lab show")
 def show_command(
     runs: Annotated[list[Path], typer.Argument(help="Record files, or folders of them.")],
-    format: Annotated[str, typer.Option("--format", "-f", help="table, markdown, latex or csv.")] = "table",
+    format: Annotated[str, typer.Option("--format", "-f", help="table, markdown, latex, csv or html.")] = "table",
     metric: Annotated[
         list[str] | None,
-        typer.Option("--metric", "-m", help="a_last, a_avg, f_avg, train_s, ...; repeatable."),
+        typer.Option("--metric", "-m", help="a_last, a_avg, f_avg, a_last_within, train_s, ...; repeatable."),
     ] = None,
-    within: Annotated[
-        bool,
-        typer.Option("--within", help="Also show accuracy among the classes of each sample's own task."),
-    ] = False,
     as_json: Json = False,
 ) -> Answer:
     """Print mean and standard error over seeds: methods as rows, data set x protocol x metric as columns.
@@ -120,153 +222,11 @@ def show_command(
     from evergrow.lab.tables import compare, render
 
     records, problems = read_records(runs)
-    for problem in problems:
-        note_line(f"left out: {problem.reason}")
-    if not records:
-        raise InputError(f"RUNS must hold at least one run record, got none in {', '.join(map(str, runs))}")
-    comparison = compare(records, _shown_metrics(metric, within, records))
-    lines = _terminal_lines(comparison) if format == "table" else render(comparison, format).splitlines()
-    return Answer(_comparison_values(comparison), lines)
-
-
-@command("lab mechanism")
-def mechanism_command(
-    spec: Annotated[Path, typer.Argument(help="TOML file: analyses x data sets x protocols x seeds.")],
-    output: Folder = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed analyses again.")] = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> Answer:
-    """Run the mechanism analyses in SPEC that have no finished record yet.
-
-    Exit codes: 0 all fine, 1 some analyses failed, 2 the spec or the data is wrong, 3 another process runs in the same
-    folder, 130 interrupted: the same command goes on where this one stopped.
-    """
-    from rich.console import Console
-
-    from evergrow.lab.bench.mechanism import load_mechanism, plan_mechanism, run_mechanism
-    from evergrow.lab.bench.progress import LineReporter
-
-    loaded = load_mechanism(spec)
-    if dry_run:
-        planned = plan_mechanism(loaded, output=output, retry_failed=retry_failed)
-        values = {"analyses": [_analysis_values(step) for step in planned.steps]}
-        return Answer(values, _planned_lines(planned, "analyses"))
-    reporter = LineReporter(Console(stderr=True), "analyses")
-    outcome = run_mechanism(loaded, output=output, retry_failed=retry_failed, reporter=reporter)
-    values = {"analyses": [_analysis_values(step) for step in outcome.steps]}
-    return Answer(values, _analysis_lines(outcome), code=ExitCode(outcome.exit_code), done=_records_note(outcome))
-
-
-# -- plans and outcomes --------------------------------------------------------------------
-
-
-def _run_values(step: Any) -> dict[str, Any]:
-    """Return a run of a grid as plain values."""
-    results = {key: step.record.results.get(key) for key in ("a_last", "a_avg", "f_avg")} if step.record else {}
-    return {
-        "run_id": step.run.run_id,
-        "file": step.run.file_name,
-        "method": step.run.method.name,
-        "dataset": step.run.dataset["name"],
-        "protocol": step.run.protocol.name,
-        "seed": step.run.seed,
-        "action": step.action,
-        "status": step.status,
-        **results,
-    }
-
-
-def _analysis_values(step: Any) -> dict[str, Any]:
-    """Return an analysis as plain values."""
-    return {
-        "run_id": step.run.run_id,
-        "file": step.run.file_name,
-        "title": step.run.title,
-        "action": step.action,
-        "status": step.status,
-        "figures": step.figures,
-    }
-
-
-def _planned_lines(outcome: Any, noun: str) -> list[str]:
-    """Return which steps would run, and how many."""
-    lines = [f"{step.action:6}  {step.run.run_id}  {step.run.title}" for step in outcome.steps]
-    return [*lines, f"{len(outcome.steps)} {noun}: {_counted(step.action for step in outcome.steps)}"]
-
-
-def _run_lines(outcome: Any) -> list[str]:
-    """Return the table of a grid that ran, and how many of its runs ended how."""
-    from evergrow.lab.tables import compare
-
-    lines = _terminal_lines(compare(outcome.records)) if outcome.records else []
-    lines.append(f"{_counted(step.status for step in outcome.steps)}; records in {outcome.folder}")
-    if any(step.action == "failed" for step in outcome.steps):
-        lines.append("some runs failed earlier: --retry-failed runs them again")
-    if outcome.cancelled:
-        lines.append("cancelled: the same command goes on where this one stopped")
-    return lines
-
-
-def _analysis_lines(outcome: Any) -> list[str]:
-    """Return the figures of analyses that were on record, since those that ran have had their line."""
-    from evergrow.lab.records import figures_text
-
-    steps = outcome.steps
-    lines = [
-        f"{step.action:6}  {step.run.run_id}  {step.run.title}  {figures_text(step.figures)}".rstrip()
-        for step in steps
-        if step.action != "run"
-    ]
-    counted = _counted(step.status for step in steps)
-    lines.append(f"{len(steps)} analyses: {counted}; records in {outcome.folder}")
-    if any(step.action == "failed" for step in steps):
-        lines.append("some analyses failed earlier: --retry-failed runs them again")
-    return lines
-
-
-def _counted(words: Iterable[str]) -> str:
-    """Return how often each word comes, such as ``2 ok, 1 failed``."""
-    return ", ".join(f"{n} {word}" for word, n in sorted(Counter(words).items()))
-
-
-def _records_note(outcome: Any) -> str:
-    return f"the records are in {outcome.folder}"
-
-
-# -- tables -------------------------------------------------------------------------------------------------
-
-
-def _shown_metrics(metric: list[str] | None, within: bool, records: Sequence[Record]) -> list[str]:
-    """Return the metrics to show; says so where one was asked for that no record has."""
-    shown = metric or ["a_last", "a_avg"]
-    if within:
-        shown = list(dict.fromkeys([*shown, "a_last_within"]))
-    if "a_last_within" in shown and all(record.results.get("a_last_within") is None for record in records):
-        note_line("note: no record here holds accuracy within tasks; a run that is made again does")
-    return shown
-
-
-def _comparison_values(comparison: Comparison) -> dict[str, Any]:
-    """Return a table as plain values."""
-    columns = [
-        {"dataset": column.dataset, "protocol": column.protocol, "metric": column.metric.title}
-        for column in comparison.columns
-    ]
-    cells = [[None if cell is None else asdict(cell) for cell in row] for row in comparison.cells]
-    return {"rows": comparison.rows, "columns": columns, "cells": cells, "notes": comparison.notes}
-
-
-def _terminal_lines(comparison: Comparison) -> list[str]:
-    """Return a table for standard output: with styles in a terminal, as plain text elsewhere."""
-    from rich.console import Console
-
-    from evergrow.lab.tables import render
-    from evergrow.lab.tables.render import rich_table
-
-    console = Console()
-    if not console.is_terminal:
-        return render(comparison, "table").splitlines()
-    with console.capture() as captured:
-        console.print(rich_table(comparison))
-    return [Styled(captured.get().rstrip("\n")), *(f"note: {note}" for note in comparison.notes)]
+    for reason in problems.values():
+        note_line(f"left out: {reason}")
+    found = [record for record in records.values() if not record.analysis]
+    if not found:
+        raise InputError(f"No record of a run in {', '.join(map(str, runs))}")
+    comparison = compare(found, metric or ["a_last", "a_avg"])
+    cells = [{**asdict(cell), "metric": cell.metric.title} for cell in comparison.cells]
+    return Answer({"cells": cells, "notes": comparison.notes}, render(comparison, format).splitlines())

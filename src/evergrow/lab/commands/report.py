@@ -47,8 +47,8 @@ def report_command(
 
 def _name_left_out(outcome: Report) -> None:
     """Say on standard error which files could not be used."""
-    for left in outcome.left_out[:_SHOWN]:
-        note_line(f"left out: {left.file}: {left.reason}")
+    for file, reason in list(outcome.left_out.items())[:_SHOWN]:
+        note_line(f"left out: {file}: {reason}")
     if len(outcome.left_out) > _SHOWN:
         note_line(f"left out: {len(outcome.left_out) - _SHOWN} further files, named on the page")
 

@@ -19,7 +19,7 @@ from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.families import Family
 from evergrow.core.fields import Fields
-from evergrow.core.items import ImageArrays, Items
+from evergrow.core.items import Images, Items
 from evergrow.core.seeding import resolve_seed
 from evergrow.features import BackboneSpec, ImageBackbone, backbone_from_spec, best_backbone, create_backbone
 from evergrow.features.base import Backbone
@@ -329,10 +329,10 @@ def as_items(items: Any) -> Items:
     5
     """
     if isinstance(items, np.ndarray):
-        items = ImageArrays(items)
+        items = Images(items)
     if not isinstance(items, Items) or items.kind != "image":
         what = items.kind + "s" if isinstance(items, Items) else type(items).__name__
-        raise InputError(f"items must be images (ImageFiles, ImageArrays or a uint8 array), got {what}")
+        raise InputError(f"items must be images (Images or a uint8 array), got {what}")
     return items
 
 

@@ -1,28 +1,196 @@
-"""From folders of records to a folder with the page, the figures and the tables."""
+"""The report: its sections in order, and the page, figures and tables that they are written to."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from html import escape
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.files import atomic_path
 from evergrow.core.optional import require
-from evergrow.core.wording import setting
-from evergrow.lab.report.catalogue import build_sections
-from evergrow.lab.report.collect import LeftOut, collect
-from evergrow.lab.report.contents import NotRun
-from evergrow.lab.report.page import figure_parts, missing_entries, page_notes, render_page, table_parts
-from evergrow.lab.tables import render
+from evergrow.lab.report import mechanism_sections as mechanism
+from evergrow.lab.report import run_sections as runs
+from evergrow.lab.report.contents import Figure, NotRun, RecordSet, Section, Table, collect
+from evergrow.lab.report.plots import FSA
+from evergrow.lab.report.published import known_backbone, known_dataset, load_published, published_comparison
+from evergrow.lab.tables import html_table, render
 
-MANIFEST = ".evergrow-report"
-"""File that lists the files of a report, so that the next report can replace them."""
+_RUN = "evergrow lab run experiments/{}.toml"
+HEADS, STRATEGY, IMAGES, VIT = map(
+    _RUN.format, ("feature_heads_official", "rpl_strategy", "cifar100_vit_small", "paper_vit")
+)
+MECHANISM = "evergrow lab mechanism experiments/mechanism.toml"
 
-_TABLE_FORMATS = {"md": "markdown", "tex": "latex", "csv": "csv"}
+SECTIONS: tuple[Section, ...] = (
+    Section(
+        "Accuracy",
+        runs.accuracy_tables,
+        "Records of runs of several methods.",
+        HEADS,
+        "Table “Comparison of CIL Performance Across Methods and Benchmarks”",
+        "main",
+    ),
+    Section(
+        "Accuracy by session",
+        runs.stage_accuracy,
+        "Records of runs with more than one session.",
+        HEADS,
+        "Figure “Top-1 accuracy during sequential continual learning”",
+    ),
+    Section(
+        "DINOv2 backbone",
+        partial(runs.accuracy_tables, backbone="DINO-v2", published="dinov2"),
+        'Records of runs of a spec whose data sets have backbone = "vit_base_patch14_dinov2.lvd142m".',
+        _RUN.format("paper_dinov2"),
+        "Table “Comparison of CIL performance across methods with DINO-v2 as the PTM”",
+        "dinov2",
+    ),
+    Section(
+        "ResNet-101 backbone",
+        partial(runs.accuracy_tables, backbone="ResNet101", published="resnet101"),
+        'Records of runs of a spec whose data sets have backbone = "resnet101".',
+        _RUN.format("paper_resnet101"),
+        "Table “Comparison of CIL performance across methods with ResNet101 as the PTM”",
+        "resnet101",
+    ),
+    Section(
+        "Average forgetting",
+        runs.forgetting_tables,
+        "Records of runs with more than one session.",
+        HEADS,
+        "Table “Comparison of Average Forgetting”",
+        "forgetting",
+    ),
+    Section(
+        "Accuracy within tasks",
+        runs.within_tables,
+        "Records of runs of methods that give scores.",
+        _RUN.format("feature_heads_2000"),
+    ),
+    Section(
+        "Strategies of construction",
+        runs.strategy_tables,
+        "A folder of runs of scl-mgsm, scsm and ri alone, at equal width.",
+        STRATEGY,
+        "Table “Performance Comparison of RPL Construction Strategies Without FSA”",
+        "strategy",
+    ),
+    Section(
+        "Norm of Pₜ",
+        mechanism.norm_curves,
+        "Records of the analysis conditioning.",
+        MECHANISM,
+        "Figure “Comparison of Pₜ Norm Curves”",
+    ),
+    Section(
+        "Eigenvalues and condition number of Pₜ",
+        mechanism.eigenvalues,
+        "Records of the analysis conditioning.",
+        MECHANISM,
+        "Figure “Eigenvalue and condition number analysis of Pₜ”",
+    ),
+    Section("Effective rank", mechanism.effective_rank, "Records of the analysis conditioning.", MECHANISM),
+    Section(
+        "Condition number of H",
+        mechanism.condition_numbers,
+        "Records of the analysis conditioning.",
+        MECHANISM,
+        "Figure “Comparison of Condition Numbers”",
+    ),
+    Section(
+        "Similarity of bases",
+        mechanism.similarity_maps,
+        "Records of the analysis similarity.",
+        MECHANISM,
+        "Figure “Comparison of basis cosine similarity across different strategies”",
+    ),
+    Section("Residual and trajectory of ξ", mechanism.residual_curves, "Records of the analysis residual.", MECHANISM),
+    Section(
+        "Fixed against adaptive ξ",
+        mechanism.xi_settings,
+        "Records of the analysis xi.",
+        MECHANISM,
+        "Figure “Parameter Analysis of MGSM on Three Datasets”",
+    ),
+    Section(
+        "Settings of the search",
+        mechanism.search_table,
+        "Records of the analysis sweep that differ in block_size and n_candidates.",
+        MECHANISM,
+        "Table “Performance Comparison of s and B_max on ImageNet-R (B-0 Inc-5)”",
+        "search",
+    ),
+    Section(
+        "Final hidden sizes",
+        mechanism.size_table,
+        "Records of the analysis sweep or residual whose construction converged by itself.",
+        MECHANISM,
+        "Table “Average final hidden sizes (L*) of SCL-MGSM across datasets”",
+        "sizes",
+    ),
+    Section(
+        "Accuracy against hidden size",
+        mechanism.width_curves,
+        "Records of one method at several widths (n_units), all else equal.",
+        STRATEGY,
+    ),
+    Section(
+        "Training time",
+        partial(runs.measured, measures=(runs.TIME,)),
+        "Records of runs with times.",
+        HEADS,
+        "Figure “Comparison of Training Time Across Representative CIL Methods”",
+    ),
+    Section(
+        "Computational cost",
+        partial(runs.measured, measures=runs.COSTS),
+        "Records of runs of a spec on images: methods that train a network write their cost.",
+        IMAGES,
+        "Figure “Comparison of Computational Cost”",
+    ),
+    Section(
+        "Peak memory",
+        partial(runs.measured, measures=(runs.MEMORY,)),
+        "Records of runs with their peak memory.",
+        HEADS,
+        "Figure “Comparison of Peak GPU Memory”",
+    ),
+    Section(
+        "Gain over the joint linear probe",
+        runs.probe_gain,
+        "Records of joint-lp and of other methods on the same data, protocol and seeds.",
+        HEADS,
+        "Figure “Impact of first-session adaptation on representative RPL-based methods”",
+    ),
+    Section(
+        "Features from several depths",
+        runs.recipe_gain,
+        'Records of the same methods on a data set with recipe = "rich" and without a recipe, in one folder.',
+        _RUN.format("depths_vit"),
+    ),
+    Section(
+        "Accuracy against depth and pooling",
+        mechanism.depth_curves,
+        "Records of the analysis depths.",
+        "python experiments/depths.py",
+    ),
+    Section(
+        "Per-class confusion",
+        runs.confusion,
+        "Records of runs of a spec with confusion = true.",
+        _RUN.format("confusion"),
+    ),
+)
+"""Every result table and figure of the paper, and a few of our own, in the order of the page."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +205,8 @@ class Report:
         Names of the panels and tables, files without their endings.
     not_run : list of NotRun
         Results of the paper that no record holds.
-    left_out : list of LeftOut
-        Files that could not be used.
+    left_out : dict of str to str
+        Files that could not be used, and why.
     notes : list of str
         Remarks on the data: copies, failed runs, uneven seeds.
     """
@@ -47,7 +215,7 @@ class Report:
     figures: list[str]
     tables: list[str]
     not_run: list[NotRun]
-    left_out: list[LeftOut]
+    left_out: dict[str, str]
     notes: list[str]
 
     @property
@@ -57,7 +225,7 @@ class Report:
 
 
 def build_report(
-    runs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    paths: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
     title: str = "Evergrow benchmark report",
@@ -69,7 +237,7 @@ def build_report(
 
     Parameters
     ----------
-    runs : path-like or sequence of path-like
+    paths : path-like or sequence of path-like
         Record files, or folders that are searched at any depth.
     output : path-like
         Folder for ``index.html``, ``figures/`` and ``tables/``; made if need be.
@@ -83,38 +251,156 @@ def build_report(
     Raises
     ------
     InputError
-        If there is no usable record.
+        If there is no usable record, or the folder cannot be written.
     ParameterError
         If ``output`` is a file, or a folder with a page that no report wrote.
     MissingExtraError
-        Without matplotlib or jinja2.
+        Without matplotlib, pandas or jinja2.
     """
-    if not title.strip():
-        raise ParameterError(f"{setting('title')} must be text, got {title!r}")
-    for module, purpose in (("matplotlib", "drawing figures"), ("jinja2", "writing the page")):
-        require(module, extra="report", purpose=purpose)
+    for module, purpose in (("matplotlib", "drawing figures"), ("jinja2", "writing the page"), ("pandas", "tables")):
+        require(module, extra="lab", purpose=purpose)
     folder = Path(output)
     earlier = _earlier(folder)
-    record_set = collect([runs] if isinstance(runs, (str, os.PathLike)) else list(runs))
-    sections = build_sections(record_set)
-    figures, tables = figure_parts(sections), table_parts(sections)
-    files: dict[str, bytes] = {}
-    for panel in (panel for figure in figures for panel in figure.panels):
-        files[f"figures/{panel.name}.svg"] = panel.svg.encode()
-        files[f"figures/{panel.name}.pdf"] = panel.pdf
-    for table in tables:
-        for ending, format in _TABLE_FORMATS.items():
-            files[f"tables/{table.name}.{ending}"] = _encoded(render(table.comparison, format))
-    files["index.html"] = _encoded(render_page(title, record_set, sections))
+    record_set = collect([paths] if isinstance(paths, (str, os.PathLike)) else list(paths))
+    parts = {section: list(section.build(record_set)) for section in SECTIONS}
+    missing = {section: _missing(section, record_set, bool(found)) for section, found in parts.items()}
+    for section, found in parts.items():
+        if section.published:
+            found.append(_published_table(section.published))
+    parts = _distinct(parts)
+    every = [part for found in parts.values() for part in found]
+    panels = [panel for part in every if isinstance(part, Figure) for panel in part.panels]
+    tables = [part for part in every if isinstance(part, Table)]
+    files = {f"figures/{panel.name}.svg": panel.svg for panel in panels}
+    files |= {f"figures/{panel.name}.pdf": panel.pdf for panel in panels}
+    for ending, format in (("md", "markdown"), ("tex", "latex"), ("csv", "csv")):
+        files |= {f"tables/{table.name}.{ending}": _encoded(render(table.comparison, format)) for table in tables}
+    notes = _notes(record_set, every)
+    files["index.html"] = _encoded(_page(title, record_set, parts, missing, notes))
     _write(folder, files, earlier)
-    return Report(
-        page=folder / "index.html",
-        figures=[panel.name for figure in figures for panel in figure.panels],
-        tables=[table.name for table in tables],
-        not_run=missing_entries(sections),
+    not_run = [entry for entries in missing.values() for entry in entries]
+    names = [panel.name for panel in panels], [table.name for table in tables]
+    return Report(folder / "index.html", *names, not_run, record_set.left_out, notes)
+
+
+def _published_table(name: str) -> Table:
+    table = load_published()["tables"][name]
+    heading, _, rest = table["caption"].partition(". ")
+    caption = f"{rest} After ±: {table['error']}. Backbone {table['backbone']}; {table['label']} in the paper.".strip()
+    title = f"Published: {heading.rstrip('.')}"
+    return Table(f"published-{name}", title, caption, published_comparison(name), published=True)
+
+
+def _missing(section: Section, record_set: RecordSet, anything: bool) -> list[NotRun]:
+    """Return what the paper has in a section and the records do not."""
+    missing = [] if anything else [NotRun(section.title, section.why, section.command)]
+    if section.title == "Accuracy":
+        main = [run for run in record_set.runs if known_backbone(run.dataset) == "ViT-B/16-IN21K"]
+        done = {known_dataset(run.dataset) for run in main}
+        datasets = ("ImageNet-R", "ImageNet-A", "ObjectNet", "OmniBenchmark")
+        if absent := [name for name in datasets if name not in done]:
+            why = 'Records of runs on folders of these images, with backbone = "vit_base_patch16_224.augreg_in21k".'
+            missing.append(NotRun(f"{', '.join(absent)} with ViT-B/16-IN21K", why, _RUN.format("paper_vit")))
+        methods = {run.method.removesuffix(FSA) for run in record_set.runs}
+        trained = ("coda-prompt", "sd-lora", "ease", "apt", "joint-ft")
+        if lacking := [name for name in trained if name not in methods]:
+            why = "Records of runs of these methods, of a spec on images: they train a network."
+            missing.append(NotRun(", ".join(lacking), why, IMAGES))
+    if section.build is runs.probe_gain and anything and not any(map(runs.adapted, record_set.runs)):
+        why = "Records of runs of methods such as ranpac+fsa and scl-mgsm+fsa, of a spec on images."
+        missing.append(NotRun("Gain with first-session adaptation (FSA)", why, IMAGES))
+    return missing
+
+
+def _distinct(parts: dict[Section, list[Table | Figure]]) -> dict[Section, list[Table | Figure]]:
+    """Return parts in which no two tables and no two panels would be the same file: titles may come out alike."""
+    seen: set[tuple[type, str]] = set()
+
+    def fresh(item: Any) -> Any:
+        name, count = item.name, 1
+        while (type(item), name) in seen:
+            count += 1
+            name = f"{item.name}-{count}"
+        seen.add((type(item), name))
+        return replace(item, name=name)
+
+    return {
+        section: [
+            fresh(part) if isinstance(part, Table) else replace(part, panels=[fresh(panel) for panel in part.panels])
+            for part in found
+        ]
+        for section, found in parts.items()
+    }
+
+
+def _notes(record_set: RecordSet, parts: Sequence[Table | Figure]) -> list[str]:
+    """Return all notes about data, each once."""
+    own = [note for part in parts for note in (part.notes if isinstance(part, Figure) else part.comparison.notes)]
+    # The notes on all records say how many are of which version; tables need not repeat it.
+    own = [note for note in own if not note.startswith("records of several evergrow versions")]
+    return list(dict.fromkeys([*record_set.notes, *own]))
+
+
+# -- the page ---------------------------------------------------------------------------------------------
+
+
+def _page(
+    title: str,
+    record_set: RecordSet,
+    parts: dict[Section, list[Table | Figure]],
+    missing: dict[Section, list[NotRun]],
+    notes: list[str],
+) -> str:
+    jinja2 = require("jinja2", extra="lab", purpose="writing the page")
+    markup = jinja2.utils.markupsafe.Markup
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["symbols"] = lambda text: markup(symbols(text))
+    environment.filters["anchor"] = lambda text: re.sub(r"\W+", "-", text.lower())
+    records = [*record_set.runs, *record_set.analyses]
+    facts = {
+        "finished runs": f"{len(record_set.runs):,}",
+        "analyses": f"{len(record_set.analyses):,}",
+        "methods": len({record.method for record in records}),
+        "seeds": len({record.seed for record in records}),
+        "data sets": ", ".join(sorted({record.dataset_label for record in records})),
+    }
+    text: str = environment.from_string(_text("page.html.jinja")).render(
+        title=title,
+        facts=facts,
+        sections=[(section, found, missing[section]) for section, found in parts.items() if found],
+        missing=[entry for entries in missing.values() for entry in entries],
         left_out=record_set.left_out,
-        notes=page_notes(record_set, sections),
+        notes=notes,
+        source=load_published()["source"],
+        css=markup(_text("page.css")),
+        image=lambda panel: f"data:image/svg+xml;base64,{base64.b64encode(panel.svg).decode()}",
+        table=lambda part: markup(html_table(part.comparison, symbols)),
+        is_figure=lambda part: isinstance(part, Figure),
     )
+    return text
+
+
+def _text(name: str) -> str:
+    return resources.files("evergrow.lab.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def symbols(text: str) -> str:
+    """Return text as HTML with the paper's symbols set properly.
+
+    Examples
+    --------
+    >>> from evergrow.lab.report.build import symbols
+    >>> symbols("A_last & B_max <1>")
+    '<i>A</i><sub>last</sub> &amp; <i>B</i><sub>max</sub> &lt;1&gt;'
+    """
+    text = re.sub(r"\b([ABF])_(last|avg|max|within)\b", r"<i>\1</i><sub>\2</sub>", escape(text, quote=False))
+    return text.replace("‖F", "‖<sub>F</sub>")
+
+
+# -- files ------------------------------------------------------------------------------------------------
+
+MANIFEST = ".evergrow-report"
+"""File that lists the files of a report, so that the next report can replace them."""
 
 
 def _encoded(text: str) -> bytes:
@@ -125,27 +411,17 @@ def _encoded(text: str) -> bytes:
 def _earlier(folder: Path) -> list[str]:
     """Return the files of an earlier report; refuse a folder that holds something else."""
     if folder.exists() and not folder.is_dir():
-        raise ParameterError(f"{setting('output')} must be a folder, got the file {folder}")
-    manifest = folder / MANIFEST
-    if not manifest.exists():
-        if (folder / "index.html").exists():
-            raise ParameterError(
-                f"{setting('output')} must be a new folder or one of an earlier report, got {folder} with an "
-                "index.html that "
-                "no report wrote; choose another folder or remove it"
-            )
-        return []
+        raise ParameterError(f"{folder} is a file; the report needs a folder")
     try:
-        listed: Any = json.loads(manifest.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise FileFormatError(
-            f"{manifest} must list the files of an earlier report, got a damaged one: {error}"
-        ) from error
-    names = listed.get("files") if isinstance(listed, dict) else None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FileFormatError(f"{manifest} must list the files of an earlier report, but it does not")
+        names = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError:
+        if (folder / "index.html").exists():
+            raise ParameterError(f"{folder} has an index.html that no report wrote: choose another folder") from None
+        return []
+    except (ValueError, KeyError, TypeError) as error:
+        raise ParameterError(f"{folder / MANIFEST} is damaged: choose another folder, or remove it") from error
     # Only what a report can have written: never a path that leads out of the folder.
-    return [name for name in names if name == "index.html" or name.split("/")[0] in ("figures", "tables")]
+    return [name for name in names if re.fullmatch(r"(figures|tables)/[^/\\]+|index\.html", str(name))]
 
 
 def _write(folder: Path, files: dict[str, bytes], earlier: Sequence[str]) -> None:
@@ -153,22 +429,12 @@ def _write(folder: Path, files: dict[str, bytes], earlier: Sequence[str]) -> Non
     try:
         for part in ("figures", "tables"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        listed = json.dumps({"files": sorted({*files, *earlier})}, indent=1) + "\n"
-        _replace(folder / MANIFEST, listed.encode())  # first: what is interrupted can still be replaced
-        for name in [*(name for name in files if name != "index.html"), "index.html"]:
-            _replace(folder / name, files[name])
-        for name in earlier:
-            stale = folder / name
-            if name not in files and ".." not in Path(name).parts:
-                stale.unlink(missing_ok=True)
-        _replace(folder / MANIFEST, (json.dumps({"files": sorted(files)}, indent=1) + "\n").encode())
+        # The list of files comes first: what is interrupted can still be replaced.
+        listed = (json.dumps({"files": sorted({*files, *earlier})}, indent=1) + "\n").encode()
+        for name, contents in {MANIFEST: listed, **files}.items():
+            with atomic_path(folder / name) as temporary:
+                temporary.write_bytes(contents)
+        for name in set(earlier) - set(files):
+            (folder / name).unlink(missing_ok=True)
     except OSError as error:
-        raise InputError(f"{setting('output')} must be a folder that can be written, got {folder}: {error}") from error
-
-
-def _replace(target: Path, contents: bytes) -> None:
-    """Write a file in one step; one that has these contents already keeps its date."""
-    if target.exists() and target.read_bytes() == contents:
-        return
-    with atomic_path(target) as temporary:
-        temporary.write_bytes(contents)
+        raise InputError(f"The report cannot be written to {folder}: {error}") from error

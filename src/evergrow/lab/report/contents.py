@@ -1,37 +1,58 @@
-"""The parts of a report: tables, figures, sections, and notes on results that were not run."""
+"""What a report is made of: the records behind it, its sections, tables and figures."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from evergrow.lab.report.panels import Panel
-from evergrow.lab.tables import Comparison
+from evergrow.core.errors import InputError
+from evergrow.core.escaping import printable
+from evergrow.lab.records import Record, read_records, scrub
+from evergrow.lab.report.plots import Panel, place_of, style_of
+from evergrow.lab.tables import Comparison, one_per_run, titled, unfinished_notes
 
-MAX_PANELS = 24
-"""Panels that a figure draws at most; the tables hold everything."""
+
+@dataclass(frozen=True)
+class RecordSet:
+    """All records that a report is made from.
+
+    Parameters
+    ----------
+    folders : dict of str to list of Record
+        Finished runs by the name of their folder, in the order of tables; runs of one folder are compared.
+    analyses : list of Record
+        Finished analyses.
+    left_out : dict of str to str
+        Files that are no usable record, and why.
+    notes : list of str
+        Copies, failed runs and whatever else a reader must know.
+    """
+
+    folders: dict[str, list[Record]]
+    analyses: list[Record]
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[Record]:
+        """All finished runs."""
+        return [run for runs in self.folders.values() for run in runs]
+
+    def analysed(self, *names: str) -> list[Record]:
+        """Return the analyses of these names."""
+        return [record for record in self.analyses if record.analysis in names]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the report.
-
-    Parameters
-    ----------
-    name : str
-        File name without ending.
-    title : str
-        Heading.
-    caption : str
-        Sentence below it.
-    comparison : Comparison
-        Rows, columns and cells.
-    published : bool
-        Whether all of it is quoted from the paper.
-    """
+    """A table of the report: file name without ending, heading, sentence below it, and its numbers."""
 
     name: str
     title: str
@@ -42,94 +63,144 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the report.
+    """A figure of the report: heading, sentence below it, drawings, and remarks on the data behind them."""
 
-    Parameters
-    ----------
-    name : str
-        Name within the page.
-    title : str
-        Heading.
-    caption : str
-        Sentence below it.
-    panels : list of Panel
-        Its drawings.
-    notes : list of str
-        Remarks on the data behind it.
-    small : bool
-        Whether panels are half as wide as usual.
-    """
-
-    name: str
     title: str
     caption: str
     panels: list[Panel]
     notes: list[str] = field(default_factory=list)
-    small: bool = False
-
-
-@dataclass(frozen=True)
-class NotRun:
-    """Something that the paper has and the records do not.
-
-    Parameters
-    ----------
-    title : str
-        Name of the result.
-    why : str
-        Which records would supply it.
-    command : str
-        Makes those records; empty where nothing can yet.
-    """
-
-    title: str
-    why: str
-    command: str = ""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: one result of the paper.
+    """One result of the paper, or one of our own.
 
     Parameters
     ----------
-    name : str
-        Anchor.
     title : str
         Heading.
+    build : callable
+        Makes tables and figures from a record set; none where it holds no records for them.
+    why, command : str
+        Which records would supply it, and what makes them.
     paper : str
-        The paper's table or figure that it corresponds to; empty for those of our own.
-    parts : list of Table or Figure
-        Tables and figures, measured and published.
-    missing : list of NotRun
-        Results that no record holds.
+        The paper's table or figure that it corresponds to.
+    published : str
+        The table of the paper that stands below, by its name in the data file.
     """
 
-    name: str
     title: str
-    paper: str
-    parts: list[Table | Figure]
-    missing: list[NotRun]
+    build: Callable[[RecordSet], Iterable[Table | Figure]]
+    why: str
+    command: str
+    paper: str = ""
+    published: str = ""
 
 
-def distinct_names(sections: Sequence[Section]) -> list[Section]:
-    """Return sections in which no two tables and no two panels would be the same file.
+@dataclass(frozen=True)
+class NotRun:
+    """Something that the paper has and the records do not: what, which records would supply it, and the command."""
 
-    Titles become file names by dropping what file systems dislike, so different titles may come out alike.
+    title: str
+    why: str
+    command: str
+
+
+def collect(paths: Sequence[str | os.PathLike[str]]) -> RecordSet:
+    """Read every record of files and folders, skipping every file that is none.
+
+    Parameters
+    ----------
+    paths : sequence of path-like
+        Record files, or folders that are searched at any depth.
+
+    Raises
+    ------
+    InputError
+        If there is no usable record at all.
     """
-    seen: Counter[str] = Counter()
+    records, problems = read_records(paths)
+    left_out = {path.name: scrub(reason.replace(str(path), path.name)) for path, reason in problems.items()}
+    if not records:
+        first = f"; the first problem: {next(iter(left_out.values()))}" if left_out else ""
+        raise InputError(f"No record in {', '.join(map(str, paths))}{first}")
+    notes: list[str] = []
+    by_folder: dict[Path, list[Record]] = {}
+    for path, record in records.items():
+        by_folder.setdefault(Path() if record.analysis else path.parent, []).append(record)
+    last = Counter(folder.name for folder in by_folder)
+    found: dict[str, list[Record]] = {}
+    for folder, several in by_folder.items():
+        name = printable(folder.name if last[folder.name] == 1 else f"{folder.parent.name}/{folder.name}")
+        unique, copies = one_per_run(several)
+        if copies:
+            notes.append(f"{name}: {copies} further records of the same runs; the latest of each counts".lstrip(": "))
+        notes += [f"{name}: {note}".lstrip(": ") for note in unfinished_notes(unique, "in no figure or table")]
+        found[name] = sorted((record for record in unique if record.status == "ok"), key=_order)
+    versions = Counter(str(record.versions.get("evergrow")) for several in found.values() for record in several)
+    if len(versions) > 1:
+        listed = ", ".join(f"{version} ({n})" for version, n in sorted(versions.items()))
+        notes.append(f"records of several evergrow versions: {listed}")
+    analyses = found.pop("", [])
+    return RecordSet(found, analyses, left_out, notes)
 
-    def fresh(kind: str, name: str) -> str:
-        seen[f"{kind}/{name}"] += 1
-        count = seen[f"{kind}/{name}"]
-        return name if count == 1 else fresh(kind, f"{name}-{count}")
 
-    def renamed(part: Table | Figure) -> Table | Figure:
-        if isinstance(part, Table):
-            return replace(part, name=fresh("table", part.name))
-        return replace(part, panels=[replace(panel, name=fresh("panel", panel.name)) for panel in part.panels])
+def _order(record: Record) -> tuple[Any, ...]:
+    """Return the place of a record: methods as the paper has them, then widths, data, protocols and seeds."""
+    sizes = [record.options.get(key) for key in ("n_units", "block_size", "n_candidates")]
+    increment = record.protocol.get("increment")
+    return (
+        place_of(record.method),
+        record.method,
+        record.label.partition(" (")[0],
+        [float(size) if isinstance(size, (int, float)) else -1.0 for size in sizes],
+        record.label,
+        record.dataset_label,
+        increment if isinstance(increment, (int, float)) else 0,
+        record.protocol["name"],
+        record.seed,
+        json.dumps(record.options, sort_keys=True, default=str),
+        record.run_id,
+    )
 
-    return [replace(section, parts=[renamed(part) for part in section.parts]) for section in sections]
+
+@dataclass(frozen=True)
+class Group:
+    """Records of one data set under one protocol.
+
+    Parameters
+    ----------
+    title : str
+        Data set and protocol.
+    rows : dict of str to list of Record
+        Records over seeds by the title of their method.
+    """
+
+    title: str
+    rows: dict[str, list[Record]]
+
+    def styled(self) -> Iterator[tuple[str, dict[str, Any], list[Record]]]:
+        """Yield title, style and records of every method; further settings of a method get other dashes."""
+        seen: Counter[str] = Counter()
+        for title, records in self.rows.items():
+            # Unguided units of the guided method count as random.
+            unguided = records[0].analysis and records[0].options.get("projection") == "gaussian"
+            method = "ri" if unguided else records[0].method
+            yield title, style_of(method, seen[method]), records
+            seen[method] += 1
+
+
+def groups(records: Sequence[Record]) -> list[Group]:
+    """Return finished records by data set and protocol, and within them by method."""
+    if not records:
+        return []
+    frame = titled(records).assign(method=lambda frame: frame.method.map(plain_label))
+    return [
+        Group(
+            f"{dataset}, {protocol}", {title: list(rows.record) for title, rows in part.groupby("method", sort=False)}
+        )
+        for (dataset, protocol), part in frame.groupby(["dataset", "protocol"], sort=False)
+    ]
 
 
 def curve_and_error(curves: Sequence[Sequence[float]]) -> tuple[list[float], list[float] | None]:
@@ -139,15 +210,8 @@ def curve_and_error(curves: Sequence[Sequence[float]]) -> tuple[list[float], lis
     return array.mean(axis=0).tolist(), error
 
 
-def limited(panels: list[Panel], total: int, notes: list[str]) -> list[Panel]:
-    """Note how many panels were not drawn."""
-    if total > len(panels):
-        notes.append(f"{total - len(panels)} further panels are not drawn; the tables hold their numbers")
-    return panels
-
-
 def plain_label(title: str) -> str:
-    """Return a title without the names of options that the symbols of the paper say better.
+    """Return a title with the symbols of the paper in place of the names of options.
 
     Examples
     --------

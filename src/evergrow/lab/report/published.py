@@ -4,167 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
 
-from evergrow.lab.report.styles import FSA
-from evergrow.lab.tables import METRICS, Cell, Column, Comparison, Metric
+from evergrow.lab.records import Record
+from evergrow.lab.report.plots import FSA
+from evergrow.lab.tables import METRICS, Cell, Comparison, Metric, titled
 
-_EXTRA_METRICS = {
-    "time_s": Metric("time s", "time (s)", lambda record: None, lower_is_better=True, ranked=False),
-}
+_METRICS = {**METRICS, "time_s": Metric("time s", latex="time (s)", lower_is_better=True, ranked=False)}
 _RANKS = {"": 0, "best": 1, "second": 2}
-
-
-@dataclass(frozen=True)
-class PublishedCell:
-    """One number of a published table.
-
-    Parameters
-    ----------
-    dataset : str
-        As printed.
-    protocol : str or None
-        None where the table does not state one, or none applies.
-    metric : str
-        ``a_last``, ``a_avg``, ``f_avg`` (percent), ``time_s`` (seconds) or ``n_units``.
-    value, error : float
-        As printed.
-    mark : {"", "best", "second"}
-        Bold or underlined in print.
-    """
-
-    dataset: str
-    protocol: str | None
-    metric: str
-    value: float
-    error: float
-    mark: str
-
-
-@dataclass(frozen=True)
-class PublishedRow:
-    """One row: a method with its cells; ``fsa`` is None where the paper does not say."""
-
-    label: str
-    method: str
-    fsa: bool | None
-    options: dict[str, Any]
-    cells: tuple[PublishedCell, ...]
-
-    @property
-    def title(self) -> str:
-        """The label with the options that the row is about."""
-        names = {"block_size": "s", "n_candidates": "B_max", "n_units": "units"}
-        shown = ", ".join(f"{names.get(key, key)}={value}" for key, value in self.options.items())
-        return f"{self.label} ({shown})" if shown else self.label
-
-
-@dataclass(frozen=True)
-class PublishedTable:
-    """A table of the paper.
-
-    Parameters
-    ----------
-    id : str
-        Name in this package.
-    label, caption : str
-        As in the paper.
-    backbone : str
-        As printed.
-    error : str
-        Meaning of the number after the plus-minus sign.
-    rows : tuple of PublishedRow
-        Its contents.
-    """
-
-    id: str
-    label: str
-    caption: str
-    backbone: str
-    error: str
-    rows: tuple[PublishedRow, ...]
-
-    def comparison(self) -> Comparison:
-        """Return the table in the form of measured ones, marked as in print."""
-        columns = list(
-            dict.fromkeys(
-                (cell.dataset, cell.protocol, cell.metric)
-                for row in self.rows
-                for cell in row.cells
-                if not row.method.startswith("joint")
-            )
-        )
-        cells = [[_find(row, *column) for column in columns] for row in self.rows]
-        titles = [row.title for row in self.rows]
-        return Comparison(
-            rows=titles,
-            columns=[Column(dataset, protocol or "", metric(name)) for dataset, protocol, name in columns],
-            cells=cells,
-            notes=[],
-            quoted=tuple(titles),
-        )
-
-
-def metric(name: str) -> Metric:
-    """Return how a published metric is printed."""
-    return METRICS[name] if name in METRICS else _EXTRA_METRICS[name]
-
-
-def _find(row: PublishedRow, dataset: str, protocol: str | None, name: str) -> Cell | None:
-    for cell in row.cells:
-        if cell.dataset == dataset and cell.metric == name and cell.protocol in (protocol, None):
-            return Cell(cell.value, cell.error, 3, _RANKS[cell.mark])
-    return None
-
-
-@dataclass(frozen=True)
-class Published:
-    """All result tables of the paper with their source."""
-
-    title: str
-    authors: tuple[str, ...]
-    project_page: str
-    note: str
-    tables: dict[str, PublishedTable]
-
-
-@cache
-def load_published() -> Published:
-    """Return the published results.
-
-    Examples
-    --------
-    >>> from evergrow.lab.report.published import load_published
-    >>> table = load_published().tables["main"]
-    >>> cell = table.rows[-1].cells[0]
-    >>> table.rows[-1].label, cell.dataset, cell.protocol, cell.metric, cell.value, cell.error, cell.mark
-    ('SCL-MGSM', 'ImageNet-R', 'B-0 Inc-5', 'a_last', 72.64, 0.24, 'best')
-    """
-    text = resources.files("evergrow.lab.report").joinpath("published.json").read_text(encoding="utf-8")
-    body = json.loads(text)
-    tables = {}
-    for entry in body["tables"]:
-        rows = tuple(
-            PublishedRow(
-                row["label"],
-                row["method"],
-                row["fsa"],
-                row["options"],
-                tuple(PublishedCell(*cell) for cell in row["cells"]),
-            )
-            for row in entry["rows"]
-        )
-        head = {key: entry[key] for key in ("id", "label", "caption", "backbone", "error")}
-        tables[entry["id"]] = PublishedTable(**head, rows=rows)
-    source = body["source"]
-    return Published(source["title"], tuple(source["authors"]), source["project_page"], source["note"], tables)
-
-
-# -- the same setting -----------------------------------------------------------------------------------
-
+_OPTIONS = {"block_size": "s", "n_candidates": "B_max", "n_units": "units"}
 _DATASETS = {
     "imagenetr": "ImageNet-R",
     "inr": "ImageNet-R",
@@ -185,6 +36,44 @@ _BACKBONES = {
     "vitbasepatch14dinov2lvd142m": "DINO-v2",
     "resnet101": "ResNet101",
 }
+
+
+@cache
+def load_published() -> dict[str, Any]:
+    """Return the published results: their source, and tables by name, with rows of methods.
+
+    A cell is data set, protocol (None where the table states none), metric, value, error, and whether it is
+    ``"best"`` or ``"second"`` in print.
+
+    Examples
+    --------
+    >>> from evergrow.lab.report.published import load_published
+    >>> row = load_published()["tables"]["main"]["rows"][-1]
+    >>> row["label"], row["cells"][0]
+    ('SCL-MGSM', ['ImageNet-R', 'B-0 Inc-5', 'a_last', 72.64, 0.24, 'best'])
+    """
+    text = resources.files("evergrow.lab.report").joinpath("published.json").read_text(encoding="utf-8")
+    body: dict[str, Any] = json.loads(text)
+    return {"source": body["source"], "tables": {table["id"]: table for table in body["tables"]}}
+
+
+def published_comparison(name: str) -> Comparison:
+    """Return a table of the paper in the form of measured ones, marked as in print."""
+    rows = load_published()["tables"][name]["rows"]
+    protocols: dict[str, list[str]] = {}
+    for row in rows:
+        for dataset, protocol, *_ in row["cells"]:
+            if protocol and protocol not in protocols.setdefault(dataset, []):
+                protocols[dataset].append(protocol)
+    cells = []
+    for row in rows:
+        shown = ", ".join(f"{_OPTIONS.get(key, key)}={value}" for key, value in row["options"].items())
+        title = f"{row['label']} ({shown})" if shown else row["label"]
+        for dataset, protocol, metric, value, error, mark in row["cells"]:
+            # Joint training has no protocol: its result stands under all of them.
+            places = [protocol] if protocol else protocols.get(dataset) or [""]
+            cells += [Cell(title, dataset, p, _METRICS[metric], value, error, 3, _RANKS[mark]) for p in places]
+    return Comparison(cells, quoted=tuple(dict.fromkeys(cell.method for cell in cells)))
 
 
 def known_dataset(dataset: dict[str, Any]) -> str | None:
@@ -215,20 +104,42 @@ def known_backbone(dataset: dict[str, Any]) -> str | None:
     return _BACKBONES.get(_folded(re.sub(r"\.tv_.*$", "", str(name or ""))))
 
 
-def published_row(table: PublishedTable, method: str) -> PublishedRow | None:
-    """Return the row of a table that a registered method stands for: adapted in the first session, or not.
+def published_beside(comparison: Comparison, runs: Sequence[Record], name: str) -> Comparison:
+    """Return a comparison with the published row below every measured one of the same setting.
 
-    Examples
-    --------
-    >>> from evergrow.lab.report.published import load_published, published_row
-    >>> main = load_published().tables["main"]
-    >>> published_row(main, "ranpac+fsa").label, published_row(main, "ranpac")
-    ('RanPAC', None)
+    Data set, backbone, protocol and method must agree, first-session adaptation included.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        Of the runs.
+    runs : sequence of Record
+        Finished runs.
+    name : str
+        The table of the paper.
     """
-    base, adapted = method.removesuffix(FSA), method.endswith(FSA)
-    for row in table.rows:
-        if row.method == base and row.fsa in (adapted, None):
-            return row
+    settings = {(row.method, row.dataset, row.protocol): row.record for row in titled(runs).itertuples()}
+    cells: list[Cell] = []
+    for method in dict.fromkeys(cell.method for cell in comparison.cells):
+        own = [cell for cell in comparison.cells if cell.method == method]
+        quotes = [_quote(name, settings[cell.method, cell.dataset, cell.protocol], cell) for cell in own]
+        cells += [*own, *(quote for quote in quotes if quote)]
+    quoted = dict.fromkeys(cell.method for cell in cells if cell not in comparison.cells)
+    return Comparison(cells, comparison.notes, tuple(quoted))
+
+
+def _quote(name: str, record: Record, cell: Cell) -> Cell | None:
+    """Return the published number of a record's setting."""
+    table, dataset = load_published()["tables"][name], known_dataset(record.dataset)
+    if known_backbone(record.dataset) != table["backbone"]:
+        return None
+    for row in table["rows"]:
+        if row["method"] == record.method.removesuffix(FSA) and row["fsa"] in (record.method.endswith(FSA), None):
+            for place, protocol, metric, value, error, _ in row["cells"]:
+                same = place == dataset and _METRICS[metric] == cell.metric
+                # A published cell without a protocol is one of joint training, which has none.
+                if same and protocol in (record.protocol["name"], None):
+                    return Cell(f"{cell.method}, published", cell.dataset, cell.protocol, cell.metric, value, error, 3)
     return None
 
 

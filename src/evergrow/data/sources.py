@@ -1,0 +1,630 @@
+"""Data sets that are read by parts, on disk or in a bucket: the same shards whoever asks, wherever they are read."""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import fnmatch
+import hashlib
+import itertools
+import os
+import posixpath
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, ParameterError
+from evergrow.core.fields import Fields
+from evergrow.core.items import Images, Stored
+from evergrow.core.validation import check_number
+from evergrow.data.folders import TEST_WORDS, images_below, is_hidden, unwrapped
+from evergrow.data.readers import READERS, DataOptions
+from evergrow.data.samples import KINDS, Dataset, Samples, concat_samples, integers, listed
+from evergrow.data.storage import LARGEST_IMAGE, Tree, public_storage
+
+if TYPE_CHECKING:
+    from evergrow.data.arrays import FeatureSet
+
+_MOST_FILES = 1_000_000
+_SHARD_BYTES, _SHARDS_KEPT = 64 * 2**20, 4
+_RANGE = re.compile(r"\{(\d{1,20})\.\.(\d{1,20})\}")
+_CHOICE = re.compile(r"\{([^{}\[\]]*,[^{}\[\]]*)\}")
+_SPLIT = re.compile(r"(?<![a-z])(train|training|test|testing|val|valid|validation)(?![a-z])")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Where a part of a data set lies, which one worker reads at once.
+
+    Parameters
+    ----------
+    number : int
+        Place of the shard in its manifest, from 0.
+    rows : int
+        Samples in it.
+    size : int
+        Bytes of it at the source, or 0 where they are not known.
+    where : dict
+        What its source needs to read it: file, byte range, row groups, rows. Plain JSON values.
+
+    Examples
+    --------
+    >>> from evergrow.data import Shard
+    >>> Shard(0, 500, 1 << 20, {"file": "train-000.tar", "start": 0, "stop": 1 << 20}).rows
+    500
+    """
+
+    number: int
+    rows: int
+    size: int
+    where: dict[str, Any] = field(default_factory=dict)
+
+
+class Source(ABC):
+    """A data set in files that can be read in parts, on any machine that reaches them.
+
+    Parameters
+    ----------
+    tree : Tree
+        The folder.
+    pattern : str
+        Which files in it: a name, a pattern with ``*``, ``?`` or ``{000..012}``; empty takes all of the format.
+    options : DataOptions
+        How they are read.
+    """
+
+    format: ClassVar[str] = ""
+    suffixes: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, tree: Tree, pattern: str, options: DataOptions) -> None:
+        self.tree, self.pattern, self.options = tree, pattern, options
+        self.known_kind = ""
+
+    @property
+    def kind(self) -> str:
+        """``"image"``, ``"text"`` or ``"features"``."""
+        self.known_kind = self.known_kind or self._look_for_kind()
+        return self.known_kind
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each block, where samples are features of several; none elsewhere."""
+        return ()
+
+    @property
+    def classes(self) -> Mapping[int, str]:
+        """Names of integer labels, where the data have them; they give the order of the classes."""
+        return {}
+
+    @abstractmethod
+    def _look_for_kind(self) -> str:
+        """Return what the samples are."""
+
+    @cached_property
+    def files(self) -> dict[str, int]:
+        """Names and sizes of the files of the part, sorted by name; the place is asked once."""
+        return part_of_files(self._every_file, self.options.part)
+
+    @cached_property
+    def _every_file(self) -> dict[str, int]:
+        if self.pattern:
+            return matching_files(self.tree, self.pattern)
+        wanted = {
+            name: size
+            for name, size in self.tree.listing().items()
+            if name.lower().endswith(self.suffixes) and not any(map(is_hidden, name.split("/")))
+        }
+        if not wanted:
+            raise DatasetNotFoundError(
+                f"{self.tree.place()} must hold files that end in {' or '.join(self.suffixes)}, got none"
+            )
+        return wanted
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there is a test part beside the training part."""
+        return part_of_files(self._every_file, "test") != self._every_file
+
+    # -- whole ----------------------------------------------------------------------------------------------------
+
+    def samples(self, part: str | None = None) -> Samples:
+        """Return all samples of a part; images that files hold are referred to, and read when they are wanted."""
+        if part is not None and part != self.options.part:
+            return self._of_part(part).samples()
+        if self.kind != "image":
+            return concat_samples(list(self.chunks(4096)))
+        store = ShardStore(self)
+        found = [self.read(shard, bodies=False) for shard in store.shards]
+        labels = [part.labels for part in found if part.labels is not None]
+        names = tuple(name for part in found for name in part.names())
+        images = Images(tuple(Stored(store, row) for row in range(len(names))), names)
+        return Samples("image", images, labels=np.concatenate(labels) if labels else None, lasting=True)
+
+    def chunks(self, rows: int) -> Iterator[Samples]:
+        """Yield the samples of the part, at most so many at a time."""
+        for shard in self.shards(rows, 2**62):
+            yield replace(self.read(shard), lasting=True)
+
+    def _of_part(self, part: str) -> Self:
+        other = copy.copy(self)
+        other.options = replace(self.options, part=part)
+        other.__dict__.pop("files", None)
+        return other
+
+    def dataset(self) -> Dataset | FeatureSet:
+        """Return the training part, or all, and the test part where there is one."""
+        train, test = self.samples("train"), self.samples("test") if self.has_test else None
+        if train.labels is None:
+            raise InputError(
+                f"{self.tree.place(self.pattern)} must have labels; say which column they are by label_column"
+            )
+        names = {name: code for code, name in self.classes.items()}
+        values: Sequence[Any] = sorted(set(train.labels.tolist()))
+        if names:
+            order = [name for name in names if name in set(values)]
+            keys = [str(names[name]) for name in order]
+        else:
+            whole = values if test is None or test.labels is None else [*values, *test.labels.tolist()]
+            numbers = integers(whole)[: len(values)]
+            order = keys = [str(label) for label in sorted(numbers)] if len(values) else []
+        return Dataset(train, test, tuple(order), tuple(keys), layout=self.format)
+
+    # -- shards -----------------------------------------------------------------------------------------------------
+
+    def readable(self) -> tuple[Self, dict[str, str]]:
+        """Return the source without files of which not even the contents can be listed, and those with the reason."""
+        found: dict[str, int] = {}
+        unreadable: dict[str, str] = {}
+        for name, size in self.files.items():
+            try:
+                for _ in self._of({name: size})._parts(2**62, 2**62):
+                    pass
+                found[name] = size
+            except (FileFormatError, InputError) as error:  # noqa: PERF203  one leaves the others
+                unreadable[name] = str(error)
+        return self._of(found), unreadable
+
+    def _of(self, files: dict[str, int]) -> Self:
+        """Return the source of some of the files alone."""
+        part = copy.copy(self)
+        part.known_kind = ""
+        part.__dict__["files"] = files
+        return part
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain JSON values from which :func:`source_from` makes the source again; no secret is among them."""
+        storage = public_storage(self.options.storage)
+        return {
+            "format": self.format,
+            "address": self.tree.address,
+            "pattern": self.pattern,
+            "kind": self.kind,
+            "options": {**self.options.to_dict(), **({"storage": storage} if storage else {})},
+        }
+
+    def identity(self) -> str:
+        """Return a hash of names, sizes and how they are read: the same on every machine and at every address."""
+        digest = hashlib.blake2b(digest_size=16)
+        for text in (self.format, repr(sorted(self.options.to_dict().items())), *self._marks()):
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+        return digest.hexdigest()
+
+    def _marks(self) -> Iterable[str]:
+        """Yield what tells the data from others."""
+        return (f"{name}\0{size}" for name, size in self.files.items())
+
+    def shards(self, rows: int, size: int) -> Iterator[Shard]:
+        """Yield the shards, each of at most so many rows and, where more than one row fits, so many bytes."""
+        check_number("rows", rows, low=1, integer=True)
+        check_number("size", size, low=1, integer=True)
+        number = -1
+        for number, part in enumerate(self._parts(rows, size)):
+            yield replace(part, number=number)
+        if number < 0:
+            raise InputError(f"{self.tree.place(self.pattern)} must hold at least one sample, got none")
+
+    @abstractmethod
+    def _parts(self, rows: int, size: int) -> Iterator[Shard]:
+        """Yield the shards in order, with any number."""
+
+    @abstractmethod
+    def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
+        """Return the samples of a shard and read no more than that; without bodies, images have no bytes."""
+
+
+class ShardStore:
+    """The images of a source that is read by shards, as a store of images by their rows; the last shards are kept.
+
+    Parameters
+    ----------
+    source : Source
+        Images in files that hold many of them.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.shards = list(source.shards(1024, _SHARD_BYTES))
+        self._ends = np.cumsum([shard.rows for shard in self.shards]).tolist()
+        self._kept: OrderedDict[int, Samples] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, key: int) -> Any:
+        """Return one image."""
+        number = bisect.bisect_right(self._ends, key)
+        with self._lock:
+            if number not in self._kept:
+                self._kept[number] = self.source.read(self.shards[number])
+                while len(self._kept) > _SHARDS_KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(number)
+            found = self._kept[number]
+        return found.raw_items().raw(key - self._ends[number] + self.shards[number].rows)
+
+    @cached_property
+    def _identity(self) -> tuple[str, str]:
+        tree, name = self.source.tree, next(iter(self.source.files))
+        changed = str(os.stat(tree.root / name).st_mtime_ns) if tree.on_disk else ""
+        return self.source.identity(), changed
+
+    def mark(self, key: int, *, times: bool) -> str:
+        """Return what tells the source from others, and the row."""
+        identity, changed = self._identity
+        return f"{identity}\0{changed if times else ''}\0{key}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": OrderedDict(), "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({**state, "_lock": threading.Lock()})
+
+
+class ListedSource(Source):
+    """Samples that a reader lists: folders, tables, lists, archives, and whatever users of the package register.
+
+    The manifest names every file, so that a worker lists nothing; beyond some ten million images, tar or Parquet shards
+    serve better. What are no plain files is listed by every worker, once.
+    """
+
+    def __init__(self, tree: Tree, pattern: str, options: DataOptions, reader: str) -> None:
+        super().__init__(tree, pattern, options)
+        self.format = reader  # type: ignore[misc]
+
+    def _look_for_kind(self) -> str:
+        return self._samples.kind
+
+    @cached_property
+    def _dataset(self) -> Dataset:
+        tree, reader = self.tree, READERS[self.format]
+        if not self.options.labelled and not self.pattern and not reader.scheme:
+            images, cautions = images_below(tree)
+            return replace(Dataset.of(images, [""] * len(images)), cautions=tuple(cautions))
+        found = reader.read(tree if self.pattern else unwrapped(tree), self.pattern, self.options)
+        if not isinstance(found, Dataset):
+            raise InputError(f"{tree.place(self.pattern)} must be labelled images or texts, got another form of data")
+        return found
+
+    def dataset(self) -> Dataset:
+        """Return the data as the reader lists them."""
+        return self._dataset
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there is a test part beside the training part."""
+        return self._dataset.test is not None
+
+    def samples(self, part: str | None = None) -> Samples:
+        """Return all samples of a part."""
+        found = self._dataset.part(part or self.options.part)
+        return found if self.options.labelled else replace(found, labels=None)
+
+    def chunks(self, rows: int) -> Iterator[Samples]:
+        """Yield the samples of the part, at most so many at a time."""
+        for start in range(0, len(self._samples), rows):
+            yield self._samples.take(np.arange(start, min(start + rows, len(self._samples))))
+
+    @cached_property
+    def _samples(self) -> Samples:
+        return self.samples()
+
+    @cached_property
+    def _names(self) -> list[str] | None:
+        """Names of the files relative to the place; None where samples are not plain files of it."""
+        items = self._samples.items
+        if not isinstance(items, Images):
+            return None
+        if self.tree.on_disk and items.root is not None:  # the images of a list may lie beside its folder
+            base = Path(os.path.relpath(items.root, self.tree.address)).as_posix()
+            return [posixpath.normpath(posixpath.join(base, name)) for name in items.values]
+        stores = [(value.store, value.key) for value in items.values if isinstance(value, Stored)]
+        names = [posixpath.join(store.base, key) for store, key in stores if isinstance(store, Tree)]
+        return names if len(names) == len(items) else None
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Bytes of every sample."""
+        items = self._samples.items
+        if self._names is None:
+            every = range(len(self._samples))
+            texts = items is not None and items.kind == "text"
+            return [len(items.raw(row).encode("utf-8", "surrogatepass")) if texts and items else 0 for row in every]
+        sizes = [self.tree.size(name) for name in self._names]
+        for name, size in zip(self._names, sizes, strict=True):
+            if size > LARGEST_IMAGE:
+                raise FileFormatError(
+                    f"{self.tree.place(name)} must be an image of at most {LARGEST_IMAGE // 2**20} MiB, got "
+                    f"{size // 2**20} MiB"
+                )
+        return sizes
+
+    def _marks(self) -> Iterable[str]:
+        if self._names is None:
+            yield self._samples.raw_items().identity()
+        else:
+            yield from (f"{name}\0{size}" for name, size in zip(self._names, self._sizes, strict=True))
+        yield from [] if self._samples.labels is None else self._samples.labels.tolist()
+
+    def _parts(self, rows: int, size: int) -> Iterator[Shard]:
+        labels = self._samples.labels
+        for span in spans([(1, weight) for weight in self._sizes], rows, size):
+            start, stop = span.first, span.last
+            where: dict[str, Any] = {"start": start, "stop": stop}
+            if self._names is not None:
+                where = {"files": self._names[start:stop], "sizes": self._sizes[start:stop]}
+                where |= {} if labels is None else {"labels": labels[start:stop].tolist()}
+            yield Shard(0, stop - start, span.size, where)
+
+    def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
+        """Return the samples of a shard; files on disk are only named, and opened by whoever decodes them."""
+        where = where_of(shard)
+        if "files" not in shard.where:
+            start, stop = where.integer("start"), where.integer("stop")
+            if stop > len(self._samples) or stop - start != shard.rows:
+                raise FileFormatError(
+                    f"{self.tree.place(self.pattern)} must hold {stop} samples, as when shards were made"
+                )
+            found = self._samples.take(np.arange(start, stop))
+            rows = range(start, stop) if found.kind == "text" else ()
+            return replace(found, row_names=tuple(f"{self.pattern or 'row'}[{row}]" for row in rows))
+        names, sizes = tuple(where.texts("files")), where.integers("sizes")
+        labels = where.texts("labels") if "labels" in shard.where else None
+        if not shard.rows == len(names) == len(sizes) == len(names if labels is None else labels):
+            raise FileFormatError(f"shard {shard.number} must name {shard.rows} files and labels, got other numbers")
+        images = self.tree.images(names)
+        if not self.tree.on_disk:
+            images = Images(tuple(self.tree.read_all(names, sizes)), names)
+        return Samples("image", images, labels=None if labels is None else np.array(labels, dtype=np.str_))
+
+
+def make_source(reader: str, tree: Tree, pattern: str, options: DataOptions) -> Source:
+    """Return the source that a reader makes of files; nothing is listed or read."""
+    read = READERS[reader].read
+    if isinstance(read, type) and issubclass(read, Source):
+        return read(tree, pattern, options)
+    return ListedSource(tree, pattern, options, reader)
+
+
+def source_from(description: Mapping[str, Any]) -> Source:
+    """Return the source that a description is of; nothing is listed or read.
+
+    Parameters
+    ----------
+    description : mapping
+        What :meth:`Source.describe` returned, on this machine or another.
+
+    Raises
+    ------
+    FileFormatError
+        If it is no such description.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> import numpy as np
+    >>> from evergrow.data import read, source_from
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(pathlib.Path(folder, "a.npz"), X=np.eye(5, dtype=np.float32), y=np.arange(5))
+    ...     source = read(folder)
+    ...     shards = list(source.shards(rows=2, size=1 << 20))
+    ...     found = source_from(source.describe()).read(shards[1])
+    >>> len(shards), found.names(), found.labels.tolist()
+    (3, ['a.npz[2]', 'a.npz[3]'], ['2', '3'])
+    """
+    given = Fields(description, {}, {}, "description of a source")
+    settings = DataOptions.from_dict(given.mapping("options", default={}))
+    reader = given.text("format", choices=READERS.names())
+    tree = Tree(given.text("address"), settings.storage)
+    source = make_source(reader, tree, given.text("pattern", default=""), settings)
+    source.known_kind = given.text("kind", choices=("", *KINDS), default="")
+    return source
+
+
+def where_of(shard: Shard) -> Fields:
+    """Return checked access to where a shard lies, as its manifest says it."""
+    return Fields(shard.where, {}, {}, f"shard {shard.number}")
+
+
+def class_labels(labels: Sequence[Any], names: Mapping[int, str], title: str) -> NDArray[np.str_]:
+    """Return labels as class names; integers take the names that the data have for them.
+
+    Raises
+    ------
+    InputError
+        If one is missing, or has no name where others do.
+    """
+    found = []
+    for row, value in enumerate(labels):
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, int) and names:
+            if value not in names:
+                raise InputError(f"{title}: labels must be among the {len(names)} that it names, got {value}")
+            value = names[value]
+        text = str(value) if isinstance(value, (str, int)) else ""
+        if not text.strip():
+            raise InputError(f"{title}: every sample must have a label, got {value!r} in row {row}")
+        found.append(text)
+    return np.array(found, dtype=np.str_)
+
+
+def as_features(values: NDArray[Any], title: str, start: int = 0) -> NDArray[Any]:
+    """Return finite rows in the precision that they have: half is widened, and integers become floats."""
+    if values.dtype not in (np.float32, np.float64):
+        values = values.astype(np.float32 if values.dtype.kind == "f" else np.float64)
+    finite = np.isfinite(values).all(axis=1)
+    if not finite.all():
+        raise InputError(f"{title} must be finite, got NaN or infinity, first in row {start + int(finite.argmin())}")
+    return np.ascontiguousarray(values)
+
+
+# -- how rows become shards -----------------------------------------------------------------------------------
+
+
+class Span(NamedTuple):
+    """A run of rows in blocks: the first block, the one after the last, rows of the first to skip, rows, bytes."""
+
+    first: int
+    last: int
+    skip: int
+    rows: int
+    size: int
+
+
+def spans(blocks: Sequence[tuple[int, int]], rows: int, size: int) -> Iterator[Span]:
+    """Yield runs of rows from blocks of (rows, bytes): whole blocks where they fit, equal parts of one that does not.
+
+    Examples
+    --------
+    >>> from evergrow.data.sources import spans
+    >>> [tuple(span)[:4] for span in spans([(4, 40), (4, 40), (9, 90)], rows=8, size=1000)]
+    [(0, 2, 0, 8), (2, 3, 0, 5), (2, 3, 5, 4)]
+    """
+    start = count = weight = 0
+    for number, (n, bytes_) in enumerate(blocks):
+        whole = n <= rows and bytes_ <= size
+        if count and not (whole and count + n <= rows and weight + bytes_ <= size):
+            yield Span(start, number, 0, count, weight)
+            count = weight = 0
+        if whole:
+            start = start if count else number
+            count, weight = count + n, weight + bytes_
+            continue
+        if not n:
+            continue
+        most = max(min(rows, size * n // max(bytes_, 1)), 1)
+        step = -(-n // -(-n // most))  # as many parts as that takes, of one length
+        for skip in range(0, n, step):
+            take = min(step, n - skip)
+            yield Span(number, number + 1, skip, take, bytes_ * take // n)
+    if count:
+        yield Span(start, len(blocks), 0, count, weight)
+
+
+# -- which files ------------------------------------------------------------------------------------------------
+
+
+def has_magic(text: str) -> bool:
+    """Return whether a name is a pattern.
+
+    Examples
+    --------
+    >>> from evergrow.data.sources import has_magic
+    >>> has_magic("train-{000..012}.tar"), has_magic("train-*.tar"), has_magic("train.tar")
+    (True, True, False)
+    """
+    return any(mark in text for mark in "*?[") or bool(_RANGE.search(text) or _CHOICE.search(text))
+
+
+def expanded(pattern: str) -> list[str]:
+    """Return what the braces of a pattern stand for.
+
+    Examples
+    --------
+    >>> from evergrow.data.sources import expanded
+    >>> expanded("{train,test}-{08..10}.tar")[:4]
+    ['train-08.tar', 'train-09.tar', 'train-10.tar', 'test-08.tar']
+    """
+    pieces: list[list[str]] = []
+    rest, count = pattern, 1
+    choices: Iterator[str]
+    while match := min((m for m in (_RANGE.search(rest), _CHOICE.search(rest)) if m), key=_start, default=None):
+        if match.re is _RANGE:
+            first, last = int(match[1]), int(match[2])
+            width = len(match[1]) if match[1].startswith("0") else 0
+            count *= max(last - first + 1, 1)
+            choices = (f"{number:0{width}d}" for number in range(first, last + 1))
+        else:
+            count *= match[1].count(",") + 1
+            choices = iter(match[1].split(","))
+        if count > _MOST_FILES:
+            raise ParameterError(f"pattern must stand for at most {_MOST_FILES:,} files, got {pattern!r}")
+        pieces += [[rest[: match.start()]], list(choices)]
+        rest = rest[match.end() :]
+    return ["".join(parts) for parts in itertools.product(*pieces, [rest])]
+
+
+def _start(match: re.Match[str]) -> int:
+    return match.start()
+
+
+def matching_files(tree: Tree, pattern: str) -> dict[str, int]:
+    """Return names and sizes of the files of a pattern, sorted by name.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If nothing matches, or a file that braces name is not there.
+    """
+    patterns = expanded(pattern)
+    if (len(patterns) == 1 and not any(mark in pattern for mark in "*?[")) or tree.exists(pattern):
+        return {pattern: tree.size(pattern)}
+    every = tree.listing(deep="/" in pattern)
+    found: dict[str, int] = {}
+    missing: list[str] = []
+    for wanted in patterns:
+        matches = [wanted] if wanted in every else _matches(wanted, every)
+        found.update({name: every[name] for name in matches})
+        if not matches:
+            missing.append(wanted)
+    if missing:
+        raise DatasetNotFoundError(f"{tree.place()} must hold every file of {pattern}, but lacks {listed(missing)}")
+    return dict(sorted(found.items()))
+
+
+def _matches(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a pattern matches, folder by folder."""
+    steps = pattern.split("/")
+    return [
+        name
+        for name in names
+        if name.count("/") == len(steps) - 1
+        and all(fnmatch.fnmatchcase(part, step) for part, step in zip(name.split("/"), steps, strict=True))
+    ]
+
+
+def part_of_files(files: dict[str, int], part: str) -> dict[str, int]:
+    """Return the files of the training or the test set where their names say so, else all of them.
+
+    Examples
+    --------
+    >>> from evergrow.data.sources import part_of_files
+    >>> part_of_files({"test-0.parquet": 5, "train-0.parquet": 9}, "train")
+    {'train-0.parquet': 9}
+    >>> part_of_files({"a.npz": 5, "b.npz": 9}, "train")
+    {'a.npz': 5, 'b.npz': 9}
+    """
+    words = {name: match[1] for name in files if (match := _SPLIT.search(name.lower()))}
+    train = {name: size for name, size in files.items() if words.get(name, "").startswith("train")}
+    tests = [word for word in TEST_WORDS if word in words.values()]
+    if part == "all" or not train or not tests:
+        return files
+    return train if part == "train" else {name: size for name, size in files.items() if words.get(name) == tests[0]}

@@ -1,0 +1,504 @@
+"""Files on disk, in buckets and on the Hub, by fsspec: trees of files by names relative to a root, and writing.
+
+Keys and passwords never leave the process: descriptions leave them out, and messages do not show them; other machines
+take them from their own environment.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import posixpath
+import re
+import uuid
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+import fsspec  # type: ignore[import-untyped]
+
+from evergrow.core.errors import (
+    DatasetNotFoundError,
+    EngineError,
+    EvergrowError,
+    FileFormatError,
+    ImageError,
+    MissingExtraError,
+    ParameterError,
+)
+from evergrow.core.escaping import one_line, printable
+from evergrow.core.files import atomic_path
+from evergrow.core.items import Images, Stored
+from evergrow.data.samples import shown
+
+RATIO, ROOM = 100, 64 * 2**20
+"""Packed data of strangers may unpack to so many times their size, and so many bytes; real data do not come near."""
+
+LARGEST_IMAGE = 256 * 2**20
+"""Bytes that one image file in a shard may have."""
+
+PUBLIC_STORAGE = frozenset(
+    {"anon", "endpoint_url", "region_name", "requester_pays", "project", "use_ssl", "default_block_size", "revision"}
+)
+"""Settings of a storage that are no secrets, and so may be written to a manifest."""
+
+_AT_ONCE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci", "r2", "hf", "memory"})
+"""Storages on which one upload appears whole or not at all."""
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+_REMOTE = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+
+EntryKind = Literal["folder", "file", "broken"]
+
+
+class FileStore(Protocol):
+    """An archive: files by their names, with their sizes."""
+
+    sizes: dict[str, int]
+
+    def read(self, key: str) -> bytes:
+        """Return the content of a file."""
+
+    def mark(self, key: str, *, times: bool) -> str:
+        """Return what tells a file from others."""
+
+
+def is_remote(address: str) -> bool:
+    """Return whether an address is of a bucket, a hub or the like; ``file://`` and plain paths are not.
+
+    Examples
+    --------
+    >>> from evergrow.data.storage import is_remote
+    >>> is_remote("s3://bucket/data"), is_remote("data/train"), is_remote("file:///data")
+    (True, False, False)
+    """
+    return bool(_REMOTE.match(address)) and not address.lower().startswith("file://")
+
+
+class Tree:
+    """Files and folders by names relative to a root, with forward slashes; the empty name is the root itself.
+
+    Parameters
+    ----------
+    address : str or path-like
+        The root: a path, or an address that fsspec knows.
+    storage : mapping, optional
+        Settings of the storage, as fsspec takes them; may hold keys.
+    archive : FileStore, optional
+        An archive that holds the files, whose address the root is.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from evergrow.data.storage import Tree
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = pathlib.Path(folder, "a.txt").write_text("whole")
+    ...     Tree(folder).listing(), Tree(folder).read("a.txt", 1, 3)
+    ({'a.txt': 5}, b'ho')
+    """
+
+    def __init__(
+        self,
+        address: str | os.PathLike[str],
+        storage: Mapping[str, Any] | None = None,
+        archive: FileStore | None = None,
+    ) -> None:
+        text = os.fspath(address)
+        self.archive, self.base = archive, ""
+        self.remote = is_remote(text)
+        self.storage = dict(storage or {})
+        if archive is not None:
+            self.address = text
+        elif self.remote:
+            check_address(text)
+            plain = text.rstrip("/")
+            self.address = f"{plain}//" if plain.endswith(":") else plain  # "memory://" is a folder too
+            self._connection()  # so that a scheme that nobody knows is said at once
+        else:
+            self.address = os.path.abspath(text.removeprefix("file://"))  # workers may run in another folder
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether the files are plain files on this machine."""
+        return not self.remote and self.archive is None
+
+    @property
+    def root(self) -> Path:
+        """The folder on disk."""
+        return Path(self.address, self.base)
+
+    def place(self, name: str = "") -> str:
+        """Return the address of a file or folder, for messages."""
+        inside = posixpath.join(self.base, name) if name else self.base
+        if self.on_disk:
+            return shown(str(Path(self.address, inside)))
+        return printable(f"{self.address.rstrip('/')}/{inside}" if inside else self.address)
+
+    def _full(self, name: str) -> str:
+        full = posixpath.normpath(posixpath.join(self.base, name))
+        return "" if full == "." else full
+
+    def _connection(self) -> tuple[Any, str]:
+        """Return the file system and the path of the root in it; a forked process opens its own."""
+        opened = self.__dict__.get("_opened")
+        if opened is None or opened[2] != os.getpid():
+            try:
+                system, root = fsspec.core.url_to_fs(self.address, **self.storage)
+            except ImportError as error:
+                scheme = self.address.partition("://")[0].lower()
+                extra = f" (pip install 'evergrow[{_EXTRAS[scheme]}]')" if scheme in _EXTRAS else ""
+                raise MissingExtraError(
+                    f"reading {self.address} must have a driver installed, but: {one_line(str(error))}{extra}"
+                ) from error
+            except (ValueError, TypeError) as error:
+                raise ParameterError(
+                    f"an address must be one that fsspec knows, got {self.address}: {self._said(error)}"
+                ) from error
+            opened = self.__dict__["_opened"] = (system, str(root).rstrip("/"), os.getpid())
+        return opened[0], opened[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_opened"}
+
+    def below(self, folder: str) -> Tree:
+        """Return the tree whose root is a folder of this one."""
+        inner = copy.copy(self)
+        inner.base = self._full(folder)
+        for name in ("_above",):
+            inner.__dict__.pop(name, None)
+        return inner
+
+    # -- what is there ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """All files below the address in a bucket or an archive, with their sizes; a storage is asked once."""
+        if self.archive is not None:
+            return self.archive.sizes
+        outer = copy.copy(self)
+        outer.base = ""
+        found = outer._listed(deep=True)
+        if not found:
+            raise DatasetNotFoundError(f"{self.place()} must hold files, got none")
+        return found
+
+    def listing(self, *, deep: bool = True) -> dict[str, int]:
+        """Return names and sizes of the files in the root, or, if deep, of all below it, sorted by name.
+
+        Links to folders are not followed.
+        """
+        if self.archive is not None:
+            start = f"{self.base}/" if self.base else ""
+            inside = {name.removeprefix(start): size for name, size in self.sizes.items() if name.startswith(start)}
+            return {name: size for name, size in sorted(inside.items()) if deep or "/" not in name}
+        return self._listed(deep=deep)
+
+    def _listed(self, *, deep: bool) -> dict[str, int]:
+        found: dict[str, int] = {}
+        with self._reaching(""):
+            if self.remote:
+                system, root = self._connection()
+                path = f"{root}/{self.base}" if self.base else root
+                system.invalidate_cache()
+                entries = system.find(path, detail=True).values() if deep else system.ls(path, detail=True)
+                for entry in entries:
+                    name = str(entry["name"]).removeprefix(path).lstrip("/")
+                    plain = name and all(part not in ("", ".", "..") for part in name.split("/"))
+                    if entry.get("type") == "file" and plain:  # a key may stand for a folder
+                        found[name] = int(entry.get("size") or 0)
+            pending = [""] if not self.remote else []
+            while pending:
+                folder = pending.pop()
+                with os.scandir(self.root / folder) as inside:
+                    for item in inside:
+                        name = f"{folder}/{item.name}" if folder else item.name
+                        if item.is_file():
+                            found[name] = item.stat().st_size
+                        elif deep and item.is_dir(follow_symlinks=False):
+                            pending.append(name)
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def _children(self) -> dict[str, dict[str, EntryKind]]:
+        return folder_entries(self.sizes, self.address)
+
+    def entries(self, folder: str = "") -> Iterator[tuple[str, EntryKind]]:
+        """Yield the names in a folder, and what each is; links on disk are followed."""
+        if not self.on_disk:
+            yield from self._children.get(self._full(folder), {}).items()
+            return
+        with self._reaching(folder), os.scandir(self.root / folder) as entries:
+            for entry in entries:
+                yield entry.name, _kind(entry)
+
+    def files(self, folder: str = "") -> list[str]:
+        """Return the names of the files in a folder, sorted; hidden ones are left out."""
+        found = [name for name, kind in self.entries(folder) if kind == "file" and not name.startswith(".")]
+        return sorted(posixpath.join(folder, name) for name in found)
+
+    def folders(self, folder: str = "") -> dict[str, str]:
+        """Return the names of the folders in a folder by their lower case."""
+        return {name.lower(): name for name, kind in self.entries(folder) if kind == "folder"}
+
+    def is_file(self, name: str) -> bool:
+        """Return whether there is a file of that name."""
+        return os.path.isfile(self.root / name) if self.on_disk else self._full(name) in self.sizes
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is a file of that name, without a listing of a storage."""
+        if not self.remote:
+            return self.is_file(name)
+        system, root = self._connection()
+        with self._reaching(name):
+            system.invalidate_cache()
+            return bool(system.isfile(f"{root}/{self._full(name)}"))
+
+    def identity(self, folder: str) -> Hashable:
+        """Return what tells a folder from every other one, however it was reached."""
+        if not self.on_disk:
+            return self._full(folder)
+        with self._reaching(folder):
+            status = os.stat(self.root / folder)
+            return status.st_dev, status.st_ino
+
+    @cached_property
+    def _above(self) -> frozenset[Hashable]:
+        real = self.root.resolve()
+        return frozenset(self.identity(os.fspath(folder)) for folder in (real, *real.parents))
+
+    @property
+    def above(self) -> frozenset[Hashable]:
+        """The root and all folders above it: a link to one of them would bring in other classes, or the whole disk."""
+        return self._above if self.on_disk else frozenset()
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a file."""
+        if self.archive is not None or "sizes" in self.__dict__:
+            return self.sizes[self._full(name)]
+        with self._reaching(name):
+            if not self.remote:
+                return os.stat(self.root / name).st_size
+            system, root = self._connection()
+            about = system.info(f"{root}/{self._full(name)}")
+            if about.get("type") != "file":
+                raise FileNotFoundError(name)
+            return int(about.get("size") or 0)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return a file, or a range of its bytes as far as it goes; nothing else of it is read."""
+        if self.archive is not None:
+            if not self.is_file(name):
+                raise DatasetNotFoundError(f"{self.address} must hold a file {shown(name)}, but it does not")
+            return self.archive.read(self._full(name))[start:stop]
+        with self._reaching(name):
+            if not self.remote:
+                with open(self.root / name, "rb") as file:
+                    file.seek(start)
+                    return file.read() if stop is None else file.read(max(stop - start, 0))
+            stop = self.size(name) if stop is None else stop
+            system, root = self._connection()
+            return bytes(system.cat_file(f"{root}/{self._full(name)}", start=start, end=stop)) if stop > start else b""
+
+    def text(self, name: str) -> str:
+        """Return the text of a file in UTF-8, with or without a byte order mark."""
+        return decoded_text(self.read(name), self.place(name))
+
+    def open(self, name: str, block: int = 0) -> IO[bytes]:
+        """Return a file to seek in; of a bucket a block is fetched at a time, or without one what is asked for."""
+        with self._reaching(name):
+            if not self.remote:
+                return open(self.root / name, "rb")
+            system, root = self._connection()
+            how = {"cache_type": "readahead", "block_size": block} if block else {"cache_type": "none"}
+            file: IO[bytes] = system.open(f"{root}/{self._full(name)}", "rb", **how)
+            return file
+
+    def read_all(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | ImageError]:
+        """Return image files of a bucket, asked for at once, and an error in the place of one that cannot be had."""
+        system, root = self._connection()
+        with self._reaching(""):
+            paths = [f"{root}/{self._full(name)}" for name in names]
+            bodies = system.cat_ranges(paths, [0] * len(paths), list(sizes), on_error="return") if paths else []
+        return [self._answer(name, body) for name, body in zip(names, bodies, strict=True)]
+
+    def _answer(self, name: str, answer: Any) -> bytes | ImageError:
+        if not isinstance(answer, BaseException):
+            return bytes(answer)
+        try:
+            with self._reaching(name):
+                raise answer
+        except EvergrowError as error:
+            return ImageError(f"image must be a readable file, got {name}: {error}")
+
+    def images(self, names: Sequence[str]) -> Images:
+        """Return images by their names; none is read."""
+        if self.on_disk:
+            return Images(tuple(names), root=self.root)
+        store = self.archive or self
+        full = tuple(self._full(name) for name in names)
+        if self.archive is not None:
+            return Images(tuple(Stored(store, name) for name in full), full)
+        return Images(tuple(Stored(self, name) for name in names), tuple(names))
+
+    def mark(self, name: str, *, times: bool) -> str:
+        """Return what tells a file of a bucket from others."""
+        return f"{name}\0{self.sizes.get(self._full(name), 0)}"
+
+    @contextmanager
+    def _reaching(self, name: str) -> Iterator[None]:
+        """Turn what drivers raise into one line with the address, and without keys."""
+        try:
+            yield
+        except (EvergrowError, MemoryError):
+            raise
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise DatasetNotFoundError(f"{self.place(name)} must exist, but there is no such file or folder") from error
+        except Exception as error:  # every driver has errors of its own, and all mean that nothing could be had
+            if not self.remote and isinstance(error, OSError):
+                raise DatasetNotFoundError(f"{self.place(name)} must be readable, but: {self._said(error)}") from error
+            if isinstance(error, PermissionError):
+                raise EngineError(
+                    f"{self.place(name)} must be open to this machine, but access was refused: {self._said(error)}; "
+                    "credentials are taken from the environment"
+                ) from error
+            raise EngineError(f"{self.place(name)} must be within reach, but: {self._said(error)}") from error
+
+    def _said(self, error: BaseException) -> str:
+        """Return what an error says, without any value that may be a secret."""
+        text = one_line(str(error)) or type(error).__name__
+        for secret in _secrets(self.storage):
+            text = text.replace(secret, "***")
+        return text
+
+
+def _kind(entry: os.DirEntry[str]) -> EntryKind:
+    try:
+        if entry.is_dir():
+            return "folder"
+        return "file" if entry.is_file() else "broken"
+    except OSError:  # a link that leads to itself
+        return "broken"
+
+
+def folder_entries(names: Iterable[str], title: str) -> dict[str, dict[str, EntryKind]]:
+    """Return what every folder holds, from the names of all files; the empty name is the root.
+
+    Raises
+    ------
+    FileFormatError
+        If a name is that of a file and of a folder.
+
+    Examples
+    --------
+    >>> from evergrow.data.storage import folder_entries
+    >>> folder_entries(["cat/1.jpg", "list.csv"], "data")
+    {'': {'cat': 'folder', 'list.csv': 'file'}, 'cat': {'1.jpg': 'file'}}
+    """
+    folders: dict[str, dict[str, EntryKind]] = {"": {}}
+    for full in names:
+        parent, name = posixpath.split(full)
+        kind: EntryKind = "file"
+        while True:
+            if folders.setdefault(parent, {}).setdefault(name, kind) != kind:
+                raise FileFormatError(f"{title} must hold a file or a folder of a name, got both of {full!r}")
+            if not parent:
+                break
+            parent, name = posixpath.split(parent)
+            kind = "folder"
+    return folders
+
+
+def decoded_text(body: bytes, title: str) -> str:
+    """Return bytes in UTF-8, with or without a byte order mark, as text, or say which line is not."""
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = body.count(b"\n", 0, error.start) + 1
+        hint = "; it looks like UTF-16" if body[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        raise FileFormatError(
+            f"{title} must be text in UTF-8, but line {line} is not{hint}; save it as UTF-8"
+        ) from error
+
+
+def write_file(
+    folder: str | os.PathLike[str], name: str, body: bytes, storage: Mapping[str, Any] | None = None
+) -> None:
+    """Write a file in one step, on disk or in a bucket: others see the old one or the new one, never half."""
+    tree = Tree(folder, storage)
+    if not tree.remote:
+        target = tree.root / name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(target) as temporary_path:
+                temporary_path.write_bytes(body)
+        except OSError as error:
+            raise EngineError(f"{target} cannot be written: {error.strerror or error}") from error
+        return
+    with tree._reaching(name):
+        system, root = tree._connection()
+        path = f"{root}/{name}"
+        if tree.address.partition("://")[0].lower() in _AT_ONCE:
+            system.pipe_file(path, body)
+            return
+        system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        temporary = f"{path}.{uuid.uuid4().hex}.part"
+        try:
+            system.pipe_file(temporary, body)
+            system.mv(temporary, path)
+        except BaseException:
+            if system.exists(temporary):
+                system.rm_file(temporary)
+            raise
+
+
+# -- secrets --------------------------------------------------------------------------------------------------
+
+
+def _secrets(storage: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in storage.items():
+        if isinstance(value, Mapping):
+            yield from _secrets(value)
+        elif key not in PUBLIC_STORAGE and isinstance(value, str) and len(value) > 3:
+            yield value
+
+
+def public_storage(storage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a storage that are no secrets.
+
+    Examples
+    --------
+    >>> from evergrow.data.storage import public_storage
+    >>> public_storage({"key": "AKIA...", "secret": "...", "endpoint_url": "http://127.0.0.1:9000", "anon": False})
+    {'anon': False, 'endpoint_url': 'http://127.0.0.1:9000'}
+    """
+    kept: dict[str, Any] = {}
+    for key, value in sorted(storage.items()):
+        if key == "client_kwargs" and isinstance(value, Mapping):
+            inner = public_storage(value)
+            kept.update({"client_kwargs": inner} if inner else {})
+        elif key in PUBLIC_STORAGE and isinstance(value, (str, int, bool)) and not _has_password(str(value)):
+            kept[key] = value
+    return kept
+
+
+def _has_password(address: str) -> bool:
+    try:
+        return urlsplit(address).password is not None
+    except ValueError:
+        return False
+
+
+def check_address(address: str) -> None:
+    """Raise :class:`ParameterError` for an address with a secret in it; the message does not repeat it."""
+    if is_remote(address) and _has_password(address):
+        raise ParameterError(
+            "an address must hold no password, because it is written to manifests, got one that does; put it into the "
+            "environment"
+        )
+    if address.lower().startswith(("http://", "https://")) and "?" in address:
+        raise ParameterError("an address must hold no query, which may be a signature, got one that does")

@@ -1,0 +1,225 @@
+"""WebDataset tar shards: a tar is indexed by its headers, and a shard is a range of its bytes.
+
+A sample is the files of one name up to its first dot, side by side: ``0001.jpg`` and ``0001.cls``. Names are only
+names: nothing is ever unpacked to disk.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import posixpath
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from evergrow.core.documents import parse_json
+from evergrow.core.errors import EvergrowError, FileFormatError, InputError
+from evergrow.core.escaping import printable
+from evergrow.core.image_formats import is_image
+from evergrow.core.items import Images
+from evergrow.data.archives import Member, check_size, tar_members
+from evergrow.data.folders import is_hidden
+from evergrow.data.readers import register_reader
+from evergrow.data.samples import Samples, listed
+from evergrow.data.sources import Shard, Source, class_labels, spans, where_of
+from evergrow.data.storage import Tree
+
+LABEL_SUFFIXES = ("cls", "json", "txt")
+"""Endings of files that hold labels, in the order in which they are looked for."""
+
+LARGEST_LABEL = 2**20
+_BLOCK = 65536
+_AT_ONCE = 8
+_PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstandard"}
+
+
+@dataclass
+class TarSample:
+    """Files of one name up to the first dot, by what comes after it, in lower case."""
+
+    key: str
+    files: dict[str, Member] = field(default_factory=dict)
+
+    def image(self, title: str) -> Member:
+        """Return the image: the only one, or the one whose ending has no further dot."""
+        images = [suffix for suffix in self.files if is_image(f"x.{suffix}")]
+        plain = [suffix for suffix in images if "." not in suffix] or images
+        if not plain:
+            raise FileFormatError(
+                f"{title}: sample {printable(self.key)} must have an image, got {listed(self.files)}; files of one "
+                "sample must lie side by side"
+            )
+        return self.files[plain[0]]
+
+
+def grouped(members: Iterable[Member], title: str) -> Iterator[TarSample]:
+    """Yield samples from the files of a tar, in their order.
+
+    Raises
+    ------
+    FileFormatError
+        If a sample has two files of one ending.
+
+    Examples
+    --------
+    >>> from evergrow.data.archives import Member
+    >>> from evergrow.data.webdataset import grouped
+    >>> members = [Member(name, 0, 512, 512, 0, "") for name in ("a/1.jpg", "a/1.cls", "a/2.seg.png")]
+    >>> [(sample.key, list(sample.files)) for sample in grouped(members, "toy.tar")]
+    [('a/1', ['jpg', 'cls']), ('a/2', ['seg.png'])]
+    """
+    sample = TarSample("")
+    for member in members:
+        folder, name = posixpath.split(member.name)
+        stem, _, suffix = name.partition(".")
+        if not suffix or is_hidden(name):  # of no kind that could be told, as WebDataset has it
+            continue
+        check_size(title, member)
+        key = posixpath.join(folder, stem)
+        if key != sample.key and sample.files:
+            yield sample
+        if key != sample.key or not sample.files:
+            sample = TarSample(key)
+        if suffix.lower() in sample.files:
+            raise FileFormatError(
+                f"{title}: sample {printable(key)} must have one file of an ending, got two .{printable(suffix)}"
+            )
+        sample.files[suffix.lower()] = member
+    if sample.files:
+        yield sample
+
+
+def is_webdataset(tree: Tree, name: str) -> bool:
+    """Return whether a tar holds samples with label files beside the images, and not a folder of images."""
+    try:
+        with tree.open(name, _BLOCK) as file:
+            title = tree.place(name)
+            members = itertools.islice(tar_members(file, title, tree.size(name)), 16)
+            images = [sample for sample in grouped(members, title) if any(is_image(f"x.{end}") for end in sample.files)]
+    except EvergrowError:
+        return False
+    return any(set(LABEL_SUFFIXES) & sample.files.keys() for sample in images)
+
+
+class WebDatasetSource(Source):
+    """Images and labels in plain tar files, as the WebDataset library reads them.
+
+    The label of a sample is the text of its ``.cls`` file, else the field ``label`` of its ``.json`` (another one by
+    ``label_column``), else the text of its ``.txt``; a ``label_column`` that begins with a dot is the ending itself.
+    """
+
+    format = "webdataset"
+    suffixes = (".tar",)
+
+    def _look_for_kind(self) -> str:
+        return "image"
+
+    def _parts(self, rows: int, size: int) -> Iterator[Shard]:
+        first: tuple[str, str] | None = None
+        for name, (places, label) in self._indexed():
+            first = first or (name, label)
+            if label != first[1]:
+                raise FileFormatError(
+                    f"{self.tree.place()}: tars must have labels alike, got .{first[1]} in {first[0]} and "
+                    f".{label} in {name}"
+                )
+            for span in spans([(1, stop - start) for start, stop in places], rows, size):
+                where = {"file": name, "start": places[span.first][0], "stop": places[span.last - 1][1], "label": label}
+                yield Shard(0, span.rows, span.size, where)
+
+    def _indexed(self) -> Iterator[tuple[str, tuple[list[tuple[int, int]], str]]]:
+        """Yield the tars in order with their indices; of a storage, several are asked at once since each is slow."""
+        if not self.tree.remote:
+            yield from ((name, self._index(name)) for name in self.files)
+            return
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            yield from zip(self.files, pool.map(self._index, self.files), strict=True)
+
+    def _index(self, name: str) -> tuple[list[tuple[int, int]], str]:
+        """Return the bytes of every sample of a tar, and the ending of its labels; empty where there are none."""
+        title = self.tree.place(name)
+        places: list[tuple[int, int]] = []
+        label: str | None = None
+        with self.tree.open(name, _BLOCK) as file:
+            magic = file.read(2)
+            if magic in _PACKED:
+                raise FileFormatError(
+                    f"{title} must be a plain tar to be read by ranges, got one packed by {_PACKED[magic]}"
+                )
+            file.seek(0)
+            for sample in grouped(tar_members(file, title, self.files[name]), title):
+                sample.image(title)
+                label = self._label_suffix(sample) if label is None else label
+                self._check_label(sample, label, title)
+                members = sample.files.values()
+                places.append((min(member.start for member in members), max(member.stop for member in members)))
+        if not places:
+            raise InputError(f"{title} must hold at least one sample, got none")
+        return places, label or ""
+
+    def _label_suffix(self, sample: TarSample) -> str:
+        if not self.options.labelled:
+            return ""
+        if self.options.label_column.startswith("."):
+            return self.options.label_column.lower().lstrip(".")
+        return next((suffix for suffix in LABEL_SUFFIXES if suffix in sample.files), "")
+
+    def _check_label(self, sample: TarSample, label: str, title: str) -> None:
+        if label and label not in sample.files:
+            raise InputError(
+                f"{title}: sample {printable(sample.key)} must have a label in .{label}, got {listed(sample.files)}"
+            )
+        if not label and self._label_suffix(sample):
+            raise InputError(
+                f"{title}: samples must all have labels or none, but those before {printable(sample.key)} lack it"
+            )
+
+    def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
+        """Return the samples of a range of bytes, read at once."""
+        where = where_of(shard)
+        name, label = where.text("file"), where.text("label")
+        start, stop = where.integer("start"), where.integer("stop")
+        title = self.tree.place(name)
+        body = self.tree.read(name, start, stop)
+        if len(body) != stop - start:
+            raise FileFormatError(f"{title} must be as long as when the shards were made, but it ends early")
+        samples = list(grouped(tar_members(io.BytesIO(body), title, len(body), whole=False), title))
+        if len(samples) != shard.rows:
+            raise FileFormatError(f"{title} must hold {shard.rows} samples in these bytes, got {len(samples)}")
+        images = [sample.image(title) for sample in samples]
+        names = tuple(f"{name}/{image.name}" for image in images)
+        values = tuple(body[image.data : image.data + image.size] if bodies else b"" for image in images)
+        labels = None
+        if label:
+            for sample in samples:
+                self._check_label(sample, label, title)
+            labels = class_labels([self._label(body, sample, label, title) for sample in samples], {}, title)
+        return Samples("image", Images(values, names), labels=labels)
+
+    def _label(self, body: bytes, sample: TarSample, suffix: str, title: str) -> Any:
+        member = sample.files[suffix]
+        what = f"{title}: {printable(member.name)}"
+        if member.size > LARGEST_LABEL:
+            raise FileFormatError(f"{what} must be a label, got {member.size} bytes")
+        content = body[member.data : member.data + member.size]
+        if suffix == "json":
+            values = parse_json(content, what)
+            key = self.options.label_column or "label"
+            if not isinstance(values, dict) or key not in values:
+                got = listed(values, most=8) if isinstance(values, dict) else type(values).__name__
+                raise InputError(f"{what} must have a field {key!r}, got {got}")
+            return values[key]
+        try:
+            return content.decode("utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise FileFormatError(f"{what} must be text in UTF-8") from error
+
+
+def _has_tars(tree: Tree) -> bool:
+    tars = [name for name in tree.files() if name.lower().endswith(".tar")]
+    return bool(tars) and not tree.folders() and is_webdataset(tree, tars[0])
+
+
+register_reader("webdataset", fits=_has_tars, rank=15)(WebDatasetSource)

@@ -1,0 +1,219 @@
+"""Learning a stream: task by task, with a test after each on everything seen."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evergrow.core.devices import resolve_device, synchronize
+from evergrow.core.errors import EvergrowWarning, InputError
+from evergrow.data import FeatureSet
+from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
+from evergrow.head.scl import SCLClassifier
+from evergrow.lab.bench.data import ImageData
+from evergrow.lab.bench.run import Run
+from evergrow.lab.heads import SCLDiscriminantClassifier, SCSMClassifier
+from evergrow.lab.methods import FsaClassifier, ImageClassifier, create_method
+from evergrow.lab.metrics import (
+    accuracy_matrix,
+    first_tasks,
+    session_accuracies,
+    summarize,
+    task_accuracies,
+    within_tasks,
+)
+from evergrow.lab.streams import Stream, Task, stream_of
+
+Tick = Callable[[int, int, float], None]
+"""Called after every session with (sessions done, sessions in all, accuracy over seen classes)."""
+
+
+@dataclass
+class PlayLog:
+    """Measurements of a run so far; they survive a failure half-way."""
+
+    rows: list[NDArray[np.float64]] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    learn: list[float] = field(default_factory=list)
+    predict: list[float] = field(default_factory=list)
+    only_last: bool = False
+    """Whether there is nothing to say about the sessions before the last."""
+    answers: tuple[NDArray[Any], NDArray[Any]] | None = None
+    """True and predicted labels of the last session."""
+    class_names: tuple[str, ...] = ()
+    """Names of labels 0, 1, ..., where the data have them."""
+    last: tuple[Any, Any, NDArray[Any], Stream] | None = None
+    """The learner after the last session, the test samples it was asked about, their labels, and the tasks."""
+    within: dict[str, Any] = field(default_factory=dict)
+    """Accuracy within tasks after the last session, where it was asked for."""
+
+
+def play(
+    run: Run, data: FeatureSet | ImageData, log: PlayLog, tick: Tick | None = None
+) -> IncrementalClassifier | ImageClassifier:
+    """Learn task by task, filling the log, and return the learner."""
+    device = resolve_device(run.device)
+    stream = stream_of(unchanged(data, run), run.protocol, seed=run.seed, earlier_seeds=run.earlier_seeds)
+    options = run.options
+    if isinstance(data, FeatureSet):
+        options = with_blocks(HEADS[run.method.name], data.widths, options)
+    method: Any = create_method(run.method.name, **options)
+    learner: Any = method
+    log.only_last = getattr(method, "joint", False)
+    log.class_names = data.class_names
+    if isinstance(data, ImageData):
+        learner.backbone = data.backbone
+    for task in stream:
+        log.learn.append(_learn(learner, stream, task, data, device))
+        if isinstance(learner, FsaClassifier) and isinstance(data, ImageData):
+            # The backbone is frozen from here on: every image goes through it once, and the head goes on alone.
+            data, learner = data.seen_by(learner.backbone_), learner.head_
+        rows, task_ids = stream.seen_test(task.index)
+        waits = getattr(method, "joint", False) and task.index < len(stream) - 1
+        if len(rows) == 0 or waits:
+            # There may be no test samples of the first classes; and a joint method is trained once, at the end.
+            log.rows.append(np.full(task.index + 1, np.nan))
+            log.counts.append(len(task.test))
+            continue
+        X, y = data.test(rows)
+        synchronize(device)
+        start = time.perf_counter()
+        predictions = learner.predict(X)  # one call: every test sample is looked at once per evaluation
+        log.predict.append(time.perf_counter() - start)
+        log.answers = y, predictions
+        accuracies, counts = task_accuracies(y, predictions, task_ids, task.index + 1)
+        log.rows.append(accuracies)
+        log.counts.append(int(counts[-1]))
+        if task.index == len(stream) - 1:
+            log.last = learner, X, y, stream
+        if tick:
+            tick(task.index + 1, len(stream), float(np.mean(predictions == y)))
+    return cast("IncrementalClassifier | ImageClassifier", method)
+
+
+DataT = TypeVar("DataT", bound=FeatureSet | ImageData)
+
+
+def unchanged(data: DataT, run: Run) -> DataT:
+    """Return the data of a run, unless it is no longer what the plan was made for."""
+    if data.fingerprint != run.dataset["fingerprint"]:
+        raise InputError(f"data set {data.name!r} must stay as it is while a grid runs, but its contents changed")
+    return data
+
+
+def _learn(learner: Any, stream: Stream, task: Task, data: FeatureSet | ImageData, device: torch.device) -> float:
+    """Learn one task and return the seconds it took, without those for fetching the rows."""
+    seconds = 0.0
+    batches = stream.batches(task)
+    if task.index == 0:
+        batches = _merge_first(batches, data.y_train, 2 if isinstance(learner, _GUIDED) else 1)
+    for number, rows in enumerate(batches):
+        X, y = data.train(rows)
+        synchronize(device)
+        start = time.perf_counter()
+        if task.index == 0 and number == 0:
+            learner.fit(X, y)
+        else:
+            learner.partial_fit(X, y)
+        synchronize(device)
+        seconds += time.perf_counter() - start
+    return seconds
+
+
+_GUIDED = (SCLClassifier, SCLDiscriminantClassifier, SCSMClassifier, FsaClassifier)
+"""Methods whose first batch must have two classes."""
+
+
+def _merge_first(
+    batches: Iterator[NDArray[np.int64]], labels: NDArray[Any], min_classes: int
+) -> Iterator[NDArray[np.int64]]:
+    """Join the leading mini-batches of an online stream until they have the classes a method starts from."""
+    first = next(batches)
+    for rows in batches:
+        if len(np.unique(labels[first])) >= min_classes:
+            yield first
+            yield rows
+            yield from batches
+            return
+        first = np.concatenate([first, rows])
+    yield first
+
+
+def play_results(log: PlayLog, *, complete: bool) -> dict[str, Any]:
+    """Return the results entry of a record; the summary numbers stand only on finished runs."""
+    if not log.rows:
+        return {}
+    done = len(log.rows)
+    matrix, counts = accuracy_matrix(log.rows), log.counts[:done]
+    if complete:
+        summary = asdict(summarize(matrix, counts))
+        if log.only_last:
+            summary |= dict.fromkeys(("a_avg", "a_avg_tasks", "f_avg"))
+        return {"matrix": matrix, "counts": counts, **summary, **log.within}
+    return {
+        "matrix": matrix,
+        "counts": counts,
+        "by_samples": session_accuracies(matrix, counts),
+        "by_tasks": session_accuracies(matrix, convention="tasks"),
+    }
+
+
+def within_results(learner: Any, X: Any, y: NDArray[Any], stream: Stream) -> dict[str, Any]:
+    """Return the accuracy within tasks after the last session, as entries of a record's results.
+
+    A method whose classifier is trained task by task can tell the classes of every task apart and still confuse the
+    tasks; the accuracy over all classes alone does not show which. The scores are asked for on their own: ``predict``
+    need not be their argmax, and the answers on record are its. Whatever goes wrong here is a warning, since the run
+    itself has succeeded by now.
+
+    Parameters
+    ----------
+    learner : object
+        What answers after the last session.
+    X, y : array-like, ndarray of shape (n,)
+        Test samples of all tasks and their labels.
+    stream : Stream
+        The tasks; a class that comes in several belongs to the first.
+
+    Returns
+    -------
+    dict
+        ``a_last_within`` and ``within_tasks``, or nothing where the learner gives no scores.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.lab.bench.play import within_results
+    >>> from evergrow.lab.methods import create_method
+    >>> from evergrow.lab.streams import Protocol, make_stream
+    >>> X, y = np.array([[3.0, 0.0], [0.0, 3.0], [3.0, 0.1], [0.1, 3.0]]), np.array([0, 1, 2, 3])
+    >>> stream = make_stream(y, y, Protocol(increment=2, shuffle=False))
+    >>> head = create_method("simplecil").fit(X, y)
+    >>> Z = X[[2, 3, 0, 1]]  # each looks most like a class of the other task
+    >>> (head.predict(Z) == y).mean().item(), within_results(head, Z, y, stream)["a_last_within"]
+    (0.0, 1.0)
+    """
+    if not callable(getattr(learner, "decision_function", None)):
+        return {}
+    class_tasks = first_tasks(task.classes for task in stream)
+    try:
+        within = within_tasks(_scores(learner, X), learner.classes_, y, class_tasks, len(stream))
+    except Exception as error:  # a diagnostic must not cost a run that has ended well
+        warnings.warn(
+            f"accuracy within tasks is not on record: {type(error).__name__}: {error}", EvergrowWarning, stacklevel=2
+        )
+        return {}
+    return {"a_last_within": within.accuracy, "within_tasks": within.by_task}
+
+
+def _scores(learner: Any, X: Any) -> NDArray[Any]:
+    """Return one column of scores per class, also of two classes, for which scikit-learn has a single signed one."""
+    scores = np.asarray(learner.decision_function(X))
+    return np.stack([np.zeros_like(scores), scores], axis=1) if scores.ndim == 1 else scores

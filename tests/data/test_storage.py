@@ -1,0 +1,148 @@
+"""Storage: the same listing and ranges wherever files are, errors in one line, and no secret in any of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from evergrow.core.errors import DatasetNotFoundError, EngineError, ImageError, MissingExtraError, ParameterError
+from evergrow.data import read, source_from
+from evergrow.data.storage import Tree, public_storage, write_file
+
+
+@pytest.fixture(params=["disk", "memory"])
+def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Tree:
+    return Tree(tmp_path if request.param == "disk" else f"memory://{tmp_path.name}-{os.getpid()}")
+
+
+def test_files_are_listed_read_and_replaced(tree: Tree) -> None:
+    write_file(tree.address, "b/c.bin", b"0123456789")
+    write_file(tree.address, "a.bin", b"old")
+    write_file(tree.address, "a.bin", b"newer")
+    assert tree.listing() == {"a.bin": 5, "b/c.bin": 10}
+    assert tree.listing(deep=False) == {"a.bin": 5}
+    assert tree.below("b").listing(deep=False) == {"c.bin": 10}
+    assert tree.read("b/c.bin", 3, 6) == b"345"
+    assert tree.read("b/c.bin", 8, 20) == b"89"
+    assert tree.size("b/c.bin") == 10
+    assert tree.exists("a.bin")
+    assert not tree.exists("b")
+    assert not tree.exists("none")
+
+
+def test_several_files_with_one_that_is_not_there() -> None:
+    write_file("memory://several", "a", b"0123456789")
+    first, second = Tree("memory://several").read_all(["a", "none"], [2, 2])
+    assert first == b"01"
+    assert isinstance(second, ImageError)
+    assert "none" in str(second)
+
+
+def test_what_is_not_there(tree: Tree) -> None:
+    for ask in (lambda: tree.size("none"), lambda: tree.read("none", 0, 1)):
+        with pytest.raises(DatasetNotFoundError, match="none must exist"):
+            ask()
+    with pytest.raises(DatasetNotFoundError):
+        Tree(f"{tree.address}/none").listing(deep=False)
+
+
+def test_secrets_are_not_written_down(tmp_path: Path) -> None:
+    storage = {
+        "key": "AKIA-KEY", "secret": "s3cr3t-value", "token": "t0ken", "anon": False, "profile": "me",
+        "endpoint_url": "http://127.0.0.1:9", "client_kwargs": {"region_name": "x", "aws_session_token": "t0ken"},
+    }  # fmt: skip
+    assert public_storage(storage) == {
+        "anon": False,
+        "client_kwargs": {"region_name": "x"},
+        "endpoint_url": "http://127.0.0.1:9",
+    }
+    assert public_storage({"endpoint_url": "http://me:pass@host"}) == {}
+    (tmp_path / "a.csv").write_text("text,label\na,b\n")
+    source = read(tmp_path / "a.csv", storage=storage)
+    assert not any(word in str(source.describe()) for word in ("AKIA", "s3cr3t", "t0ken"))
+    assert not any(word in repr(source.options) for word in ("AKIA", "s3cr3t", "t0ken"))
+    assert source_from(source.describe()).identity() == source.identity()
+
+
+def test_an_address_with_a_password_is_refused_without_repeating_it() -> None:
+    for address in ("s3://me:hunter2@bucket/x", "https://host/x.npz?X-Amz-Signature=hunter2"):
+        with pytest.raises(ParameterError, match="address must hold no") as caught:
+            read(address)
+        assert "hunter2" not in str(caught.value)
+
+
+def test_messages_of_drivers_lose_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def refuse(self: MemoryFileSystem, path: str, **more: object) -> None:
+        raise RuntimeError("key s3cr3t-value is\nnot known")
+
+    tree = Tree("memory://refusing", {"secret_thing": "s3cr3t-value"})
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
+    with pytest.raises(EngineError, match=r"memory://refusing/a must be within reach, but: key \*\*\* is not known$"):
+        tree.read("a", 0, 1)
+
+
+def test_an_address_of_no_known_scheme_or_without_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ParameterError, match="address must be one that fsspec knows, got nowhere://x"):
+        read("nowhere://x")
+    with pytest.raises(ParameterError, match="address must be a path"):
+        read(" ")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'evergrow\[gcs\]'"):
+        read("gs://bucket/x")
+
+
+def test_a_storage_without_one_step_uploads_is_written_under_another_name_first(tmp_path: Path) -> None:
+    class Renaming(fsspec.AbstractFileSystem):
+        """A folder on disk whose uploads can be seen half-done."""
+
+        protocol = "renaming"
+        cachable = False
+        steps: list[str] = []  # noqa: RUF012
+
+        def pipe_file(self, path: str, value: bytes, **more: object) -> None:
+            self.steps.append(f"pipe {Path(path).suffix}")
+            if value == b"fail":
+                Path(path).write_bytes(b"fa")
+                raise OSError("gone")
+            Path(path).write_bytes(value)
+
+        def mv(self, path1: str, path2: str, **more: object) -> None:
+            self.steps.append(f"move {Path(path2).name}")
+            os.replace(path1, path2)
+
+        def makedirs(self, path: str, exist_ok: bool = False) -> None:
+            os.makedirs(path, exist_ok=exist_ok)
+
+        def exists(self, path: str, **more: object) -> bool:
+            return os.path.exists(path)
+
+        def rm_file(self, path: str) -> None:
+            os.remove(path)
+
+    fsspec.register_implementation("renaming", Renaming, clobber=True)
+    tree = Tree(f"renaming://{tmp_path}/out")
+    write_file(tree.address, "a.bin", b"whole")
+    assert Renaming.steps == ["pipe .part", "move a.bin"]
+    with pytest.raises(EngineError, match="gone"):
+        write_file(tree.address, "a.bin", b"fail")
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.bin"]
+    assert (tmp_path / "out/a.bin").read_bytes() == b"whole"
+
+
+def test_a_listing_that_is_refused_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def refuse(self: MemoryFileSystem, path: str, **more: object) -> None:
+        raise PermissionError("Access\nDenied")
+
+    monkeypatch.setattr(MemoryFileSystem, "ls", refuse)
+    with pytest.raises(
+        EngineError, match=r"memory://mine must be open to this machine, .*: Access Denied; credentials"
+    ):
+        read("memory://mine")
