@@ -121,7 +121,7 @@ def test_damaged_model_is_refused(shell, model, later, damage):
             text = file.metadata()["evergrow"]
         assert '"schema": 3' in text
         save_file(load_file(model), model, metadata={"evergrow": text.replace('"schema": 3', '"schema": 99')})
-    said = {"cut": "m.evg must be", "flipped": "checksum", "newer": "newer evergrow", "other": "unknown here"}[damage]
+    said = {"cut": "m.evg must be", "flipped": "checksum", "newer": "newer evergrow", "other": "holds 'other'"}[damage]
     before = model.read_bytes()
     for command in (["update", model, later], ["inspect", model], ["predict", model, later], ["forget", model, "ant"]):
         assert said in shell.error(*command)

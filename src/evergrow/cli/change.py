@@ -42,7 +42,6 @@ from evergrow.cli.options import (
     Weights,
 )
 from evergrow.cli.registry import command
-from evergrow.core.record import to_values
 
 if TYPE_CHECKING:
     from evergrow.data import Source
@@ -117,7 +116,7 @@ def update_command(
     news = classes_note(change.classes, "new")
     said = f"learned {plural(change.samples, 'sample')}{news} in {seconds:.1f} s"
     lines = [said, *trial_lines(learner, trial), *notes, model_line(model, learner)]
-    tested = None if trial.tested is None else to_values(trial.tested)
+    tested = None if trial.tested is None else trial.tested.to_dict()
     values = change_values(
         model, learner, change, seconds=seconds, settled=settled, test=tested, test_remark=trial.remark
     )

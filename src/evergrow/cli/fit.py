@@ -47,7 +47,6 @@ from evergrow.cli.options import (
 )
 from evergrow.cli.registry import command
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.record import to_values
 
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
@@ -160,7 +159,7 @@ def fit_command(
         commit(model, learner)
     left = _remove(checkpoint)
     answer = _answer(model, learner, samples, held, time.perf_counter() - started, verbose=verbose)
-    tested = None if trial.tested is None else to_values(trial.tested)
+    tested = None if trial.tested is None else trial.tested.to_dict()
     lines = [*answer.lines[:-1], *trial_lines(learner, trial), answer.lines[-1]]
     return replace(answer, values={**answer.values, "test": tested}, lines=lines, cautions=[*answer.cautions, *left])
 

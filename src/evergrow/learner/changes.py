@@ -58,6 +58,10 @@ class Tested:
     after: Share | None
     fell: dict[str, tuple[Share, Share]] = field(default_factory=dict, hash=False)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"fell": {}, **to_values(self)}
+
 
 @dataclass(frozen=True)
 class Change:
