@@ -452,7 +452,7 @@ class Learner(Asking, Editing, Keeping):
     def _adaptation_config(self) -> FsaConfig | None:
         if self.adapt is None:  # asked first: what trains takes time to import
             return None
-        from evergrow.adapt.adaptation import adaptation_config
+        from evergrow.adapt.fsa import adaptation_config
 
         return adaptation_config(self.adapt)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import EvergrowError, FileFormatError
 from evergrow.core.fields import Fields
+from evergrow.core.record import from_archive, to_archive
 from evergrow.core.version import __version__
 from evergrow.features.base import BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier
@@ -26,7 +27,7 @@ from evergrow.learner.recipe import HeadRecipe
 from evergrow.learner.reference import Reference
 
 if TYPE_CHECKING:
-    from evergrow.adapt.adaptation import Adaptation
+    from evergrow.adapt.fsa import Adaptation
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class Snapshot:
         if solution is not None:
             parts["solution"] = solution
         if self.adaptation is not None:
-            parts["adaptation"] = self.adaptation.to_archive()
+            parts["adaptation"] = to_archive(self.adaptation)
         meta = {
             **self.extra.meta,
             "method": recipe.method,
@@ -420,9 +421,9 @@ def _answering(fields: Fields, head: IncrementalClassifier, counts: dict[str, in
 
 
 def _adaptation(fields: Fields) -> Adaptation:
-    from evergrow.adapt.adaptation import Adaptation  # most models have none, and it takes time to import
+    from evergrow.adapt.fsa import Adaptation  # most models have none, and it takes time to import
 
-    return Adaptation.from_archive(fields.part("adaptation"), fields.inside("adaptation"))
+    return from_archive(Adaptation, fields.part("adaptation"), name=fields.inside("adaptation"))
 
 
 # -- files of version 0.1 -----------------------------------------------------------------------------------
