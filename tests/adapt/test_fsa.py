@@ -11,10 +11,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, linear, normalize
 
 from evergrow.adapt import Adaptation, CheckpointError, FsaConfig, TrainConfig, adapt, adapted_from
-from evergrow.adapt.classifiers import CosineHead, Lift, LinearHead
-from evergrow.adapt.data import TrainingSeed, training_images
+from evergrow.adapt.fsa import CosineHead, Lift, LinearHead
+from evergrow.adapt.training_images import TrainingSeed, training_images
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners, create_tuner, tuners_of
-from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import (
     FileFormatError,
     LabelError,
@@ -24,6 +23,7 @@ from evergrow.core.errors import (
     WeightsError,
 )
 from evergrow.core.items import Texts
+from evergrow.core.record import read_record, write_record
 from evergrow.core.seeding import derive_seed
 from evergrow.features import ImageBackbone, create_backbone, encode, hash_weights
 from evergrow.features.base import Backbone
@@ -205,8 +205,8 @@ def test_an_adapted_backbone_can_be_made_again(tmp_path: Path) -> None:
     backbone, (items, y) = tiny_vit(), stripes(3, 6)
     adapted = adapt(backbone, items, y, QUICK)
     assert adapted.spec.weights_hash != backbone.spec.weights_hash
-    write_archive(tmp_path / "adaptation", adapted.adaptation().to_archive())
-    adaptation = Adaptation.from_archive(read_archive(tmp_path / "adaptation"), "adaptation")
+    write_record(tmp_path / "adaptation", adapted.adaptation())
+    adaptation = read_record(Adaptation, tmp_path / "adaptation")
     again = adapted_from(tiny_vit(), adaptation)
     assert again.spec == adapted.spec
     assert again.adaptation().describe() == adapted.adaptation().describe()

@@ -13,9 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from evergrow.adapt import CheckpointError, TrainConfig, TrainingError, train
-from evergrow.adapt.augment import train_transform
-from evergrow.adapt.crops import Cropper, Crops, draw_crops
-from evergrow.adapt.data import TrainingSeed, training_images
+from evergrow.adapt.training_images import Cropper, Crops, TrainingSeed, draw_crops, train_transform, training_images
 from evergrow.core.errors import FileFormatError, ImageError, InputError, ParameterError, UnknownNameError
 from evergrow.core.items import Images, Texts
 from evergrow.features import Preprocessing, decode_image

@@ -15,9 +15,7 @@ from tests.adapt.tiny import stripes, tiny_vit
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from evergrow.adapt import Cost, FsaConfig, TrainConfig
-from evergrow.adapt.optimizers import OPTIMIZERS, OptimizerKind
-from evergrow.adapt.schedules import SCHEDULES
+from evergrow.adapt import FsaConfig
 from evergrow.adapt.tuners import TUNERS, Tuner, TunerConfig, adapting_tuners, create_tuner, list_tuners, load_tuner
 from evergrow.adapt.tuners.base import layer_parameter
 from evergrow.cli.registry import build_app
@@ -37,6 +35,7 @@ from evergrow.lab.methods import (
     method_needs,
     method_options,
 )
+from evergrow.lab.methods.cost import Cost
 from evergrow.lab.methods.image_classifier import TaskLabels
 from evergrow.learner.learner import Learner
 
@@ -270,25 +269,3 @@ class TestImageMethod:
 
     def test_commands_know_it(self) -> None:
         assert "mean-colour" in CliRunner().invoke(build_app(), ["lab", "methods"]).stdout.split()
-
-
-# -- how a network is trained ---------------------------------------------------------------------------------
-
-
-def test_a_schedule_and_an_optimizer() -> None:
-    SCHEDULES.register("last-only")(lambda config, epoch: float(epoch == config.epochs - 1))
-    OPTIMIZERS.register("plain")(
-        OptimizerKind(lambda groups, config, fused: torch.optim.SGD(groups, lr=config.lr), ("momentum_buffer",))
-    )
-    try:
-        config = TrainConfig(schedule="last-only", optimizer="plain", epochs=2, lr=0.5)
-        assert [config.rate(epoch) for epoch in range(2)] == [0.0, 0.5]
-        items, y = stripes(3, 4)
-        changed = FsaConfig.recipe(tuner="ssf").changed(train=config)
-        model = create_method("simplecil+fsa", backbone=tiny_vit(), fsa=changed).fit(items, y)
-        assert len(model.backbone_.log.losses) == 2
-    finally:
-        SCHEDULES.remove("last-only")
-        OPTIMIZERS.remove("plain")
-    with pytest.raises(ParameterError, match="schedule must be one of"):
-        TrainConfig(schedule="last-only")

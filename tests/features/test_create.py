@@ -260,7 +260,7 @@ def test_names_that_are_none() -> None:
 def test_importing_the_room_imports_no_heavy_library() -> None:
     code = (
         "import sys, evergrow.features, evergrow.features.backbones, evergrow.features.images, "
-        "evergrow.features.sources, evergrow.adapt.augment\n"
+        "evergrow.features.sources, evergrow.adapt.training_images\n"
         "print([m for m in ('timm', 'torchvision', 'PIL', 'huggingface_hub', 'transformers') if m in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

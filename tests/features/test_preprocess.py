@@ -16,7 +16,7 @@ from timm.data import create_transform, resolve_data_config
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
-from evergrow.adapt.augment import TrainTransform, train_transform
+from evergrow.adapt.training_images import TrainTransform, train_transform
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
 from evergrow.features import Preprocessing, create_backbone, decode_image, preprocess
 

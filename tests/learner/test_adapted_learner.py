@@ -90,7 +90,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("something was trained")
 
-    monkeypatch.setattr("evergrow.adapt.fsa.train", refuse)
+    monkeypatch.setattr("evergrow.adapt.loop.train", refuse)
 
 
 # -- learning -----------------------------------------------------------------------------------------------
@@ -312,10 +312,10 @@ def test_a_tuner_that_was_changed_is_refused(fitted: Learner, first: Part, tmp_p
     with pytest.raises(WeightsError, match=r"tuner of vit_tiny_patch16_224\+ssf must be the one"):
         Learner.load(path, cache=False).predict(first[0])
     write(replace(tuner, tensors={}))
-    with pytest.raises(FileFormatError, match="the tuner lacks its tensors"):
+    with pytest.raises(FileFormatError, match=r"tuner.*lacks 'tensors'"):
         Learner.load(path)
     write(replace(tuner, meta={}))
-    with pytest.raises(FileFormatError, match="adaptation: tuner must have"):
+    with pytest.raises(FileFormatError, match="adaptation: tuner lacks"):
         Learner.load(path)
 
 

@@ -141,7 +141,7 @@ def test_a_file_that_is_no_checkpoint_stays(data: Any, tmp_path: Path) -> None:
     path = tmp_path / "m.evg"
     learner_of(adapt=None).fit(data).save(path)
     kept = path.read_bytes()
-    with pytest.raises(FileFormatError, match="must hold 'checkpoint', got 'learner'"):
+    with pytest.raises(FileFormatError, match="holds 'learner'"):
         learner_of().fit(data, checkpoint=path)
     assert path.read_bytes() == kept
 

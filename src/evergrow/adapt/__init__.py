@@ -1,4 +1,4 @@
-"""Training of networks: loop, data, crops, checkpoints, cost, first-session adaptation."""
+"""Training of networks: tuners, the loop, checkpoints, first-session adaptation."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from typing import TYPE_CHECKING
 from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evergrow.adapt.adaptation import Adaptation
-    from evergrow.adapt.adapted import AdaptedBackbone, adapted_from
-    from evergrow.adapt.cost import Cost
-    from evergrow.adapt.errors import CheckpointError, TrainingError
+    from evergrow.adapt.checkpoint import CheckpointError
     from evergrow.adapt.features import featurize
-    from evergrow.adapt.fsa import adapt
-    from evergrow.adapt.loop import TrainLog, train
+    from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adapted_from
+    from evergrow.adapt.loop import TrainingError, TrainLog, train
     from evergrow.adapt.settings import FsaConfig, TrainConfig
+
+_HOMES = {
+    "checkpoint": ("CheckpointError",),
+    "features": ("featurize",),
+    "fsa": ("Adaptation", "AdaptedBackbone", "adapt", "adapted_from"),
+    "loop": ("TrainLog", "TrainingError", "train"),
+    "settings": ("FsaConfig", "TrainConfig"),
+}
 
 __all__ = [
     "Adaptation",
     "AdaptedBackbone",
     "CheckpointError",
-    "Cost",
     "FsaConfig",
     "TrainConfig",
     "TrainLog",
@@ -32,19 +36,5 @@ __all__ = [
 ]
 
 __getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Adaptation": "evergrow.adapt.adaptation",
-        "AdaptedBackbone": "evergrow.adapt.adapted",
-        "CheckpointError": "evergrow.adapt.errors",
-        "Cost": "evergrow.adapt.cost",
-        "FsaConfig": "evergrow.adapt.settings",
-        "TrainConfig": "evergrow.adapt.settings",
-        "TrainLog": "evergrow.adapt.loop",
-        "TrainingError": "evergrow.adapt.errors",
-        "adapt": "evergrow.adapt.fsa",
-        "adapted_from": "evergrow.adapt.adapted",
-        "featurize": "evergrow.adapt.features",
-        "train": "evergrow.adapt.loop",
-    },
+    __name__, {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
 )

@@ -1,27 +1,448 @@
-"""First-session adaptation: a tuner trained on the first task, then frozen."""
+"""First-session adaptation: a tuner trained on the first task, then frozen, and the backbone with it."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
+import math
 import os
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import linear, normalize
+from typing_extensions import Self
 
-from evergrow.adapt.adapted import AdaptedBackbone, shared_copy
-from evergrow.adapt.classifiers import CosineHead, Lift, LinearHead, Network
-from evergrow.adapt.cost import Cost, count_parameters, inference_gflops, training_gflops
-from evergrow.adapt.loop import TrainLog, train
 from evergrow.adapt.settings import FsaConfig
-from evergrow.adapt.tuners import Tuner, UnsupportedModelError, create_tuner
+from evergrow.adapt.tuners import (
+    SavedTuner,
+    Tuner,
+    UnsupportedModelError,
+    adapting_tuners,
+    create_tuner,
+    restore_tuner,
+    tuners_of,
+)
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import LabelError
+from evergrow.core.errors import InputError, LabelError, ParameterError, WeightsError
 from evergrow.core.items import Items
-from evergrow.core.wording import setting
-from evergrow.features import ImageBackbone
+from evergrow.core.record import NOTHING, Extra, record, require
+from evergrow.core.seeding import generator
+from evergrow.core.settings import to_plain
+from evergrow.core.validation import check_choice
+from evergrow.features import Backbone, BackboneSpec, ImageBackbone
+
+if TYPE_CHECKING:
+    from evergrow.adapt.loop import TrainLog  # what trains takes time to import, and most models are only loaded
+
+
+class CosineHead(nn.Module):
+    """Logits scale * cos(z, w_c), with one learned scale.
+
+    Parameters
+    ----------
+    n_features, n_classes : int
+        Width of the features, number of classes.
+    seed : int
+        The user's seed; weights come from U(-1/sqrt(d), 1/sqrt(d)), the scale starts at 1.
+    purpose : str or int
+        What the head is for: heads with different purposes start differently.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.adapt.fsa import CosineHead
+    >>> head = CosineHead(8, 3, 0, "example")
+    >>> logits = head(torch.ones(2, 8))
+    >>> bool((logits.abs() <= 1).all()), torch.allclose(head(5 * torch.ones(2, 8)), logits)
+    (True, True)
+    """
+
+    def __init__(self, n_features: int, n_classes: int, seed: int, *purpose: str | int) -> None:
+        super().__init__()
+        drawn = torch.rand(n_classes, n_features, generator=generator(seed, "head", "cosine", *purpose))
+        self.weight = nn.Parameter((2.0 * drawn - 1.0) / math.sqrt(n_features))
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits (n, C) in float32, whatever the precision of the features."""
+        with torch.autocast(features.device.type, enabled=False):
+            return self.scale * linear(normalize(features.float()), normalize(self.weight))
+
+
+class LinearHead(nn.Module):
+    """Logits z W^T + b.
+
+    Parameters
+    ----------
+    n_features, n_classes : int
+        Width of the features, number of classes.
+    seed : int
+        The user's seed; weights and bias come from U(-1/sqrt(d), 1/sqrt(d)).
+    purpose : str or int
+        What the head is for.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.adapt.fsa import LinearHead
+    >>> LinearHead(8, 3, 0)(torch.ones(2, 8)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, n_features: int, n_classes: int, seed: int, *purpose: str | int) -> None:
+        super().__init__()
+        drawn = torch.rand(n_classes, n_features + 1, generator=generator(seed, "head", "linear", *purpose))
+        drawn = (2.0 * drawn - 1.0) / math.sqrt(n_features)
+        self.weight = nn.Parameter(drawn[:, :-1].clone())
+        self.bias = nn.Parameter(drawn[:, -1].clone())
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits (n, C) in float32, whatever the precision of the features."""
+        with torch.autocast(features.device.type, enabled=False):
+            return linear(features.float(), self.weight, self.bias)
+
+
+class Lift(nn.Module):
+    """A frozen wide layer, h = ReLU(z R) with unit normal R, that gradients pass through.
+
+    Parameters
+    ----------
+    n_features, n_units : int
+        Width of the features and of the layer.
+    seed : int
+        The user's seed.
+    """
+
+    weight: Tensor
+
+    def __init__(self, n_features: int, n_units: int, seed: int) -> None:
+        super().__init__()
+        drawn = torch.randn(n_units, n_features, generator=generator(seed, "head", "lift"))
+        self.register_buffer("weight", drawn)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return h (n, n_units)."""
+        return torch.relu(linear(features, self.weight))
+
+
+class Network(nn.Module):
+    """A backbone and a classifier, with the tuners that sit on the backbone.
+
+    Tuners are modules of their own beside the backbone; as parts of the network they are in training mode when it is.
+
+    Parameters
+    ----------
+    backbone : torch.nn.Module
+        From images to features (n, d).
+    head : torch.nn.Module
+        From features to logits.
+    tuners : iterable of torch.nn.Module
+        What changes the backbone by hooks.
+    """
+
+    def __init__(self, backbone: nn.Module, head: nn.Module, tuners: Iterable[nn.Module] = ()) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.tuners = nn.ModuleList(tuners)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (n, C) of images (n, 3, height, width)."""
+        features = self.backbone(images)
+        if not isinstance(features, Tensor) or features.ndim != 2:
+            shape = tuple(getattr(features, "shape", ())) or type(features).__name__
+            raise InputError(f"backbone must give one vector per image to be trained, got {shape}")
+        logits: Tensor = self.head(features)
+        return logits
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training took.
+
+    Parameters
+    ----------
+    epochs : int
+        Passes over the images.
+    samples : int
+        Images that went through steps.
+    seconds : float
+        Time of all epochs.
+    first_loss, last_loss : float
+        Mean losses of the first and the last epoch.
+    """
+
+    epochs: int
+    samples: int
+    seconds: float
+    first_loss: float
+    last_loss: float
+
+
+@record("adaptation")
+@dataclass(frozen=True, eq=False)
+class Adaptation:
+    """A tuner that first-session adaptation has trained, with its backbone's description and how it was trained.
+
+    Parameters
+    ----------
+    base : BackboneSpec
+        The backbone that was adapted.
+    tuner : SavedTuner
+        The tuner, on the CPU.
+    config : dict or None
+        How it was trained, as :meth:`FsaConfig.to_dict` gives it; None where that is not known.
+    training : Training, optional
+        What the training took, where that is known.
+    extra : Extra
+        Fields of a later evergrow, to be written again.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.features import create_backbone
+    >>> from evergrow.core.items import Images
+    >>> from evergrow.adapt import Adaptation, FsaConfig, adapt, adapted_from
+    >>> from evergrow.core.record import from_archive, to_archive
+    >>> backbone = create_backbone("test_vit", weights="random", device="cpu")
+    >>> images = Images(np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8))
+    >>> adapted = adapt(backbone, images, np.arange(12) % 3, FsaConfig.recipe(tuner="ssf", epochs=1))
+    >>> archive = to_archive(adapted.adaptation())
+    >>> adapted_from(backbone, from_archive(Adaptation, archive)).spec == adapted.spec
+    True
+    """
+
+    base: BackboneSpec
+    tuner: SavedTuner
+    config: dict[str, Any] | None = None
+    training: Training | None = None
+    extra: Extra = NOTHING
+
+    def describe(self) -> dict[str, Any]:
+        """Return kind, size, backbone and training for people, in plain values."""
+        return {
+            "tuner": self.tuner.name,
+            "settings": dict(self.tuner.settings),
+            "n_parameters": sum(value.numel() for value in self.tuner.tensors.values()),
+            "backbone": {"name": self.base.name, "weights_hash": self.base.weights_hash},
+            "config": self.config,
+            "training": {} if self.training is None else to_plain(self.training),
+        }
+
+    def check(self) -> None:
+        """Raise where a file holds no whole adaptation, or settings that this version does not know."""
+        require(bool(self.tuner.tensors), "the tuner lacks its tensors")
+        if self.config is not None:
+            FsaConfig.from_dict(self.config)
+
+
+def adaptation_of(backbone: Backbone) -> Adaptation | None:
+    """Return the adaptation of a backbone that was adapted elsewhere; None for any other.
+
+    Its ``config`` is None: a model that is given such a backbone does not adapt it, nor will it when it is fitted anew.
+    """
+    if "tuner" not in backbone.spec.options:  # asked first: what trains tuners takes time to import
+        return None
+    from evergrow.adapt.fsa import AdaptedBackbone
+
+    return replace(backbone.adaptation(), config=None) if isinstance(backbone, AdaptedBackbone) else None
+
+
+def adaptation_config(adapt: Any) -> FsaConfig | None:
+    """Return how a backbone is to be adapted.
+
+    Parameters
+    ----------
+    adapt : None, str, FsaConfig or mapping
+        A kind of tuner, to be trained as RanPAC does; or everything, also as plain values. None for no adaptation.
+
+    Raises
+    ------
+    ParameterError
+        If it is none of these.
+
+    Examples
+    --------
+    >>> from evergrow.adapt.fsa import adaptation_config
+    >>> adaptation_config("ssf").train.epochs, adaptation_config(None)
+    (20, None)
+    """
+    if adapt is None:
+        return None
+    if isinstance(adapt, FsaConfig):
+        return adapt
+    if isinstance(adapt, Mapping):
+        return FsaConfig.from_dict(adapt)
+    known = adapting_tuners()
+    if not isinstance(adapt, str):
+        raise ParameterError(
+            f"adapt must be None, an FsaConfig or one of {', '.join(known)}, got {type(adapt).__name__}"
+        )
+    check_choice("adapt", adapt, known)
+    return FsaConfig.recipe(tuner=adapt)
+
+
+def shared_copy(module: nn.Module) -> nn.Module:
+    """Return a frozen copy of a network that shares its numbers with the original.
+
+    The copy has modules and parameters of its own, so hooks, tuners and ``requires_grad`` on it do not concern the
+    original, and moving it to a device or folding a tuner into it makes new numbers; until then no memory is used.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        A network without tuners.
+
+    Raises
+    ------
+    ParameterError
+        If tuners sit on it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.adapt.fsa import shared_copy
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> twin = shared_copy(layer)
+    >>> twin.weight.data_ptr() == layer.weight.data_ptr(), twin.weight.requires_grad, layer.weight.requires_grad
+    (True, False, True)
+    """
+    _require_untuned(module)
+    memo: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.detach(), requires_grad=False) for parameter in module.parameters()
+    }
+    memo |= {id(buffer): buffer.detach() for buffer in module.buffers()}
+    twin: nn.Module = copy.deepcopy(module, memo)
+    return twin
+
+
+def own_copy(module: nn.Module) -> nn.Module:
+    """Return a copy of a network with numbers of its own, all of them trainable.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        A network without tuners.
+    """
+    _require_untuned(module)
+    return copy.deepcopy(module).requires_grad_(True)
+
+
+def _require_untuned(module: nn.Module) -> None:
+    present = [tuner.name for tuner in tuners_of(module)]
+    if present:
+        raise ParameterError(f"backbone must carry no tuner to be adapted, got {present}: remove or merge it finally")
+
+
+class AdaptedBackbone(ImageBackbone):
+    """A frozen backbone with a frozen tuner on it; made by :func:`adapt` and :func:`adapted_from`.
+
+    Its network is a copy that shares its weights with the backbone it was made of, which stays as it is. The hash in
+    ``spec`` covers the tuner too, so that caches and records tell the two apart.
+
+    Parameters
+    ----------
+    base : ImageBackbone
+        The backbone it is made of.
+    tuner : Tuner
+        On ``module``; frozen here.
+    module : torch.nn.Module
+        The copy of the base's network that the tuner sits on.
+    log : TrainLog, optional
+        How the tuner was trained.
+    config : FsaConfig, optional
+        How it was to be trained.
+
+    Attributes
+    ----------
+    base_spec : BackboneSpec
+        Description of the backbone it is made of.
+    tuner : Tuner
+        ``tuner.merge()`` folds it into the weights, where its kind allows that: faster, and the same up to rounding.
+    """
+
+    def __init__(
+        self,
+        base: ImageBackbone,
+        tuner: Tuner,
+        module: nn.Module,
+        log: TrainLog | None = None,
+        config: FsaConfig | None = None,
+    ) -> None:
+        self.base_spec = base.spec
+        self.tuner = tuner.freeze().eval()
+        self.log = log
+        self.config = config
+        self._restored: Adaptation | None = None
+        super().__init__(module.eval(), _adapted_spec(base.spec, tuner), next(tuner.parameters()).device)
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move network and tuner to another device and return self."""
+        super().to(device)
+        self.tuner.to(self.device)
+        return self
+
+    def adaptation(self) -> Adaptation:
+        """Return the tuner apart from the network; :func:`adapted_from` puts it on the backbone again."""
+        if self._restored is not None:
+            return self._restored
+        training = None
+        if self.log is not None:
+            losses = self.log.losses
+            training = Training(len(losses), self.log.samples, self.log.seconds, losses[0], losses[-1])
+        config = None if self.config is None else self.config.to_dict()
+        return Adaptation(self.base_spec, self.tuner.saved(), config, training)
+
+
+def adapted_from(backbone: ImageBackbone, adaptation: Adaptation) -> AdaptedBackbone:
+    """Put a tuner that :meth:`AdaptedBackbone.adaptation` gave on its backbone again.
+
+    Parameters
+    ----------
+    backbone : ImageBackbone
+        The backbone that it was trained on; stays as it is.
+    adaptation : Adaptation
+        What was learned.
+
+    Raises
+    ------
+    WeightsError
+        If the backbone has other weights.
+    FileFormatError
+        If tuner and backbone do not fit each other.
+    """
+    base = adaptation.base.weights_hash
+    if backbone.spec.weights_hash != base:
+        raise WeightsError(
+            f"backbone must be the one that the tuner was trained on (hash {base}), got "
+            f"{backbone.spec.name} with hash "
+            f"{backbone.spec.weights_hash}"
+        )
+    module = shared_copy(backbone.module)
+    made = AdaptedBackbone(backbone, restore_tuner(adaptation.tuner, module), module)
+    made._restored = adaptation
+    return made
+
+
+def _adapted_spec(spec: BackboneSpec, tuner: Tuner) -> BackboneSpec:
+    """Return a description whose hash covers weights and tuner."""
+    entry = {"tuner": tuner.name, "settings": tuner.config.to_dict(), "seed": tuner.seed}
+    digest = hashlib.blake2b(f"{spec.weights_hash}{json.dumps(entry, sort_keys=True)}".encode(), digest_size=16)
+    for name, value in sorted(tuner.state_dict().items()):
+        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)}\0".encode())
+        digest.update(np.ascontiguousarray(value.detach().cpu().numpy()).tobytes())
+    return replace(
+        spec,
+        name=f"{spec.name}+{tuner.name}",
+        weights_hash=digest.hexdigest(),
+        options={**spec.options, "tuner": entry},
+    )
 
 
 def adapt(
@@ -59,7 +480,7 @@ def adapt(
     Returns
     -------
     AdaptedBackbone
-        With ``log`` and ``cost`` of the training.
+        With the ``log`` of the training.
 
     Raises
     ------
@@ -83,6 +504,8 @@ def adapt(
     >>> adapted.spec.name, adapted.spec.weights_hash == backbone.spec.weights_hash
     ('test_vit+ssf', False)
     """
+    from evergrow.adapt.loop import train
+
     config = config or FsaConfig()
     classes, codes = np.unique(y, return_inverse=True)
     if len(classes) < 2:
@@ -92,7 +515,7 @@ def adapt(
     tuner = create_tuner(config.tuner, module, seed=seed, **config.settings)
     where = next(tuner.parameters()).device
     # What is trained is the network's own vector, whatever blocks are read of it later.
-    head = _head(config, backbone.with_recipe("final").n_features, len(classes), seed).to(where)
+    head = training_head(config, backbone.with_recipe("final").n_features, len(classes), seed).to(where)
     network = Network(module, head, [tuner])
     groups = config.train.groups(tuner.parameters(), head.parameters())
     log = train(
@@ -108,8 +531,7 @@ def adapt(
         identity={"backbone": backbone.spec.weights_hash, "adaptation": _untrained(config)},
         progress=progress,
     )
-    cost = _cost(network, tuner, backbone.transform.size, log)
-    return AdaptedBackbone(backbone, tuner, module, log, cost, config)
+    return AdaptedBackbone(backbone, tuner, module, log, config)
 
 
 def check_adaptable(backbone: ImageBackbone, config: FsaConfig) -> None:
@@ -132,8 +554,7 @@ def check_adaptable(backbone: ImageBackbone, config: FsaConfig) -> None:
     except UnsupportedModelError as error:
         hint = "; 'ssf' serves convolutional networks too" if config.tuner != "ssf" else ""
         raise UnsupportedModelError(
-            f"{setting('adapt')} must be a tuner that can serve {backbone.spec.name}, got {config.tuner!r}: "
-            f"{error}{hint}"
+            f"adapt must be a tuner that can serve {backbone.spec.name}, got {config.tuner!r}: {error}{hint}"
         ) from error
 
 
@@ -142,24 +563,9 @@ def _untrained(config: FsaConfig) -> dict[str, Any]:
     return {name: value for name, value in config.to_dict().items() if name != "train"}
 
 
-def _head(config: FsaConfig, n_features: int, n_classes: int, seed: int) -> nn.Module:
+def training_head(config: FsaConfig, n_features: int, n_classes: int, seed: int) -> nn.Module:
+    """Return the classifier that a tuner is trained with."""
     kind = CosineHead if config.head == "cosine" else LinearHead
     if not config.lift:
         return kind(n_features, n_classes, seed, "fsa")
     return nn.Sequential(Lift(n_features, config.lift, seed), kind(config.lift, n_classes, seed, "fsa"))
-
-
-def _cost(network: Network, tuner: Tuner, size: tuple[int, int], log: TrainLog) -> Cost:
-    """Return the cost of an adaptation; inference is that of the tuned backbone alone."""
-    trained = [*tuner.parameters(), *network.head.parameters()]
-    device = trained[0].device
-    step = training_gflops(network, trained, size, device, cross_entropy)
-    return Cost(
-        trainable_parameters=count_parameters(trained),
-        train_seconds=log.seconds,
-        inference_gflops=inference_gflops(network.backbone, size, device),
-        train_gflops=step * log.samples,
-        epochs=len(log.losses),
-        samples=log.samples,
-        peak_memory_bytes=log.peak_memory_bytes,
-    )

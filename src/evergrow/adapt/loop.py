@@ -20,19 +20,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evergrow.adapt.checkpoint import Progress, TrainState, read_checkpoint, write_checkpoint
-from evergrow.adapt.data import TrainingImages, TrainingSeed, training_images
-from evergrow.adapt.errors import CheckpointError, TrainingError
-from evergrow.adapt.optimizers import OPTIMIZERS
-from evergrow.adapt.settings import TrainConfig
+from evergrow.adapt.settings import OPTIMIZERS, Precision, TrainConfig, TrainPrecision
+from evergrow.adapt.training_images import TrainingImages, TrainingSeed, training_images
 from evergrow.core.devices import synchronize
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import NumericalError, ParameterError
 from evergrow.core.items import Items
 from evergrow.core.progress import Meter, meter
 from evergrow.core.seeding import derive_seed
-from evergrow.core.wording import setting
 from evergrow.features.preprocess import Preprocessing
-
-__all__ = ["CheckpointError", "EpochLog", "TrainConfig", "TrainLog", "TrainingError", "train"]
 
 Loss = Callable[[Any, Tensor], Tensor]
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -42,6 +37,10 @@ _CHECK_EVERY = 200
 """Steps after which the loss is looked at; looking makes the CPU wait for the GPU."""
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class TrainingError(NumericalError):
+    """Training left the finite numbers, even in float32; the message says when."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ def train(
         return run.go(None, {}, progress, on_epoch)
     path = Path(checkpoint)
     if not path.parent.is_dir():  # said before training, not after the first epoch
-        raise ParameterError(f"{setting('checkpoint')} must be a file in a folder that exists, got {path}")
+        raise ParameterError(f"checkpoint must be a file in a folder that exists, got {path}")
     whole = _identity(run, items, codes, seed, purpose, preprocessing) | dict(identity or {})
     return run.go(path, whole, progress, on_epoch)
 
@@ -211,7 +210,7 @@ def _groups(parameters: Parameters, config: TrainConfig) -> list[dict[str, Any]]
     return kept
 
 
-def _precision(wanted: str, device: torch.device) -> str:
+def _precision(wanted: TrainPrecision, device: torch.device) -> Precision:
     """Return the arithmetic to begin with."""
     if wanted == "auto":
         if device.type != "cuda":
@@ -257,7 +256,7 @@ class _Run:
         images: TrainingImages,
         config: TrainConfig,
         loss: Loss,
-        precision: str,
+        precision: Precision,
     ) -> None:
         self.model, self.groups, self.images = model, groups, images
         self.config, self.loss = config, loss
@@ -270,7 +269,7 @@ class _Run:
         # Fused steps look at float16's overflow on the GPU, where others make the CPU wait for it in every step.
         self.optimizer = kind.make(groups, config, self.device.type == "cuda")
         self.state = TrainState(parameters, self.optimizer, kind)
-        self.progress = Progress(precision=precision)
+        self.progress = Progress(0, [], 0.0, precision)
         self.scaler = self._new_scaler()
 
     def _new_scaler(self) -> torch.amp.GradScaler:

@@ -1,22 +1,74 @@
-"""Settings of a training run, and of the training that adapts a backbone to the first task."""
+"""Settings of a training, and of the training that adapts a backbone to the first task."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+import torch
 from typing_extensions import Self
 
-from evergrow.adapt.optimizers import OPTIMIZERS
-from evergrow.adapt.schedules import SCHEDULES
 from evergrow.adapt.tuners import TUNERS, adapting_tuners
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import (
+    ParameterError,
+)
 from evergrow.core.settings import check_keys, field_names, from_mapping, lists_to_tuples, to_plain, with_changes
 from evergrow.core.validation import check_choice, check_number
 
+Groups = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """One kind of optimizer.
+
+    Parameters
+    ----------
+    make : callable
+        From parameter groups, the settings and whether to fuse its steps on a GPU to the optimizer.
+    memory : tuple of str
+        Tensors that it remembers of every parameter, each of the parameter's shape, for checkpoints.
+    counts : bool
+        Whether it counts its steps, too, in a tensor ``step`` of one number.
+    """
+
+    make: Callable[[Groups, TrainConfig, bool], torch.optim.Optimizer]
+    memory: tuple[str, ...]
+    counts: bool = False
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of everything that is remembered of a parameter."""
+        return (*self.memory, *(("step",) if self.counts else ()))
+
+
+def _sgd(groups: Groups, config: TrainConfig, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
+    )
+
+
+def _adam(groups: Groups, config: TrainConfig, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.Adam(groups, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
+
+
+OPTIMIZERS = {
+    "sgd": OptimizerKind(_sgd, ("momentum_buffer",)),
+    "adam": OptimizerKind(_adam, ("exp_avg", "exp_avg_sq"), counts=True),
+}
+"""Every optimizer that a network can be trained with."""
+
+SCHEDULES: dict[str, Callable[[TrainConfig, int], float]] = {
+    "cosine": lambda config, epoch: 0.5 * (1.0 + math.cos(math.pi * epoch / config.epochs)),
+    "constant": lambda config, epoch: 1.0,
+    "coda-cosine": lambda config, epoch: math.cos(99 * math.pi * epoch / (200 * max(config.epochs - 1, 1))),
+    "steps": lambda config, epoch: float(config.gamma ** sum(epoch >= mark for mark in config.milestones)),
+}
+"""Every schedule: from the settings and an epoch, counted from 0, to the factor on all learning rates."""
+
 TrainPrecision = Literal["auto", "float32", "bfloat16", "float16"]
-PRECISIONS = ("float32", "bfloat16", "float16")
+Precision = Literal["float32", "bfloat16", "float16"]
 """Arithmetic that a training can run in."""
 CropFilter = Literal["evaluation", "bilinear", "bicubic"]
 
@@ -40,9 +92,9 @@ class TrainConfig:
     weight_decay : float
         Of all trained parameters.
     optimizer : str
-        One of :data:`~evergrow.adapt.optimizers.OPTIMIZERS`: ``"sgd"``, or ``"adam"`` with betas of 0.9 and 0.999.
+        One of :data:`~evergrow.adapt.settings.OPTIMIZERS`: ``"sgd"``, or ``"adam"`` with betas of 0.9 and 0.999.
     schedule : str
-        Learning rate of an epoch, one of :data:`~evergrow.adapt.schedules.SCHEDULES`: ``"cosine"``, half of one that
+        Learning rate of an epoch, one of :data:`~evergrow.adapt.settings.SCHEDULES`: ``"cosine"``, half of one that
         reaches 0 after the last epoch; ``"constant"``; ``"coda-cosine"``, CODA-Prompt's quarter of a cosine,
         cos(99 pi e / (200 (E - 1))); ``"steps"``, ``gamma`` times smaller at every milestone.
     milestones : tuple of int
@@ -99,8 +151,8 @@ class TrainConfig:
         check_number("momentum", self.momentum, low=0, high=1, high_open=True)
         check_number("weight_decay", self.weight_decay, low=0)
         check_number("gamma", self.gamma, low=0, low_open=True)
-        check_choice("optimizer", self.optimizer, OPTIMIZERS.names())
-        check_choice("schedule", self.schedule, SCHEDULES.names())
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("precision", self.precision, get_args(TrainPrecision))
         check_choice("interpolation", self.interpolation, get_args(CropFilter))
         self._check_lists()

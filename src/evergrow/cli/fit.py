@@ -188,7 +188,7 @@ def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
         if epochs is not None:
             raise ParameterError(f"--epochs must go with --adapt, got {epochs} epochs and nothing to train")
         return None
-    from evergrow.adapt.adaptation import adaptation_config
+    from evergrow.adapt.fsa import adaptation_config
 
     config = adaptation_config(adapt)
     return config if config is None or epochs is None else config.changed(epochs=epochs)

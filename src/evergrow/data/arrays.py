@@ -10,9 +10,7 @@ import json
 import math
 import os
 import struct
-import threading
 import zipfile
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -25,12 +23,11 @@ from safetensors.numpy import save_file
 
 from evergrow.core.archive import register_kind
 from evergrow.core.documents import open_document, parse_json
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError, ParameterError
+from evergrow.core.errors import FileFormatError, InputError, LabelError, ParameterError
 from evergrow.core.escaping import one_line
 from evergrow.core.feature_blocks import check_widths, join_blocks
 from evergrow.core.files import atomic_path
 from evergrow.core.items import Images
-from evergrow.core.registry import nearest
 from evergrow.core.version import __version__
 from evergrow.data.archives import sound
 from evergrow.data.readers import DataOptions, register_reader
@@ -50,7 +47,6 @@ STAMP = "evergrow"
 KIND = register_kind("feature-set")
 _TEXTS = ("classes", "backbone", STAMP)
 _FORMAT: Any = np.lib.format  # which has no types for some of the Pythons that this runs on
-_UNPACKED_BYTES = 1 << 30
 _BLOCK, _LONGEST_HEADER, _LOCAL_HEADER = 8192, 100 * 2**20, 30
 _TYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
@@ -201,47 +197,7 @@ def _check_part(part: str, X: Any, y: Any, *, empty: bool = False) -> None:
             raise InputError(f"X_{part} must be finite, got NaN or infinity, first in row {row}")
 
 
-# -- files by name ------------------------------------------------------------------------------------------------
-
-
-def load_features(name: str | os.PathLike[str]) -> FeatureSet:
-    """Load a data set by path, or by name from the search path.
-
-    Parameters
-    ----------
-    name : str or path-like
-        A path to a ``.npz`` or ``.safetensors`` file, or a bare name such as ``"clinc150_minilm"``, looked
-        for in :func:`search_path`. The file holds ``X_train, y_train, X_test, y_test`` and may hold
-        ``classes``, the names of labels 0, 1, ... (in a safetensors file: a JSON list under the metadata key
-        ``classes``). Without a test set ``X_test`` and ``y_test`` are empty or not there. Pickled arrays are refused.
-
-    Returns
-    -------
-    FeatureSet
-
-    Raises
-    ------
-    DatasetNotFoundError
-        If there is no such file.
-    FileFormatError
-        If the file is damaged or lacks an array.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> from evergrow.data import load_features
-    >>> X, y = np.eye(4), np.array([0, 0, 1, 1])
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     np.savez(f"{folder}/toy.npz", X_train=X, y_train=y, X_test=X, y_test=y)
-    ...     load_features(f"{folder}/toy.npz").n_classes
-    2
-    """
-    path = find_features(name)
-    found = ArraySource(Tree(path.parent), path.name, DataOptions()).dataset()
-    if isinstance(found, FeatureSet):
-        return found
-    raise FileFormatError(f"{path} must be a labelled feature set, got images, which are read by load_data")
+# -- files ------------------------------------------------------------------------------------------------
 
 
 def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
@@ -282,50 +238,6 @@ def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
         else:
             metadata = {"classes": json.dumps(list(data.class_names)), "backbone": about, STAMP: stamp}
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
-
-
-def search_path(environ: Mapping[str, str] | None = None) -> list[Path]:
-    """Return the folders that names are looked for in, first match wins.
-
-    These are the folders of ``$EVERGROW_DATA`` (several as in ``$PATH``), then ``./data``.
-
-    Examples
-    --------
-    >>> from evergrow.data import search_path
-    >>> [folder.as_posix() for folder in search_path({"EVERGROW_DATA": "/a"})]
-    ['/a', 'data']
-    """
-    environ = os.environ if environ is None else environ
-    folders = [Path(part) for part in environ.get("EVERGROW_DATA", "").split(os.pathsep) if part]
-    return [*folders, Path("data")]
-
-
-def available_features() -> list[str]:
-    """Return the names of the feature files in the search path."""
-    found = (file for folder in search_path() if folder.is_dir() for file in folder.iterdir())
-    return sorted({file.stem for file in found if file.suffix in SUFFIXES})
-
-
-def find_features(name: str | os.PathLike[str]) -> Path:
-    """Return the file of a feature set, or raise :class:`DatasetNotFoundError`."""
-    text = os.fspath(name)
-    how = (
-        "Put the file in ./data or in a folder named by the environment variable EVERGROW_DATA; one of your own "
-        "features is an .npz file of the arrays X_train, y_train, X_test and y_test."
-    )
-    if os.sep in text or "/" in text or text.endswith(SUFFIXES):
-        path = Path(text)
-        if path.is_file() and path.suffix in SUFFIXES:
-            return path
-        raise DatasetNotFoundError(f"data set must be an existing .npz or .safetensors file, got {text!r}. {how}")
-    candidates = [folder / f"{text}{suffix}" for folder in search_path() for suffix in SUFFIXES]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    looked = ", ".join(str(folder) for folder in search_path())
-    known = available_features()
-    hint = f"Did you mean {nearest(text, known, n=1)}? " if known else ""
-    raise DatasetNotFoundError(f"No features {text}.npz or {text}.safetensors in {looked}. {hint}{how}")
 
 
 # -- where arrays lie -----------------------------------------------------------------------------------------------
@@ -394,7 +306,7 @@ class ArrayFile:
         array = self.arrays[key]
         stop = array.shape[0] if stop is None else stop
         if array.offset < 0 or not array.shape:
-            return _UNPACKED.rows(self, key)[start:stop]
+            return _unpacked(self._tree, self._name, key)[start:stop]
         n_bytes = array.row_bytes
         first, count = array.offset + start * n_bytes, (stop - start) * n_bytes
         if self._tree.on_disk:  # without a copy in between: files may be as large as memory
@@ -474,16 +386,6 @@ class ArrayFile:
         name_length, extra_length = struct.unpack("<HH", header[26:30])
         return info.header_offset + _LOCAL_HEADER + int(name_length) + int(extra_length)
 
-    def unpacked(self, key: str) -> NDArray[Any]:
-        """Return an array that can only be had whole."""
-        with (
-            sound(self.title, "NPZ file of plain arrays"),
-            self._tree.open(self._name, 1 << 20) as file,
-            zipfile.ZipFile(file) as archive,
-            archive.open(self._entries(archive)[key]) as entry,
-        ):
-            return np.asarray(_FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False))
-
     # -- safetensors --
 
     def _index_safetensors(self) -> None:
@@ -530,26 +432,16 @@ def _header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...], bool
     return shape, columns_first, dtype, file.tell()
 
 
-class _Unpacked:
-    """Arrays that were read whole, the last used ones, up to a number of bytes."""
-
-    def __init__(self) -> None:
-        self._arrays: OrderedDict[tuple[str, int, str], NDArray[Any]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def rows(self, file: ArrayFile, key: str) -> NDArray[Any]:
-        """Return an array that is unpacked at most once while it is kept."""
-        place = (file.title, file._size, key)
-        with self._lock:
-            if place not in self._arrays:
-                self._arrays[place] = file.unpacked(key)
-                while len(self._arrays) > 1 and sum(each.nbytes for each in self._arrays.values()) > _UNPACKED_BYTES:
-                    self._arrays.popitem(last=False)
-            self._arrays.move_to_end(place)
-            return self._arrays[place]
-
-
-_UNPACKED = _Unpacked()
+@lru_cache(maxsize=4)
+def _unpacked(tree: Tree, name: str, key: str) -> NDArray[Any]:
+    """Return an array that can only be had whole; the last ones are kept."""
+    with (
+        sound(tree.place(name), "NPZ file of plain arrays"),
+        tree.open(name, 1 << 20) as file,
+        zipfile.ZipFile(file) as archive,
+        archive.open(f"{key}.npy") as entry,
+    ):
+        return np.asarray(_FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False))
 
 
 def read_npy(path: Path) -> NDArray[Any]:

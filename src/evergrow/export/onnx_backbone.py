@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.errors import UnmergeableError
 from evergrow.adapt.tuners.host import tuners_of
+from evergrow.adapt.tuners.settings import UnmergeableError
 from evergrow.core.optional import require
 from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ExportError

@@ -17,7 +17,7 @@ from evergrow.features import Backbone, BackboneSpec, EncodeConfig, Features, en
 from evergrow.features.recipes import FINAL, check_recipe
 
 if TYPE_CHECKING:
-    from evergrow.adapt.adaptation import Adaptation
+    from evergrow.adapt.fsa import Adaptation
     from evergrow.adapt.settings import FsaConfig
     from evergrow.features import ImageBackbone
 
@@ -267,7 +267,7 @@ class Encoder:
         given, learned = self._wanted, self.adaptation
         if learned is None or (isinstance(given, Backbone) and given.spec.weights_hash == spec.weights_hash):
             return self._restore_plain(spec)
-        from evergrow.adapt.adapted import adapted_from
+        from evergrow.adapt.fsa import adapted_from
 
         adapted = adapted_from(_adaptable(self._restore_plain(learned.base)), learned)
         if adapted.spec.weights_hash != spec.weights_hash:
@@ -341,7 +341,7 @@ def _adaptation_elsewhere(backbone: Backbone) -> Adaptation | None:
     """Return what was learned by a backbone that was adapted before it came here; None for any other."""
     if "tuner" not in backbone.spec.options:  # asked first: what trains tuners takes time to import
         return None
-    from evergrow.adapt.adaptation import adaptation_of
+    from evergrow.adapt.fsa import adaptation_of
 
     return adaptation_of(backbone)
 

@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import InputError, MergeError, NotFittedError, ParameterError
-from evergrow.core.record import Extra
+from evergrow.core.record import Extra, to_archive
 from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice, check_number
 from evergrow.data.frames import check_columns, is_pandas
@@ -1261,7 +1261,7 @@ class Learner(Estimator):
 
     def _blank(self, encoder: Encoder, head: IncrementalClassifier | None = None) -> Snapshot:
         """Return what a model knows that has a backbone and has learned nothing."""
-        adaptation = None if encoder.adaptation is None else encoder.adaptation.to_archive()
+        adaptation = None if encoder.adaptation is None else to_archive(encoder.adaptation)
         return Snapshot(
             self._recipe(),
             {},
@@ -1284,7 +1284,7 @@ class Learner(Estimator):
     def _adaptation_config(self) -> FsaConfig | None:
         if self.adapt is None:  # asked first: what trains takes time to import
             return None
-        from evergrow.adapt.adaptation import adaptation_config
+        from evergrow.adapt.fsa import adaptation_config
 
         return adaptation_config(self.adapt)
 

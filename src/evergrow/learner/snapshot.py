@@ -105,7 +105,7 @@ class Snapshot:
     seed : int
         Seed of the head and of the adaptation.
     adaptation : Archive or None
-        What the backbone was adapted with, where it was: an :class:`~evergrow.adapt.adaptation.Adaptation`.
+        What the backbone was adapted with, where it was: an :class:`~evergrow.adapt.fsa.Adaptation`.
     solution : Archive or None
         What the head has worked out for its answers; only in files.
     label_kind : {"name", "integer", "boolean"}
@@ -245,9 +245,9 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
 
 def read_adaptation(archive: Archive, name: str = "the adaptation") -> Any:
     """Return what a backbone was adapted with; most models have none, and it takes time to import."""
-    from evergrow.adapt.adaptation import Adaptation
+    from evergrow.adapt.fsa import Adaptation
 
-    return Adaptation.from_archive(archive, name)
+    return from_archive(Adaptation, archive, name=name)
 
 
 def counted(before: Mapping[str, int], labels: NDArray[np.str_]) -> dict[str, int]:

@@ -143,31 +143,25 @@ def test_files_hold_names_that_explain_themselves(make_model, tmp_path) -> None:
     path = tmp_path / "tuner.safetensors"
     create_tuner("adapter", make_model(), bottleneck=4).save(path)
     assert set(load_file(path)) == {
-        f"layers.blocks.{i}.{part}_{kind}" for i in (0, 1) for part in ("down", "up") for kind in ("weight", "bias")
+        f"tensors.layers.blocks.{i}.{part}_{kind}"
+        for i in (0, 1)
+        for part in ("down", "up")
+        for kind in ("weight", "bias")
     }
 
 
-def test_files_of_another_kind_setting_or_architecture_change_nothing(make_model, images, shaken, tmp_path) -> None:
+def test_files_of_another_architecture_and_broken_ones_change_nothing(make_model, images, tmp_path) -> None:
     model = make_model()
-    tuner = shaken(create_tuner("adapter", model, bottleneck=4))
     expected = model(images)
-    paths = {name: tmp_path / f"{name}.safetensors" for name in ("lora", "wide", "deep", "heads", "cut")}
-    create_tuner("lora", make_model()).save(paths["lora"])
-    create_tuner("adapter", make_model(), bottleneck=8).save(paths["wide"])
+    paths = {name: tmp_path / f"{name}.safetensors" for name in ("deep", "heads", "cut")}
     create_tuner("adapter", make_model(depth=3), bottleneck=4).save(paths["deep"])
     create_tuner("adapter", make_model(num_heads=2), bottleneck=4).save(paths["heads"])
-    paths["cut"].write_bytes(paths["wide"].read_bytes()[:-7])
-    with pytest.raises(ParameterError, match=r"must hold a 'adapter' tuner .* got 'lora'"):
-        tuner.load(paths["lora"])
-    with pytest.raises(ParameterError, match=r"differs in \['bottleneck'\]; use load_tuner"):
-        tuner.load(paths["wide"])
+    paths["cut"].write_bytes(paths["deep"].read_bytes()[:-7])
     for name in ("deep", "heads"):
-        with pytest.raises(ArchitectureError, match="model must have the architecture that"):
-            tuner.load(paths[name])
         with pytest.raises(ArchitectureError, match="VisionTransformer with"):
-            load_tuner(paths[name], make_model())
+            load_tuner(paths[name], model)
     with pytest.raises(FileFormatError):
-        tuner.load(paths["cut"])
+        load_tuner(paths["cut"], model)
     torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
 
 

@@ -116,7 +116,7 @@ def test_the_penalty_keeps_components_nearer_to_orthonormal() -> None:
 def test_two_passes_per_answer() -> None:
     model = learned([2])
     backbone = small_backbone()
-    from evergrow.adapt.cost import inference_gflops
+    from evergrow.lab.methods.cost import inference_gflops
 
     once = inference_gflops(backbone.module, (16, 16), torch.device("cpu"))
     assert 2 * once < model.cost_.inference_gflops < 2.6 * once

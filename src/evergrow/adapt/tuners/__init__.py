@@ -5,14 +5,27 @@ weights and its ``state_dict``. ``tuner.disable()`` gives the base model to the 
 """
 
 from evergrow.adapt.tuners.adapter import AdapterConfig, AdapterTuner
-from evergrow.adapt.tuners.attention import AttentionEdit, AttentionSite
-from evergrow.adapt.tuners.base import TUNERS, Tuner
-from evergrow.adapt.tuners.config import TunerConfig
-from evergrow.adapt.tuners.errors import ArchitectureError, TunerError, UnmergeableError, UnsupportedModelError
-from evergrow.adapt.tuners.factory import adapting_tuners, create_tuner, list_tuners, load_tuner, restore_tuner
+from evergrow.adapt.tuners.base import (
+    TUNERS,
+    SavedTuner,
+    Tuner,
+    adapting_tuners,
+    create_tuner,
+    list_tuners,
+    load_tuner,
+    restore_tuner,
+)
 from evergrow.adapt.tuners.host import tuners_of
 from evergrow.adapt.tuners.lora import LoRAConfig, LoRATuner
+from evergrow.adapt.tuners.settings import (
+    ArchitectureError,
+    TunerConfig,
+    TunerError,
+    UnmergeableError,
+    UnsupportedModelError,
+)
 from evergrow.adapt.tuners.ssf import SSFConfig, SSFTuner
+from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite
 from evergrow.adapt.tuners.vpt import VPTConfig, VPTDeepTuner, VPTShallowTuner
 
 __all__ = [
@@ -26,6 +39,7 @@ __all__ = [
     "LoRATuner",
     "SSFConfig",
     "SSFTuner",
+    "SavedTuner",
     "Tuner",
     "TunerConfig",
     "TunerError",

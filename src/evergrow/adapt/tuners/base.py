@@ -1,24 +1,75 @@
-"""The tuner: a few parameters that change what a frozen backbone computes, and the registry of kinds."""
+"""The tuner: a few parameters that change what a frozen backbone computes; the kinds by name, and their files."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from evergrow.adapt.tuners.config import TunerConfig
-from evergrow.adapt.tuners.drawing import Drawer
-from evergrow.adapt.tuners.errors import TunerError, UnmergeableError
-from evergrow.adapt.tuners.files import SavedTuner
-from evergrow.adapt.tuners.folding import Fold
-from evergrow.adapt.tuners.host import Handle, Host, tuners_of
+from evergrow.adapt.tuners.host import Fold, Handle, Host, tuners_of
+from evergrow.adapt.tuners.settings import (
+    ArchitectureError,
+    Drawer,
+    TunerConfig,
+    TunerError,
+    UnmergeableError,
+)
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.core.record import NOTHING, Between, Extra, Spec, read_record, record, write_record
 from evergrow.core.registry import Registry
+from evergrow.core.validation import check_number
+
+_LARGEST = 1e6
+"""Trained parameters stay far below this; beyond it, features overflow in float32."""
+
+
+@record("tuner")
+@dataclass(frozen=True, eq=False)
+class SavedTuner:
+    """A tuner apart from any model.
+
+    Parameters
+    ----------
+    name : str
+        Kind of tuner.
+    settings : dict
+        Its configuration.
+    seed : int
+        Seed of its initial parameters.
+    tensors : dict of str to torch.Tensor
+        The state.
+    architecture : dict
+        The backbone that it was trained on, as :func:`evergrow.adapt.tuners.host.architecture_of` describes it; empty
+        where that is not known.
+    extra : Extra
+        Fields of a later evergrow, to be written again.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    seed: Annotated[int, Between(-(2**63), 2**64)]
+    tensors: dict[str, Annotated[Tensor, Spec(dtype=None, largest=_LARGEST)]]
+    architecture: dict[str, Any] = field(default_factory=dict)
+    extra: Extra = NOTHING
+
+    def require_architecture(self, path: str | os.PathLike[str], here: dict[str, Any]) -> None:
+        """Raise :class:`ArchitectureError` unless the backbone at hand is of the saved architecture."""
+        if self.architecture != here:
+            raise ArchitectureError(
+                f"model must have the architecture that {os.fspath(path)} was saved from, "
+                f"{_words(self.architecture)}, got {_words(here)}"
+            )
+
+
+def _words(architecture: dict[str, Any]) -> str:
+    family, count, digest = (architecture.get(key) for key in ("family", "parameters", "digest"))
+    return f"{family} with {count} parameters ({str(digest)[:8]})"
 
 
 class _Switch:
@@ -65,7 +116,7 @@ class Tuner(nn.Module):
     seed : int
         Seed of the initial parameters.
     limit : int, optional
-        How many initial numbers may be made; see :class:`~evergrow.adapt.tuners.drawing.Drawer`.
+        How many initial numbers may be made; see :class:`~evergrow.adapt.tuners.settings.Drawer`.
     """
 
     name: ClassVar[str]
@@ -85,7 +136,7 @@ class Tuner(nn.Module):
         self.config = config
         self.seed = seed
         self._limit = limit
-        self._extra: dict[str, Any] = {}
+        self._extra = NOTHING
         self._handles: list[Handle] = []
         self._fold_in_place: Fold | None = None
         self._removed = False
@@ -328,43 +379,13 @@ class Tuner(nn.Module):
         path : path-like
             Where to.
         """
-        self.saved().write(path)
+        write_record(path, self.saved())
 
     def saved(self) -> SavedTuner:
         """Return a copy of parameters and settings on the CPU, apart from the model."""
         state = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
         settings, architecture = self.config.to_dict(), self._host.architecture
         return SavedTuner(self.name, settings, self.seed, state, architecture, self._extra)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Read parameters that :meth:`save` wrote; a file that does not fit changes nothing.
-
-        Raises
-        ------
-        FileFormatError
-            If the file is no tuner's, is truncated or was altered.
-        ArchitectureError
-            If it was saved from a backbone of another architecture.
-        ParameterError
-            If it was saved by another kind of tuner or with other settings.
-        """
-        saved, ours = SavedTuner.read(path), self.config.to_dict()
-        saved.require_architecture(path, self._host.architecture)
-        # A file that is older than a setting lacks it, and means its default.
-        theirs = {**type(self.config)().to_dict(), **saved.settings} if saved.name == self.name else saved.settings
-        if saved.name != self.name or theirs != ours:
-            differing = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
-            raise ParameterError(
-                f"{os.fspath(path)} must hold a {self.name!r} tuner with the same settings, got {saved.name!r} that "
-                f"differs in {differing}; use load_tuner to make one with the saved settings"
-            )
-        try:
-            self.load_state_dict(saved.tensors)
-        except InputError as error:
-            raise FileFormatError(
-                f"{os.fspath(path)} must hold the parameters that its settings say: {error}"
-            ) from error
-        self._extra = saved.extra
 
     def extra_repr(self) -> str:
         """Return what distinguishes this tuner, for ``repr``."""
@@ -378,3 +399,144 @@ TUNERS: Registry[type[Tuner]] = Registry("tuner", plugins=True)
 def layer_parameter(value: Tensor) -> nn.Parameter:
     """Return a trainable parameter with this value, contiguous and owned by nobody else."""
     return nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))
+
+
+def list_tuners() -> list[str]:
+    """Return the names of all tuners, sorted.
+
+    Examples
+    --------
+    >>> from evergrow.adapt.tuners import list_tuners
+    >>> list_tuners()
+    ['adapter', 'additive', 'lora', 'prefix', 'sdlora', 'ssf', 'vpt-deep', 'vpt-shallow']
+    """
+    return TUNERS.names()
+
+
+def adapting_tuners() -> list[str]:
+    """Return the names of the tuners that a backbone can be adapted to a first task with, sorted.
+
+    Examples
+    --------
+    >>> from evergrow.adapt.tuners import adapting_tuners
+    >>> adapting_tuners()
+    ['adapter', 'lora', 'ssf', 'vpt-deep', 'vpt-shallow']
+    """
+    return [name for name in TUNERS.names() if TUNERS[name].adapts]
+
+
+def create_tuner(name: str, model: nn.Module, *, seed: int = 0, **settings: Any) -> Tuner:
+    """Put a tuner on a model and return it, enabled.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`list_tuners`.
+    model : torch.nn.Module
+        An unmodified timm model, on the device where it will run.
+    seed : int
+        Seed of the initial parameters.
+    **settings
+        Fields of the kind's configuration.
+
+    Returns
+    -------
+    Tuner
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no such tuner or setting; the message names the nearest.
+    ParameterError
+        If a setting is out of range.
+    UnsupportedModelError
+        If the tuner cannot serve this architecture; the model is then untouched.
+
+    Examples
+    --------
+    >>> import timm
+    >>> from evergrow.adapt.tuners import create_tuner
+    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+    >>> tuner = create_tuner("lora", model, rank=4, seed=0)
+    >>> tuner.trainable_counts()["total"]
+    6144
+    >>> any(parameter.requires_grad for parameter in model.parameters())
+    False
+    >>> tuner.remove()
+    >>> all(parameter.requires_grad for parameter in model.parameters())
+    True
+    """
+    kind = TUNERS[name]
+    if not isinstance(model, nn.Module):
+        raise ParameterError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_number("seed", seed, integer=True)
+    return kind(model, kind.config_class.from_settings(settings, name), int(seed))
+
+
+def load_tuner(path: str | os.PathLike[str], model: nn.Module) -> Tuner:
+    """Put a saved tuner on a model of the architecture that it was saved from.
+
+    Parameters
+    ----------
+    path : path-like
+        A file that :meth:`Tuner.save` wrote.
+    model : torch.nn.Module
+        The backbone.
+
+    Raises
+    ------
+    FileFormatError
+        If the file is no tuner's, is truncated or was altered.
+    ArchitectureError
+        If the model is of another architecture.
+    """
+    saved = read_record(SavedTuner, path)
+    saved.require_architecture(path, Host.of(model).architecture)
+    return restore_tuner(saved, model, name=os.fspath(path))
+
+
+def restore_tuner(saved: SavedTuner, model: nn.Module, *, name: str = "the tuner") -> Tuner:
+    """Put a tuner on a model again; one that does not fit leaves the model as it was.
+
+    Parameters
+    ----------
+    saved : SavedTuner
+        Parameters and settings. No more memory is used than the parameters take.
+    model : torch.nn.Module
+        The backbone, on the device where it will run.
+    name : str
+        What to call the place that it comes from in messages.
+
+    Raises
+    ------
+    FileFormatError
+        If its kind or a setting is not known, or settings, parameters and model do not fit each other.
+    UnsupportedModelError
+        If a tuner of the kind cannot serve this architecture.
+
+    Examples
+    --------
+    >>> import timm
+    >>> from evergrow.adapt.tuners import create_tuner
+    >>> from evergrow.adapt.tuners.base import restore_tuner
+    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+    >>> saved = create_tuner("lora", model, rank=4).saved()
+    >>> restore_tuner(saved, model).config.rank
+    4
+    """
+    try:
+        kind = TUNERS[saved.name]
+        config = kind.config_class.from_settings(saved.settings, saved.name)
+        limit = sum(tensor.numel() for tensor in saved.tensors.values())
+        tuner = kind(model, config, saved.seed, limit=limit)
+    except (ParameterError, InputError) as error:
+        raise FileFormatError(f"{name} must hold a tuner that this version knows and that fits: {error}") from error
+    try:
+        tuner.load_state_dict(saved.tensors)
+    except BaseException as error:
+        tuner.remove()
+        if isinstance(error, InputError):
+            raise FileFormatError(f"{name} must hold the parameters that its settings say: {error}") from error
+        raise
+    tuner._extra = saved.extra
+    return tuner

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.adapt import Cost
 from evergrow.core.devices import resolve_device
 from evergrow.head.base import IncrementalClassifier
 from evergrow.lab.bench.analyses import ANALYSES, AnalysisInput
@@ -22,6 +21,7 @@ from evergrow.lab.bench.data import DataSource
 from evergrow.lab.bench.play import PlayLog, Tick, play, play_results, unchanged, within_results
 from evergrow.lab.bench.run import Run
 from evergrow.lab.methods import FsaClassifier, ImageClassifier, method_needs
+from evergrow.lab.methods.cost import Cost
 from evergrow.lab.records import Record, environment, error_entry, plain, scrub, utc_now, versions
 
 

@@ -117,9 +117,6 @@ def save_load_equal(setup: Setup) -> None:
         path = Path(folder) / "tuner.safetensors"
         tuner.save(path)
         _same(_loaded(setup, path)(images), expected, "a saved tuner on a new model and the original")
-        other, fresh = setup.tuned(seed=1)
-        fresh.load(path)
-        _same(other(images), expected, "a tuner that loaded a file and the original")
         size = sum(tensor.nbytes for tensor in tuner.state_dict().values())
         require(path.stat().st_size < size + 40_000, "the file must hold the tuner's parameters only")
         narrow = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2))

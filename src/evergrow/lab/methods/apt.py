@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from evergrow.adapt.settings import TrainPrecision
-from evergrow.adapt.tuned_passes import copy_state, temporary_tuner
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import RandomState
 from evergrow.core.validation import check_number
@@ -22,6 +21,7 @@ from evergrow.lab.methods.shared_weights import (
     TaskNetwork,
     from_version_1,
 )
+from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
 
 
 @IMAGE_METHODS.register("apt", version=2, former=("APTClassifier",), migrations={1: from_version_1})

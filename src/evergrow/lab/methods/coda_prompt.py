@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from evergrow.adapt.settings import TrainPrecision
-from evergrow.adapt.tuned_passes import copy_state, temporary_tuner
 from evergrow.adapt.tuners import Tuner
 from evergrow.adapt.tuners.vit import attention_width, find_blocks
 from evergrow.core.errors import ParameterError
@@ -22,6 +21,7 @@ from evergrow.lab.methods.coda_pool import ComponentPool
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
 from evergrow.lab.methods.module_states import ModuleStates
 from evergrow.lab.methods.shared_weights import SharedWeightsClassifier, TaskNetwork, from_version_1
+from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
 from evergrow.lab.tuners.prefix import PrefixTuner
 
 

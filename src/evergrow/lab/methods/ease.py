@@ -13,10 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.classifiers import CosineHead, Network
-from evergrow.adapt.cost import Cost, inference_gflops
+from evergrow.adapt.fsa import CosineHead, Network
 from evergrow.adapt.settings import TrainPrecision
-from evergrow.adapt.tuned_passes import copy_state, run_network, temporary_tuner
 from evergrow.adapt.tuners import Tuner
 from evergrow.core.archive import Archive
 from evergrow.core.errors import FileFormatError, ParameterError
@@ -26,9 +24,11 @@ from evergrow.core.seeding import RandomState, derive_seed
 from evergrow.core.validation import check_number
 from evergrow.head.saving import Contents
 from evergrow.lab.methods.block_means import BlockMeans
+from evergrow.lab.methods.cost import Cost, inference_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, TaskLabels, without_call_settings
 from evergrow.lab.methods.module_states import MODULE, module_state, prefixed
 from evergrow.lab.methods.taskwise import TaskwiseClassifier
+from evergrow.lab.methods.tuned_passes import copy_state, run_network, temporary_tuner
 
 
 @dataclass(frozen=True, eq=False)

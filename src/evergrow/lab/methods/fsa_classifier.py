@@ -15,22 +15,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import evergrow.head  # noqa: F401 (fills the registry)
-from evergrow.adapt.adaptation import Adaptation, adaptation_config
-from evergrow.adapt.adapted import AdaptedBackbone, adapted_from, shared_copy
-from evergrow.adapt.cost import Cost, inference_gflops
-from evergrow.adapt.fsa import adapt
+from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adaptation_config, adapted_from, shared_copy
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import adapting_tuners
 from evergrow.core.archive import Archive, Kind, register_kind
 from evergrow.core.errors import LabelError, ParameterError, UnknownNameError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
+from evergrow.core.record import from_archive, to_archive
 from evergrow.core.registry import nearest
 from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
 from evergrow.features import EncodeConfig, ImageBackbone, encode
 from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
 from evergrow.head.saving import Contents
+from evergrow.lab.methods.cost import Cost, adaptation_cost, inference_gflops
 from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels, without_call_settings
 from evergrow.lab.methods.module_states import prefixed
 
@@ -224,7 +223,7 @@ class FsaClassifier(ImageClassifier):
             checkpoint=self.checkpoint,
             progress=self.progress,
         )
-        return adapted, adapted.cost
+        return adapted, adaptation_cost(adapted, len(np.unique(codes)))
 
     @staticmethod
     def _head_cost(cost: Cost, n: int, started: float) -> Cost:
@@ -260,7 +259,7 @@ class FsaClassifier(ImageClassifier):
     def _contents(self) -> Contents:
         parts = {"head": self.head_.to_archive()}
         if isinstance(self.backbone_, AdaptedBackbone):
-            parts["adaptation"] = self.backbone_.adaptation().to_archive()
+            parts["adaptation"] = to_archive(self.backbone_.adaptation())
         return Contents(parts=parts)
 
     def _restore(self, fields: Fields) -> None:
@@ -269,7 +268,7 @@ class FsaClassifier(ImageClassifier):
         fields.require(head.n_features_in_ == self.base_.n_features, "its head takes features of another width")
         backbone = self.base_
         if fields.has("adaptation"):
-            adaptation = Adaptation.from_archive(fields.part("adaptation"), fields.inside("adaptation"))
+            adaptation = from_archive(Adaptation, fields.part("adaptation"), name=fields.inside("adaptation"))
             backbone = adapted_from(self.base_, adaptation).to(self.device_)
         fields.require((self.adapt is not None) == fields.has("adaptation"), "its settings and its backbone differ")
         self.backbone_, self.head_ = backbone, head

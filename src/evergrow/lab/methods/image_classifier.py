@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.adapt.cost import Cost
 from evergrow.core.archive import Archive, read_archive
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError, WeightsError
@@ -25,6 +24,7 @@ from evergrow.features import BackboneSpec, ImageBackbone, backbone_from_spec, b
 from evergrow.features.base import Backbone
 from evergrow.head.labels import as_labels, check_kind
 from evergrow.head.saving import SEEDS, SavedClassifier
+from evergrow.lab.methods.cost import Cost
 
 __all__ = ["IMAGE_METHODS", "Cost", "ImageClassifier", "TaskLabels", "as_items", "resolve_backbone"]
 
@@ -75,7 +75,7 @@ class ImageClassifier(SavedClassifier):
     :meth:`_contents` / :meth:`_restore`; ``__init__`` only stores its arguments. ``_learn`` either succeeds or leaves
     what was learned before as it was; the base commits the labels after it returns. Inside the hooks ``self.base_`` is
     the frozen backbone, ``self.seed_`` the seed and ``self.device_`` the device. The backbone is the caller's: a method
-    that puts tuners on it or changes weights works on a copy (:func:`~evergrow.adapt.adapted.shared_copy`).
+    that puts tuners on it or changes weights works on a copy (:func:`~evergrow.adapt.fsa.shared_copy`).
 
     Attributes
     ----------

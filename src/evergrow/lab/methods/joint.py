@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from evergrow.adapt.adapted import own_copy
-from evergrow.adapt.classifiers import CosineHead, Network
-from evergrow.adapt.cost import Cost, count_parameters, inference_gflops, training_gflops
-from evergrow.adapt.loop import TrainConfig, train
+from evergrow.adapt.fsa import CosineHead, Network, own_copy
+from evergrow.adapt.loop import train
+from evergrow.adapt.settings import TrainConfig
 from evergrow.core.archive import Archive
 from evergrow.core.errors import InputError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items, concat_items
 from evergrow.features import ImageBackbone, encode
 from evergrow.head.saving import Contents
+from evergrow.lab.methods.cost import Cost, count_parameters, inference_gflops, training_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels, without_call_settings
 
 

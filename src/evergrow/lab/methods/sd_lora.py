@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from evergrow.adapt.settings import TrainPrecision
-from evergrow.adapt.tuned_passes import copy_state, temporary_tuner
 from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import RandomState
 from evergrow.core.validation import check_number
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
 from evergrow.lab.methods.module_states import ModuleStates
 from evergrow.lab.methods.shared_weights import SharedWeightsClassifier, TaskNetwork, from_version_1
+from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
 from evergrow.lab.tuners.sdlora import SDLoRATuner
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.cost import Cost
 from evergrow.core.archive import Archive
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
 from evergrow.core.seeding import generator
 from evergrow.head.saving import Contents
 from evergrow.lab.methods.class_weights import ClassWeights, TrainableWeights
+from evergrow.lab.methods.cost import Cost
 from evergrow.lab.methods.image_classifier import TaskLabels, without_call_settings
 from evergrow.lab.methods.module_states import MODULE, ModuleStates, module_state, prefixed
 from evergrow.lab.methods.taskwise import TaskwiseClassifier

@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from evergrow.adapt.adapted import shared_copy
-from evergrow.adapt.cost import Cost, count_parameters, inference_gflops, training_gflops
+from evergrow.adapt.fsa import shared_copy
 from evergrow.adapt.loop import train
 from evergrow.adapt.settings import TrainConfig
-from evergrow.adapt.tuned_passes import run_network, temporary_tuner
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
 from evergrow.features.backbones import ImageBackbone
 from evergrow.features.weights import hash_weights
+from evergrow.lab.methods.cost import Cost, count_parameters, inference_gflops, training_gflops
 from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels
+from evergrow.lab.methods.tuned_passes import run_network, temporary_tuner
 
 _NOT_DECISIVE = {"backbone", "checkpoint", "device", "progress", "workers", "random_state"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evergrow.adapt.tuners.config import TunerConfig, check_blocks
+from evergrow.adapt.tuners.settings import TunerConfig, check_blocks
 from evergrow.core.validation import check_number
 
 

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.attention import AttentionEdit, AttentionSite
 from evergrow.adapt.tuners.base import TUNERS, Tuner, layer_parameter
-from evergrow.adapt.tuners.drawing import Drawer
-from evergrow.adapt.tuners.errors import UnsupportedModelError
 from evergrow.adapt.tuners.host import Handle
-from evergrow.adapt.tuners.vit import Block, attention_width, find_blocks
+from evergrow.adapt.tuners.settings import Drawer, UnsupportedModelError
+from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, Block, attention_width, find_blocks
 from evergrow.lab.tuners.additive.config import AdditiveConfig
 
 

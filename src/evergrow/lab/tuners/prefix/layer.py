@@ -8,12 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.attention import AttentionEdit, AttentionSite
 from evergrow.adapt.tuners.base import TUNERS, Tuner, layer_parameter
-from evergrow.adapt.tuners.drawing import Drawer
-from evergrow.adapt.tuners.errors import TunerError
 from evergrow.adapt.tuners.host import Handle
-from evergrow.adapt.tuners.vit import Block, attention_width, find_blocks
+from evergrow.adapt.tuners.settings import Drawer, TunerError
+from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, Block, attention_width, find_blocks
 from evergrow.core.errors import InputError
 from evergrow.lab.tuners.prefix.config import PrefixConfig
 
@@ -65,7 +63,7 @@ class PrefixTuner(Tuner):
 
     With ``source="provider"`` they come from outside, for every image by itself if need be: set :attr:`provider`, or
     pass prompts for one pass by :meth:`using`. They are added after the projections and norms of keys, and after
-    rotary embeddings. Serves timm's attention layers, see :data:`evergrow.adapt.tuners.attention.KNOWN_ATTENTION`. See
+    rotary embeddings. Serves timm's attention layers, see :data:`evergrow.adapt.tuners.vit.KNOWN_ATTENTION`. See
     :class:`PrefixConfig` for the settings.
 
     Examples

@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from evergrow.adapt.tuners.base import TUNERS, Tuner, layer_parameter
-from evergrow.adapt.tuners.drawing import Drawer
-from evergrow.adapt.tuners.errors import TunerError
-from evergrow.adapt.tuners.folding import Fold
-from evergrow.adapt.tuners.host import Handle
-from evergrow.adapt.tuners.low_rank import LowRankMap, by_layer
+from evergrow.adapt.tuners.host import Fold, Handle
+from evergrow.adapt.tuners.lora import LowRankMap, by_layer
+from evergrow.adapt.tuners.settings import Drawer, TunerError
 from evergrow.adapt.tuners.vit import Slot, find_blocks, find_slots
 from evergrow.core.errors import InputError
 from evergrow.core.validation import check_number

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from typing_extensions import Self
 
+from evergrow.adapt.fsa import AdaptedBackbone, Network, training_head
 from evergrow.core.fields import Fields
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Cost:
 
     Examples
     --------
-    >>> from evergrow.adapt.cost import Cost
+    >>> from evergrow.lab.methods.cost import Cost
     >>> total = Cost(10, 1.0, 0.5, 6.0, epochs=2) + Cost(8, 2.0, 0.7, 6.0, epochs=2)
     >>> total.trainable_parameters, total.train_seconds, total.inference_gflops, total.epochs
     (10, 3.0, 0.7, 4)
@@ -95,7 +97,7 @@ def count_parameters(parameters: Iterable[nn.Parameter]) -> int:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.adapt.cost import count_parameters
+    >>> from evergrow.lab.methods.cost import count_parameters
     >>> count_parameters(torch.nn.Linear(3, 2).parameters())
     8
     """
@@ -117,7 +119,7 @@ def inference_gflops(network: nn.Module, size: tuple[int, int], device: torch.de
     Examples
     --------
     >>> import torch
-    >>> from evergrow.adapt.cost import inference_gflops
+    >>> from evergrow.lab.methods.cost import inference_gflops
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
     >>> round(inference_gflops(net, (2, 2), torch.device("cpu")) * 1e9)
     120
@@ -153,7 +155,7 @@ def training_gflops(
 
     >>> import torch
     >>> from torch.nn.functional import cross_entropy
-    >>> from evergrow.adapt.cost import training_gflops
+    >>> from evergrow.lab.methods.cost import training_gflops
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
     >>> round(training_gflops(net, net.parameters(), (2, 2), torch.device("cpu"), cross_entropy) * 1e9)
     240
@@ -188,3 +190,37 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+def adaptation_cost(adapted: AdaptedBackbone, n_classes: int) -> Cost:
+    """Return what an adaptation cost; answering is that of the tuned backbone alone.
+
+    Parameters
+    ----------
+    adapted : AdaptedBackbone
+        With the log of its training.
+    n_classes : int
+        Classes of the task that it was trained on.
+    """
+    log, config, size, device = adapted.log, adapted.config, adapted.transform.size, adapted.device
+    if log is None or config is None:
+        return Cost()
+    n_features = adapted.with_recipe("final").n_features
+    head = training_head(config, n_features, n_classes, 0).to(device)
+    tuner = adapted.tuner.unfreeze()
+    trained = [*tuner.parameters(), *head.parameters()]
+    network = Network(adapted.module, head, [tuner])
+    try:
+        step = training_gflops(network, trained, size, device, cross_entropy)
+        n_trained = count_parameters(trained)
+    finally:
+        tuner.freeze().eval()
+    return Cost(
+        trainable_parameters=n_trained,
+        train_seconds=log.seconds,
+        inference_gflops=inference_gflops(adapted.module, size, device),
+        train_gflops=step * log.samples,
+        epochs=len(log.losses),
+        samples=log.samples,
+        peak_memory_bytes=log.peak_memory_bytes,
+    )

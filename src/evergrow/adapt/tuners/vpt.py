@@ -3,18 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.attention import AttentionEdit, AttentionSite, is_known_attention
 from evergrow.adapt.tuners.base import TUNERS, Tuner, layer_parameter
-from evergrow.adapt.tuners.drawing import Drawer
-from evergrow.adapt.tuners.errors import TunerError, UnsupportedModelError
 from evergrow.adapt.tuners.host import Handle
-from evergrow.adapt.tuners.vit import Block, find_blocks
-from evergrow.adapt.tuners.vpt.config import VPTConfig
+from evergrow.adapt.tuners.settings import (
+    Drawer,
+    TunerConfig,
+    TunerError,
+    UnsupportedModelError,
+)
+from evergrow.adapt.tuners.vit import (
+    AttentionEdit,
+    AttentionSite,
+    Block,
+    find_blocks,
+    is_known_attention,
+)
+from evergrow.core.validation import check_number
+
+
+@dataclass(frozen=True)
+class VPTConfig(TunerConfig):
+    """Settings of the ``vpt-deep`` and ``vpt-shallow`` tuners.
+
+    Parameters
+    ----------
+    tokens : int
+        Prompts per block, or at the input.
+    std : float
+        Standard deviation of their initial values. With 0, the published setting, the prompts of a block start equal
+        and stay equal.
+
+    Examples
+    --------
+    >>> from evergrow.adapt.tuners import VPTConfig
+    >>> VPTConfig(tokens=10).std
+    0.0
+    """
+
+    tokens: int = 5
+    std: float = 0.0
+
+    def check(self) -> None:
+        """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
+        check_number("tokens", self.tokens, low=1, integer=True)
+        check_number("std", self.std, low=0)
+
 
 _WITHOUT_POSITIONS = {"ParallelScalingBlock", "DiffParallelScalingBlock", "ParallelThingsBlock", "DiffAttention"}
 

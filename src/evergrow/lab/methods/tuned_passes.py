@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from evergrow.adapt.tuners import Tuner, create_tuner, restore_tuner
-from evergrow.adapt.tuners.files import SavedTuner
+from evergrow.adapt.tuners.base import SavedTuner
 from evergrow.core.items import Items
 from evergrow.features.backbones import ImageBackbone
 from evergrow.features.base import Backbone
@@ -43,7 +43,7 @@ def temporary_tuner(
     Examples
     --------
     >>> import timm
-    >>> from evergrow.adapt.tuned_passes import temporary_tuner
+    >>> from evergrow.lab.methods.tuned_passes import temporary_tuner
     >>> from evergrow.adapt.tuners import tuners_of
     >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
     >>> with temporary_tuner(model, "additive", {}, None) as tuner:

@@ -1,0 +1,242 @@
+"""Scale and shift: y = x * gamma + beta, by channel, after the layers of a backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from evergrow.adapt.tuners.base import TUNERS, Tuner, layer_parameter
+from evergrow.adapt.tuners.host import Fold, Handle, classifier_modules
+from evergrow.adapt.tuners.settings import (
+    Drawer,
+    TunerConfig,
+    UnmergeableError,
+    UnsupportedModelError,
+)
+from evergrow.adapt.tuners.vit import (
+    AttentionEdit,
+    AttentionSite,
+    fused_bias,
+    is_known_attention,
+)
+from evergrow.core.errors import ParameterError
+from evergrow.core.validation import check_number
+
+
+@dataclass(frozen=True)
+class SSFConfig(TunerConfig):
+    """Settings of the ``ssf`` tuner.
+
+    Parameters
+    ----------
+    std : float
+        Standard deviation of the initial scales around 1 and shifts around 0.
+    layers : tuple of str, optional
+        Patterns, as of file names, for the paths of the layers to scale, for example ``("*.norm?", "norm")``; every
+        linear, convolution and normalisation layer but the classifier by default.
+
+    Examples
+    --------
+    >>> from evergrow.adapt.tuners import SSFConfig
+    >>> SSFConfig().std
+    0.02
+    """
+
+    std: float = 0.02
+    layers: tuple[str, ...] | None = None
+
+    def check(self) -> None:
+        """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
+        check_number("std", self.std, low=0)
+        if self.layers is not None and (
+            not isinstance(self.layers, tuple)
+            or not self.layers
+            or not all(isinstance(pattern, str) for pattern in self.layers)
+        ):
+            raise ParameterError(f"layers must be None or patterns for paths of layers, got {self.layers!r}")
+
+
+_RMS = ("RMSNorm", "RmsNorm", "RmsNormFp32", "RmsNorm2d", "RmsNorm2dFp32")
+_ABSORBING = {
+    *("Linear", "Conv1d", "Conv2d", "Conv3d", "Conv2dSame", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"),
+    *("LayerNorm", "LayerNormFp32", "LayerNorm2d", "LayerNorm2dFp32", "LayerNormExp2d", "GroupNorm", "GroupNorm1"),
+    *("BatchNormAct2d", "GroupNormAct", "GroupNorm1Act", "LayerNormAct", "LayerNormAct2d"),
+    *("LayerNormActFp32", "LayerNormAct2dFp32"),
+}
+
+
+@dataclass(frozen=True)
+class ScalePoint:
+    """The output of one layer.
+
+    Parameters
+    ----------
+    name : str
+        Path of the layer.
+    layer : torch.nn.Module
+        The layer.
+    width : int
+        Its channels.
+    dim : int
+        Where they lie in its output.
+    attention : torch.nn.Module or None
+        The attention that adds the layer's bias itself; its fused projection is changed there.
+    """
+
+    name: str
+    layer: nn.Module
+    width: int
+    dim: int
+    attention: nn.Module | None = None
+
+    @property
+    def outlet(self) -> nn.Module:
+        """The module whose output is scaled: timm's norms with an activation have an empty one before that."""
+        inner = getattr(self.layer, "drop", None)
+        return inner if isinstance(inner, nn.Module) and hasattr(self.layer, "act") else self.layer
+
+    @property
+    def absorbs(self) -> bool:
+        """Whether weight and bias can do the scaling; standardised or otherwise derived weights cannot."""
+        return self.attention is None and type(self.layer).__name__ in _ABSORBING
+
+
+def find_scale_points(model: nn.Module, patterns: tuple[str, ...] | None) -> Iterator[ScalePoint]:
+    """Yield the layers of a model that are scaled, in the model's order."""
+    heads = classifier_modules(model)
+    for path, layer in model.named_modules():
+        shape = None if layer in heads else _channels(path, layer)
+        if shape is None or (patterns and not any(fnmatchcase(path, pattern) for pattern in patterns)):
+            continue
+        parent_path, _, name = path.rpartition(".")
+        parent = model.get_submodule(parent_path)
+        elsewhere = name == "qkv" and fused_bias(parent) is not None
+        if isinstance(parent, nn.MultiheadAttention) or (elsewhere and not is_known_attention(parent)):
+            raise UnsupportedModelError(
+                f"{path} must be called by itself to be scaled, got a part that {type(parent).__name__} reads the "
+                "weights of; leave it out with the setting layers"
+            )
+        yield ScalePoint(path, layer, *shape, parent if elsewhere else None)
+
+
+def _channels(path: str, layer: nn.Module) -> tuple[int, int] | None:
+    """Return how many channels a layer gives and in which dimension, None for layers that are not scaled."""
+    kind = type(layer).__name__
+    if isinstance(layer, nn.Linear):
+        return layer.out_features, -1
+    if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return layer.out_channels, 1
+    if isinstance(layer, _BatchNorm):
+        return layer.num_features, 1
+    if isinstance(layer, nn.GroupNorm):
+        return layer.num_channels, 1
+    if isinstance(layer, nn.LayerNorm) or kind in _RMS:
+        shape = tuple(layer.normalized_shape)  # type: ignore[arg-type]
+        if len(shape) != 1:
+            raise UnsupportedModelError(f"{path} must normalise one dimension to be scaled, got {shape}")
+        return int(shape[0]), 1 if "2d" in kind else -1
+    return None
+
+
+class ScaleShift(nn.Module):
+    """The scale and shift of one point."""
+
+    def __init__(self, point: ScalePoint, std: float, drawer: Drawer) -> None:
+        super().__init__()
+        like = next((p for p in point.layer.parameters(recurse=False)), torch.empty(0))
+        self.gamma = layer_parameter(drawer.normal((point.width,), like, 1.0, std, point.name, "gamma"))
+        self.beta = layer_parameter(drawer.normal((point.width,), like, 0.0, std, point.name, "beta"))
+        self.dim = point.dim
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Return x * gamma + beta in the type of x; the arithmetic is in the wider of both types."""
+        trailing = 0 if self.dim == -1 else x.ndim - 1 - self.dim
+        gamma, beta = (value.reshape(-1, *[1] * trailing) for value in (self.gamma, self.beta))
+        return torch.addcmul(beta, x, gamma).to(x.dtype)
+
+    def scale_output(self, layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+        """Scale what a layer gives."""
+        return self.scaled(output)
+
+    def fold(self, point: ScalePoint, fold: Fold) -> None:
+        """Plan gamma * W and gamma * b + beta."""
+        if not point.absorbs or "bias" not in point.layer._parameters:
+            kind = type(point.layer).__name__
+            kind += " whose attention adds the bias" if point.attention is not None else ""
+            raise UnmergeableError(
+                f"{point.name} must have a weight and a bias to absorb scale and shift, got {kind}; "
+                "keep the tuner enabled"
+            )
+        gamma, beta = self.gamma.detach().double(), self.beta.detach().double()
+        weight, bias = fold.current(point.layer, "weight"), fold.current(point.layer, "bias")
+        scaled = gamma if weight is None else weight * gamma.reshape(-1, *[1] * (weight.ndim - 1))
+        fold.plan(point.layer, "weight", scaled)
+        fold.plan(point.layer, "bias", beta if bias is None else bias * gamma + beta)
+
+
+class _ScaledProjection(AttentionEdit):
+    """Scales a fused projection whose bias the attention adds."""
+
+    def __init__(self, layer: ScaleShift) -> None:
+        self._layer = layer
+
+    def projected(self, x: Tensor, qkv: Tensor) -> Tensor:
+        return self._layer.scaled(qkv)
+
+
+@TUNERS.register("ssf")
+class SSFTuner(Tuner):
+    """Scale and shift: y = x * gamma + beta, by channel, after every layer that has weights to mix or normalise.
+
+    That is the output of every linear, convolution and normalisation layer except the classifier's. In a vision
+    transformer: patch embedding, ``norm1``, ``qkv``, ``attn.proj``, ``norm2``, ``fc1``, ``fc2`` and the final norm. In
+    a ResNet: every convolution and every batch norm, on shortcuts too; of norms with a built-in activation, what goes
+    into the activation. Folds into weights; layers without a bias are given one. See :class:`SSFConfig`.
+
+    Examples
+    --------
+    >>> import timm
+    >>> from evergrow.adapt.tuners import create_tuner
+    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1)
+    >>> counts = create_tuner("ssf", model).trainable_counts()
+    >>> list(counts)  # doctest: +NORMALIZE_WHITESPACE
+    ['patch_embed.proj', 'blocks.0.norm1', 'blocks.0.attn.qkv', 'blocks.0.attn.proj', 'blocks.0.norm2',
+     'blocks.0.mlp.fc1', 'blocks.0.mlp.fc2', 'norm', 'total']
+    """
+
+    name = "ssf"
+    config_class = SSFConfig
+    adapts = True
+    mergeable = True
+
+    def _build(self, model: nn.Module) -> None:
+        drawer = self._drawer()
+        points = list(find_scale_points(model, self.config.layers))
+        if not points:
+            wanted = f" that match {self.config.layers}" if self.config.layers else ""
+            raise UnsupportedModelError(
+                f"model must have linear, convolution or normalisation layers{wanted}, got {type(model).__name__}"
+            )
+        self._pairs = [(point, ScaleShift(point, self.config.std, drawer)) for point in points]
+        for point, layer in self._pairs:
+            self._plant(point.name, layer)
+
+    def _attach(self) -> Iterator[Handle]:
+        for point, layer in self._pairs:
+            if point.attention is None:
+                yield point.outlet.register_forward_hook(layer.scale_output)
+            else:
+                yield AttentionSite.of(point.attention).add(_ScaledProjection(layer))
+
+    def _plan(self, fold: Fold) -> None:
+        for point, layer in self._pairs:
+            layer.fold(point, fold)
+
+    def _touched(self) -> set[nn.Module]:
+        return {point.layer for point, _ in self._pairs}
