@@ -166,7 +166,7 @@ def test_interrupted_update_changes_nothing(shell, model, later, monkeypatch):
 
     monkeypatch.setattr(Learner, "partial_fit", interrupt)
     before = model.read_bytes()
-    assert shell.error("update", model, later, code=130) == "error: interrupted"
+    assert shell.error("update", model, later, code=130) == "error: Interrupted; the model was not changed."
     assert model.read_bytes() == before
 
 

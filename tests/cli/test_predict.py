@@ -128,7 +128,7 @@ def test_image_that_cannot_be_read(shell, image_model, images):
 
 
 def test_features_are_kept_unless_refused(shell, image_model, images):
-    shell.run("predict", image_model, images / "lying", "--no-cache")
+    shell.run("predict", image_model, images / "lying", "--set", "cache=false")
     kept = len(list(Path("cache").iterdir()))
     shell.run("predict", image_model, images / "lying")
     assert len(list(Path("cache").iterdir())) == kept + 1

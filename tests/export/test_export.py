@@ -220,7 +220,7 @@ def test_pixels_to_labels(
     exporter: str, scene: tuple[Any, Any, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if exporter not in onnx_backbone.exporters():
-        pytest.skip(f"this torch has no {exporter}")
+        pytest.skip(f"needs another version: this torch has no {exporter}")
     monkeypatch.setattr(onnx_backbone, "exporters", lambda: [exporter])
     backbone, head, pixels = scene
     report = export_onnx(backbone, head, tmp_path / "m.onnx")
@@ -377,7 +377,7 @@ def test_an_adapted_learner_after_a_round_trip(
     tuner: str, exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if exporter not in onnx_backbone.exporters():
-        pytest.skip(f"this torch has no {exporter}")
+        pytest.skip(f"needs another version: this torch has no {exporter}")
     monkeypatch.setattr(onnx_backbone, "exporters", lambda: [exporter])
     items, y = stripes(3, 8)
     config = FsaConfig.recipe(tuner=tuner, epochs=1, lr=0.1)

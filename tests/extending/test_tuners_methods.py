@@ -121,8 +121,19 @@ class TestTuner:
             folder = tmp_path / "data" / f"class-{label}"
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(items.raw(row)).save(folder / f"{row}.png")
-        options = ["--adapt", "gain", "--epochs", "1", "--units", "10", "--backbone", "test_vit", "--weights", "random"]
-        result = CliRunner().invoke(build_app(), ["fit", "data", "-m", "m.evg", "--no-cache", *options])
+        options = [
+            "--adapt",
+            "gain",
+            "--set",
+            "epochs=1",
+            "--units",
+            "10",
+            "--backbone",
+            "test_vit",
+            "--set",
+            "weights=random",
+        ]
+        result = CliRunner().invoke(build_app(), ["fit", "data", "-m", "m.evg", "--set", "cache=false", *options])
         assert result.exit_code == 0, result.output
         assert "adapted: gain" in result.output
         refused = CliRunner().invoke(build_app(), ["fit", "data", "-m", "n.evg", "--adapt", "gian"])

@@ -379,7 +379,7 @@ for _ in sys.stdin:
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system: fork")
 @pytest.mark.parametrize("rounds", [8, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_the_model_is_old_or_new(tmp_path: Path, rounds: int) -> None:
     path = tmp_path / "model.evg"

@@ -40,7 +40,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 pytestmark = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 OLD = tuple(int(part) for part in sklearn.__version__.split(".")[:2]) < (1, 8)
-_SINCE_1_8 = pytest.mark.skipif(OLD, reason="scikit-learn has it since 1.8")
+_SINCE_1_8 = pytest.mark.skipif(OLD, reason="needs another version: scikit-learn 1.8")
 
 
 @pytest.fixture(scope="module")

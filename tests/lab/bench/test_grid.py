@@ -200,7 +200,7 @@ def test_ctrl_c_marks_the_run_and_the_next_call_goes_on(
     assert [record.status for record in read_records(again.folder)[0].values()] == ["ok", "ok"]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: locks")
 def test_two_grids_do_not_share_a_folder(folder: Path) -> None:
     (folder / "out").mkdir()
     with locked(folder / "out"), pytest.raises(BusyError, match="another process"):

@@ -245,7 +245,7 @@ def state_is_bounded_in_tasks(make: Factory) -> None:
 def device(make: Factory) -> None:
     """Require the CPU's answers of the GPU, and that a file from one loads on the other."""
     if not torch.cuda.is_available():
-        raise CheckSkipped("no CUDA device")
+        raise CheckSkipped("needs a CUDA device")
     import tempfile
     from pathlib import Path
 
