@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow import Classifier
-from evergrow.data import find_features
+from evergrow.data import load_data, load_features
 from evergrow.head.layers import FourierLayer
 from evergrow.lab import create_method
 
@@ -55,8 +55,8 @@ def _features(pixels: Array) -> Array:
 
 def _birds() -> dict[str, Array]:
     """Return the features of 100 bird species to learn and of 100 others."""
-    with np.load(find_features("cub200_efficientnet_lite0")) as file:
-        return {name: file[name] for name in ("X_train", "y_train", "X_test", "y_test")}
+    data = load_features("cub200_efficientnet_lite0")
+    return {name: getattr(data, name) for name in ("X_train", "y_train", "X_test", "y_test")}
 
 
 def _split(labels: Array) -> tuple[Array, Array]:
@@ -93,15 +93,15 @@ def _frozen(pixels: Array, features: Array, labels: Array) -> None:
 
 def _cifar() -> None:
     """Print what becomes of images of 32 x 32 pixels: ten classes, 60 for training and 30 for testing of each."""
-    with np.load(find_features("cifar100_32px")) as file:
-        parts = {name: file[name] for name in ("X_train", "y_train", "X_test", "y_test")}
-    train, test = parts["y_train"] < 10, parts["y_test"] < 10
-    X, X_test = _features(parts["X_train"][train]), _features(parts["X_test"][test])
+    data = load_data("cifar100_32px")
+    train, test = np.flatnonzero(data.y_train < 10), np.flatnonzero(data.y_test < 10)
+    parts = ((data.train.items, train), (data.test.items, test))
+    X, X_test = (_features(np.stack([items.raw(row) for row in rows])) for items, rows in parts)
     scores = []
     for seed in range(3):
         model = Classifier(n_units=UNITS, random_state=seed, device="cpu")
-        model.fit(X, parts["y_train"][train].astype(int))
-        scores.append(100 * model.score(X_test, parts["y_test"][test].astype(int)))
+        model.fit(X, data.y_train[train])
+        scores.append(100 * model.score(X_test, data.y_test[test]))
     print(f"  ten classes of CIFAR-100, 32 x 32 pixels: {np.mean(scores):.1f}")
 
 

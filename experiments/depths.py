@@ -31,8 +31,7 @@ from evergrow import Classifier
 from evergrow.adapt.features import describe_features, featurize
 from evergrow.core.devices import resolve_device
 from evergrow.core.feature_blocks import block_slices, join_blocks
-from evergrow.data import Dataset, FeatureSet, load_data, save_features
-from evergrow.data.arrays import search_path
+from evergrow.data import Dataset, FeatureSet, load_data, save_features, search_path
 from evergrow.features import Backbone, Preprocessing, create_backbone
 from evergrow.head.base import with_blocks
 from evergrow.lab.bench.execute import watched
@@ -128,16 +127,7 @@ def measured(features: FeatureSet, device: str, quick: bool) -> list[dict[str, A
 def first_classes(data: Dataset, n: int) -> Dataset:
     """Return the training rows of the first classes, as a data set without test rows."""
     kept = np.flatnonzero(data.y_train < n)
-    none = np.empty(0, dtype=np.int64)
-    return Dataset(
-        data.name,
-        data.train.take(kept),
-        data.y_train[kept],
-        data.test.take(none),
-        none,
-        data.class_names[:n],
-        whole=True,
-    )
+    return Dataset.of(data.train.items.take(kept), data.y_train[kept], names=data.class_names, name=data.name)
 
 
 def write_half(features: FeatureSet, path: Path) -> None:

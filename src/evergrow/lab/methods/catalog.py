@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import evergrow.head  # noqa: F401 (fills the registry)
@@ -14,12 +13,8 @@ from evergrow.core.registry import nearest
 from evergrow.core.settings import check_keys
 from evergrow.core.wording import setting
 from evergrow.head.base import HEADS
-from evergrow.lab.methods import CLASSES
 from evergrow.lab.methods.fsa_classifier import create_fsa, fsa_methods, fsa_options
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
-
-for _module in sorted(set(CLASSES.values())):  # each fills the registry of image methods
-    import_module(_module)
 
 _OF_THE_CALL = ("backbone", "cache", "checkpoint", "progress")
 """Arguments of methods that learn from images that say nothing about the method."""
