@@ -59,7 +59,6 @@ def test_existing_model_stays_unless_forced(shell, first, later, model):
         (["first.npz", "-m", "no/m.evg"], "--model must be in an existing folder, got no/m.evg"),
         (["first.npz", "-m", "empty"], "--model must be a file, got the folder empty"),
         (["first.npz", "-m", "m.evg", "--method", "scl"], "'scl-mgsm'"),
-        (["first.npz", "-m", "m.evg", "--settings", "best"], "settings must be one of 'recommended', 'paper'"),
         (["first.npz", "-m", "m.evg", "--device", "tpu"], "tpu"),
         (["broken.csv", "-m", "m.evg"], "broken.csv"),
         (["note.doc", "-m", "m.evg"], "note.doc"),

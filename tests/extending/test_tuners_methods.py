@@ -25,8 +25,8 @@ from evergrow.core.items import Items
 from evergrow.core.validation import check_number
 from evergrow.head import HEADS
 from evergrow.head.base import IncrementalClassifier
-from evergrow.head.classifier import Contents
 from evergrow.head.labels import LabelUpdate
+from evergrow.head.saving import Contents
 from evergrow.lab.methods import (
     IMAGE_METHODS,
     ImageClassifier,

@@ -28,13 +28,13 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from evergrow import Learner, SCLClassifier
+from evergrow import Classifier, Learner
 
 pandas = pytest.importorskip("pandas")
 polars = pytest.importorskip("polars")
 
 MAKERS: dict[str, Callable[[], Any]] = {
-    "classifier": lambda: SCLClassifier.recommended(n_units=30, random_state=0),
+    "classifier": lambda: Classifier(n_units=30, random_state=0),
     "learner": lambda: Learner(None, options={"n_units": 30}),
 }
 pytestmark = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)

@@ -66,7 +66,7 @@ def fit_command(
     backbone: Annotated[
         str, typer.Option(help="auto takes the best one on this machine; or a name such as tf_efficientnet_lite0.")
     ] = "auto",
-    method: Annotated[str, typer.Option(help="One of those that evergrow lab methods lists.")] = "scl-mgsm",
+    method: Annotated[str, typer.Option(help="One of those that evergrow lab methods lists.")] = "evergrow",
     adapt: Annotated[
         str | None,
         typer.Option(help=f"Train a tuner on the images first: {TUNERS}."),
@@ -75,7 +75,6 @@ def fit_command(
     checkpoint: Annotated[
         Path | None, Rare("file for --adapt, written after every pass: an interrupted command goes on from it")
     ] = None,
-    settings: Annotated[str, typer.Option(help="recommended, or paper for the published ones.")] = "recommended",
     features: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "auto",
     preset: Annotated[str, Rare(f"preprocessing of images: {PRESETS}")] = "timm",
     units: Annotated[int | None, typer.Option(min=0, help="Width of the random layer; 0 for none.")] = None,
@@ -141,7 +140,6 @@ def fit_command(
         backbone,
         method,
         config,
-        settings=settings,
         features=checked_recipe("--features", features),
         options=None if units is None else {"n_units": units},
         weights=weights,

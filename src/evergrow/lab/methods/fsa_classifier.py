@@ -18,8 +18,8 @@ import evergrow.head  # noqa: F401 (fills the registry)
 from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adaptation_config, adapted_from, shared_copy
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import adapting_tuners
-from evergrow.core.archive import Archive, Kind, register_kind
-from evergrow.core.errors import ParameterError, UnknownNameError
+from evergrow.core.archive import Kind, register_kind
+from evergrow.core.errors import LabelError, ParameterError, UnknownNameError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
 from evergrow.core.record import from_archive, to_archive
@@ -27,12 +27,10 @@ from evergrow.core.registry import nearest
 from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
 from evergrow.features import EncodeConfig, ImageBackbone, encode
-from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.head.classifier import Contents
-from evergrow.head.joined import options_for_blocks
+from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
+from evergrow.head.saving import Contents
 from evergrow.lab.methods.cost import Cost, adaptation_cost, inference_gflops
-from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels, without_call_settings
-from evergrow.lab.methods.module_states import prefixed
+from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels
 
 FSA_SUFFIX = "+fsa"
 """What the name of a head ends in when the backbone is adapted to the first task before."""
@@ -40,19 +38,7 @@ FSA_SUFFIX = "+fsa"
 _OWN = ("backbone", "random_state", "device")
 
 
-def _from_version_1(old: Archive) -> Archive:
-    """Return an archive of evergrow 0.1 in the present layout: names of tensors told head and tuner apart."""
-    meta = without_call_settings(old)
-    state, parts = old.meta["state"], {}
-    parts["head"] = Archive(state["kind"], state["head"], prefixed(old.tensors, "head."))
-    if state["tuner"] is not None:
-        entry, base = state["tuner"], old.meta["backbone"]
-        about = {"base": base, "entry": entry, "config": None, "training": {}}
-        parts["adaptation"] = Archive("adaptation", about, prefixed(old.tensors, "tuner."))
-    return Archive("method/first-session", meta, {}, parts, version=2)
-
-
-KIND = register_kind("method/first-session", version=2, former=("FsaClassifier",), migrations={1: _from_version_1})
+KIND = register_kind("method/first-session")
 
 
 class FsaClassifier(ImageClassifier):
@@ -109,7 +95,6 @@ class FsaClassifier(ImageClassifier):
     ((24, 4), 'test_vit+ssf')
     """
 
-    min_first_classes = 2
     backbone_: ImageBackbone
     head_: IncrementalClassifier
 
@@ -182,7 +167,7 @@ class FsaClassifier(ImageClassifier):
         check_keys(self.head_options, head_options(self.head), f"option of {self.head}{FSA_SUFFIX}")
         shared = {"random_state": seed, "device": device}
         accepted = inspect.signature(HEADS[self.head].__init__).parameters
-        options = options_for_blocks(HEADS[self.head], widths, self.head_options)
+        options = with_blocks(HEADS[self.head], widths, self.head_options)
         return HEADS[self.head](**{n: v for n, v in shared.items() if n in accepted}, **options)
 
     def _with_features(self, backbone: ImageBackbone) -> ImageBackbone:
@@ -198,6 +183,8 @@ class FsaClassifier(ImageClassifier):
             started = time.perf_counter()
             self.head_.partial_fit(self._features(self.backbone_, items), labels.values)
             return self._head_cost(Cost(inference_gflops=self.cost_.inference_gflops), len(items), started)
+        if labels.n_classes < 2:
+            raise LabelError("Adapting a backbone needs at least 2 classes in the first task, got 1 class.")
         backbone, cost = self._adapted(items, labels.codes)
         started = time.perf_counter()
         head = self._new_head(self.seed_, str(self.device_), backbone.spec.blocks.widths)

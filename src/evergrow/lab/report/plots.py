@@ -32,6 +32,8 @@ METHODS = {
     "ri": "^",
     "scsm": "s",
     "scl-mgsm": "o",
+    "scl-discriminant": "o",
+    "evergrow": "o",
 }
 """Methods in the order of tables, with their markers; others come last."""
 
