@@ -27,9 +27,10 @@ demo: $(DEMO)  ## learn handwritten digits two at a time, forget one, spot an un
 	$(BIN)/evergrow demo
 
 serve: $(DEMO)  ## the page and the HTTP service, on a demo model made on the spot
-	@folder=$$(mktemp -d) && $(BIN)/evergrow demo --pictures $$folder/digits && mkdir $$folder/models && \
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && trap 'exit 130' INT TERM && \
+	$(BIN)/evergrow demo --pictures $$folder/digits && mkdir $$folder/models && \
 	$(BIN)/evergrow fit $$folder/digits/first -m $$folder/models/digits.evg && \
-	$(BIN)/evergrow serve $$folder/models --open; rm -rf $$folder
+	$(BIN)/evergrow serve $$folder/models --open
 
 check: $(STAMP)  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

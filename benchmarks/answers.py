@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.timing import Row, seconds
-from evergrow import SCLClassifier
+from evergrow import Classifier
 
 FEATURES, CLASSES, FIRST = 384, 150, 2400
 
@@ -46,9 +46,9 @@ def change_and_answer(quick: bool) -> list[Row]:
     unit = cholesky(units + FEATURES, "cpu")
 
     def first() -> None:
-        SCLClassifier.recommended(**settings).fit(X, y).predict(more[:1])
+        Classifier(**settings).fit(X, y).predict(more[:1])
 
-    model = SCLClassifier.recommended(**settings).fit(X, y)
+    model = Classifier(**settings).fit(X, y)
     model.predict(more[:1])
 
     def learn(n: int) -> Callable[[], None]:
@@ -79,7 +79,7 @@ def on_gpu(quick: bool) -> list[Row]:
     units = 1000 if quick else 10_000
     X, y = rows_of(FIRST, CLASSES, 1)
     more, labels = rows_of(600, CLASSES, 2)
-    model = SCLClassifier.recommended(n_units=units, random_state=0, device="cuda").fit(X, y)
+    model = Classifier(n_units=units, random_state=0, device="cuda").fit(X, y)
     model.predict(more[:1])
     starts = iter(range(0, 600, 5))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.answers import CLASSES, FEATURES, FIRST, cholesky, rows_of
 from benchmarks.timing import Row, seconds
-from evergrow import SCLClassifier
+from evergrow import Classifier
 
 BLOCKS = 6
 BUDGETS = (384, 768, 1536)
@@ -50,10 +50,10 @@ def _case(
 ) -> Row:
     made = {"random_state": 0, "device": "cpu", **settings}
     unit = cholesky(order, "cpu")
-    models: list[SCLClassifier] = []
+    models: list[Classifier] = []
 
     def first() -> None:
-        models.append(SCLClassifier.recommended(**made).fit(X, y))
+        models.append(Classifier(**made).fit(X, y))
         models[-1].predict(more[:1])
 
     whole = seconds(first, repeat=1)

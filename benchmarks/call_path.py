@@ -119,7 +119,7 @@ def measure() -> dict[str, Counter]:
             folder, model = Path(place), Path(place, "m.evg")
             asked = write_images(folder)
             os.environ["EVERGROW_CACHE"] = str(folder / "cache")
-            options = ["--backbone", "test_resnet", "--weights", "random", "--units", "20", "--device", "cpu"]
+            options = ["--backbone", "test_resnet", "--set", "weights=random", "--units", "20", "--device", "cpu"]
             fit = ["fit", str(folder / "data"), "-m", str(model), *options]
             counters["fit"] = counted(run, fit, root)
             counters["predict"] = counted(run, ["predict", str(model), str(asked), "--device", "cpu"], root)

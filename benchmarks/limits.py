@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow import SCLClassifier
+from evergrow import Classifier
 from evergrow.data import find_features
+from evergrow.head.layers import FourierLayer
 from evergrow.lab import create_method
 
 Array = NDArray[Any]
@@ -71,7 +72,7 @@ def _accuracy(X: Array, y: Array) -> float:
     train, test = _split(y)
     scores = []
     for seed in range(3):
-        model = SCLClassifier.recommended(n_units=UNITS, random_state=seed, device="cpu")
+        model = Classifier(n_units=UNITS, random_state=seed, device="cpu")
         scores.append(model.fit(X[train].astype(np.float64), y[train]).score(X[test].astype(np.float64), y[test]))
     return 100 * float(np.mean(scores))
 
@@ -98,7 +99,7 @@ def _cifar() -> None:
     X, X_test = _features(parts["X_train"][train]), _features(parts["X_test"][test])
     scores = []
     for seed in range(3):
-        model = SCLClassifier.recommended(n_units=UNITS, random_state=seed, device="cpu")
+        model = Classifier(n_units=UNITS, random_state=seed, device="cpu")
         model.fit(X, parts["y_train"][train].astype(int))
         scores.append(100 * model.score(X_test, parts["y_test"][test].astype(int)))
     print(f"  ten classes of CIFAR-100, 32 x 32 pixels: {np.mean(scores):.1f}")
@@ -115,8 +116,8 @@ def _first_task(birds: dict[str, Array], features: Array, labels: Array) -> None
     }
     makes: dict[str, Any] = {
         "recommended": {},
-        "recommended without the direct link": {"direct_link": False},
-        "the same with 50 units": {"direct_link": False, "n_units": 50},
+        "recommended without the direct link": {"layer": FourierLayer(direct_link=False)},
+        "the same with 50 units": {"layer": FourierLayer(direct_link=False), "n_units": 50},
     }
     for kind, options in makes.items():
         for name, first in firsts.items():
@@ -129,7 +130,7 @@ def _first_task(birds: dict[str, Array], features: Array, labels: Array) -> None
 def _later(first: Part, train: Part, test: Part, options: dict[str, Any], seed: int) -> float:
     """Return the accuracy in % on classes that were learned on a layer that something else was grown on."""
     settings = {"n_units": UNITS, "random_state": seed, "device": "cpu", **options}
-    model = SCLClassifier.recommended(**settings).fit(*first).spawn()  # the layer alone: the first task is not counted
+    model = Classifier(**settings).fit(*first).spawn()  # the layer alone: the first task is not counted
     X, y = train
     for start in range(0, 100, 10):
         rows = (y >= start) & (y < start + 10)
@@ -141,7 +142,7 @@ def _unknown(birds: dict[str, Array], features: Array) -> None:
     from sklearn.metrics import roc_auc_score
 
     known = birds["y_train"] < 100
-    model = SCLClassifier.recommended(n_units=UNITS, random_state=0, device="cpu")
+    model = Classifier(n_units=UNITS, random_state=0, device="cpu")
     model.fit(birds["X_train"][known].astype(np.float64), birds["y_train"][known].astype(int))
     mine = model.novelty_score(birds["X_test"][birds["y_test"] < 100].astype(np.float64))
     sure = model.predict_proba(birds["X_test"][birds["y_test"] < 100].astype(np.float64)).max(axis=1)

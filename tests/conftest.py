@@ -29,20 +29,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was skipped and why, the most frequent reason first."""
-    reasons = Counter(skip_reason(report) for report in terminalreporter.stats.get("skipped", []))
-    if reasons:
-        terminalreporter.section("skipped", sep="-")
-    for reason, count in reasons.most_common():
-        terminalreporter.write_line(f"{count:6d}  {reason}")
+    """Say what was skipped and why, in groups, the largest first."""
+    groups = Counter(skip_group(str(report.longrepr[2])) for report in terminalreporter.stats.get("skipped", []))
+    if groups:
+        terminalreporter.section("skipped, and why (pytest -rs has every reason)", sep="-")
+    for group, count in groups.most_common():
+        terminalreporter.write_line(f"{count:5d}  {group}")
 
 
-def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Return why a test or a module was skipped, without what differs between tests of one reason."""
-    text = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
-    text = text.removeprefix("Skipped: ")
-    missing = re.match(r"could not import '([^'.]+)", text)
-    return f"needs the package {missing[1]}" if missing else text
+def skip_group(reason: str) -> str:
+    """Return what a reason says before its colon; one without "needs" is about what is tested, not the machine."""
+    reason = reason.removeprefix("Skipped: ")
+    missing = re.match(r"could not import '([^'.]+)", reason)
+    if missing:
+        return f"needs the package {missing[1]}"
+    return (
+        reason.partition(":")[0] if reason.startswith("needs ") else "does not apply to the method or model in question"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +53,7 @@ def shared() -> Path:
     """Return the folder with real data, or skip where it is absent."""
     folder = Path(os.environ.get("EVERGROW_SHARED", Path(__file__).parents[2] / "shared"))
     if not (folder / "features").is_dir():
-        pytest.skip("needs real data: a folder with features/, images/, ... that EVERGROW_SHARED names")
+        pytest.skip("needs real data, in a folder that EVERGROW_SHARED names")
     return folder
 
 
@@ -71,7 +74,7 @@ def rng() -> torch.Generator:
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device on this machine")
+        pytest.skip("needs a CUDA device")
     return torch.device(request.param)
 
 

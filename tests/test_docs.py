@@ -165,7 +165,7 @@ def test_every_command_has_a_section_with_its_exit_codes():
     for name in COMMANDS:
         section = sections()[name]
         assert f"evergrow {name}" in section
-        assert "Exit codes" in section or name in ("demo", "lab methods", "version")
+        assert "Exit codes" in section or name in ("demo", "lab methods")
 
 
 def test_the_manual_lists_every_exit_code():

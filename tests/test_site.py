@@ -173,7 +173,7 @@ def site() -> Path:
     """The site, built as `make docs` builds it after its setup, by the packages that run this test."""
     site_hooks()
     if shutil.which("make") is None:
-        pytest.skip("no make on this machine")
+        pytest.skip("needs make")
     shutil.rmtree(SITE, ignore_errors=True)
     command = ["make", "site", f"BIN={Path(sys.executable).parent}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

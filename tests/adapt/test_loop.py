@@ -442,7 +442,7 @@ def test_grey_images_have_three_equal_channels() -> None:
 @pytest.mark.parametrize("precision", ["auto", "float16", "float32"])
 def test_a_gpu_trains_without_waiting_for_it(precision: Any, device: torch.device) -> None:
     if device.type != "cuda":
-        pytest.skip("concerns GPUs")
+        pytest.skip("needs a CUDA device")
     net, items = Net().to(device), images(24)
     log = run(net, TrainConfig(epochs=3, batch_size=8, lr=0.1, precision=precision), data=items)
     assert log.losses[-1] < log.losses[0]

@@ -97,6 +97,6 @@ def images(shell: Shell) -> Path:
 
 @pytest.fixture
 def image_model(shell: Shell, images: Path) -> Path:
-    options = ("--backbone", "test_resnet", "--weights", "random", "--units", 50)
+    options = ("--backbone", "test_resnet", "--set", "weights=random", "--units", 50)
     shell.run("fit", images, "-m", "p.evg", *options)
     return Path("p.evg")

@@ -17,8 +17,8 @@ from evergrow.learner.modelfile import ModelWriteError, open_model
 
 KEPT = Path("training.checkpoint")
 # Eighteen images are one batch, so that each of the epochs is one step.
-FIT = ("fit", "images", "--backbone", "test_vit", "--weights", "random", "--units", 50, "--adapt", "ssf")
-RUN = (*FIT, "--epochs", 4)
+FIT = ("fit", "images", "--backbone", "test_vit", "--set", "weights=random", "--units", 50, "--adapt", "ssf")
+RUN = (*FIT, "--set", "epochs=4")
 
 
 def file_content(path):
@@ -57,15 +57,15 @@ def stop(monkeypatch):
 def test_interrupted_training_goes_on_to_the_same_model(shell, images, stop):
     shell.run(*RUN, "-m", "whole.evg")
     stop(3)
-    result = shell.run(*RUN, "-m", "m.evg", "--checkpoint", KEPT, code=130)
+    result = shell.run(*RUN, "-m", "m.evg", "--set", f"checkpoint={KEPT}", code=130)
     assert result.stderr.splitlines() == [
         f"warning: the same command again goes on after the last finished epoch, which is in {KEPT}",
-        "error: interrupted",
+        "error: Interrupted; the model was not changed.",
     ]
     assert KEPT.is_file()
     assert not Path("m.evg").exists()
     stop(None)
-    output = shell.run(*RUN, "-m", "m.evg", "--checkpoint", KEPT).stdout
+    output = shell.run(*RUN, "-m", "m.evg", "--set", f"checkpoint={KEPT}").stdout
     assert "trained for 4 epochs in " in output
     assert ", 2 epochs of them before an interruption\n" in output
     assert_same_model("m.evg", "whole.evg")
@@ -88,11 +88,11 @@ main()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: signals")
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_killed_process_leaves_what_the_next_one_goes_on_from(shell, images, sent):
     shell.run(*RUN, "-m", "whole.evg")
-    arguments = [str(argument) for argument in (*RUN, "-m", "m.evg", "--checkpoint", KEPT)]
+    arguments = [str(argument) for argument in (*RUN, "-m", "m.evg", "--set", f"checkpoint={KEPT}")]
     code = SENDS_ITSELF.format(signal=int(sent))
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
     assert done.returncode == (-signal.SIGKILL if sent == signal.SIGKILL else 130), done.stderr
@@ -100,36 +100,38 @@ def test_killed_process_leaves_what_the_next_one_goes_on_from(shell, images, sen
         assert len(done.stderr.splitlines()) == 2  # how to go on, and that it was interrupted; no traceback
         assert f"goes on after the last finished epoch, which is in {KEPT}" in done.stderr
     assert not Path("m.evg").exists()
-    assert shell.json(*RUN, "-m", "m.evg", "--checkpoint", KEPT)["resumed_epochs"] == 2
+    assert shell.json(*RUN, "-m", "m.evg", "--set", f"checkpoint={KEPT}")["resumed_epochs"] == 2
     assert_same_model("m.evg", "whole.evg")
     assert not KEPT.exists()
 
 
 def test_interrupted_before_an_epoch_was_finished(shell, images, stop):
     stop(1)
-    result = shell.run(*RUN, "-m", "m.evg", "--checkpoint", KEPT, code=130)
+    result = shell.run(*RUN, "-m", "m.evg", "--set", f"checkpoint={KEPT}", code=130)
     assert "no epoch was finished: the same command again begins anew" in result.stderr
     assert not KEPT.exists()
     stop(1)
-    assert shell.error(*RUN, "-m", "m.evg", code=130) == "error: interrupted"  # nothing to go on from, nothing said
+    assert shell.error(*RUN, "-m", "m.evg", code=130) == "error: Interrupted; the model was not changed."
 
 
 def test_nothing_is_said_or_removed_without_it(shell, images):
-    values = shell.json(*FIT, "--epochs", 1, "-m", "m.evg")
+    values = shell.json(*FIT, "--set", "epochs=1", "-m", "m.evg")
     assert values["resumed_epochs"] == 0
-    assert "before an interruption" not in shell.run(*FIT, "--epochs", 1, "-m", "n.evg").stdout
+    assert "before an interruption" not in shell.run(*FIT, "--set", "epochs=1", "-m", "n.evg").stdout
 
 
 def test_another_training_is_one_line_and_changes_nothing(shell, images, stop):
     stop(3)
-    shell.run(*RUN, "-m", "m.evg", "--checkpoint", KEPT, code=130)
+    shell.run(*RUN, "-m", "m.evg", "--set", f"checkpoint={KEPT}", code=130)
     stop(None)
     kept = KEPT.read_bytes()
-    assert "epochs is 4 there and 5 here" in shell.error(*FIT, "--epochs", 5, "-m", "m.evg", "--checkpoint", KEPT)
-    assert "seed is 0 there and 1 here" in shell.error(*RUN, "-m", "m.evg", "--checkpoint", KEPT, "--seed", 1)
+    assert "epochs is 4 there and 5 here" in shell.error(
+        *FIT, "--set", "epochs=5", "-m", "m.evg", "--set", f"checkpoint={KEPT}"
+    )
+    assert "seed is 0 there and 1 here" in shell.error(*RUN, "-m", "m.evg", "--set", f"checkpoint={KEPT}", "--seed", 1)
     Path(images, "lying", "0.png").unlink()
-    message = shell.error(*RUN, "-m", "m.evg", "--checkpoint", KEPT)
-    assert message.startswith(f"error: --checkpoint must be of the same training, but {KEPT} differs in 2 of ")
+    message = shell.error(*RUN, "-m", "m.evg", "--set", f"checkpoint={KEPT}")
+    assert message.startswith(f"error: checkpoint must be of the same training, but {KEPT} differs in 2 of ")
     assert "images is" in message
     assert KEPT.read_bytes() == kept
     assert not Path("m.evg").exists()
@@ -141,10 +143,10 @@ def test_checkpoint_stays_until_the_model_is_written(shell, images, monkeypatch)
 
     with monkeypatch.context() as patch:
         patch.setattr("evergrow.learner.modelfile.commit", full)
-        assert "with room for the model" in shell.error(*RUN, "-m", "m.evg", "--checkpoint", KEPT)
+        assert "with room for the model" in shell.error(*RUN, "-m", "m.evg", "--set", f"checkpoint={KEPT}")
     assert KEPT.is_file()
     monkeypatch.setattr(_Run, "_step", None)  # all epochs are done: another step would fail
-    assert shell.json(*RUN, "-m", "m.evg", "--checkpoint", KEPT)["resumed_epochs"] == 4
+    assert shell.json(*RUN, "-m", "m.evg", "--set", f"checkpoint={KEPT}")["resumed_epochs"] == 4
     assert not KEPT.exists()
 
 
@@ -157,7 +159,7 @@ def test_checkpoint_that_cannot_be_removed_deserves_a_look(shell, images, monkey
         unlink(self, missing_ok=missing_ok)
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    values = shell.json(*FIT, "--epochs", 1, "-m", "m.evg", "--checkpoint", KEPT, code=1)
+    values = shell.json(*FIT, "--set", "epochs=1", "-m", "m.evg", "--set", f"checkpoint={KEPT}", code=1)
     assert values["warnings"] == [f"{KEPT} is no longer needed but could not be removed: not allowed"]
     assert open_model("m.evg").classes_.tolist() == ["lying", "slanted", "standing"]
 
@@ -165,10 +167,10 @@ def test_checkpoint_that_cannot_be_removed_deserves_a_look(shell, images, monkey
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--checkpoint", "c"], "--checkpoint must go with --adapt, got c and nothing to train"),
-        (["--adapt", "ssf", "--checkpoint", "no/c"], "--checkpoint must be in an existing folder, got no/c"),
-        (["--adapt", "ssf", "--checkpoint", "images"], "--checkpoint must be a file, got the folder images"),
-        (["--adapt", "ssf", "--checkpoint", "./m.evg"], "--checkpoint must be another file than --model, got m.evg"),
+        (["--set", "checkpoint=c"], "checkpoint must go with --adapt, got c and nothing to train"),
+        (["--adapt", "ssf", "--set", "checkpoint=no/c"], "checkpoint must be in an existing folder, got no/c"),
+        (["--adapt", "ssf", "--set", "checkpoint=images"], "checkpoint must be a file, got the folder images"),
+        (["--adapt", "ssf", "--set", "checkpoint=./m.evg"], "checkpoint must be another file than --model, got m.evg"),
     ],
 )
 def test_wrong_uses_are_one_line_and_write_nothing(shell, images, arguments, message):
@@ -179,6 +181,6 @@ def test_wrong_uses_are_one_line_and_write_nothing(shell, images, arguments, mes
 
 def test_file_that_is_no_checkpoint_stays(shell, images):
     Path("notes.txt").write_text("mine")
-    assert "notes.txt must be an evergrow file" in shell.error(*RUN, "-m", "m.evg", "--checkpoint", "notes.txt")
+    assert "notes.txt must be an evergrow file" in shell.error(*RUN, "-m", "m.evg", "--set", "checkpoint=notes.txt")
     assert Path("notes.txt").read_text() == "mine"
     assert not Path("m.evg").exists()

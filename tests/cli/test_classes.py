@@ -87,18 +87,9 @@ def test_relabel_of_images(shell, image_model, images):
     for file in sorted((images / "lying").iterdir())[:2]:
         (images / "loose").mkdir(exist_ok=True)
         file.rename(images / "loose" / file.name)
-    options = ("--weights", "random")
+    options = ("--set", "weights=random")
     shell.run("relabel", image_model, images / "loose", "--from", "lying", "--to", "standing", *options)
     assert open_model(image_model).n_samples_ == {"lying": 4, "slanted": 6, "standing": 8}
-
-
-def test_split_says_why_and_what_to_do(shell, model):
-    before = model.read_bytes()
-    said = shell.error("split", model, "ant")
-    assert "keeps sums over its 20 samples and none of them" in said
-    assert "evergrow relabel m.evg DATA --from ant --to NEW" in said
-    assert "nearest: 'ant'" in shell.error("split", model, "antt")
-    assert model.read_bytes() == before
 
 
 def test_names_of_strangers_are_escaped(shell, model):

@@ -61,4 +61,4 @@ def test_it_writes_images_that_the_other_commands_take(tmp_path: Path) -> None:
 
 
 def test_version() -> None:
-    assert evergrow("version").output.strip() == __version__
+    assert evergrow("--version").output.strip() == __version__

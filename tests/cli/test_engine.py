@@ -11,7 +11,7 @@ from tests.cli.conftest import NAMES, Shell, write_features
 from evergrow import Learner
 
 pytest.importorskip("pyarrow")
-ENGINE = ("--engine", "local", "--shard-rows", 20)
+ENGINE = ("--engine", "local", "--set", "shard_rows=20")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_shards_are_limited_by_bytes_too(shell: Shell, tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
     X, y = draws.normal(size=(400, 1000)).astype(np.float32), np.array(list("ab") * 200)
     np.savez(tmp_path / "wide.npz", X=X, y=y)
-    settings = ("--units", 5, "--engine", "local", "--shard-mib", 1)
+    settings = ("--units", 5, "--engine", "local", "--set", "shard_mib=1")
     values = shell.json("fit", tmp_path / "wide.npz", "-m", tmp_path / "wide.evg", *settings)
     assert values["engine"]["shards"] == 2  # 1.6 MB in all
 
@@ -50,7 +50,7 @@ def test_evaluate_and_predict_by_shards(shell: Shell, data: Path, tmp_path: Path
     plain, found = shell.json("evaluate", model, data), shell.json("evaluate", model, data, *ENGINE)
     assert found["confusion"] == plain["confusion"]
     assert found["n_samples"] == 40  # the test part
-    values = shell.json("predict", model, data, *ENGINE, "--out-dir", tmp_path / "answers")
+    values = shell.json("predict", model, data, *ENGINE, "--out", tmp_path / "answers")
     assert values["answered"] == 120
     assert len(list((tmp_path / "answers" / "predict").glob("*.parquet"))) == 6
     said = shell.run("engine", "status", tmp_path / "answers").stdout
@@ -60,9 +60,9 @@ def test_evaluate_and_predict_by_shards(shell: Shell, data: Path, tmp_path: Path
 
 def test_shares_for_a_batch_system(shell: Shell, data: Path, tmp_path: Path) -> None:
     fit = ("fit", data, "-m", tmp_path / "model.evg", "--units", 20, *ENGINE)
-    assert "run every --shard once more" in shell.run(*fit, "--shard", "0/2").stdout
-    assert "when the other shares are done" in shell.run(*fit, "--shard", "1/2").stdout
-    assert "without --shard finishes" in shell.run(*fit, "--shard", "0/2").stdout
+    assert "run every --shard once more" in shell.run(*fit, "--set", "shard=0/2").stdout
+    assert "when the other shares are done" in shell.run(*fit, "--set", "shard=1/2").stdout
+    assert "without --shard finishes" in shell.run(*fit, "--set", "shard=0/2").stdout
     assert not (tmp_path / "model.evg").exists()
     assert shell.json(*fit)["n_samples"] == 80
 
@@ -76,7 +76,7 @@ def test_images_that_cannot_be_read_are_named_and_counted(shell: Shell, tmp_path
         for number in range(5):
             Image.fromarray(rng.integers(0, 255, (24, 24, 3), dtype=np.uint8)).save(folder / name / f"{number}.png")
     (folder / "ant" / "0.png").write_bytes(b"no image")
-    command = ("features", folder, "-b", "test_resnet", "--weights", "random", *ENGINE)
+    command = ("features", folder, "-b", "test_resnet", "--set", "weights=random", *ENGINE)
     said = shell.error(*command, "-o", tmp_path / "stopped")
     assert "ant/0.png" in said
     assert "the same command goes on from there" in said
@@ -88,11 +88,11 @@ def test_what_does_not_go_with_an_engine_is_one_line(shell: Shell, data: Path, t
     fit = ("fit", data, "-m", tmp_path / "model.evg", *ENGINE)
     assert "--holdout must be left out with --engine" in shell.error(*fit, "--holdout", 0.2)
     assert "--adapt must be left out with --engine" in shell.error(*fit, "--adapt", "ssf")
-    assert "--shard must be I/N" in shell.error(*fit, "--shard", "4/3")
+    assert "--shard must be I/N" in shell.error(*fit, "--set", "shard=4/3")
     assert "No folder or file 'no'" in shell.error("fit", tmp_path / "no", "-m", tmp_path / "m.evg", *ENGINE)
     assert "folder must be that of a job" in shell.error("engine", "status", tmp_path)
     shell.run("fit", data, "-m", tmp_path / "model.evg", "--units", 20)
-    assert "--out-dir must be given" in shell.error("predict", tmp_path / "model.evg", data, *ENGINE)
+    assert "--out must name a folder" in shell.error("predict", tmp_path / "model.evg", data, *ENGINE)
     assert "one folder, file or address" in shell.error("predict", tmp_path / "model.evg", data, data, *ENGINE)
     assert "DATA must be images or texts" in shell.error("features", data, "-o", tmp_path / "f", *ENGINE)
     assert not list(tmp_path.glob("*.engine"))
@@ -100,7 +100,9 @@ def test_what_does_not_go_with_an_engine_is_one_line(shell: Shell, data: Path, t
 
 def test_a_folder_of_other_data_is_refused(shell: Shell, data: Path, tmp_path: Path) -> None:
     other = write_features(tmp_path / "other.npz", NAMES[:3])
-    shell.run("fit", data, "-m", tmp_path / "a.evg", "--units", 20, *ENGINE, "--out-dir", tmp_path / "job")
-    said = shell.error("fit", other, "-m", tmp_path / "b.evg", "--units", 20, *ENGINE, "--out-dir", tmp_path / "job")
+    shell.run("fit", data, "-m", tmp_path / "a.evg", "--units", 20, *ENGINE, "--set", f"out_dir={tmp_path / 'job'}")
+    said = shell.error(
+        "fit", other, "-m", tmp_path / "b.evg", "--units", 20, *ENGINE, "--set", f"out_dir={tmp_path / 'job'}"
+    )
     assert "must be the manifest of these data" in said
     assert not (tmp_path / "b.evg").exists()

@@ -160,7 +160,7 @@ def test_fit_and_data_say_the_same_number(shell: Shell, images: Path) -> None:
     with zipfile.ZipFile("images.zip", "w") as archive:
         for path in images.rglob("*.png"):
             archive.write(path, path)
-    options = ("--backbone", "test_resnet", "--weights", "random", "--units", 50)
+    options = ("--backbone", "test_resnet", "--set", "weights=random", "--units", 50)
     for source in ("images", "images.zip", "images/*/*.png"):
         said = shell.json("data", source)
         assert (said["n_train"], said["n_test"]) == (18, 0)
@@ -176,7 +176,7 @@ def test_fit_and_data_say_the_same_number(shell: Shell, images: Path) -> None:
 
 
 def test_features_of_a_folder_are_learned_whole(shell: Shell, images: Path) -> None:
-    options = ("--backbone", "test_resnet", "--weights", "random", "--device", "cpu")
+    options = ("--backbone", "test_resnet", "--set", "weights=random", "--device", "cpu")
     for suffix in ("npz", "safetensors"):
         written = shell.json("features", images, "-o", f"f.{suffix}", *options)
         assert (written["n_train"], written["n_test"]) == (18, 0)
@@ -196,7 +196,7 @@ def test_every_command_that_reads_data_has_the_group() -> None:
     for name in ("fit", "update", "unlearn", "relabel", "evaluate", "diff", "predict", "features", "data"):
         shown = evergrow(name, "--help").output
         assert name in COMMANDS
-        for option in ("--image-column", "--text-column", "--label-column", "--class-level"):
+        for option in ("--set", "image_column=--text-column", "--set", "label_column=--class-level"):
             assert option in shown
 
 
@@ -204,13 +204,13 @@ def test_columns_of_other_names(shell: Shell, images: Path) -> None:
     paths = sorted(images.rglob("*.png"))
     rows = "".join(f"{path},{path.parent.name},{number}\n" for number, path in enumerate(paths))
     Path("birds.csv").write_text(f"photo,species,id\n{rows}")
-    columns = ("--image-column", "photo", "--label-column", "species")
-    options = ("--backbone", "test_resnet", "--weights", "random")
+    columns = ("--set", "image_column=photo", "--set", "label_column=species")
+    options = ("--backbone", "test_resnet", "--set", "weights=random")
     assert "must have a column" in shell.error("fit", "birds.csv", "-m", "m.evg", *options)
     assert shell.json("data", "birds.csv", *columns)["n_train"] == 18
     assert shell.json("fit", "birds.csv", "-m", "m.evg", "--units", 50, *options, *columns)["n_classes"] == 3
     assert shell.json("evaluate", "m.evg", "birds.csv", *columns)["n_known"] == 18
-    assert len(shell.json("predict", "m.evg", "birds.csv", "--image-column", "photo")["predictions"]) == 18
+    assert len(shell.json("predict", "m.evg", "birds.csv", "--set", "image_column=photo")["predictions"]) == 18
     assert shell.json("update", "m.evg", "birds.csv", *columns, code=1)["samples"] == 18
     assert shell.json("unlearn", "m.evg", "birds.csv", *columns)["samples"] == 18
     assert (
@@ -221,9 +221,9 @@ def test_columns_of_other_names(shell: Shell, images: Path) -> None:
 def test_class_level_on_fit(shell: Shell, images: Path) -> None:
     for line in ("line1", "line2"):
         shutil.copytree(images, Path("nested", line))
-    options = ("--backbone", "test_resnet", "--weights", "random", "--units", 50)
+    options = ("--backbone", "test_resnet", "--set", "weights=random", "--units", 50)
     assert "repeat in 'line1', 'line2'" in shell.run("fit", "nested", "-m", "m.evg", *options).stderr
-    learned = shell.json("fit", "nested", "-m", "n.evg", "--class-level", 2, *options)
+    learned = shell.json("fit", "nested", "-m", "n.evg", "--set", "class_level=2", *options)
     assert (learned["classes"], learned["samples"]) == (["lying", "slanted", "standing"], 36)
 
 
@@ -301,7 +301,7 @@ def test_worker_processes_read_archives_and_parquet(shell: Shell, images: Path) 
             archive.write(path, path)
     table = pa.table({"image": [path.read_bytes() for path in files], "label": [path.parent.name for path in files]})
     pq.write_table(table, "i.parquet", row_group_size=5)
-    options = ("--backbone", "test_resnet", "--weights", "random", "--device", "cpu", "--no-cache")
+    options = ("--backbone", "test_resnet", "--set", "weights=random", "--device", "cpu", "--set", "cache=false")
     shell.run("features", images, "-o", "plain.npz", *options)
     expected = np.load("plain.npz")["X_train"]
     for source in ("i.zip", "i.parquet"):

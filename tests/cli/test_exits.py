@@ -37,8 +37,8 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> Any:
         (ParameterError("n must be\n1, got 2"), 2, "ParameterError", "error: n must be 1, got 2"),
         (BusyError("m.evg must not be in use"), 3, "BusyError", "error: m.evg must not be in use"),
         (FileNotFoundError(2, "No such file", "a"), 2, "FileNotFoundError", "error: [Errno 2] No such file: 'a'"),
-        (MemoryError(), 2, "MemoryError", "error: the machine must have enough memory for this, but it has not"),
-        (KeyboardInterrupt(), 130, "KeyboardInterrupt", "error: interrupted"),
+        (MemoryError(), 2, "MemoryError", "error: This machine has too little memory for that."),
+        (KeyboardInterrupt(), 130, "KeyboardInterrupt", "error: Interrupted."),
         (
             ZeroDivisionError("by zero"),
             70,

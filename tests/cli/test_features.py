@@ -76,12 +76,11 @@ def test_an_unreadable_image_is_named_and_can_be_left_out(folder: Path, tmp_path
     assert result.exit_code == 2
     assert "1.png" in result.output
     assert not out.exists()
-    for option in (("--on-error", "skip"), ("--skip-unreadable",)):  # the second is how it was spelled once
-        result = evergrow(*command(folder, out, *option, "--no-cache", "--force"))
+    for option in (("--on-error", "skip"),):
+        result = evergrow(*command(folder, out, *option, "--set", "cache=false", "--force"))
         assert result.exit_code == 1, result.output
         assert " ".join(result.output.split()).count("could not be read") == 1
         assert len(load_features(out).y_train) == 9
-    assert "--skip-unreadable" not in evergrow("features", "--help").output
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_mistakes_leave_nothing(folder: Path, tmp_path: Path, more: list[str], m
 
 def test_a_recipe_is_kept_block_by_block_and_learned_from_the_file(folder: Path, tmp_path: Path) -> None:
     out, model = tmp_path / "rich.npz", tmp_path / "rich.evg"
-    result = evergrow(*command(folder, out, "--recipe", "rich"))
+    result = evergrow(*command(folder, out, "--features", "rich"))
     assert result.exit_code == 0, result.output
     assert "(96 + 192 + 48)" in result.output
     written, data = load_features(out), load_data(folder)
@@ -118,14 +117,14 @@ def test_a_recipe_is_kept_block_by_block_and_learned_from_the_file(folder: Path,
 def test_blocks_are_given_with_commas_and_wrong_ones_refused_in_the_words_of_the_option(
     folder: Path, tmp_path: Path
 ) -> None:
-    result = evergrow(*command(folder, tmp_path / "a.npz", "--recipe", "mean@-2, final", "--json"))
+    result = evergrow(*command(folder, tmp_path / "a.npz", "--features", "mean@-2, final", "--json"))
     assert json.loads(result.stdout)["backbone"]["recipe"]["blocks"] == ["mean@-2", "final"]
     for wrong, message in (
-        ("riche", "--recipe must be 'auto', 'final', 'rich', 'max' or a list of blocks, got 'riche'"),
-        ("final,final", "blocks of --recipe must differ, got 'final' twice"),
+        ("riche", "--features must be 'auto', 'final', 'rich', 'max' or a list of blocks, got 'riche'"),
+        ("final,final", "blocks of --features must differ, got 'final' twice"),
         ("mean@-9", "ResNet has -1 (layer4) to -4 (layer1)"),
     ):
-        result = evergrow(*command(folder, tmp_path / "b.npz", "--recipe", wrong))
+        result = evergrow(*command(folder, tmp_path / "b.npz", "--features", wrong))
         assert result.exit_code == 2
         assert message in " ".join(result.output.split())
     assert not (tmp_path / "b.npz").exists()
@@ -134,7 +133,7 @@ def test_blocks_are_given_with_commas_and_wrong_ones_refused_in_the_words_of_the
 @pytest.mark.parametrize("more", [(), ("--engine", "local")])
 def test_decoder_of_a_gpu_needs_one(folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     out = tmp_path / ("out" if more else "out.npz")
-    result = evergrow(*command(folder, out, "--decode", "gpu", *more))
+    result = evergrow(*command(folder, out, "--set", "decode=gpu", *more))
     assert result.exit_code == 2
     assert "decode must be 'cpu' where the backbone runs on cpu, got 'gpu'" in " ".join(result.stderr.split())
     assert not out.is_file()
@@ -143,9 +142,9 @@ def test_decoder_of_a_gpu_needs_one(folder: Path, tmp_path: Path, more: tuple[st
 def test_blocks_of_several_depths_are_known_after_shards(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     shards, whole = tmp_path / "shards", tmp_path / "whole.npz"
-    done = evergrow(*command(folder, shards, "--engine", "local", "--recipe", "rich"))
+    done = evergrow(*command(folder, shards, "--engine", "local", "--features", "rich"))
     assert done.exit_code == 0, done.output
-    assert evergrow(*command(folder / "train", whole, "--recipe", "rich", "--no-cache")).exit_code == 0
+    assert evergrow(*command(folder / "train", whole, "--features", "rich", "--set", "cache=false")).exit_code == 0
     model = tmp_path / "model.evg"
     done = evergrow("fit", str(shards / "features"), "-m", str(model), "--engine", "local", "--units", "8")
     assert done.exit_code == 0, done.output

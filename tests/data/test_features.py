@@ -19,7 +19,6 @@ from evergrow.data import (
     DatasetNotFoundError,
     FeatureSet,
     arrays,
-    available_features,
     load_features,
     save_features,
 )
@@ -87,7 +86,6 @@ def test_names_are_found_in_every_place(place: str, tmp_path: Path, monkeypatch:
     folder.mkdir(parents=True)
     np.savez(folder / "toy.npz", **ARRAYS)
     assert load_features("toy").name == "toy"
-    assert available_features() == ["toy"]
 
 
 def test_evergrow_data_comes_first_and_may_hold_several_folders(
@@ -101,28 +99,15 @@ def test_evergrow_data_comes_first_and_may_hold_several_folders(
     np.testing.assert_array_equal(load_features("toy").X_train, 2 * X)
 
 
-def test_missing_name_says_what_where_and_how() -> None:
+def test_a_missing_name_brings_the_nearest() -> None:
     Path("data").mkdir()
     np.savez("data/cub200.npz", **ARRAYS)
-    with pytest.raises(DatasetNotFoundError) as caught:
+    with pytest.raises(DatasetNotFoundError, match=r"'cub20' here. Did you mean 'cub200'") as caught:
         load_features("cub20")
-    text = str(caught.value)
-    for part in (
-        "cub20.npz",
-        "cub20.safetensors",
-        "data",
-        "'cub200'",
-        "EVERGROW_DATA",
-        "X_train, y_train",
-    ):
-        assert part in text
     assert isinstance(caught.value, FileNotFoundError)
-
-
-@pytest.mark.parametrize("name", ["no/such.npz", "gone.npz", "./folder"])
-def test_missing_path_says_so(name: str) -> None:
-    with pytest.raises(DatasetNotFoundError, match="must be an existing"):
-        load_features(name)
+    for name in ("no/such.npz", "gone.npz", "./folder"):
+        with pytest.raises(DatasetNotFoundError, match="No folder or file"):
+            load_features(name)
 
 
 def _broken(**changes: object) -> dict[str, object]:
@@ -287,8 +272,8 @@ def test_kind_version_and_unknown_fields(suffix: str, tmp_path: Path) -> None:
     assert again.unknown == {"licence": "CC0"}
     assert again.fingerprint == FeatureSet("set", *ARRAYS.values()).fingerprint
     for stamp, error in (
-        ({"kind": "feature-set", "version": 99, "writer": "7.0"}, NewerSchemaError),
-        ({"kind": "learner", "version": 1}, FileFormatError),
+        ({"schema": "feature-set", "version": 99, "evergrow": "7.0"}, NewerSchemaError),
+        ({"schema": "learner", "version": 1}, FileFormatError),
         ({"version": "two"}, FileFormatError),
     ):
         _stamp(path, json.dumps(stamp))

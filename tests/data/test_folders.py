@@ -195,14 +195,14 @@ def test_unicode_paths(tree: Tree) -> None:
     assert len(data.fingerprint) == 16
 
 
-@pytest.mark.skipif(os.name != "posix", reason="other systems have no such names")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: file names")
 def test_names_that_are_no_utf8(tree: Tree) -> None:
     root = tree({"train/a": 5, "test/a": 1})
     odd = os.fsencode(root) + b"/train/caf\xe9"
     try:
         os.mkdir(odd)
     except OSError:
-        pytest.skip("the file system refuses such names")
+        pytest.skip("needs another file system: this one refuses such names")
     for number in range(5):
         Path(os.fsdecode(odd), f"{number}.png").write_bytes(PNG)
     with pytest.warns(DataWarning, match="without a test sample") as caught:
@@ -222,7 +222,7 @@ def test_links_are_followed_and_loops_are_not(tree: Tree, tmp_path: Path) -> Non
     try:
         (root / "train/linked").symlink_to(elsewhere, target_is_directory=True)
     except OSError:
-        pytest.skip("links are not allowed here")
+        pytest.skip("needs another file system: no links on this one")
     (root / "test/linked").symlink_to(elsewhere, target_is_directory=True)
     (root / "train/a/self").symlink_to(root / "train/a")
     (root / "train/a/up").symlink_to(root)
@@ -283,7 +283,7 @@ def test_class_in_test_only_is_named(tree: Tree) -> None:
 def test_spelling_that_differs(one: str, other: str, tree: Tree) -> None:
     root = tree({f"train/{one}": 5, f"test/{other}": 1})
     if len({entry.name for entry in root.glob("*/*")}) < 2:
-        pytest.skip("the file system makes no difference")
+        pytest.skip("needs another file system: this one makes no difference")
     with pytest.raises(LabelError, match=r"spelled alike.*rename one"):
         load_data(root)
 
@@ -317,12 +317,12 @@ def test_folder_of_data_sets(tree: Tree) -> None:
 def test_two_training_folders(tree: Tree) -> None:
     root = tree({"train/a": 2, "Train/a": 2, "test/a": 2})
     if len(list(root.iterdir())) < 3:
-        pytest.skip("the file system makes no difference")
+        pytest.skip("needs another file system: this one makes no difference")
     with pytest.raises(InputError, match="one folder called 'train'"):
         load_data(root)
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user without root")
 def test_unreadable_folder(tree: Tree) -> None:
     root = tree(BOTH)
     (root / "train/cat").chmod(0)

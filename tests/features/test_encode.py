@@ -309,7 +309,7 @@ def test_images_of_different_shapes_are_refused(images: Images) -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_images_sent_as_bytes_give_the_features_of_the_transform(images: Images, device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device on this machine")
+        pytest.skip("needs a CUDA device")
     backbone = create_backbone("test_vit", weights="random", device=device)
     pixels = [backbone.transform(decoding.decode_image(images.raw(row))) for row in range(len(images))]
     batch = torch.stack(pixels).contiguous(memory_format=torch.channels_last)
@@ -327,7 +327,7 @@ def test_distance_is_relative_to_each_row() -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("scale", "precision"), [(1.0, "float16"), (1e6, "float32")])
 def test_half_precision_only_where_it_is_safe(scale: float, precision: str) -> None:
     class Scaled(Toy):
@@ -352,7 +352,7 @@ def test_half_precision_only_where_it_is_safe(scale: float, precision: str) -> N
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: signals")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: Images, tmp_path: Path, workers: int) -> None:
     (images.root / "odd/003.png").write_text("no image")
@@ -458,7 +458,7 @@ print(json.dumps(peaks))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux: /proc")
 def test_a_hundred_thousand_images_in_bounded_memory(tmp_path: Path) -> None:
     process = run_python(PEAKS.format(cache=str(tmp_path)))
     out, errors = process.communicate()

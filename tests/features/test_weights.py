@@ -203,7 +203,7 @@ def test_hash_tells_names_types_shapes_and_values_apart() -> None:
 def test_real_half_precision_weights_with_a_classifier(shared: Path) -> None:
     path = shared / "weights" / "vit_small_p8_64_tinyimagenet.safetensors"
     if not path.is_file():
-        pytest.skip("no such weights beside this checkout")
+        pytest.skip("needs real data, in a folder that EVERGROW_SHARED names: weights of a small ViT")
     backbone = create_backbone("vit_small_patch16_224", weights=path, device="cpu", img_size=64, patch_size=8)
     assert backbone.n_features == 384
     assert backbone.transform.size == (64, 64)

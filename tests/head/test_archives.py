@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.head.test_abilities import OURS, data, fitted
+from tests.head.test_heads import OURS, data, fitted
 
 from evergrow import SCLClassifier
 from evergrow.core.archive import KINDS, Archive, write_archive
@@ -230,7 +230,7 @@ def test_labels_that_json_cannot_hold_are_refused_on_writing() -> None:
 
 def test_a_head_that_is_registered_nowhere_cannot_be_written(tmp_path: Path) -> None:
     class Nameless(IncrementalClassifier):  # type: ignore[misc]
-        _check_params = _reset = _learn = _scores = _contents = _restore = lambda self, *args: None
+        _check_params = _reset = _learn = _scores = _regroup = _contents = _restore = lambda self, *args: None
 
     with pytest.raises(ParameterError, match="Nameless must be registered as a method"):
         Nameless.archive_kind()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from evergrow import SCLClassifier
+from evergrow import Classifier, SCLClassifier
 from evergrow.core.errors import DeviceError, EvergrowError, InputError, LabelError, NotFittedError, ParameterError
 from evergrow.head.ridge_model import RidgeModel
 
@@ -83,7 +83,7 @@ def test_a_failure_in_the_middle_of_learning_changes_nothing(model, blobs, monke
 
 def test_one_class_in_the_first_task(blobs):
     X, y = blobs
-    with pytest.raises(LabelError, match="at least 2 classes, got 1"):
+    with pytest.raises(LabelError, match="at least 2 classes in the first batch, got 1"):
         SCLClassifier(**SMALL).fit(X[y == 0], y[y == 0])
 
 
@@ -130,12 +130,9 @@ PARAMETERS = [
     ({"scales": []}, "scales"),
     ({"activation": "sigmoyd"}, "nearest: 'sigmoid'"),
     ({"criterion": "exakt"}, "nearest: 'exact'"),
-    ({"readout": "lda"}, "readout"),
     ({"max_units": 0}, "max_units"),
     ({"n_units": 50_000}, "n_units must be an integer >= 0 and <= 20000"),
-    ({"projection": "mgms"}, "nearest: 'mgsm'"),
     ({"solver": "densee"}, "nearest: 'dense'"),
-    ({"normalize": "l3"}, "normalize"),
     ({"device": "gpu please"}, "device"),
     ({"random_state": "seven"}, "random_state"),
 ]
@@ -145,6 +142,23 @@ PARAMETERS = [
 def test_bad_parameters(setting, message, blobs):
     with pytest.raises(ParameterError, match=message):
         SCLClassifier(**{**SMALL, **setting}).fit(*blobs)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"alpha": "holdout"}, "alpha"),
+        ({"readout": "lda"}, "readout"),
+        ({"normalize": "l3"}, "normalize"),
+        ({"layer": "furier"}, "nearest: 'fourier'"),
+        ({"layer": 3}, "layer must be a layer, its name or None, got int"),
+        ({"n_units": -1}, "n_units"),
+        ({"shape_directions": -1}, "shape_directions"),
+    ],
+)
+def test_bad_parameters_of_the_classifier(setting, message, blobs):
+    with pytest.raises(ParameterError, match=message):
+        Classifier(**setting).fit(*blobs)
 
 
 def test_bad_ridge_later(model):

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from evergrow import SCLClassifier
+from evergrow import Classifier
 from evergrow.core.errors import MergeError
 from evergrow.head.layers import normalize
 
 
-def make(**settings: Any) -> SCLClassifier:
-    return SCLClassifier.recommended(**{"n_units": 60, "random_state": 0, "shape_directions": 6, **settings})
+def make(**settings: Any) -> Classifier:
+    solver = settings.pop("solver", "auto")
+    model = Classifier(**{"n_units": 60, "random_state": 0, "shape_directions": 6, **settings})
+    model.solver = solver
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return centres[y] + 0.8 * spread[y] * rng.normal(size=(len(y), 12)), y
 
 
-def by_hand(model: SCLClassifier, X: np.ndarray, y: np.ndarray, queries: np.ndarray) -> np.ndarray:
+def by_hand(model: Classifier, X: np.ndarray, y: np.ndarray, queries: np.ndarray) -> np.ndarray:
     """Return the scores from rows, with every matrix formed and inverted."""
     classes, alpha = np.unique(y), model.alpha_
     Zn = normalize(torch.from_numpy(X), model._model.normalization)
@@ -63,8 +66,8 @@ def by_hand(model: SCLClassifier, X: np.ndarray, y: np.ndarray, queries: np.ndar
     return scores + shapes_by_hand(model, Zn.numpy(), y, Zq.numpy())
 
 
-def shapes_by_hand(model: SCLClassifier, Z: np.ndarray, y: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    shapes, nu = model._model.shapes, model._derived.choice.strength
+def shapes_by_hand(model: Classifier, Z: np.ndarray, y: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    shapes, nu = model._model.shapes, model._solved.choice.strength
     P, Q = ((rows - shapes.centre.numpy()) @ shapes.basis.numpy() for rows in (Z, queries))
     groups = [P[y == c] for c in np.unique(y)]
     scatters = [(g - g.mean(axis=0)).T @ (g - g.mean(axis=0)) for g in groups]
@@ -82,7 +85,7 @@ def shapes_by_hand(model: SCLClassifier, Z: np.ndarray, y: np.ndarray, queries: 
     return np.stack(columns, axis=1)
 
 
-def assert_same(one: SCLClassifier, other: SCLClassifier, X: np.ndarray, rtol: float = 1e-7) -> None:
+def assert_same(one: Classifier, other: Classifier, X: np.ndarray, rtol: float = 1e-7) -> None:
     one.settle()
     other.settle()
     assert one.classes_.tolist() == other.classes_.tolist()
@@ -114,16 +117,16 @@ def test_answers_without_settling_are_those_of_the_last_choice(data):
     X, y = data
     model = make().fit(X[:180], y[:180])
     model.predict(X[:1])
-    choice = model._derived.choice
+    choice = model._solved.choice
     model.partial_fit(X[180:], y[180:])
     followed = model.class_scores(X[:20])
-    assert model._derived.choice == choice
+    assert model._solved.choice == choice
     fresh = make().fit(X[:180], y[:180]).partial_fit(X[180:], y[180:])
-    fresh._derived.choice = choice
+    fresh._solved.choice = choice
     np.testing.assert_allclose(followed, fresh.class_scores(X[:20]), rtol=1e-8, atol=1e-8)
 
 
-def test_unlearning_and_forgetting(data):
+def test_unlearning(data):
     X, y = data
     first = np.isin(y, [0, 1, 2])
     whole = make().fit(X[first], y[first]).partial_fit(X[~first], y[~first])
@@ -132,9 +135,6 @@ def test_unlearning_and_forgetting(data):
     kept = np.setdiff1d(np.flatnonzero(~first), gone)
     never = make().fit(X[first], y[first]).partial_fit(X[kept], y[kept])
     assert_same(whole.unlearn(X[gone], y[gone]), never, X)
-    exact = make(class_moments=True).fit(X[first], y[first]).partial_fit(X[~first], y[~first])
-    without = make(class_moments=True).fit(X[first], y[first]).partial_fit(X[~first & (y != 5)], y[~first & (y != 5)])
-    assert_same(exact.forget_classes([5]), without, X, rtol=1e-5)
 
 
 def test_merging(data):
@@ -152,7 +152,7 @@ def test_learners_with_and_without_shapes_do_not_merge(data):
     X, y = data
     one = make().fit(X, y)
     other = make(shape_directions=0).fit(X, y)
-    with pytest.raises(MergeError, match="whether shapes of classes are kept"):
+    with pytest.raises(MergeError, match="shapes of classes in the same directions"):
         one.merge(other)
 
 
@@ -161,14 +161,14 @@ def test_files(data, tmp_path):
     model = make().fit(X, y)
     model.save(tmp_path / "a.evg")
     model.predict(X[:1])
-    loaded = SCLClassifier.load(tmp_path / "a.evg")
+    loaded = Classifier.load(tmp_path / "a.evg")
     np.testing.assert_allclose(loaded.class_scores(X), model.class_scores(X), rtol=1e-12)
     loaded.save(tmp_path / "b.evg")
     assert (tmp_path / "a.evg").read_bytes() == (tmp_path / "b.evg").read_bytes()
-    solved = SCLClassifier.load(tmp_path / "a.evg")
+    solved = Classifier.load(tmp_path / "a.evg")
     solved.adopt_solution(model.solution())
     assert np.array_equal(solved.class_scores(X), model.class_scores(X))
-    assert solved._derived.scatter is None  # nothing had to be factored
+    assert solved._solved._scatter is None  # nothing had to be factored
 
 
 def test_a_class_of_five_is_recognised():
@@ -183,19 +183,12 @@ def test_a_class_of_five_is_recognised():
     fresh = rows(20, 200)
     old = np.concatenate([rows(c, 20) for c in range(20)])
     recall, others = {}, {}
-    for readout in ("discriminant", "denoised"):
+    for readout in ("ridge", "denoised"):
         model = make(readout=readout, n_units=200, shape_directions=16).fit(X, y)
         recall[readout] = (model.predict(fresh) == 20).mean()
         others[readout] = (model.predict(old) == np.repeat(np.arange(20), 20)).mean()
-    assert recall["denoised"] > recall["discriminant"] + 0.1
-    assert others["denoised"] > others["discriminant"] - 0.02
-
-
-def test_prior(data):
-    X, y = data
-    uniform, counts = make().fit(X, y), make(prior="counts").fit(X, y)
-    gap = counts.class_scores(X) - uniform.class_scores(X)
-    np.testing.assert_allclose(gap, np.broadcast_to(np.log(np.bincount(y) / len(y)), gap.shape), rtol=1e-6)
+    assert recall["denoised"] > recall["ridge"] + 0.1
+    assert others["denoised"] > others["ridge"] - 0.02
 
 
 CASES = {
@@ -256,15 +249,6 @@ def test_the_link_alone(data):
     model = make(n_units=0).fit(X, y)
     assert model.n_units_ == 0
     assert model.score(X, y) > 0.6
-
-
-@pytest.mark.parametrize("projection", ["mgsm", "gaussian"])
-@pytest.mark.parametrize("units", ["activation", "fourier", "orthogonal-fourier"])
-def test_every_family_of_units(data, projection, units):
-    X, y = data
-    model = make(projection=projection, units=units, scales="auto").fit(X, y)
-    assert model.n_units_ == 60
-    assert model.score(X, y) > 0.7
 
 
 def test_orthogonal_units_are(data):

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from evergrow import SCLClassifier
-from evergrow.core.errors import InputError, ParameterError, UnsupportedError
-from evergrow.head import denoised
+from evergrow import Classifier
+from evergrow.core.errors import InputError, ParameterError
+from evergrow.head import solved
+from evergrow.head.fold_outs import TEMPERATURES, best_temperature, mean_log_losses
 from evergrow.head.layers import normalize
 from evergrow.head.linalg import SolvedScatter
-from evergrow.head.temperatures import TEMPERATURES, best_temperature, guessed_temperature, mean_log_losses
 
 Data = tuple[np.ndarray, np.ndarray]
 
@@ -26,17 +26,20 @@ def data() -> Data:
     return rng.normal(size=(6, 12))[y] + 0.8 * rng.normal(size=(len(y), 12)), y
 
 
-def make(X: np.ndarray, y: np.ndarray, **settings: Any) -> SCLClassifier:
+def make(X: np.ndarray, y: np.ndarray, **settings: Any) -> Classifier:
+    solver = settings.pop("solver", "auto")
     options = {"n_units": 60, "random_state": 0, "device": "cpu", "shape_directions": 6, **settings}
-    return SCLClassifier.recommended(**options).fit(X, y)
+    model = Classifier(**options)
+    model.solver = solver
+    return model.fit(X, y)
 
 
-def without(model: SCLClassifier, X: np.ndarray, y: np.ndarray) -> SCLClassifier:
+def without(model: Classifier, X: np.ndarray, y: np.ndarray) -> Classifier:
     """Return a model of the same layer, ridge and strength that has learned only these rows."""
     rest = model.spawn().partial_fit(X, y)
     model.predict(X[:1])
-    assert model._derived.choice is not None
-    rest._derived.choice = dataclasses.replace(model._derived.choice, rows=len(y))
+    assert model._solved.choice is not None
+    rest._solved.choice = dataclasses.replace(model._solved.choice, rows=len(y))
     return rest
 
 
@@ -51,7 +54,7 @@ def losses_by_hand(scores: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"solver": "dense"}, {"solver": "compact"}, {"prior": "counts"}, {"shape_directions": 0}, {"alpha": 0.5}],
+    [{"solver": "dense"}, {"solver": "compact"}, {"shape_directions": 0}, {"alpha": 0.5}],
     ids=str,
 )
 def test_rows_are_scored_as_by_a_model_that_never_saw_them(data: Data, settings: dict[str, Any]) -> None:
@@ -67,9 +70,6 @@ def test_rows_are_scored_as_by_a_model_that_never_saw_them(data: Data, settings:
         terms[mine] = rest.novelty_terms(X[folds == fold])
     np.testing.assert_allclose(found.log_losses, losses_by_hand(scores, y[chosen]), rtol=1e-6)
     np.testing.assert_allclose(found.terms, terms, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(
-        model.novelty_without(X[chosen], y[chosen], folds[chosen]), model._novelty_standard().score(found.terms)
-    )
 
 
 def test_terms_are_the_formulas(data: Data) -> None:
@@ -115,7 +115,7 @@ def test_small_batches_factor_nothing_of_the_order_of_the_layer(data: Data, monk
         raise AssertionError("factored")
 
     monkeypatch.setattr(SolvedScatter, "of", refuse)
-    monkeypatch.setattr(denoised, "choose", refuse)
+    monkeypatch.setattr(solved, "choose", refuse)
     model.fold_outs(X[:5], y[:5], np.arange(5))
     model.novelty_score(X)
 
@@ -124,12 +124,11 @@ def test_without_calibration_novelty_is_about_standard_and_finds_other_things(da
     X, y = data
     rng = np.random.default_rng(1)
     model = make(X, y)
-    fresh = model.novelty_without(X, y, np.arange(len(y)) % 7)
+    fresh = model._solved.standard().score(model.fold_outs(X, y, np.arange(len(y)) % 7).terms)
     assert abs(np.median(fresh)) < 2.5
     assert 0.2 < fresh.std() < 5
     strange = model.novelty_score(4.0 * rng.normal(size=(50, 12)))
     assert np.median(strange) > np.quantile(fresh, 0.9)
-    assert model.temperature_ == pytest.approx(guessed_temperature(model._derived.spread or 0.0))
 
 
 @pytest.mark.parametrize("solver", ["dense", "compact"])
@@ -154,10 +153,10 @@ def test_calibration_stays_with_the_head_and_its_file(data: Data) -> None:
     X, y = data
     model = make(X[y < 5], y[y < 5])
     before = model.novelty_score(X)
-    standard = dataclasses.replace(model._novelty_standard(), spread=2.0 * model._novelty_standard().spread)
+    standard = dataclasses.replace(model._solved.standard(), spread=2.0 * model._solved.standard().spread)
     assert model.calibrate(temperature=3.0, novelty=standard).temperature_ == 3.0
     assert not np.allclose(model.novelty_score(X), before)
-    back = SCLClassifier.from_archive(model.to_archive())
+    back = Classifier.from_archive(model.to_archive())
     assert back.temperature_ == 3.0
     np.testing.assert_array_equal(back.novelty_score(X), model.novelty_score(X))
     assert model.branch().partial_fit(X[y == 5], y[y == 5]).temperature_ == 3.0
@@ -167,17 +166,15 @@ def test_calibration_stays_with_the_head_and_its_file(data: Data) -> None:
         model.calibrate(temperature=0.0)
 
 
-def test_other_readouts_are_not_calibrated_by_rows(data: Data) -> None:
+def test_the_ridge_readout_has_the_same_novelty_and_a_temperature_of_its_own(data: Data) -> None:
     X, y = data
-    model = make(X, y, readout="discriminant", shape_directions=0)
-    assert not model.is_calibrated_by_rows
-    for ask in (
-        lambda: model.fold_outs(X, y),
-        lambda: model.novelty_terms(X),
-        lambda: model.calibrate(temperature=1.0),
-    ):
-        with pytest.raises(UnsupportedError, match="denoised"):
-            ask()
+    model, denoised = make(X, y, readout="ridge", shape_directions=0), make(X, y, shape_directions=0)
+    np.testing.assert_allclose(model.novelty_terms(X), denoised.novelty_terms(X))
+    for alpha in (1e-6, 1e3):  # the ridge of the readout plays no part
+        np.testing.assert_allclose(model.regularize(alpha).novelty_score(X), denoised.novelty_score(X))
+    found = model.fold_outs(X[:9], y[:9])
+    assert found.log_losses is None
+    np.testing.assert_allclose(found.terms, denoised.fold_outs(X[:9], y[:9]).terms)
 
 
 def test_losses_have_their_minimum_at_the_right_temperature() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evergrow import SCLClassifier
+from evergrow import Classifier, SCLClassifier
 
 
 def class_incremental(shared, name, model, increment=10, seed=1993):
@@ -21,14 +21,14 @@ def class_incremental(shared, name, model, increment=10, seed=1993):
     [pytest.param("cub200_efficientnet_lite0", 0.715, marks=pytest.mark.slow), ("clinc150_minilm", 0.935)],
 )
 def test_recommended_at_1000_units(shared, name, bar):
-    model = SCLClassifier.recommended(n_units=1000, random_state=0)
+    model = Classifier(n_units=1000, random_state=0)
     assert class_incremental(shared, name, model) > bar
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "bar"), [("cub200_efficientnet_lite0", 0.715), ("clinc150_minilm", 0.945)])
 def test_recommended_at_3000_units(shared, name, bar):
-    model = SCLClassifier.recommended(n_units=3000, random_state=0)
+    model = Classifier(n_units=3000, random_state=0)
     assert class_incremental(shared, name, model) > bar
 
 

@@ -11,37 +11,38 @@ import numpy as np
 import pytest
 import torch
 
-from evergrow import SCLClassifier
+from evergrow import Classifier, SCLClassifier
 from evergrow.core.errors import FileFormatError, NewerSchemaError
+from evergrow.head.layers import GuidedLayer
 
 SMALL = {"n_units": 40, "block_size": 10, "random_state": 0}
 VARIANTS = {
     "paper": {"scales": (0.5, 1.0)},
-    "recommended": {
-        "scales": "auto",
-        "direct_link": True,
-        "alpha": "gcv",
-        "readout": "discriminant",
-        "normalize": "auto",
-    },
     "holdout": {"scales": "auto", "alpha": "holdout"},
-    "moments": {"scales": "auto", "class_moments": True},
-    "gaussian": {"projection": "gaussian"},
-    "fourier": {"projection": "fourier"},
-    "scsm": {"projection": "scsm"},
+    "gcv": {"scales": "auto", "alpha": "gcv"},
     "dense": {"scales": "auto", "solver": "dense"},
     "recursive": {"scales": "auto", "solver": "recursive"},
     "compact": {"scales": "auto", "solver": "compact"},
 }
 
 
-@pytest.mark.parametrize("name", list(VARIANTS))
+LAYERS = {
+    "default": {"n_units": 40, "random_state": 0},
+    "link alone": {"n_units": 0},
+    "guided and linked": {"layer": GuidedLayer(scales=(0.5, 1.0), n_units=30, direct_link=True), "random_state": 0},
+    "by name": {"layer": "fourier", "n_units": 30, "readout": "ridge", "alpha": 0.1, "random_state": 0},
+}
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, *LAYERS])
 def test_loaded_equals_saved_and_goes_on_learning(name, blobs, tmp_path):
     X, y = blobs
-    model = SCLClassifier(**SMALL, **VARIANTS[name]).fit(X[:200], y[:200])
+    kind = Classifier if name in LAYERS else SCLClassifier
+    model = kind(**LAYERS[name]) if name in LAYERS else SCLClassifier(**SMALL, **VARIANTS[name])
+    model.fit(X[:200], y[:200])
     path = tmp_path / "model.evg"
     model.save(path)
-    back = SCLClassifier.load(path)
+    back = kind.load(path)
     assert np.array_equal(back.decision_function(X), model.decision_function(X))
     assert np.array_equal(back.predict_proba(X), model.predict_proba(X))
     assert np.array_equal(back.novelty_score(X), model.novelty_score(X))
@@ -52,7 +53,7 @@ def test_loaded_equals_saved_and_goes_on_learning(name, blobs, tmp_path):
         learner.partial_fit(X[200:], y[200:] + 1)
     assert np.array_equal(back.decision_function(X), model.decision_function(X))
     back.save(path)
-    assert np.array_equal(SCLClassifier.load(path).decision_function(X), model.decision_function(X))
+    assert np.array_equal(kind.load(path).decision_function(X), model.decision_function(X))
     assert os.listdir(tmp_path) == ["model.evg"]
 
 
@@ -82,7 +83,7 @@ def test_spawned_learner_can_travel(blobs, tmp_path):
 def test_same_seed_same_file(blobs, tmp_path):
     files = []
     for name in "ab":
-        model = SCLClassifier(projection="gaussian", n_units=20, random_state=0).fit(*blobs)
+        model = Classifier(n_units=20, random_state=0).fit(*blobs)
         for _ in range(5):  # the order of entries must not vary either
             model.save(tmp_path / name)
             files.append((tmp_path / name).read_bytes())

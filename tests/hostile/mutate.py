@@ -57,7 +57,17 @@ WORDS = (
     *("cpu", "cuda", "cuda:99", "meta", "mps", "b", "i", "u", "f", "U", "O", "S", "sigmoid", "relu", "cos", "tanh"),
     *("fit", "update", "rollback", "image", "text", "features", "float32", "float16", "bundled", "module", "random"),
     *("activation", "orthogonal-fourier", "counts"),
-    *("scl-mgsm", "ranpac", "simplecil", "SCLClassifier", "RanPACClassifier", "Learner", "Tuner", "Training"),
+    *(
+        "evergrow",
+        "scl-mgsm",
+        "ranpac",
+        "simplecil",
+        "SCLClassifier",
+        "RanPACClassifier",
+        "Learner",
+        "Tuner",
+        "Training",
+    ),
 )
 """Words that mean something in some place, and are wrong in most."""
 

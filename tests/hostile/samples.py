@@ -39,11 +39,11 @@ class Subject:
 
 
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
-    "recommended": ("scl-mgsm", {"shape_directions": 3}),
-    "paper": ("scl-mgsm", {"settings": "paper", "block_size": 3, "n_candidates": 4}),
-    "dense": ("scl-mgsm", {"settings": "paper", "projection": "gaussian", "solver": "dense"}),
-    "recursive": ("scl-mgsm", {"settings": "paper", "projection": "gaussian", "solver": "recursive"}),
-    "compact": ("scl-mgsm", {"settings": "paper", "projection": "gaussian", "solver": "compact"}),
+    "recommended": ("evergrow", {"shape_directions": 3}),
+    "paper": ("scl-mgsm", {"block_size": 3, "n_candidates": 4}),
+    "dense": ("scl-mgsm", {"scales": "auto", "solver": "dense"}),
+    "recursive": ("scl-mgsm", {"scales": "auto", "solver": "recursive"}),
+    "compact": ("scl-mgsm", {"scales": "auto", "solver": "compact"}),
     "ranpac": ("ranpac", {}),
     "acil": ("acil", {}),
     "anacp": ("anacp", {"n_ensembles": 2, "samples_per_class": 5, "alpha": 1.0}),
@@ -101,12 +101,10 @@ def _heads(folder: Path) -> list[Subject]:
     from evergrow.head import HEADS as CLASSES_OF
 
     data, made = rows(), []
-    cases = {**HEADS, "names": ("scl-mgsm", {"shape_directions": 3})}
+    cases = {**HEADS, "names": ("evergrow", {"shape_directions": 3})}
     for name, (method, options) in cases.items():
         chosen = {key: value for key, value in {**SMALL, **options}.items() if value is not None}
-        settings = chosen.pop("settings", "recommended")
         maker = CLASSES_OF[method]
-        maker = getattr(maker, "recommended", maker) if settings == "recommended" else maker
         if method != "simplecil":
             chosen["random_state"] = 0
         labels = CLASSES[data["y_first"]] if name == "names" else data["y_first"]
@@ -126,8 +124,8 @@ def _learners(folder: Path) -> list[Subject]:
     options = {**SMALL, "shape_directions": 3}
     width = data["first"].shape[1]
 
-    def learner(method: str = "scl-mgsm", **more: Any) -> Learner:
-        return Learner(None, method, options={**options, **more} if method == "scl-mgsm" else SMALL, **small)
+    def learner(method: str = "evergrow", **more: Any) -> Learner:
+        return Learner(None, method, options={**options, **more} if method == "evergrow" else SMALL, **small)
 
     edited = learner().fit(first).partial_fit(later)
     with measured_change(edited, first):

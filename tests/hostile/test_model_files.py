@@ -11,7 +11,7 @@ from tests.hostile.trial import Job, Result, summary, try_all
 ORDINARY, SLOW = 300, 5_200
 """Hostile files in an ordinary run and in a slow one."""
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a limit on memory is set as Linux has it")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: limits of memory")
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ def test_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path: Path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: modes")
 def test_files_get_the_mode_of_any_new_file(tmp_path: Path) -> None:
     write_record(tmp_path / "a.json", record())
     (tmp_path / "plain").write_text("")

@@ -33,7 +33,7 @@ from evergrow.core.errors import (
 from evergrow.core.items import Images
 from evergrow.features import create_backbone, encode
 from evergrow.features.base import LazyBackbone
-from evergrow.head import SCLClassifier
+from evergrow.head import Classifier
 from evergrow.lab.methods import FsaClassifier
 from evergrow.learner.learner import Learner
 
@@ -99,11 +99,11 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tuner", adapting_tuners())
 def test_it_is_the_adapted_classifier_made_by_hand(tuner: str, first: Part, later: Part) -> None:
     learner = learner_of(tuner, features="final").fit(first).partial_fit(later)
-    hand = FsaClassifier("scl-mgsm", tiny_vit(), fsa=quick(tuner), n_units=20).fit(*first)
+    hand = FsaClassifier("evergrow", tiny_vit(), fsa=quick(tuner), n_units=20).fit(*first)
     X = [encode(hand.backbone_, items, cache=False, join=False).X for items, _ in (first, later)]
     assert learner.backbone_().spec == hand.backbone_.spec
     assert np.array_equal(learner.features(later[0]).X, X[1])
-    head = SCLClassifier.recommended(n_units=20, random_state=0).fit(X[0], first[1]).partial_fit(X[1], later[1])
+    head = Classifier(n_units=20, random_state=0).fit(X[0], first[1]).partial_fit(X[1], later[1])
     assert np.array_equal(learner.decision_function(later[0]), head.decision_function(X[1]))
     np.testing.assert_allclose(learner.head_.novelty_terms(X[1]), head.novelty_terms(X[1]), rtol=1e-9)
     plain = tiny_vit()

@@ -9,14 +9,13 @@ from sklearn.datasets import load_digits
 
 from evergrow import Learner
 from evergrow.core.errors import FileFormatError, NotFittedError
+from evergrow.core.record import from_values, to_values
 from evergrow.learner.calibration import (
     ENOUGH,
     FOLD_ROWS,
-    KIND,
     Calibration,
     Scores,
     assign_folds,
-    fold_out_scores,
 )
 
 
@@ -57,28 +56,30 @@ def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned()
     learner = Learner(None, options={"n_units": 100}, device="cpu").fit((X[:300], y[:300]))
     head = learner.head_
     assert learner.info()["novelty"]["calibrated_on"] == 300
-    scores = fold_out_scores(head, X[:300], y[:300].astype(str), seed=0)
-    points = np.asarray(learner._state().calibration.parts[0].points)
+    calibration = learner._state().calibration
+    folds = assign_folds(np.searchsorted(head.classes_, y[:300].astype(str)), head.class_counts_, seed=0)
+    found = head.fold_outs(X[:300], y[:300].astype(str), folds)
+    scores, points = calibration.pool().standard().score(found.terms), np.asarray(calibration.parts[0].points)
     assert len(points) == 200
-    assert np.isin(points, scores).all()
+    np.testing.assert_allclose(points, Scores.of(scores, 300).points)
     fresh, learned = learner.novelty_score(X[300:]), learner.novelty_score(X[:300])
     assert np.median(learned) < 0.8 * np.median(scores)
     assert abs(np.median(fresh) / np.median(scores) - 1) < 0.2
 
 
-def few(scores: NDArray[np.float64], size: int) -> Calibration:
-    return Calibration().with_scores(scores, size)
+def few(scores: NDArray[np.float64], size: int, before: Calibration | None = None) -> Calibration:
+    return Calibration((*(before or Calibration()).parts, Scores.of(scores, size)))
 
 
 def test_scores_of_young_models_count_less_once_there_are_enough() -> None:
     old, new = np.full(300, 9.0), np.linspace(0, 1, 300)
-    both = few(old, 100).with_scores(new, 1000)
+    both = few(new, 1000, few(old, 100))
     assert both.threshold(0.05) == pytest.approx(0.95, abs=0.01)
     assert both.weights().tolist() == pytest.approx([1e-8, 1.0])
-    little = few(old[:20], 100).with_scores(new[:20], 1000)
+    little = few(new[:20], 1000, few(old[:20], 100))
     assert little.weights().tolist() == [1.0, 1.0]  # chance does more harm than age
     assert little.threshold(0.05) == 9.0
-    alike = few(old, 990).with_scores(new, 1000)
+    alike = few(new, 1000, few(old, 990))
     assert alike.threshold(0.05) == 9.0
 
 
@@ -91,19 +92,18 @@ def test_thresholds_are_quantiles() -> None:
     assert calibration.threshold(1e-6) == max(calibration.parts[0].points)
     with pytest.raises(NotFittedError, match="two samples"):
         Calibration().threshold()
-    assert Calibration().with_scores(np.empty(0), 10) == Calibration()
 
 
 def test_both_sides_are_merged_and_common_parts_count_once() -> None:
     base = few(np.arange(5.0), 10)
-    mine, theirs = base.with_scores(np.arange(3.0), 20), base.with_scores(np.arange(4.0), 30)
+    mine, theirs = few(np.arange(3.0), 20, base), few(np.arange(4.0), 30, base)
     assert mine.merged(theirs, base).n == 12
     assert few(np.arange(3.0), 20).merged(few(np.arange(4.0), 30)).n == 7
 
 
 def test_files_hold_it() -> None:
-    calibration = few(np.arange(5.0), 10).with_scores(np.arange(300.0), 20)
-    assert Calibration.from_archive(calibration.to_archive()) == calibration
+    calibration = few(np.arange(300.0), 20, few(np.arange(5.0), 10))
+    assert from_values(Calibration, to_values(calibration), "calibration") == calibration
     for wrong in (
         [{"n": 1, "points": [1.0]}],
         [{"n": 1, "size": 0, "points": [1.0]}],
@@ -117,7 +117,7 @@ def test_files_hold_it() -> None:
         3,
     ):
         with pytest.raises(FileFormatError, match="calibration"):
-            Calibration.from_archive(KIND.archive({"batches": wrong}))
+            from_values(Calibration, {"parts": wrong}, "calibration")
     assert Scores.of(np.array([2.0, 1.0]), 7) == Scores(2, 7, (1.0, 2.0))
 
 

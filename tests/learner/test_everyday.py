@@ -171,7 +171,7 @@ def test_one_class_is_the_answer_and_others_are_unknown(data: Any, tmp_path: Pat
     assert learner.score(X[y == 5], ["five"] * 20) == 1.0
     assert learner.is_unknown(one[80:]).mean() < 0.3
     with pytest.raises(LabelError, match="at least 2 classes"):
-        Learner(None, settings="paper").fit(one, ["two"] * 120)
+        Learner(None, "scl-mgsm").fit(one, ["two"] * 120)
 
 
 # -- streams ----------------------------------------------------------------------------------------------------
@@ -240,14 +240,14 @@ def test_many_blocks_are_one_change_and_the_same_sums(data: Any, monkeypatch: py
     assert len(parts.history_[-1].data) == 3
 
 
-@pytest.mark.parametrize("method", ["scl-mgsm", "klda"])
+@pytest.mark.parametrize("method", ["evergrow", "klda"])
 def test_a_stream_that_breaks_leaves_the_learner_as_it_was(
     data: Any, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, y = data
     monkeypatch.setattr(learning.gathered, "__defaults__", (50,))
     monkeypatch.setattr("evergrow.data.streams.CHUNK", 25)
-    learner = Learner(None, method, settings="paper" if method == "klda" else "recommended").fit(X, y)
+    learner = Learner(None, method).fit(X, y)
     before = learner.decision_function(X)
 
     def broken() -> Iterator[Any]:
@@ -363,10 +363,8 @@ def test_bad_weights(data: Any, weights: list[float], message: str) -> None:
 def test_methods_that_take_no_weights_say_so(data: Any) -> None:
     X, y = data
     weights = np.full(len(y), 2.0)
-    for method, settings in (("ranpac", "recommended"), ("scl-mgsm", "paper")):
-        learner = Learner(None, method, settings=settings)
-        with pytest.raises(UnsupportedError, match=r"count for more or less|samples to have weights"):
-            learner.fit(X, y, sample_weight=weights)
+    with pytest.raises(UnsupportedError, match="count for more or less"):
+        Learner(None, "ranpac").fit(X, y, sample_weight=weights)
     learner = Learner(None, "simplecil").fit(X, y, sample_weight=np.ones(len(y)))  # all one: nothing is asked for
     assert not learner.head_.takes_weights
     assert small().fit(X, y).head_.takes_weights
@@ -403,7 +401,7 @@ def test_representations(data: Any) -> None:
     assert "nothing learned yet" in learner._repr_html_()
     names = np.array([f"<script>{label}</script>" if label == 0 else f"bird {label}" for label in y])
     learner.fit(X, names)
-    assert repr(learner).startswith("Learner(method='scl-mgsm', kind='features', 12 classes, 240 samples, revision 1")
+    assert repr(learner).startswith("Learner(method='evergrow', kind='features', 12 classes, 240 samples, revision 1")
     assert "accuracy" not in repr(learner)
     learner.score(X, names)
     learner.partial_fit(X, names)

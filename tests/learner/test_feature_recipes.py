@@ -17,8 +17,7 @@ from evergrow.core.errors import FileFormatError, InputError, MergeError, Parame
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.data import Dataset, FeatureSet, save_features
 from evergrow.features import create_backbone, encode
-from evergrow.head.joined import options_for_blocks
-from evergrow.head.scl import SCLClassifier
+from evergrow.head import Classifier
 from evergrow.lab.methods import create_method
 from evergrow.learner.learner import Learner
 
@@ -41,11 +40,9 @@ def test_the_head_gets_joined_blocks_and_is_told_so(data: Any) -> None:
     made = learner(BLOCKS).fit(data)
     backbone = tiny_vit().with_recipe(BLOCKS)
     raw = encode(backbone, stripes(3, 8)[0], cache=False, join=False).X
-    expected = SCLClassifier.recommended(n_units=30, random_state=0, normalize="none")
-    if "blocks" in options_for_blocks(SCLClassifier, (24, 24, 24), {}):
-        expected.set_params(blocks=(24, 24, 24))
+    expected = Classifier(n_units=30, random_state=0, blocks=(24, 24, 24))
     expected.fit(join_blocks(raw, (24, 24, 24)), y.astype(str))
-    assert made.head_.normalize == "none"
+    assert made.head_.model_.normalization == "none"
     assert made.info()["backbone"]["recipe"]["widths"] == [24, 24, 24]
     np.testing.assert_allclose(made.decision_function(images), expected.class_scores(join_blocks(raw, (24,) * 3)))
     few = made.features(images[:2])  # which go through the backbone at once
@@ -57,7 +54,7 @@ def test_final_is_todays_vector_whatever_it_is_called(data: Any) -> None:
     np.testing.assert_array_equal(*scores)
     made = learner("final").fit(data)
     raw = encode(tiny_vit(), stripes(3, 8)[0], cache=False, join=False).X
-    head = SCLClassifier.recommended(n_units=30, random_state=0).fit(raw, data[1].astype(str))
+    head = Classifier(n_units=30, random_state=0).fit(raw, data[1].astype(str))
     np.testing.assert_array_equal(made.decision_function(data[0]), head.class_scores(raw))
     assert "recipe" not in made.info()["backbone"]
 
@@ -97,7 +94,7 @@ def test_an_adapted_backbone_is_read_at_the_same_depths(data: Any, tmp_path: Pat
 
 def test_a_method_with_adaptation_takes_the_blocks_of_its_backbone(data: Any) -> None:
     items, y = stripes(3, 8)
-    method = create_method("scl-mgsm+fsa", backbone=tiny_vit().with_recipe(BLOCKS), n_units=20, device="cpu", epochs=1)
+    method = create_method("evergrow+fsa", backbone=tiny_vit().with_recipe(BLOCKS), n_units=20, device="cpu", epochs=1)
     method.fit(items, y)
     assert method.head_.n_features_in_ == 72
     other = create_method("ease", backbone=tiny_vit().with_recipe(BLOCKS), device="cpu", epochs=1)
@@ -174,7 +171,7 @@ def test_a_model_file_whose_blocks_do_not_fit_is_refused(tmp_path: Path) -> None
 
 def test_the_recommended_settings_take_rich_features_and_the_papers_do_not(data: Any) -> None:
     assert Learner(tiny_vit(), options=UNITS).fit(data).spec_.recipe == tiny_vit().with_recipe("rich").spec.recipe
-    paper = Learner(tiny_vit(), settings="paper", options={"max_units": 20}).fit(data)
+    paper = Learner(tiny_vit(), method="scl-mgsm", options={"max_units": 20}).fit(data)
     assert paper.spec_.recipe is None
 
 

@@ -27,7 +27,7 @@ from evergrow.learner.modelfile import (
 
 Data = tuple[np.ndarray, np.ndarray]
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and modes are POSIX")
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links and modes")
 
 
 def part(data: Data, *classes: int) -> Data:
@@ -152,7 +152,7 @@ def test_the_umask_decides_for_new_models(path: Path, tmp_path: Path, mask: int,
     assert {mode(file) for file in folder(new).iterdir()} == {expected[0]}
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs to give files away")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root: gives files away")
 def test_the_owner_is_kept(path: Path) -> None:
     shutil.rmtree(folder(path))
     os.chown(path, 12345, 23456)

@@ -28,19 +28,19 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from evergrow import Learner, SCLClassifier
+from evergrow import Classifier, Learner
 
 pandas = pytest.importorskip("pandas")
 polars = pytest.importorskip("polars")
 
 MAKERS: dict[str, Callable[[], Any]] = {
-    "classifier": lambda: SCLClassifier.recommended(n_units=30, random_state=0),
+    "classifier": lambda: Classifier(n_units=30, random_state=0),
     "learner": lambda: Learner(None, options={"n_units": 30}),
 }
 pytestmark = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 OLD = tuple(int(part) for part in sklearn.__version__.split(".")[:2]) < (1, 8)
-_SINCE_1_8 = pytest.mark.skipif(OLD, reason="scikit-learn has it since 1.8")
+_SINCE_1_8 = pytest.mark.skipif(OLD, reason="needs another version: scikit-learn 1.8")
 
 
 @pytest.fixture(scope="module")

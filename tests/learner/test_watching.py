@@ -236,7 +236,7 @@ def killed_at(model: Path, folder: Path, call: int) -> Callable[[], None]:
     return action
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be killed half-way")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system: fork")
 @pytest.mark.parametrize(
     ("step", "more"), [pytest.param(8, 2, id="some"), pytest.param(2, 20, id="most", marks=pytest.mark.slow)]
 )

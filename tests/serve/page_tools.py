@@ -48,10 +48,10 @@ def serving(folder: Path, *options: str) -> Iterator[str]:
 @contextmanager
 def chromium(video: Path | None = None) -> Iterator[Any]:
     """Yield the system's browser, its camera fed from a video, or skip where there is none."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs a browser: pip install playwright")
     executable = next(filter(None, map(shutil.which, NAMES)), None)
     if executable is None:
-        pytest.skip(f"no Chromium on this machine (looked for {', '.join(NAMES)})")
+        pytest.skip(f"needs a browser: {', '.join(NAMES)}")
     flags = [*FLAGS, *([f"--use-file-for-fake-video-capture={video}"] if video else [])]
     with playwright.sync_playwright() as running:
         started = running.chromium.launch(executable_path=executable, headless=True, args=flags)

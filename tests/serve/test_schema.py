@@ -59,7 +59,7 @@ def test_requests_made_up_from_the_description(tmp_path: Path) -> None:
     """schemathesis (pip install schemathesis) over a running service: no 5xx, no answer that is not described."""
     program = shutil.which("schemathesis")
     if program is None:
-        pytest.skip("no schemathesis: pip install schemathesis")
+        pytest.skip("needs the package schemathesis")
     with Running(tmp_path / "models", "--rate", "100000") as running, running.client() as client:
         client.post("/api/v1/models", json={"name": "m", "kind": "features", "options": {"n_units": 20}})
         for kind in range(2):

@@ -23,6 +23,5 @@ MODULES = (
     "features",
     "engine",
     "cache",
-    "version",
 )
 """Modules that hold commands."""

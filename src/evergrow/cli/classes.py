@@ -1,4 +1,4 @@
-"""``evergrow rename``, ``merge-classes``, ``relabel`` and ``split``: classes change their names and borders."""
+"""``evergrow rename``, ``merge-classes`` and ``relabel``: classes change their names and borders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evergrow.cli.console import Answer, listed, plural
 from evergrow.cli.models import Running, change_values, changing_model, model_line, settle_model, written_note
 from evergrow.cli.options import AS_FOUND, Cache, Data, Device, Json, ModelFile, OnError, Reading, Settle, Wait, Weights
 from evergrow.cli.registry import command
-from evergrow.core.errors import ParameterError, UnsupportedError
+from evergrow.core.errors import ParameterError
 from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
@@ -142,37 +142,6 @@ def relabel_command(
     gone = "" if source in learner.samples_by_name_ else f"; {source} is gone, since none of its samples remained"
     said = f"moved {plural(change.samples, 'sample')} from {source} to {target}{gone}"
     return _answer(model, learner, [said, *notes], settled=settled)
-
-
-@command("split", panel="Edit")
-def split_command(
-    model: ModelFile,
-    name: ClassName,
-    as_json: Json = False,
-) -> Answer:
-    """Say why a class cannot be split, and what to do instead.
-
-    A model keeps sums over the samples of a class and none of the samples, so that nothing can tell which of them
-    belong together. With the samples at hand, [bold]relabel[/bold] moves some of them to a new class, exactly.
-
-    For example:
-
-      evergrow split birds.evg gull
-
-    Exit codes: 0 never, 2 always, since nothing can be split; nothing is changed.
-    """
-    from evergrow.cli.models import load_model
-    from evergrow.learner.edits import require_known
-
-    learner = load_model(model)
-    require_known([name], learner.samples_by_name_)
-    shown = one_line(name)
-    known = plural(learner.samples_by_name_[name], "sample")
-    raise UnsupportedError(
-        f"{shown!r} cannot be split: the model keeps sums over its {known} and none of them; with the samples of one "
-        f"part in a folder or table, 'evergrow relabel {model} DATA --from {shown} --to NEW' moves them to a new "
-        "class, or 'evergrow forget' drops the class and 'evergrow update' teaches the parts anew"
-    )
 
 
 def _answer(model: Path, learner: Learner, said: list[str], **more: Any) -> Answer:

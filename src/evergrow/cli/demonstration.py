@@ -17,7 +17,7 @@ from rich.table import Table
 from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.items import Images
 from evergrow.features import Backbone, create_backbone, encode
-from evergrow.head import SCLClassifier
+from evergrow.head import Classifier
 
 Array = NDArray[Any]
 HELD_BACK = 9  # the digit that is never learned, to be spotted as unknown
@@ -122,7 +122,7 @@ def write_images(folder: Path) -> dict[str, int]:
     return written
 
 
-def learn_stream(model: SCLClassifier, stream: DigitStream) -> Iterator[DemoTask]:
+def learn_stream(model: Classifier, stream: DigitStream) -> Iterator[DemoTask]:
     """Learn task after task and yield how well everything so far is known."""
     for index, classes in enumerate(stream.tasks):
         X, y = stream.part(stream.train, classes)
@@ -158,7 +158,7 @@ def run_demo(seed: int = 0, units: int = 600, *, quiet: bool = False) -> dict[st
     started = time.perf_counter()
     console.print("\n[bold]evergrow[/bold] learns handwritten digits, two new ones at a time, keeping no images\n")
     stream, source = _stream(console, progress=not quiet)
-    model = SCLClassifier.recommended(n_units=units, random_state=seed, device="cpu")
+    model = Classifier(n_units=units, random_state=seed, device="cpu")
     tasks: list[DemoTask] = []
     with Live(_table(tasks, stream), console=console, refresh_per_second=8) as live:
         for task in learn_stream(model, stream):
@@ -196,7 +196,7 @@ def _stream(console: Console, *, progress: bool) -> tuple[DigitStream, str]:
     return digits.seen_by(backbone, progress=progress), BACKBONE
 
 
-def _joint_gap(model: SCLClassifier, stream: DigitStream) -> float:
+def _joint_gap(model: Classifier, stream: DigitStream) -> float:
     """Return the largest relative difference to a learner with the same layer that saw everything at once."""
     joint = model.spawn()
     joint.partial_fit(*stream.part(stream.train, tuple(model.classes_.tolist())))
@@ -208,7 +208,7 @@ def _joint_gap(model: SCLClassifier, stream: DigitStream) -> float:
     return float(np.abs(mine - theirs).max() / np.abs(theirs).max())
 
 
-def _spot_unknown(model: SCLClassifier, stream: DigitStream) -> float:
+def _spot_unknown(model: Classifier, stream: DigitStream) -> float:
     """Return how well the digit that was never learned is told from the known ones (AUROC)."""
     from sklearn.metrics import roc_auc_score
 
@@ -216,7 +216,7 @@ def _spot_unknown(model: SCLClassifier, stream: DigitStream) -> float:
     return float(roc_auc_score(y == HELD_BACK, model.novelty_score(X)))
 
 
-def _forget(model: SCLClassifier, stream: DigitStream) -> dict[str, Any]:
+def _forget(model: Classifier, stream: DigitStream) -> dict[str, Any]:
     """Forget a digit, and return how often it is still predicted and how accurate the others are."""
     digit = 8
     model.forget_classes([digit])

@@ -14,7 +14,7 @@ import typer
 
 from evergrow.cli.console import Answer, facts
 from evergrow.cli.exits import ExitCode
-from evergrow.cli.options import AS_FOUND, Json, OptionGroup, Reading
+from evergrow.cli.options import AS_FOUND, Json, OptionGroup, Rare, Reading
 from evergrow.cli.registry import command, command_group
 from evergrow.core.errors import ParameterError
 
@@ -33,17 +33,8 @@ class EngineName(str, Enum):
     RAY = "ray"
 
 
-Address = Annotated[
-    str,
-    typer.Option(
-        help="Of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (that of this machine) or local (starts one).",
-        rich_help_panel=PANEL,
-    ),
-]
-GpusPerWorker = Annotated[
-    float,
-    typer.Option("--gpus-per-worker", min=0.0, help="GPUs, or a share of one, of each.", rich_help_panel=PANEL),
-]
+Address = Annotated[str, Rare("of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (finds or starts one) or local")]
+GpusPerWorker = Annotated[float, Rare("GPUs, or a share of one, of each worker")]
 
 
 @dataclass(frozen=True)
@@ -62,45 +53,14 @@ class Placing(OptionGroup):
     ] = None
     address: Address = "auto"
     gpus_per_worker: GpusPerWorker = 0.0
-    cpus_per_worker: Annotated[
-        int,
-        typer.Option(
-            "--cpus-per-worker",
-            min=1,
-            help="Cores of each on a cluster: those beside the first decode images.",
-            rich_help_panel=PANEL,
-        ),
-    ] = 1
+    cpus_per_worker: Annotated[int, Rare("cores of each worker on a cluster: those beside the first decode images")] = 1
     out_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--out-dir",
-            help="Folder of the manifest and of results, which an interrupted command goes on from.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
+        Path | None, Rare("folder of manifest and results, which an interrupted command goes on from")
     ] = None
-    shard: Annotated[
-        str,
-        typer.Option(
-            "--shard",
-            metavar="I/N",
-            help="Only every N-th shard, from the I-th: for a batch system without Ray.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
-    ] = ""
-    shard_rows: Annotated[
-        int, typer.Option("--shard-rows", min=1, help="Most samples of a shard.", rich_help_panel=PANEL)
-    ] = 4096
-    shard_mib: Annotated[
-        int,
-        typer.Option("--shard-mib", min=1, help="Most bytes of a shard, in MiB.", rich_help_panel=PANEL),
-    ] = 256
-    first_rows: Annotated[
-        int,
-        typer.Option("--first-rows", min=2, help="Most samples that the layer is grown on.", rich_help_panel=PANEL),
-    ] = 20_000
+    shard: Annotated[str, Rare("I/N: only every N-th shard, from the I-th, for a batch system without Ray")] = ""
+    shard_rows: Annotated[int, Rare("most samples of a shard")] = 4096
+    shard_mib: Annotated[int, Rare("most bytes of a shard, in MiB")] = 256
+    first_rows: Annotated[int, Rare("most samples that the layer is grown on")] = 20_000
 
     def opened(self, folder: Path, *, workers: int | None, quiet: bool = False) -> Engine:
         """Return the engine that was asked for.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import takewhile
 from typing import Any, NoReturn
@@ -23,6 +24,22 @@ DEBUG = "EVERGROW_DEBUG"
 """Environment variable that shows the traceback of an error."""
 
 _ArgumentsError: type[Exception] = typer.BadParameter.__mro__[2]  # the root of click's errors, which typer hides
+
+
+CHANGING = frozenset({"fit", "update", "forget", "unlearn", "rename", "merge-classes", "relabel", "answering", "merge"})
+"""Commands that write a model in one step, at their end."""
+
+SYNONYMS = {
+    **dict.fromkeys(("learn", "train", "teach"), "'fit' or 'update'"),
+    **dict.fromkeys(("add", "partial_fit", "partial-fit"), "'update'"),
+    **dict.fromkeys(("classify", "ask", "infer", "run"), "'predict'"),
+    **dict.fromkeys(("test", "score", "validate"), "'evaluate'"),
+    **dict.fromkeys(("show", "info", "describe", "history"), "'inspect' or 'log'"),
+    **dict.fromkeys(("undo", "revert"), "'rollback'"),
+    **dict.fromkeys(("delete", "remove"), "'forget' or 'unlearn'"),
+    **dict.fromkeys(("bench", "report", "methods"), "'lab'"),
+}
+"""Commands that people look for under another name."""
 
 
 class ExitCode(IntEnum):
@@ -79,11 +96,11 @@ def failure_of(error: BaseException) -> Failure:
     """
     kind, message = type(error).__name__, one_line(str(error))
     if isinstance(error, InterruptedCommandError):
-        return Failure(ExitCode.INTERRUPTED, "KeyboardInterrupt", "interrupted")
+        return Failure(ExitCode.INTERRUPTED, "KeyboardInterrupt", "Interrupted.")
     if isinstance(error, typer.Abort):
         if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):  # at a question
-            return Failure(ExitCode.INTERRUPTED, "KeyboardInterrupt", "interrupted")
-        return Failure(ExitCode.LOOK, kind, "not confirmed, so nothing was done")
+            return Failure(ExitCode.INTERRUPTED, "KeyboardInterrupt", "Interrupted.")
+        return Failure(ExitCode.LOOK, kind, "Not confirmed; nothing was done.")
     if isinstance(error, _ArgumentsError):
         return Failure(ExitCode.BAD, "UsageError", _usage(error))
     if isinstance(error, PrintError):
@@ -91,7 +108,7 @@ def failure_of(error: BaseException) -> Failure:
         reason = error.cause.strerror or str(error.cause)
         return Failure(ExitCode.UNPRINTED, kind, one_line(f"{said}the answer could not be printed: {reason}"))
     if isinstance(error, MemoryError):
-        return Failure(ExitCode.BAD, kind, message or "the machine must have enough memory for this, but it has not")
+        return Failure(ExitCode.BAD, kind, message or "This machine has too little memory for that.")
     if isinstance(error, (EvergrowError, OSError)):
         return Failure(ExitCode.BUSY if isinstance(error, BusyError) else ExitCode.BAD, kind, message)
     hint = "" if os.environ.get(DEBUG) else f"; {DEBUG}=1 shows where it comes from"
@@ -101,6 +118,9 @@ def failure_of(error: BaseException) -> Failure:
 def _usage(error: Any) -> str:
     """Return the fault of the arguments, and where to read about them."""
     path = getattr(getattr(error, "ctx", None), "command_path", "evergrow")
+    meant = re.match(r"No such command '(\w+)'", error.format_message())
+    if meant and meant[1].lower() in SYNONYMS:
+        return f"No such command {meant[1]!r}. Did you mean {SYNONYMS[meant[1].lower()]}? ({path} --help lists all)"
     return one_line(f"{error.format_message().rstrip('.')} ({path} --help shows what there is)")
 
 
@@ -156,6 +176,8 @@ def _leave(error: Exception, command: str, as_json: bool) -> NoReturn:
         silence(sys.stdout)  # the reader has had enough, which is no error of ours
         sys.exit(ExitCode.PIPE_CLOSED)
     failure = failure_of(error)
+    if failure.code is ExitCode.INTERRUPTED and command in CHANGING:
+        failure = replace(failure, message="Interrupted; the model was not changed.")
     if os.environ.get(DEBUG):
         with suppress(OSError):
             traceback.print_exception(error)

@@ -17,11 +17,13 @@ from evergrow.cli.options import (
     AS_FOUND,
     RECIPE_HELP,
     WEIGHT_SOURCES,
+    Cache,
     Decode,
     DecodeOption,
     Json,
     OnError,
     OnErrorOption,
+    Rare,
     Reading,
     checked_recipe,
 )
@@ -44,21 +46,20 @@ def features_command(
         str | None, typer.Option(help=f"A file, or {WEIGHT_SOURCES}; the best at hand by default.")
     ] = None,
     preset: Annotated[str, typer.Option(help=f"Preprocessing of images: {PRESETS}.")] = "timm",
-    recipe: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "final",
+    features: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "final",
     device: Annotated[str, typer.Option(help="'auto', 'cpu', 'cuda', ...")] = "auto",
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Items per batch.")] = None,
+    batch_size: Annotated[int | None, Rare("items per batch")] = None,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Processes that decode images; workers of --engine.")
     ] = None,
     on_error: OnErrorOption = OnError.RAISE,
     decode: DecodeOption = Decode.CPU,
-    skip: Annotated[bool, typer.Option("--skip-unreadable", hidden=True)] = False,  # what --on-error skip was once
     test_size: Annotated[
         float | None, typer.Option(help="Draw a test part of this share where there is none, for bench.")
     ] = None,
     reading: Reading = AS_FOUND,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor fill the feature cache.")] = False,
+    cache: Cache = True,
     placing: Placing = IN_PLACE,
     as_json: Json = False,
 ) -> Answer:
@@ -68,14 +69,14 @@ def features_command(
 
       evergrow features data/birds --out birds.npz
 
-      evergrow features data/birds --recipe rich --out birds_rich.npz
+      evergrow features data/birds --features rich --out birds_rich.npz
 
       evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.safetensors
 
       evergrow features s3://bucket/photos/ --out features/ --engine local --workers 4
 
     Data without a test part give a file without one, which fit learns whole; --test-size draws one. With --engine the
-    features are Parquet files in OUT/features, one per shard, and OUT is what --out-dir is elsewhere.
+    features are Parquet files in OUT/features, one per shard, and OUT is the folder of the job.
 
     The file works wherever a data set is named: in specs of [bold]evergrow lab[/bold] and for
     [bold]evergrow fit[/bold]. A second run on the same data looks at no image.
@@ -89,8 +90,8 @@ def features_command(
 
     if placing.engine is not None:
         placing.refuse(test_size=test_size, out_dir=placing.out_dir)
-        chosen = _Backbone(backbone, weights, preset, checked_recipe("--recipe", recipe), device)
-        kept = "skip" if skip else on_error.value
+        chosen = _Backbone(backbone, weights, preset, checked_recipe("--features", features), device)
+        kept = on_error.value
         settings = {"on_error": kept, "batch_size": batch_size, "decode": decode.value}
         return _by_shards(data, out, chosen, reading, placing, workers, settings, quiet=as_json)
     if out.suffix not in SUFFIXES:
@@ -107,15 +108,15 @@ def features_command(
         create_backbone,
     )
 
-    wanted = checked_recipe("--recipe", recipe)
+    wanted = checked_recipe("--features", features)
     name = best_backbone(loaded.train.raw_items().kind).name if backbone == "auto" else backbone
     model = create_backbone(name, weights, preset, device=device, recipe=wanted)
     config = EncodeConfig(
         batch_size=batch_size,
         workers="auto" if workers is None else workers,
-        on_error="skip" if skip else on_error.value,
+        on_error=on_error.value,
         decode=decode.value,
-        cache=False if no_cache else None,
+        cache=None if cache else False,
         progress=not as_json,
     )
     started = time.perf_counter()

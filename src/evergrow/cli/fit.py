@@ -39,9 +39,9 @@ from evergrow.cli.options import (
     Json,
     OnError,
     OnErrorOption,
+    Rare,
     Reading,
     TestData,
-    Verbose,
     Weights,
     checked_recipe,
 )
@@ -66,19 +66,17 @@ def fit_command(
     backbone: Annotated[
         str, typer.Option(help="auto takes the best one on this machine; or a name such as tf_efficientnet_lite0.")
     ] = "auto",
-    method: Annotated[str, typer.Option(help="One of those that evergrow lab methods lists.")] = "scl-mgsm",
+    method: Annotated[str, typer.Option(help="One of those that evergrow lab methods lists.")] = "evergrow",
     adapt: Annotated[
         str | None,
         typer.Option(help=f"Train a tuner on the images first: {TUNERS}."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the images for --adapt; 20.")] = None,
+    epochs: Annotated[int | None, Rare("passes over the images for --adapt; 20")] = None,
     checkpoint: Annotated[
-        Path | None,
-        typer.Option(help="File for --adapt, written after every pass: an interrupted command goes on from it."),
+        Path | None, Rare("file for --adapt, written after every pass: an interrupted command goes on from it")
     ] = None,
-    settings: Annotated[str, typer.Option(help="recommended, or paper for the published ones.")] = "recommended",
     features: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "auto",
-    preset: Annotated[str, typer.Option(help=f"Preprocessing of images: {PRESETS}.")] = "timm",
+    preset: Annotated[str, Rare(f"preprocessing of images: {PRESETS}")] = "timm",
     units: Annotated[int | None, typer.Option(min=0, help="Width of the random layer; 0 for none.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of layer, --adapt and --holdout.")] = 0,
     holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
@@ -94,7 +92,6 @@ def fit_command(
     weights: Weights = None,
     spread: Spreading = HERE,
     force: Annotated[bool, typer.Option("--force", help="Replace a model, keeping what it was for rollback.")] = False,
-    verbose: Verbose = False,
     as_json: Json = False,
 ) -> Answer:
     """Learn a first set of classes and write a model file.
@@ -110,12 +107,12 @@ def fit_command(
 
       evergrow fit features.npz -m model.evg --units 1000 --seed 7
 
-      evergrow fit birds/ -m birds.evg --adapt ssf --epochs 10 --checkpoint birds.checkpoint
+      evergrow fit birds/ -m birds.evg --adapt ssf --set epochs=10 --set checkpoint=birds.checkpoint
 
       evergrow fit s3://bucket/birds/ -m birds.evg --engine local --workers 4
 
-    With --engine the data are learned shard by shard, to the same model; what is done lies in --out-dir (by default
-    MODEL.engine, which goes in the end), and the same command goes on from there.
+    With --engine the data are learned shard by shard, to the same model; what is done lies in MODEL.engine (or in the
+    folder of --set out_dir=...), and the same command goes on from there.
 
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), 2 bad input or the model exists, and
     nothing written, 3 another process is changing the model, 130 interrupted and nothing written but the checkpoint.
@@ -143,7 +140,6 @@ def fit_command(
         backbone,
         method,
         config,
-        settings=settings,
         features=checked_recipe("--features", features),
         options=None if units is None else {"n_units": units},
         weights=weights,
@@ -160,7 +156,7 @@ def fit_command(
             learner.fit(shots if samples is None else samples, checkpoint=checkpoint)
         commit(model, learner)
     left = _remove(checkpoint)
-    answer = _answer(model, learner, samples, held, time.perf_counter() - started, verbose=verbose)
+    answer = _answer(model, learner, samples, held, time.perf_counter() - started)
     tested = None if trial.tested is None else trial.tested.to_dict()
     lines = [*answer.lines[:-1], *trial_lines(learner, trial), answer.lines[-1]]
     return replace(answer, values={**answer.values, "test": tested}, lines=lines, cautions=[*answer.cautions, *left])
@@ -179,7 +175,7 @@ def _fit_by_shards(
         return share_answer(folder, started)
     commit(path, learner)
     drop_folder(folder, passing)
-    answer = _answer(path, learner, None, None, time.perf_counter() - started, verbose=False)
+    answer = _answer(path, learner, None, None, time.perf_counter() - started)
     values = {**answer.values, "engine": tally.to_values()}
     return replace(answer, values=values, cautions=[*answer.cautions, *tally.summary()])
 
@@ -188,7 +184,7 @@ def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
     """Return the settings of the adaptation; wrong ones are refused before anything is read."""
     if adapt is None:
         if epochs is not None:
-            raise ParameterError(f"--epochs must go with --adapt, got {epochs} epochs and nothing to train")
+            raise ParameterError(f"epochs must go with --adapt, got {epochs} epochs and nothing to train")
         return None
     from evergrow.adapt.fsa import adaptation_config
 
@@ -201,10 +197,10 @@ def _check_checkpoint(checkpoint: Path | None, model: Path, config: FsaConfig | 
     if checkpoint is None:
         return
     if config is None:
-        raise ParameterError(f"--checkpoint must go with --adapt, got {checkpoint} and nothing to train")
-    check_target("--checkpoint", checkpoint)
+        raise ParameterError(f"checkpoint must go with --adapt, got {checkpoint} and nothing to train")
+    check_target("checkpoint", checkpoint)
     if checkpoint.resolve() == model.resolve():  # it is removed in the end, and the model is to stay
-        raise ParameterError(f"--checkpoint must be another file than --model, got {checkpoint} for both")
+        raise ParameterError(f"checkpoint must be another file than --model, got {checkpoint} for both")
 
 
 @contextmanager
@@ -252,9 +248,7 @@ def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Sampl
     return samples.take(keep), samples.take(hold)
 
 
-def _answer(
-    path: Path, learner: Learner, samples: Samples | None, held: Samples | None, seconds: float, *, verbose: bool
-) -> Answer:
+def _answer(path: Path, learner: Learner, samples: Samples | None, held: Samples | None, seconds: float) -> Answer:
     change, info = learner.history_[-1], learner.info()
     spec = info["backbone"] or {}
     tested = None if held is None else learner.evaluate(held)
@@ -274,8 +268,9 @@ def _answer(
     )
     lines = [f"learned {plural(change.samples, 'sample')}{classes_note(change.classes, 'new')} in {seconds:.1f} s"]
     if spec:
-        chosen = ", the strongest whose weights are here" if spec.get("reason") else ""
-        lines.append(f"backbone: {(verbose and spec.get('reason')) or spec['name'] + chosen}")
+        lines.append(
+            f"backbone: {spec['name']}" + (", the strongest whose weights are here" if spec.get("reason") else "")
+        )
         lines += [f"features: {note}"] if (note := recipe_note(spec)) else []
     if info["adaptation"]:
         earlier = f", {plural(resumed, 'epoch')} of them before an interruption" if resumed else ""

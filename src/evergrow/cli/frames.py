@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evergrow.cli.options import Rare
 from evergrow.cli.question import Question
 from evergrow.core.errors import InputError, ParameterError
 
@@ -14,11 +15,9 @@ if TYPE_CHECKING:
     from evergrow.data.video import VideoSource
     from evergrow.learner.learner import Learner
 
-Every = Annotated[float, typer.Option("--every", help="Seconds between frames of a video or camera.")]
+Every = Annotated[float, Rare("seconds between frames of a video or camera")]
 
-Frames = Annotated[
-    int | None, typer.Option("--frames", min=1, help="Frames to take at most of a video; of a camera 10 by default.")
-]
+Frames = Annotated[int | None, Rare("frames to take at most of a video; of a camera 10 by default")]
 
 Label = Annotated[str | None, typer.Option("--label", help="Class of the frames, where DATA is a video or camera:N.")]
 
@@ -31,7 +30,9 @@ def video_source(name: str, every: float, frames: int | None) -> VideoSource:
     from evergrow.data.video import VideoSource
 
     if not 0 < every < float("inf"):
-        raise ParameterError(f"--every must be a number of seconds above 0, got {every:g}")
+        raise ParameterError(f"every must be a number of seconds above 0, got {every:g}")
+    if frames is not None and frames < 1:
+        raise ParameterError(f"frames must be at least 1, got {frames}")
     return VideoSource(name, every, frames or (CAMERA_FRAMES if name.startswith("camera:") else None))
 
 

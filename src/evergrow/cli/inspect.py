@@ -50,7 +50,7 @@ def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
     return [
         ("classes", f"{info['n_classes']:,}"),
         ("samples learned", f"{info['n_samples']:,}"),
-        ("method", f"{info['method']}, {info['settings']} settings{_options(info['options'])}"),
+        ("method", f"{info['method']}{_options(info['options'])}"),
         ("layer", _layer(info)),
         ("blocks", _blocks(info["blocks"])),
         ("numerics", _numerics(info.get("numerics"))),

@@ -31,6 +31,19 @@ class Decode(str, Enum):
     GPU = "gpu"
 
 
+@dataclass(frozen=True)
+class Rare:
+    """Marks a parameter that few people need: no option of its own, but set by ``--set NAME=VALUE``.
+
+    Parameters
+    ----------
+    help : str
+        What it is, for the help of ``--set``.
+    """
+
+    help: str
+
+
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="The model file.", show_default=False)]
 
 Data = Annotated[
@@ -47,26 +60,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSO
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...: where to compute.")]
 
-Weights = Annotated[
-    str | None, typer.Option(help=f"The backbone's weights, if not where they were: a file, or {WEIGHT_SOURCES}.")
-]
+Weights = Annotated[str | None, Rare(f"the backbone's weights, if not where they were: a file, or {WEIGHT_SOURCES}")]
 
-Cache = Annotated[bool, typer.Option("--cache/--no-cache", help="Keep features, so that images are looked at once.")]
+Cache = Annotated[bool, Rare("whether features are kept, so that images are looked at once")]
 
 OnErrorOption = Annotated[
     OnError, typer.Option("--on-error", help="Images that cannot be read: stop, or leave them out and say so.")
 ]
 
-DecodeOption = Annotated[
-    Decode,
-    typer.Option("--decode", help="What decodes JPEG files: gpu, the one that the network runs on, is the faster."),
-]
+DecodeOption = Annotated[Decode, Rare("cpu or gpu: what decodes JPEG files")]
 
 FalseAlarm = Annotated[
     float, typer.Option("--false-alarm", help="Share of known things that may be called unknown, between 0 and 1.")
 ]
-
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more: why this backbone, and what lacks weights.")]
 
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for another process that changes the model.")]
 
@@ -105,25 +111,10 @@ class OptionGroup:
 class Reading(OptionGroup):
     """How a command reads data: the columns of tables, and how deep the folders of classes lie."""
 
-    image_column: Annotated[
-        str, typer.Option("--image-column", metavar="NAME", help="Column of images in a table: paths, or bytes.")
-    ] = ""
-    text_column: Annotated[
-        str, typer.Option("--text-column", metavar="NAME", help="Column of texts in a table; text.", show_default=False)
-    ] = ""
-    label_column: Annotated[
-        str, typer.Option("--label-column", metavar="NAME", help="Column of classes; label.", show_default=False)
-    ] = ""
-    class_level: Annotated[
-        int,
-        typer.Option(
-            "--class-level",
-            min=0,
-            max=32,
-            help="How many folders down the class folders are: 1 for CLASS/, 2 for LINE/CLASS/.",
-            show_default=False,
-        ),
-    ] = 0
+    image_column: Annotated[str, Rare("column of images in a table")] = ""
+    text_column: Annotated[str, Rare("column of texts in a table")] = ""
+    label_column: Annotated[str, Rare("column of classes in a table")] = ""
+    class_level: Annotated[int, Rare("how many folders down the class folders are")] = 0
 
     def options(self, **more: Any) -> DataOptions:
         """Return the settings of reading, with what else a command has to say about it."""

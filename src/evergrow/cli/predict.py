@@ -28,6 +28,7 @@ from evergrow.cli.options import (
     ModelFile,
     OnError,
     OnErrorOption,
+    Rare,
     Reading,
     Weights,
 )
@@ -72,10 +73,12 @@ def predict_command(
     ] = False,
     false_alarm: FalseAlarm = 0.05,
     format: Annotated[Format, typer.Option("--format", "-f", help="How to write the answers.")] = Format.TABLE,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write them to, in one step.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write them to; with --engine a folder.")
+    ] = None,
     root: Annotated[
         Path,
-        typer.Option("--root", help="For --format label-studio: the folder that Label Studio serves images from."),
+        Rare("for --format label-studio: the folder that Label Studio serves images from"),
     ] = Path("."),
     reading: Reading = AS_FOUND,
     on_error: OnErrorOption = OnError.RAISE,
@@ -102,24 +105,24 @@ def predict_command(
 
       evergrow predict intents.evg --text "where is my parcel"
 
-      evergrow predict birds.evg feeder.mp4 --every 5
+      evergrow predict birds.evg feeder.mp4 --set every=5
 
       evergrow predict birds.evg photos/ --format label-studio --out tasks.json
 
-      evergrow predict birds.evg s3://bucket/photos/ --engine local --workers 4 --out-dir answers/
+      evergrow predict birds.evg s3://bucket/photos/ --engine local --workers 4 --out answers/
 
-    With --engine the answers are Parquet files in OUT_DIR/predict, one per shard.
+    With --engine the answers are Parquet files in OUT/predict, one per shard.
 
     Exit codes: 0 answered, 1 answered but some could not be read (--on-error skip), 2 bad input, 130 interrupted.
     """
-    if out is not None:
+    if out is not None and spread.engine is None:
         check_target("--out", out)
     check_items(list(items or ()))
     learner = load_model(model, Running(on_error, cache, device, weights, as_json, decode))
     if spread.engine is not None:
-        spread.refuse(out=out, text=text)
+        spread.refuse(text=text)
         alarm = false_alarm if reject_unknown else None
-        return _by_shards(model, learner, list(items or ()), reading, spread, top, alarm, quiet=as_json)
+        return _by_shards(model, learner, list(items or ()), reading, spread, out, top, alarm, quiet=as_json)
     question = video_question(learner, list(items or ()), every, frames)
     if question is None:
         question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
@@ -144,6 +147,7 @@ def _by_shards(
     items: list[str],
     reading: Reading,
     spread: Spreading,
+    folder: Path | None,
     top: int,
     false_alarm: float | None,
     *,
@@ -152,16 +156,16 @@ def _by_shards(
     """Ask on an engine: answers as Parquet, or how far a share of the work has come."""
     if len(items) != 1 or items[0] == "-":
         raise ParameterError(f"ITEMS must be one folder, file or address with --engine, got {len(items)}")
-    if spread.out_dir is None:
-        raise ParameterError("--out-dir must be given with --engine: the answers are written there")
+    if folder is None:
+        raise ParameterError("--out must name a folder with --engine: the answers are written there")
     started = time.perf_counter()
-    engine = spread.engine_in(spread.out_dir, quiet=quiet)
+    engine = spread.engine_in(folder, quiet=quiet)
     source = source_of(items[0], reading, part="all", labelled=False)
     tally = engine.predict(learner, source, top=top, false_alarm=false_alarm)
     if tally is None:
-        return share_answer(spread.out_dir, started)
+        return share_answer(folder, started)
     found = tally.to_values()
-    out = spread.out_dir / "predict"
+    out = folder / "predict"
     values = {"model": str(model), "answered": found["rows"], "left_out": dict(found["left_out"]), "out": str(out)}
     line = f"{plural(found['rows'], 'answer')} in {out}"
     return Answer({**values, "engine": found}, [line], tally.summary(), done=f"{out} was written")

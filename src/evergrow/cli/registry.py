@@ -17,7 +17,8 @@ from evergrow.cli import MODULES
 from evergrow.cli.choices import NamesListingCommand
 from evergrow.cli.console import Answer, answer_with
 from evergrow.cli.exits import CommandGroup
-from evergrow.cli.options import OptionGroup
+from evergrow.cli.options import OptionGroup, Rare
+from evergrow.cli.settings import SET, RareOption, set_option, settings_of
 from evergrow.core.plugins import load_plugins
 
 ABOUT = "Classifiers that keep learning new classes, without old data and without forgetting."
@@ -138,10 +139,11 @@ def _root(
 
 def _printing(entry: Command) -> Callable[..., None]:
     """Return a command for typer: it prints the answer and leaves with its exit code."""
-    groups, signature = _without_groups(entry.function)
+    groups, rare, signature = _parameters(entry.function)
 
     @functools.wraps(entry.function)
     def run(**given: Any) -> None:
+        given |= settings_of(given.pop(SET, None) or [], rare)
         for name, group in groups.items():
             given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
         work = functools.partial(entry.function, **given)
@@ -154,26 +156,34 @@ def _printing(entry: Command) -> Callable[..., None]:
     return run
 
 
-def _without_groups(function: Callable[..., Answer]) -> tuple[dict[str, Any], inspect.Signature]:
-    """Return the groups of options that a command takes, and its signature with their options in their place."""
+def _parameters(function: Callable[..., Answer]) -> tuple[dict[str, Any], dict[str, RareOption], inspect.Signature]:
+    """Return the groups of options that a command takes, what ``--set`` sets, and its signature for typer."""
     # In Python 3.10 typing.get_type_hints hides what an option is where None is its default.
     hints = inspect.get_annotations(function, eval_str=True)
     groups: dict[str, Any] = {}
-    parameters = []
+    found: list[tuple[str, Any, Any]] = []
     for name, parameter in inspect.signature(function).parameters.items():
         kind = hints[name]
         if isinstance(kind, type) and issubclass(kind, OptionGroup):
             groups[name] = kind
             inner = typing.get_type_hints(kind, include_extras=True)
-            parameters += [
-                inspect.Parameter(
-                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=inner[field.name]
-                )
-                for field in dataclasses.fields(kind)  # type: ignore[arg-type]
-            ]
+            found += [(field.name, inner[field.name], field.default) for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
         else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind))
-    return groups, inspect.Signature(parameters)
+            found.append((name, kind, parameter.default))
+    rare = {
+        name: RareOption(typing.get_args(kind)[0], default, mark.help)
+        for name, kind, default in found
+        for mark in getattr(kind, "__metadata__", ())
+        if isinstance(mark, Rare)
+    }
+    shown = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, kind, default in found
+        if name not in rare
+    ]
+    if rare:
+        shown.append(inspect.Parameter(SET, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=set_option(rare)))
+    return groups, rare, inspect.Signature(shown)
 
 
 def reflowed(text: str) -> str:

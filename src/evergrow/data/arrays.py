@@ -10,28 +10,24 @@ import json
 import math
 import os
 import struct
-import threading
 import zipfile
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from evergrow.core.archive import register_kind
-from evergrow.core.documents import open_document, parse_json
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError, ParameterError
+from evergrow.core.archive import parse_json
+from evergrow.core.errors import FileFormatError, InputError, LabelError, ParameterError
 from evergrow.core.escaping import one_line
 from evergrow.core.feature_blocks import check_widths, join_blocks
 from evergrow.core.files import atomic_path
 from evergrow.core.items import Images
-from evergrow.core.registry import nearest
-from evergrow.core.version import __version__
+from evergrow.core.record import NOTHING, Between, Extra, from_document, record, to_document
 from evergrow.data.archives import sound
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.samples import Dataset, Samples, concat_samples, listed
@@ -47,10 +43,8 @@ _KEYS = {
 STAMP = "evergrow"
 """Name of the array or metadata entry that states kind, version and writer; files of others have none."""
 
-KIND = register_kind("feature-set")
 _TEXTS = ("classes", "backbone", STAMP)
 _FORMAT: Any = np.lib.format  # which has no types for some of the Pythons that this runs on
-_UNPACKED_BYTES = 1 << 30
 _BLOCK, _LONGEST_HEADER, _LOCAL_HEADER = 8192, 100 * 2**20, 30
 _TYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
@@ -201,47 +195,16 @@ def _check_part(part: str, X: Any, y: Any, *, empty: bool = False) -> None:
             raise InputError(f"X_{part} must be finite, got NaN or infinity, first in row {row}")
 
 
-# -- files by name ------------------------------------------------------------------------------------------------
+@record("feature-set")
+@dataclass(frozen=True)
+class Stamp:
+    """What a feature file states of itself: the widths of its blocks, and fields of a later evergrow."""
+
+    widths: tuple[Annotated[int, Between(1)], ...] = ()
+    extra: Extra = NOTHING
 
 
-def load_features(name: str | os.PathLike[str]) -> FeatureSet:
-    """Load a data set by path, or by name from the search path.
-
-    Parameters
-    ----------
-    name : str or path-like
-        A path to a ``.npz`` or ``.safetensors`` file, or a bare name such as ``"clinc150_minilm"``, looked
-        for in :func:`search_path`. The file holds ``X_train, y_train, X_test, y_test`` and may hold
-        ``classes``, the names of labels 0, 1, ... (in a safetensors file: a JSON list under the metadata key
-        ``classes``). Without a test set ``X_test`` and ``y_test`` are empty or not there. Pickled arrays are refused.
-
-    Returns
-    -------
-    FeatureSet
-
-    Raises
-    ------
-    DatasetNotFoundError
-        If there is no such file.
-    FileFormatError
-        If the file is damaged or lacks an array.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> from evergrow.data import load_features
-    >>> X, y = np.eye(4), np.array([0, 0, 1, 1])
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     np.savez(f"{folder}/toy.npz", X_train=X, y_train=y, X_test=X, y_test=y)
-    ...     load_features(f"{folder}/toy.npz").n_classes
-    2
-    """
-    path = find_features(name)
-    found = ArraySource(Tree(path.parent), path.name, DataOptions()).dataset()
-    if isinstance(found, FeatureSet):
-        return found
-    raise FileFormatError(f"{path} must be a labelled feature set, got images, which are read by load_data")
+# -- files ------------------------------------------------------------------------------------------------
 
 
 def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
@@ -271,8 +234,7 @@ def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
     if target.suffix != ".npz" and "U" in (data.y_train.dtype.kind, data.y_test.dtype.kind):
         raise ParameterError("labels must be integers in a .safetensors file, got strings: write .npz instead")
     arrays = {name: getattr(data, name) for name in REQUIRED}
-    blocks = {"widths": list(data.widths)} if data.widths else {}
-    stamp = json.dumps({**data.unknown, **blocks, "kind": KIND.name, "version": KIND.version, "writer": __version__})
+    stamp = json.dumps(to_document(Stamp(data.widths, Extra(data.unknown))))
     about = json.dumps(dict(data.backbone))
     with atomic_path(target) as temporary:
         if target.suffix == ".npz":
@@ -282,50 +244,6 @@ def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
         else:
             metadata = {"classes": json.dumps(list(data.class_names)), "backbone": about, STAMP: stamp}
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
-
-
-def search_path(environ: Mapping[str, str] | None = None) -> list[Path]:
-    """Return the folders that names are looked for in, first match wins.
-
-    These are the folders of ``$EVERGROW_DATA`` (several as in ``$PATH``), then ``./data``.
-
-    Examples
-    --------
-    >>> from evergrow.data import search_path
-    >>> [folder.as_posix() for folder in search_path({"EVERGROW_DATA": "/a"})]
-    ['/a', 'data']
-    """
-    environ = os.environ if environ is None else environ
-    folders = [Path(part) for part in environ.get("EVERGROW_DATA", "").split(os.pathsep) if part]
-    return [*folders, Path("data")]
-
-
-def available_features() -> list[str]:
-    """Return the names of the feature files in the search path."""
-    found = (file for folder in search_path() if folder.is_dir() for file in folder.iterdir())
-    return sorted({file.stem for file in found if file.suffix in SUFFIXES})
-
-
-def find_features(name: str | os.PathLike[str]) -> Path:
-    """Return the file of a feature set, or raise :class:`DatasetNotFoundError`."""
-    text = os.fspath(name)
-    how = (
-        "Put the file in ./data or in a folder named by the environment variable EVERGROW_DATA; one of your own "
-        "features is an .npz file of the arrays X_train, y_train, X_test and y_test."
-    )
-    if os.sep in text or "/" in text or text.endswith(SUFFIXES):
-        path = Path(text)
-        if path.is_file() and path.suffix in SUFFIXES:
-            return path
-        raise DatasetNotFoundError(f"data set must be an existing .npz or .safetensors file, got {text!r}. {how}")
-    candidates = [folder / f"{text}{suffix}" for folder in search_path() for suffix in SUFFIXES]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    looked = ", ".join(str(folder) for folder in search_path())
-    known = available_features()
-    hint = f"Did you mean {nearest(text, known, n=1)}? " if known else ""
-    raise DatasetNotFoundError(f"No features {text}.npz or {text}.safetensors in {looked}. {hint}{how}")
 
 
 # -- where arrays lie -----------------------------------------------------------------------------------------------
@@ -394,7 +312,7 @@ class ArrayFile:
         array = self.arrays[key]
         stop = array.shape[0] if stop is None else stop
         if array.offset < 0 or not array.shape:
-            return _UNPACKED.rows(self, key)[start:stop]
+            return _unpacked(self._tree, self._name, key)[start:stop]
         n_bytes = array.row_bytes
         first, count = array.offset + start * n_bytes, (stop - start) * n_bytes
         if self._tree.on_disk:  # without a copy in between: files may be as large as memory
@@ -423,18 +341,17 @@ class ArrayFile:
         NewerSchemaError
             If a newer evergrow wrote it.
         """
-        stamp = parse_json(self.texts[STAMP], f"{self.title}: {STAMP}") if STAMP in self.texts else {"version": 1}
-        if not isinstance(stamp, dict) or stamp.get("kind", KIND.name) != KIND.name:
-            raise FileFormatError(f"{self.title} must be a {KIND.name!r}, got a file that says to be another")
-        contents = {key: value for key, value in stamp.items() if key not in ("kind", "version", "writer")}
-        contents["backbone"] = parse_json(self.texts.get("backbone", "{}"), f"{self.title}: backbone")
-        given = open_document(contents, KIND, self.title, version=stamp.get("version"), writer=stamp.get("writer"))
-        widths = tuple(given.integers("widths", low=1, default=[]))
+        stamp, title = Stamp(), f"{self.title}: {STAMP}"
+        if STAMP in self.texts:
+            stamp = from_document(Stamp, parse_json(self.texts[STAMP], title), title)
+        backbone = parse_json(self.texts.get("backbone", "{}"), f"{self.title}: backbone")
         try:
-            check_widths("widths", widths, width)
+            check_widths("widths", stamp.widths, width)
+            if not isinstance(backbone, dict):
+                raise InputError(f"backbone must be an object, got {type(backbone).__name__}")
         except InputError as error:
             raise FileFormatError(f"{self.title}: the stamp must fit the features: {error}") from error
-        return given.mapping("backbone"), widths, given.unknown()
+        return backbone, stamp.widths, dict(stamp.extra.values)
 
     # -- NPZ --
 
@@ -473,16 +390,6 @@ class ArrayFile:
         header = self._tree.read(self._name, info.header_offset, info.header_offset + _LOCAL_HEADER)
         name_length, extra_length = struct.unpack("<HH", header[26:30])
         return info.header_offset + _LOCAL_HEADER + int(name_length) + int(extra_length)
-
-    def unpacked(self, key: str) -> NDArray[Any]:
-        """Return an array that can only be had whole."""
-        with (
-            sound(self.title, "NPZ file of plain arrays"),
-            self._tree.open(self._name, 1 << 20) as file,
-            zipfile.ZipFile(file) as archive,
-            archive.open(self._entries(archive)[key]) as entry,
-        ):
-            return np.asarray(_FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False))
 
     # -- safetensors --
 
@@ -530,26 +437,16 @@ def _header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...], bool
     return shape, columns_first, dtype, file.tell()
 
 
-class _Unpacked:
-    """Arrays that were read whole, the last used ones, up to a number of bytes."""
-
-    def __init__(self) -> None:
-        self._arrays: OrderedDict[tuple[str, int, str], NDArray[Any]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def rows(self, file: ArrayFile, key: str) -> NDArray[Any]:
-        """Return an array that is unpacked at most once while it is kept."""
-        place = (file.title, file._size, key)
-        with self._lock:
-            if place not in self._arrays:
-                self._arrays[place] = file.unpacked(key)
-                while len(self._arrays) > 1 and sum(each.nbytes for each in self._arrays.values()) > _UNPACKED_BYTES:
-                    self._arrays.popitem(last=False)
-            self._arrays.move_to_end(place)
-            return self._arrays[place]
-
-
-_UNPACKED = _Unpacked()
+@lru_cache(maxsize=4)
+def _unpacked(tree: Tree, name: str, key: str) -> NDArray[Any]:
+    """Return an array that can only be had whole; the last ones are kept."""
+    with (
+        sound(tree.place(name), "NPZ file of plain arrays"),
+        tree.open(name, 1 << 20) as file,
+        zipfile.ZipFile(file) as archive,
+        archive.open(f"{key}.npy") as entry,
+    ):
+        return np.asarray(_FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False))
 
 
 def read_npy(path: Path) -> NDArray[Any]:
@@ -579,6 +476,15 @@ def read_npy(path: Path) -> NDArray[Any]:
 
 
 # -- the source -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _ArrayRows:
+    file: str
+    array: str
+    labels: str
+    start: int
+    stop: int
 
 
 class ArraySource(Source):
@@ -660,14 +566,14 @@ class ArraySource(Source):
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the rows of a shard."""
-        where = where_of(shard)
-        name, key, start, stop = where.text("file"), where.text("array"), where.integer("start"), where.integer("stop")
+        where = where_of(shard, _ArrayRows)
+        name, key, start, stop = where.file, where.array, where.start, where.stop
         file = self._file(name)
         if key not in file.arrays or stop > file.arrays[key].shape[0] or stop - start != shard.rows:
             raise FileFormatError(f"{file.title} must hold {stop} rows of {key}, as when the shards were made")
         values = file.rows(key, start, stop)
         names = tuple(f"{name}[{row}]" for row in range(start, stop))
-        labels, labels_key = None, where.text("labels")
+        labels, labels_key = None, where.labels
         if self.options.labelled and labels_key in file.arrays:
             known = dict(enumerate(file.class_names()))
             labels = class_labels(file.rows(labels_key, start, stop).tolist(), known, file.title)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import posixpath
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyarrow import types
 
-from evergrow.core.documents import parse_json
+from evergrow.core.archive import parse_json
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError
 from evergrow.core.feature_blocks import check_widths
 from evergrow.core.items import Images, Texts
@@ -176,12 +178,28 @@ def _class_names(about: Any, label: str) -> dict[int, str]:
     return dict(enumerate(names)) if good and len(set(names)) == len(names) else {}
 
 
+@dataclass(frozen=True)
+class _Groups:
+    """Where a shard lies: its file, its groups, rows of the first to skip, and the number of its first row."""
+
+    file: str
+    first: int
+    last: int
+    skip: int
+    row: int
+
+
 class ColumnSource(Source):
-    """Rows of files with columns; see :class:`ParquetSource` and :class:`ArrowSource`."""
+    """Rows of files with columns, which lie in groups that are read as a whole; Parquet and Arrow have their own.
+
+    Shards are groups, several where they are small; a group that is too large is shared out, and then whoever reads a
+    later part of it reads the parts before it too.
+    """
 
     def __init__(self, tree: Tree, pattern: str, options: DataOptions) -> None:
         super().__init__(tree, pattern, options)
         self._columns = lru_cache(maxsize=64)(self._choose)
+        self._groups = lru_cache(maxsize=64)(self._read_groups)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("tree", "pattern", "options", "known_kind")}
@@ -190,27 +208,119 @@ class ColumnSource(Source):
         type(self).__init__(self, state["tree"], state["pattern"], state["options"])
         self.known_kind = state["known_kind"]
 
+    @abstractmethod
+    def _schema(self, name: str) -> pa.Schema:
+        """Return the columns of a file."""
+
+    @abstractmethod
+    def _read_groups(self, name: str) -> list[tuple[int, int]]:
+        """Return rows and bytes of every group of a file."""
+
+    @abstractmethod
+    def _batches(self, name: str, first: int, last: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of some groups."""
+
     def _choose(self, name: str) -> TableColumns:
-        raise NotImplementedError
+        title = self.tree.place(name)
+        with sound(title, f"{self.format.capitalize()} file"):
+            return choose_columns(self._schema(name), self.options, title)
+
+    @property
+    def _first(self) -> str:
+        return next(iter(self.files))
 
     def _look_for_kind(self) -> str:
-        return self._columns(next(iter(self.files))).kind
+        return self._columns(self._first).kind
 
     @property
     def classes(self) -> Mapping[int, str]:
         """Names of integer labels, where the first file has them."""
-        return self._columns(next(iter(self.files))).classes
+        return self._columns(self._first).classes
 
-    def _check_columns(self, first: str, name: str) -> None:
-        known, columns = self._columns(first), self._columns(name)
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each block that feature vectors were joined of, as the first file states."""
+        return self._stated_widths(self._first)
+
+    def _stated_widths(self, name: str) -> tuple[int, ...]:
+        stated = (self._schema(name).metadata or {}).get(WIDTHS.encode())
+        if self._columns(name).kind != "features" or stated is None:
+            return ()
+        title = self.tree.place(name)
+        try:
+            return check_widths(WIDTHS, parse_json(stated, f"{title}: {WIDTHS}"), self._width(name))
+        except InputError as error:
+            raise FileFormatError(f"{title}: {error}") from error
+
+    def _width(self, name: str) -> int:
+        """Return the length of feature vectors; where the type does not say it, the first row does."""
+        columns, groups = self._columns(name), self._groups(name)
+        if columns.kind != "features" or columns.width or not any(rows for rows, _ in groups):
+            return columns.width
+        first = next(number for number, (rows, _) in enumerate(groups) if rows)
+        table = self._table(name, (first, first + 1, 0, 1), [columns.sample])
+        return len(table.column(columns.sample)[0].as_py() or ())
+
+    def _check_alike(self, first: str, name: str) -> None:
+        known, columns, place = self._columns(first), self._columns(name), self.tree.place()
+        width, was = self._width(name), self._width(first)
+        if width != was:
+            raise FileFormatError(
+                f"{place}: feature files must have one width, got {was} in {first} and {width} in {name}"
+            )
+        blocks, before = self._stated_widths(name), self._stated_widths(first)
+        if blocks != before:
+            raise FileFormatError(
+                f"{place}: feature files must have the same blocks, got widths {_shown(before)} in {first} and "
+                f"{_shown(blocks)} in {name}"
+            )
         if (columns.kind, columns.sample, columns.label) != (known.kind, known.sample, known.label):
             raise FileFormatError(
-                f"{self.tree.place()}: files must have the same columns, got {known.sample!r} and "
-                f"{known.label or 'no label'!r} in {first}, {columns.sample!r} and {columns.label or 'no label'!r} in "
-                f"{name}"
+                f"{place}: files must have the same columns, got {known.sample!r} and {known.label or 'no label'!r} in "
+                f"{first}, {columns.sample!r} and {columns.label or 'no label'!r} in {name}"
             )
         if columns.classes != known.classes:
-            raise FileFormatError(f"{self.tree.place()}: files must name the same classes, got others in {name}")
+            raise FileFormatError(f"{place}: files must name the same classes, got others in {name}")
+
+    def _parts(self, rows: int, size: int) -> Iterator[Shard]:
+        for name in self.files:
+            self._check_alike(self._first, name)
+            for span in spans(self._groups(name), rows, size):
+                where = {"file": name, "first": span.first, "last": span.last, "skip": span.skip}
+                row = sum(n for n, _ in self._groups(name)[: span.first]) + span.skip
+                yield Shard(0, span.rows, span.size, {**where, "row": row})
+
+    def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
+        """Return the rows of a shard: its columns of its groups."""
+        where = where_of(shard, _Groups)
+        name, part = where.file, (where.first, where.last, where.skip, shard.rows)
+        columns = self._columns(name).wanted(bodies=bodies)
+        plain = pa.table({"": pa.nulls(shard.rows)})
+        table = self._table(name, part, columns) if columns else plain
+        return self._as_samples(name, table, where.row, bodies=bodies)
+
+    def _table(self, name: str, where: tuple[int, int, int, int], wanted: list[str]) -> pa.Table:
+        """Return so many rows of the groups from the first to the last, after those to skip."""
+        first, last, skip, rows = where
+        title = self.tree.place(name)
+        left = RATIO * self.tree.size(name) + ROOM
+        kept, count = [], 0
+        with sound(title, f"{self.format.capitalize()} file"):
+            for batch in self._batches(name, first, last, wanted):
+                left -= batch.nbytes
+                if left < 0:
+                    raise FileFormatError(f"{title} must unpack to at most {RATIO} times its size, got more")
+                batch.validate(full=True)
+                before = min(skip, batch.num_rows)
+                part = batch.slice(before, rows - count)
+                skip -= before
+                kept += [part] if part.num_rows else []
+                count += part.num_rows
+                if count >= rows:
+                    break
+        if count != rows:
+            raise FileFormatError(f"{title} must hold the rows that it states, got {count} instead of {rows}")
+        return pa.Table.from_batches(kept)
 
     def _as_samples(self, name: str, table: pa.Table, start: int, *, bodies: bool) -> Samples:
         """Return the rows of a table, of which the first has this number in its file."""
@@ -283,23 +393,17 @@ def _vectors(column: Any, columns: TableColumns, title: str) -> NDArray[Any]:
     return as_features(np.asarray(values.to_numpy(zero_copy_only=False)).reshape(n, width), title)
 
 
+def _shown(widths: tuple[int, ...]) -> str:
+    return ", ".join(map(str, widths)) or "of one block"
+
+
 # -- Parquet ----------------------------------------------------------------------------------------------------
-
-
-def _has_parquet(tree: Tree) -> bool:
-    folders = tree.folders()
-    places = [
-        "",
-        *([folders["data"]] if "data" in folders else list(folders.values())[:1] if len(folders) == 1 else []),
-    ]
-    return any(name.lower().endswith(".parquet") for place in places for name in tree.files(place))
 
 
 class ParquetSource(ColumnSource):
     """Rows of Parquet files: images as bytes or as the ``{bytes, path}`` of Hugging Face, texts, or feature vectors.
 
-    Shards are row groups, several where they are small; a group that is too large is shared out, and then whoever
-    reads a later part of it reads the parts before it too, because Parquet packs a group as a whole.
+    Groups are the row groups of the files.
     """
 
     format = "parquet"
@@ -308,51 +412,22 @@ class ParquetSource(ColumnSource):
     def __init__(self, tree: Tree, pattern: str, options: DataOptions) -> None:
         super().__init__(tree, pattern, options)
         self._file = lru_cache(maxsize=64)(self._open)
-        self._groups = lru_cache(maxsize=64)(self._read_groups)
 
     def _open(self, name: str) -> pq.ParquetFile:
         """Return a file of which the footer is read."""
         with sound(self.tree.place(name), "Parquet file"):
             return pq.ParquetFile(self.tree.open(name), pre_buffer=False)
 
-    def _choose(self, name: str) -> TableColumns:
-        with sound(self.tree.place(name), "Parquet file"):
-            return choose_columns(self._file(name).schema_arrow, self.options, self.tree.place(name))
+    def _schema(self, name: str) -> pa.Schema:
+        return self._file(name).schema_arrow
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Columns of each block that feature vectors were joined of, as the first file states."""
-        return self._stated_widths(next(iter(self.files)))
-
-    def _stated_widths(self, name: str) -> tuple[int, ...]:
-        stated = (self._file(name).schema_arrow.metadata or {}).get(WIDTHS.encode())
-        if self._columns(name).kind != "features" or stated is None:
-            return ()
-        title = self.tree.place(name)
-        try:
-            return check_widths(WIDTHS, parse_json(stated, f"{title}: {WIDTHS}"), self._width(name))
-        except InputError as error:
-            raise FileFormatError(f"{title}: {error}") from error
-
-    def _parts(self, rows: int, size: int) -> Iterator[Shard]:
-        first = next(iter(self.files))
-        for name in self.files:
-            width, was = self._width(name), self._width(first)
-            if width != was:
-                raise FileFormatError(
-                    f"{self.tree.place()}: feature files must have one width, got {was} in {first} and {width} in "
-                    f"{name}"
-                )
-            blocks, before = self._stated_widths(name), self._stated_widths(first)
-            if blocks != before:
-                raise FileFormatError(
-                    f"{self.tree.place()}: feature files must have the same blocks, got widths {_shown(before)} in "
-                    f"{first} and {_shown(blocks)} in {name}"
-                )
-            self._check_columns(first, name)
-            for span in spans(self._groups(name), rows, size):
-                where = {"file": name, "first": span.first, "last": span.last, "skip": span.skip}
-                yield Shard(0, span.rows, span.size, where)
+    def _batches(self, name: str, first: int, last: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        if not first < last <= len(self._groups(name)):
+            raise FileFormatError(f"{self.tree.place(name)} must hold {last} row groups, as when shards were made")
+        size = _BATCH[self._columns(name).kind]
+        yield from self._file(name).iter_batches(
+            batch_size=size, row_groups=range(first, last), columns=columns, use_threads=False
+        )
 
     def _read_groups(self, name: str) -> list[tuple[int, int]]:
         """Return rows and bytes of every row group, of the columns that are read."""
@@ -379,62 +454,17 @@ class ParquetSource(ColumnSource):
             raise FileFormatError(f"{title} must hold the {footer.num_rows} rows that it states, got other groups")
         return blocks
 
-    def _width(self, name: str) -> int:
-        """Return the length of feature vectors; where the type does not say it, the first row does."""
-        columns, blocks = self._columns(name), self._groups(name)
-        if columns.kind != "features" or columns.width or not any(rows for rows, _ in blocks):
-            return columns.width
-        first = next(number for number, (rows, _) in enumerate(blocks) if rows)
-        table = self._table(name, first, first + 1, 0, 1, [columns.sample])
-        return len(table.column(columns.sample)[0].as_py() or ())
-
-    def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the rows of a shard: its columns of its row groups."""
-        where = where_of(shard)
-        name, skip, first, last = (where.text("file"), *(where.integer(key) for key in ("skip", "first", "last")))
-        groups = self._groups(name)
-        if not first < last <= len(groups):
-            raise FileFormatError(f"{self.tree.place(name)} must hold {last} row groups, as when shards were made")
-        columns = self._columns(name).wanted(bodies=bodies)
-        table = self._table(name, first, last, skip, shard.rows, columns) if columns else _rows_only(shard.rows)
-        return self._as_samples(name, table, sum(rows for rows, _ in groups[:first]) + skip, bodies=bodies)
-
-    def _table(self, name: str, first: int, last: int, skip: int, rows: int, wanted: list[str]) -> pa.Table:
-        """Return so many rows of some row groups, after those to skip."""
-        title = self.tree.place(name)
-        left = RATIO * sum(size for _, size in self._groups(name)[first:last]) + ROOM
-        size = _BATCH[self._columns(name).kind]
-        kept, count = [], 0
-        with sound(title, "Parquet file"):
-            for batch in self._file(name).iter_batches(
-                batch_size=size, row_groups=range(first, last), columns=wanted, use_threads=False
-            ):
-                left -= batch.nbytes
-                if left < 0:
-                    raise FileFormatError(f"{title} must unpack to at most {RATIO} times its size, got more")
-                batch.validate(full=True)
-                before = min(skip, batch.num_rows)
-                part = batch.slice(before, rows - count)
-                skip -= before
-                kept += [part] if part.num_rows else []
-                count += part.num_rows
-                if count >= rows:
-                    break
-        if count != rows:
-            raise FileFormatError(f"{title} must hold the rows that it states, got {count} instead of {rows}")
-        return pa.Table.from_batches(kept)
-
     @cached_property
     def _split(self) -> NDArray[np.str_] | None:
         """The words of a split column, where one file holds both parts."""
         name = next(iter(self._every_file))
         if len(self._every_file) > 1 or not self.options.labelled:
             return None
-        schema = self._file(name).schema_arrow
+        schema = self._schema(name)
         if SPLIT_COLUMN not in schema.names or not _is_text(schema, SPLIT_COLUMN):
             return None
-        blocks = self._groups(name)
-        table = self._table(name, 0, len(blocks), 0, sum(rows for rows, _ in blocks), [SPLIT_COLUMN])
+        groups = self._groups(name)
+        table = self._table(name, (0, len(groups), 0, sum(rows for rows, _ in groups)), [SPLIT_COLUMN])
         return np.array([value or "" for value in table.column(0).to_pylist()], dtype=np.str_)
 
     @property
@@ -460,41 +490,30 @@ class ParquetSource(ColumnSource):
         return found.take(rows)
 
 
+def _has_parquet(tree: Tree) -> bool:
+    folders = tree.folders()
+    places = [
+        "",
+        *([folders["data"]] if "data" in folders else list(folders.values())[:1] if len(folders) == 1 else []),
+    ]
+    return any(name.lower().endswith(".parquet") for place in places for name in tree.files(place))
+
+
 register_reader("parquet", suffixes=(".parquet",), fits=_has_parquet, rank=20)(ParquetSource)
-
-
-def _rows_only(rows: int) -> pa.Table:
-    return pa.table({"": pa.nulls(rows)})
-
-
-def _shown(widths: tuple[int, ...]) -> str:
-    return ", ".join(map(str, widths)) or "of one block"
 
 
 # -- Arrow ------------------------------------------------------------------------------------------------------
 
 
-class Batch(NamedTuple):
-    """A record batch in a file: its first byte, the one after its last, and its rows."""
-
-    start: int
-    stop: int
-    rows: int
-
-
 class ArrowSource(ColumnSource):
     """A data set that ``save_to_disk`` of the Hugging Face library wrote, one split or a dictionary of them.
 
-    Shards are record batches, a thousand rows as the library writes them; of a batch that is too large a part is kept.
-    Files in a bucket are read once to find their batches.
+    Groups are record batches, a thousand rows as the library writes them. Files on disk are mapped, not read; those in
+    a bucket are read from their beginning.
     """
 
     format = "arrow"
     suffixes = (".arrow",)
-
-    def __init__(self, tree: Tree, pattern: str, options: DataOptions) -> None:
-        super().__init__(tree, pattern, options)
-        self._index = lru_cache(maxsize=64)(self._read_index)
 
     @cached_property
     def files(self) -> dict[str, int]:
@@ -565,73 +584,28 @@ class ArrowSource(ColumnSource):
             raise FileFormatError(f"{title} must be part of a whole saved Hugging Face data set")
         return content
 
-    def _read_index(self, name: str) -> tuple[int, tuple[Batch, ...]]:
-        """Return how long the schema of a file is, and where its batches are."""
-        batches: list[Batch] = []
-        with sound(self.tree.place(name), "Arrow stream"):
-            local = self.tree.on_disk and self.files[name]
-            file = (
-                pa.memory_map(str(self.tree.root / name))
-                if local
-                else pa.PythonFile(self.tree.open(name, 2**20), mode="r")
-            )
-            reader = pa.ipc.MessageReader.open_stream(file)
-            schema = pa.ipc.read_schema(reader.read_next_message())
-            head = file.tell()
-            while True:
-                start = file.tell()
-                try:
-                    message = reader.read_next_message()
-                except StopIteration:
-                    break
-                if message.type != "record batch":
-                    raise ValueError("it must hold no dictionaries")
-                rows = pa.ipc.read_record_batch(message, schema).num_rows
-                if file.tell() > self.files[name] or rows < 0:
-                    raise ValueError("a message is cut off")
-                batches.append(Batch(start, file.tell(), rows))
-        return head, tuple(batches)
+    def _stream(self, name: str) -> pa.RecordBatchStreamReader:
+        if self.tree.on_disk and self.tree.size(name):  # an empty file cannot be mapped
+            return pa.ipc.open_stream(pa.memory_map(str(self.tree.root / name)))
+        return pa.ipc.open_stream(pa.PythonFile(self.tree.open(name, 2**20), mode="r"))
+
+    def _schema(self, name: str) -> pa.Schema:
+        return self._stream(name).schema
+
+    def _read_groups(self, name: str) -> list[tuple[int, int]]:
+        with sound(self.tree.place(name), "Arrow file"):
+            return [(batch.num_rows, batch.nbytes) for batch in self._stream(name)]
+
+    def _batches(self, name: str, first: int, last: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        for batch in itertools.islice(self._stream(name), first, last):
+            yield batch.select(columns)
 
     def _choose(self, name: str) -> TableColumns:
-        with sound(self.tree.place(name), "Arrow stream"):
-            schema = pa.ipc.read_schema(pa.PythonFile(self.tree.open(name, 65536), mode="r"))
-            columns = choose_columns(schema, self.options, self.tree.place(name))
+        columns = super()._choose(name)
         about = posixpath.join(posixpath.dirname(name), "dataset_info.json")
         if columns.classes or not columns.label or not self.tree.exists(about):
             return columns
         return replace(columns, classes=_class_names(self._json(about), columns.label))
-
-    def _parts(self, rows: int, size: int) -> Iterator[Shard]:
-        first = next(iter(self.files))
-        for name in self.files:
-            self._check_columns(first, name)
-            head, batches = self._index(name)
-            done = 0
-            for span in spans([(batch.rows, batch.stop - batch.start) for batch in batches], rows, size):
-                where = {"file": name, "head": head, "start": batches[span.first].start, "row": done}
-                where |= {"stop": batches[span.last - 1].stop, "skip": span.skip}
-                yield Shard(0, span.rows, span.size, where)
-                done += span.rows
-
-    def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the rows of a shard: its record batches after the schema, as one stream."""
-        where = where_of(shard)
-        name, row, skip = where.text("file"), where.integer("row"), where.integer("skip")
-        start, stop = where.integer("start"), where.integer("stop")
-        title = self.tree.place(name)
-        head, body = self.tree.read(name, 0, where.integer("head", high=_LONGEST)), self.tree.read(name, start, stop)
-        if len(body) != stop - start:
-            raise FileFormatError(f"{title} must be as long as when the shards were made, but it ends early")
-        with sound(title, "Arrow stream"):
-            schema = pa.ipc.open_stream(head).schema
-            kept = sorted(schema.get_field_index(column) for column in self._columns(name).wanted(bodies=bodies))
-            options = pa.ipc.IpcReadOptions(included_fields=kept, use_threads=False)
-            table = pa.ipc.open_stream(pa.py_buffer(head + body), options=options).read_all()
-            table.validate(full=True)
-        table = table.slice(skip, shard.rows)
-        if table.num_rows != shard.rows:
-            raise FileFormatError(f"{title} must hold the rows that it states, got {table.num_rows} of {shard.rows}")
-        return self._as_samples(name, table, row, bodies=bodies)
 
 
 def _is_saved(tree: Tree) -> bool:

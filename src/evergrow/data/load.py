@@ -8,18 +8,18 @@ import os
 import posixpath
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError, ParameterError
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError, ParameterError
 from evergrow.core.escaping import one_line
 from evergrow.core.settings import with_changes
 from evergrow.data.archives import ARCHIVE_SUFFIXES, Archive
-from evergrow.data.arrays import FeatureSet, search_path
+from evergrow.data.arrays import FeatureSet
 from evergrow.data.folders import (
     Walk,
     images_below,
@@ -33,9 +33,7 @@ from evergrow.data.folders import (
 from evergrow.data.readers import (
     READERS,
     DataOptions,
-    check_not_folder,
     file_suffixes,
-    list_readers,
     reader_of_file,
     reader_of_folder,
     register_reader,
@@ -113,8 +111,8 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
     tree, pattern = _located(text, chosen)
     packed = pattern.lower().endswith(ARCHIVE_SUFFIXES) and chosen.layout != "webdataset"
     reader = _reader(tree, pattern) if packed or chosen.layout == "auto" else chosen.layout
-    if not pattern:
-        check_not_folder(reader, tree)
+    if not pattern and READERS[reader].fits is None:
+        raise ParameterError(f"layout must be one that folders have, got {reader!r} for {tree.place()}")
     return make_source(reader, tree, pattern, chosen)
 
 
@@ -163,6 +161,22 @@ def _existing(path: str, options: DataOptions) -> Path:
         if found is not None:
             return found
     raise _nowhere(path)
+
+
+def search_path(environ: Mapping[str, str] | None = None) -> list[Path]:
+    """Return the folders that names are looked for in, first match wins.
+
+    These are the folders of ``$EVERGROW_DATA`` (several as in ``$PATH``), then ``./data``.
+
+    Examples
+    --------
+    >>> from evergrow.data import search_path
+    >>> [folder.as_posix() for folder in search_path({"EVERGROW_DATA": "/a"})]
+    ['/a', 'data']
+    """
+    environ = os.environ if environ is None else environ
+    folders = [Path(part) for part in environ.get("EVERGROW_DATA", "").split(os.pathsep) if part]
+    return [*folders, Path("data")]
 
 
 def _nowhere(path: str) -> DatasetNotFoundError:
@@ -353,6 +367,45 @@ def load_data(
     return finished
 
 
+def load_features(name: str | os.PathLike[str]) -> FeatureSet:
+    """Load a data set by path, or by name from the search path.
+
+    Parameters
+    ----------
+    name : str or path-like
+        A path to a ``.npz`` or ``.safetensors`` file, or a bare name such as ``"clinc150_minilm"``, looked
+        for in :func:`search_path`. The file holds ``X_train, y_train, X_test, y_test`` and may hold
+        ``classes``, the names of labels 0, 1, ... (in a safetensors file: a JSON list under the metadata key
+        ``classes``). Without a test set ``X_test`` and ``y_test`` are empty or not there. Pickled arrays are refused.
+
+    Returns
+    -------
+    FeatureSet
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If there is no such file.
+    FileFormatError
+        If the file is damaged or lacks an array.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from evergrow.data import load_features
+    >>> X, y = np.eye(4), np.array([0, 0, 1, 1])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/toy.npz", X_train=X, y_train=y, X_test=X, y_test=y)
+    ...     load_features(f"{folder}/toy.npz").n_classes
+    2
+    """
+    found = read(name).dataset()
+    if isinstance(found, FeatureSet):
+        return found
+    raise FileFormatError(f"{os.fspath(name)} must be a labelled feature set, got others, which are read by load_data")
+
+
 def _drawn_features(data: FeatureSet, options: DataOptions) -> FeatureSet:
     """Return features with a test part that is drawn from every class."""
     classes, codes = np.unique(data.y_train, return_inverse=True)
@@ -512,6 +565,3 @@ def _labels(data: Dataset | FeatureSet) -> tuple[list[str], list[str]]:
         test = [] if data.test is None else data.test.required_labels().tolist()
         return data.train.required_labels().tolist(), test
     return tuple([data.class_name(y) for y in part.tolist()] for part in (data.y_train, data.y_test))  # type: ignore
-
-
-__all__ = ["DataReport", "check_source", "inspect_data", "list_readers", "load_data", "read"]

@@ -217,9 +217,3 @@ def reader_of_file(name: str) -> str | None:
 def file_suffixes() -> tuple[str, ...]:
     """Return the endings of all data files."""
     return tuple(suffix for name in READERS for suffix in READERS[name].suffixes)
-
-
-def check_not_folder(layout: str, tree: Tree) -> None:
-    """Refuse a reader that cannot read a folder."""
-    if READERS[layout].fits is None:
-        raise ParameterError(f"layout must be one that folders have, got {layout!r} for {tree.place()}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evergrow.core.errors import InputError, ParameterError, UnknownNameError
+from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.wording import setting
 from evergrow.data import Source
 from evergrow.engine.fitting import fit, update
@@ -22,7 +22,6 @@ from evergrow.engine.stages import Running, Tally
 from evergrow.features.base import Backbone
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
-from evergrow.learner.parts import seed_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +87,7 @@ class Engine(ABC):
 
     def fit(self, learner: Learner, data: Any) -> Tally | None:
         """Let a learner forget everything and learn data; see :func:`evergrow.engine.fitting.fit`."""
-        manifest = self.manifest(data, seed_of(learner), skip=_skips(learner))
+        manifest = self.manifest(data, learner._seed(), skip=_skips(learner))
         with self.open(learner.device) as (folder, running):
             return fit(learner, manifest, folder, running)
 
@@ -192,27 +191,6 @@ class RayEngine(Engine):
             cpus_per_worker=self.cpus_per_worker,
             perform=perform,
         )
-
-
-ENGINES: dict[str, type[Engine]] = {"local": LocalEngine, "ray": RayEngine}
-"""Engines by name."""
-
-
-def engine_of(engine: Any) -> Engine:
-    """Return an engine that was given by name or as itself.
-
-    Examples
-    --------
-    >>> from evergrow.engine.engines import engine_of
-    >>> engine_of("local").workers
-    1
-    """
-    if isinstance(engine, Engine):
-        return engine
-    if isinstance(engine, str) and engine in ENGINES:
-        return ENGINES[engine]()
-    shown = repr(engine) if isinstance(engine, str) else type(engine).__name__
-    raise UnknownNameError(f"{setting('engine')} must be {' or '.join(map(repr, ENGINES))} or an Engine, got {shown}")
 
 
 def _skips(learner: Learner) -> bool:

@@ -24,9 +24,9 @@ from evergrow.features.base import BackboneSpec
 from evergrow.learner.encoder import Encoder
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import Block
-from evergrow.learner.parts import (
+from evergrow.learner.sharded_fit import (
     adopt,
-    check_divisible,
+    check_mergeable,
     complete_fit,
     complete_update,
     deciding_settings,
@@ -55,7 +55,7 @@ def fit(learner: Learner, manifest: Manifest, folder: Path, running: Running) ->
     Tally or None
         What was learned; None where this was a share of the work and there is more to do.
     """
-    check_divisible(learner, fresh=True)
+    check_mergeable(learner, fresh=True)
     encoder = encoder_for(learner, manifest.kind, manifest.widths)
     decisive = None if encoder.spec is None else encoder.spec.decisive()
     settings = {**deciding_settings(learner), **extraction_settings(learner), "backbone": decisive, "fan_in": FAN_IN}
@@ -66,7 +66,7 @@ def fit(learner: Learner, manifest: Manifest, folder: Path, running: Running) ->
 
 def update(learner: Learner, manifest: Manifest, folder: Path, running: Running) -> Tally | None:
     """Let a learner learn a data set beside what it knows; arguments and result are those of :func:`fit`."""
-    check_divisible(learner, fresh=False)
+    check_mergeable(learner, fresh=False)
     if learner.spec_ is not None:
         _portable(learner.spec_)
     start = learner.to_archive()

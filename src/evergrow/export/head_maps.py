@@ -37,6 +37,6 @@ def read_head(head: IncrementalClassifier) -> tuple[HeadMap, float | None]:
     ([[1.0, 0.0]], None)
     """
     try:
-        return head.linear_map(), head.temperature_
+        return head.linear_map(), getattr(head, "temperature_", None)
     except UnsupportedError as error:
         raise ExportError(f"head must be of a kind that can be exported: {error}") from error

@@ -184,10 +184,10 @@ def export_onnx(
     --------
     >>> import tempfile, pathlib
     >>> from sklearn.datasets import load_digits
-    >>> from evergrow import SCLClassifier
+    >>> from evergrow import Classifier
     >>> from evergrow.export.onnx_export import export_onnx
     >>> X, y = load_digits(return_X_y=True)
-    >>> head = SCLClassifier.recommended(n_units=100, random_state=0).fit(X, y)
+    >>> head = Classifier(n_units=100, random_state=0).fit(X, y)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report = export_onnx(None, head, pathlib.Path(folder, "digits.onnx"))
     >>> report.outputs

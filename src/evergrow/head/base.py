@@ -1,8 +1,11 @@
-"""What all incremental classifiers on feature vectors share: input checks, labels, atomic learning."""
+"""The base of all heads: input checks, labels, learning that is all or nothing, answers, other names for classes."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -14,28 +17,50 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import InputError, LabelError, NumericalError
+from evergrow.core.errors import InputError, LabelError, NumericalError, UnsupportedError
 from evergrow.core.families import Family
 from evergrow.core.fields import Fields
 from evergrow.core.validation import as_weights, check_matrix
-from evergrow.head.abilities import Abilities
-from evergrow.head.classifier import Classifier
-from evergrow.head.labels import LabelUpdate, as_labels, update_labels
+from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, update_labels
 from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.saving import SavedClassifier
 
 HEADS: Family[IncrementalClassifier] = Family("method", "head")
 """Every head by the name users know it under; filled by ``@HEADS.register(name)``."""
 
+OPTIONAL = {
+    "spawn": "start an empty learner with the same layer",
+    "expecting": "be learned in parts",
+    "numbered": "be learned in parts",
+    "merge": "add what another learner knows",
+    "unlearn": "take samples out again",
+    "forget_classes": "remove whole classes",
+    "regularize": "change the ridge without data",
+    "predict_proba": "give class probabilities",
+    "novelty_score": "say how unlike anything learned something is",
+    "novelty_terms": "say how unlike anything learned something is",
+    "fold_outs": "score learned rows as if they had not been learned",
+    "calibrate": "be calibrated",
+    "adopt_solution": "keep solved weights in a file",
+    "linear_map": "be written as plain matrices",
+    "diagnostics": "describe its statistics",
+}
+"""Methods that not every head has, and what they do; ``hasattr`` tells whether a head has one."""
+
+EASY_ORDER = 1200
+"""Systems of up to this order are solved in about a second, which an update can afford."""
+
 COMPUTE_DTYPE = torch.float64
 
 
-class IncrementalClassifier(Abilities, Classifier):
+class IncrementalClassifier(SavedClassifier):
     """A classifier that learns batch by batch over an open set of classes.
 
-    A head implements five hooks: :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the
-    pair :meth:`_contents` / :meth:`_restore`. ``_learn`` must either succeed or leave the head unchanged; the
-    base commits the labels only after it returns. What a head can do beyond that it names in ``abilities``; see
-    :mod:`evergrow.head.abilities`.
+    A head implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the pair
+    :meth:`_contents` / :meth:`_restore`, and :meth:`_regroup` where classes can get other names. ``_learn`` must either
+    succeed or leave the head unchanged, and replace what was learned rather than change it in place; the base commits
+    the labels only after it returns. Further methods are optional (:data:`OPTIONAL`): a head that lacks one raises
+    :class:`~evergrow.core.errors.UnsupportedError` when it is asked for.
 
     Attributes
     ----------
@@ -43,9 +68,21 @@ class IncrementalClassifier(Abilities, Classifier):
         Labels learned so far, sorted.
     n_features_in_ : int
         Width of the features.
+
+    Examples
+    --------
+    >>> from evergrow.lab.heads import SimpleCILClassifier
+    >>> hasattr(SimpleCILClassifier(), "merge")
+    False
+    >>> SimpleCILClassifier().spawn()
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.UnsupportedError: method 'simplecil' cannot start an empty learner with the same layer
     """
 
     family: ClassVar[Family[Any]] = HEADS
+    takes_weights: ClassVar[bool] = False
+    """Whether samples may count for more or less than one."""
     n_features_in_: int
     feature_names_in_: NDArray[Any]
 
@@ -62,6 +99,35 @@ class IncrementalClassifier(Abilities, Classifier):
     @abstractmethod
     def _scores(self, Z: Tensor) -> Tensor:
         """Return scores (n, C), one column per entry of ``classes_``."""
+
+    def _regroup(self, change: ClassChange) -> None:
+        """Reorder sums by class, and add up those of classes that become one; all or nothing."""
+        raise UnsupportedError(f"method {self.method_name!r} cannot give classes other names")
+
+    def _solve_order(self) -> float:
+        """Return the order of the largest system that answers need; infinite for what takes longer than a solve."""
+        return 0.0
+
+    def _settle(self) -> None:
+        """Work out what answers need, as far as it is not there yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):  # a property that raised an AttributeError: let it be seen
+            return object.__getattribute__(self, name)
+        if name in OPTIONAL:
+            raise UnsupportedError(f"method {self.method_name!r} cannot {OPTIONAL[name]}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def require_weights(self) -> None:
+        """Raise :class:`UnsupportedError` unless samples may count for more or less than one."""
+        if not self.takes_weights:
+            raise UnsupportedError(f"method {self.method_name!r} cannot let samples count for more or less than one")
+
+    @property
+    def method_name(self) -> str:
+        """Name that the head is registered under, or that of its class."""
+        names = [name for name in HEADS.names() if HEADS[name] is type(self)]
+        return names[0] if names else type(self).__name__
 
     # -- learning ---------------------------------------------------------------------------------------
 
@@ -84,38 +150,22 @@ class IncrementalClassifier(Abilities, Classifier):
     def _begin(self, X: Any, y: Any, sample_weight: Any) -> Self:
         """Learn the first task. It may have weights, which ``fit`` has none of: the layer is made without them."""
         self._check_params()
-        device = resolve_device(self.device)
-        before: dict[str, Any] = {
-            name: vars(self)[name] for name in ("n_features_in_", "feature_names_in_") if name in vars(self)
-        }
+        device, before = resolve_device(self.device), vars(self).copy()
         try:
             Z = self._features(X, device, reset=True)
             Z, labels, weights = self._weighed(Z, as_labels(y, Z.shape[0]), sample_weight)
-        except Exception:
-            self._restore_width(before)
+            update = replace(update_labels(None, labels), weights=weights)
+            for name in ("classes_", "_unknown_fields"):
+                self.__dict__.pop(name, None)
+            self._reset()
+            self.device_ = device
+            self._learn(Z, update)
+        except BaseException:  # a learner that was fitted before stays as it was
+            self.__dict__.clear()
+            self.__dict__.update(before)
             raise
-        update = replace(update_labels(None, labels), weights=weights)
-        least = self.least_first_classes()
-        if len(update.classes) < least:
-            self._restore_width(before)
-            raise LabelError(f"the first task must have at least {least} classes, got {len(update.classes)} class")
-        for name in ("classes_", "_unknown_fields"):
-            self.__dict__.pop(name, None)
-        self._reset()
-        self.device_ = device
-        self._learn(Z, update)
         self.classes_ = update.classes
         return self
-
-    def least_first_classes(self) -> int:
-        """Return how many classes the first batch must have with the settings of this head."""
-        return self.min_first_classes
-
-    def _restore_width(self, before: dict[str, Any]) -> None:
-        """Put back what a failed ``fit`` has changed of a learner that was fitted before."""
-        for name in ("n_features_in_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
-        self.__dict__.update(before)
 
     def _weighed(
         self, Z: Tensor, labels: NDArray[Any], sample_weight: Any
@@ -144,7 +194,7 @@ class IncrementalClassifier(Abilities, Classifier):
             Accepted for scikit-learn's sake and not needed; if given, ``y`` must be among them.
         sample_weight : array-like of shape (n,), optional
             How many samples each counts for: 2 is as if it came twice, 0 as if it had not come. The layer of a first
-            batch is made without a look at them. Needs the ability ``"weights"``; see :attr:`takes_weights`.
+            batch is made without a look at them. Not every head takes them; see :attr:`takes_weights`.
 
         Returns
         -------
@@ -272,6 +322,97 @@ class IncrementalClassifier(Abilities, Classifier):
         self.n_features_in_ = int(width)
         self.__dict__.pop("feature_names_in_", None)
 
+    # -- copies, solving, names -------------------------------------------------------------------------
+
+    def branch(self) -> Self:
+        """Return a copy that learns on its own; it costs nothing, since learning replaces what was learned."""
+        return copy.copy(self)
+
+    def settle(self, *, cheap_only: bool = False) -> Self:
+        """Work out now what answers need, rather than at the first question.
+
+        Parameters
+        ----------
+        cheap_only : bool
+            Whether to leave it where it would take more than about a second.
+
+        Returns
+        -------
+        self
+        """
+        if self._is_fitted() and (not cheap_only or self._solve_order() <= EASY_ORDER):
+            self._settle()
+        return self
+
+    def solution(self) -> Archive | None:
+        """Return what has been worked out from the statistics, to be kept in a file; None where nothing has been."""
+        return None
+
+    def rename_classes(self, names: Mapping[Any, Any]) -> Self:
+        """Give classes other labels; nothing else changes.
+
+        Parameters
+        ----------
+        names : mapping
+            New labels by old ones, all at once: two classes may swap theirs.
+
+        Raises
+        ------
+        LabelError
+            If a class is not known, or two classes would have the same label.
+
+        Examples
+        --------
+        >>> from evergrow.lab.heads import SimpleCILClassifier
+        >>> model = SimpleCILClassifier().fit([[1.0, 0.0], [0.0, 1.0]], ["east", "north"])
+        >>> model.rename_classes({"east": "right"}).predict([[5.0, 1.0]]).tolist()
+        ['right']
+        """
+        self._require_fitted()
+        if not names:
+            raise LabelError("names must rename at least one class, got none")
+        change = ClassChange.of(self.classes_, names)
+        if not change.is_permutation:
+            twice = next(label for label, group in zip(change.classes.tolist(), change.groups) if len(group) > 1)
+            raise LabelError(f"classes must keep different labels, got {twice!r} for two: merge_classes makes them one")
+        return self._change_classes(change)
+
+    def merge_classes(self, labels: Iterable[Any], into: Any) -> Self:
+        """Make several classes one, as if all their samples had been learned under one label.
+
+        What was chosen on single batches (a held-out ridge) stays as it was chosen.
+
+        Parameters
+        ----------
+        labels : iterable
+            Classes to merge, at least two with ``into``.
+        into : object
+            The label they get: a new one, or that of a class, which then is one of those merged.
+
+        Raises
+        ------
+        LabelError
+            If a class is not known, or there is only one.
+
+        Examples
+        --------
+        >>> from evergrow.lab.heads import SimpleCILClassifier
+        >>> model = SimpleCILClassifier().fit([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], ["east", "north", "west"])
+        >>> model.merge_classes(["east", "west"], "level").classes_.tolist()
+        ['level', 'north']
+        """
+        self._require_fitted()
+        names = dict.fromkeys([labels] if isinstance(labels, str) else labels, into)
+        if len({*names, *([into] if into in self.classes_.tolist() else [])}) < 2:
+            raise LabelError(f"labels must name at least two different classes to merge, got {list(names)}")
+        return self._change_classes(ClassChange.of(self.classes_, names))
+
+    def _change_classes(self, change: ClassChange) -> Self:
+        if change.order != list(range(len(self.classes_))) or not change.is_permutation:
+            self._regroup(change)
+        self.classes_ = change.classes
+        return self
+
     # -- files ------------------------------------------------------------------------------------------
 
     def to_archive(self) -> Archive:
@@ -299,3 +440,21 @@ class IncrementalClassifier(Abilities, Classifier):
             fields.require(len(names) == made.n_features_in_, "it has another number of features than names for them")
             made.feature_names_in_ = np.asarray(names, dtype=object)
         return made
+
+
+def with_blocks(head: type[IncrementalClassifier], widths: Sequence[int], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a head, with the widths of several blocks of features where it has a parameter for them.
+
+    Examples
+    --------
+    >>> from evergrow import Classifier
+    >>> from evergrow.head.base import with_blocks
+    >>> with_blocks(Classifier, (384, 384), {"n_units": 100})
+    {'n_units': 100, 'blocks': (384, 384)}
+    >>> with_blocks(Classifier, (384,), {"n_units": 100})
+    {'n_units': 100}
+    """
+    takes_blocks = "blocks" in inspect.signature(head.__init__).parameters
+    if len(widths) < 2 or not takes_blocks or options.get("blocks") is not None:
+        return dict(options)
+    return {**options, "blocks": tuple(widths)}

@@ -1,16 +1,9 @@
-"""What every saved classifier shares, on features or on images: settings and labels in files, saving and loading.
-
-A classifier is written as one archive of kind ``<family>/<name>``, under the name that users know it by. Its settings,
-its labels and its device are handled here; what it has learned it gives through two hooks, :meth:`_contents` and
-:meth:`_restore`.
-"""
+"""The classifier: a frozen layer, statistics that add up, and a readout solved from them when asked for."""
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,263 +12,762 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive, Kind, read_archive, write_archive
-from evergrow.core.devices import resolve_device
-from evergrow.core.errors import EvergrowError, FileFormatError, InputError
-from evergrow.core.families import Family
+from evergrow.core.archive import Archive, register_kind
+from evergrow.core.errors import LabelError, MergeError, NothingLeftError, ParameterError, UnlearnError
 from evergrow.core.fields import Fields
-from evergrow.core.registry import nearest
-from evergrow.core.seeding import SEEDS as SEEDS
-from evergrow.core.wording import action
-from evergrow.head.estimator import Estimator, not_fitted
-from evergrow.head.labels import read_labels, written_labels
+from evergrow.core.seeding import resolve_seed
+from evergrow.core.validation import as_weights, check_choice, check_number
+from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.feature_blocks import FeatureBlocks, check_blocks
+from evergrow.head.fold_outs import FoldOuts, Rows, fold_outs
+from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, column_map, known_codes
+from evergrow.head.layers import (
+    LAYERS,
+    BlockRecord,
+    FeatureMap,
+    FourierLayer,
+    GuidedLayer,
+    Layer,
+    check_contrast,
+    layer_from_plain,
+    normalize,
+    resolve_normalization,
+)
+from evergrow.head.linalg import LARGEST_WEIGHT, Spectrum, create_state
+from evergrow.head.maps import LayerMap, ShapeMap, layer_map
+from evergrow.head.novelty import STANDARD, NoveltyStandard, bounded
+from evergrow.head.readout import CHOICE, READOUTS, Choice, Readout, column_scale
+from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.saving import SEEDS, Contents
+from evergrow.head.shapes import ShapeModel
+from evergrow.head.solved import SolvedCache
+
+SOLUTION = register_kind("head-solution")
+"""What follows from the statistics: class weights, offset, ridge and temperature."""
+
+GCV_FLOOR = 1e-6
+"""Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
+
+_TERM_ROWS = 4096  # rows whose terms of novelty are worked out at once
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What a classifier has learned, as an archive holds it.
+@HEADS.register("evergrow")
+class Classifier(IncrementalClassifier):
+    """A classifier that learns new classes batch by batch, exactly as if it saw everything at once.
+
+    The first batch fixes a layer: random Fourier units of a bandwidth that suits the data, beside the features
+    themselves. Every batch adds to sums over samples, from which class scores are solved when they are asked for. So
+    nothing is forgotten and no sample is kept, and samples can be taken out again, learners merged, classes renamed.
 
     Parameters
     ----------
-    meta : dict
-        JSON-serialisable values.
-    tensors : dict of str to Tensor
-        Tensors by name.
-    parts : dict of str to Archive
-        What is inside, by name.
-    """
-
-    meta: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    parts: dict[str, Archive] = field(default_factory=dict)
-
-
-class Classifier(Estimator, ABC):
-    """A classifier over an open set of classes that can be written to a file and read again.
-
-    A kind of classifier implements :meth:`_check_params`, :meth:`_contents` and :meth:`_restore`; ``__init__`` only
-    stores its arguments.
+    n_units : int or None
+        Units of the layer. None takes the layer's own number, 3,000 for the default one; 0 uses the features alone.
+    alpha : float or "gcv"
+        Ridge. ``"gcv"`` chooses it from the statistics by generalised cross-validation, again and again as they grow.
+    layer : Layer, str, mapping or None
+        :class:`~evergrow.head.layers.FourierLayer` (the default), :class:`~evergrow.head.layers.GuidedLayer`, the name
+        of a layer, or its plain values such as ``{"kind": "guided", "scales": "auto"}``.
+    readout : {"denoised", "ridge"}
+        Class scores from class means that are taken for the estimates they are, so that a class of a few samples beside
+        others of many is recognised too; or from ridge regression.
+    normalize : {"auto", "none", "l2", "sqrt-l2"}
+        What is done to features first. ``"auto"`` brings rows to length one, after a square root where no feature is
+        negative; it leaves several ``blocks`` as they are.
+    shape_directions : int
+        Directions of the first batch in which the second moments of every class are kept, so that the denoised readout
+        knows the shape of each class; 0 keeps none. Takes ``4 k (k + 3)`` bytes a class.
+    blocks : tuple of int or None
+        Columns of each block of features that stand side by side, each of equal energy, as those of several depths of a
+        backbone do. The denoised readout chooses from the statistics how much each counts.
+    max_features : int or None
+        Budget of width: features of more columns are reduced, block by block, to directions that the first batch fixes.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+    random_state : int, numpy generator or None
+        Seed of the layer.
 
     Attributes
     ----------
-    classes_ : ndarray of shape (C,)
-        Labels learned so far, sorted.
-    device_ : torch.device
-        Where it computes.
+    classes_ : ndarray
+        Labels learned, sorted.
+    class_counts_ : ndarray of int
+        Samples learned of each.
+    n_units_ : int
+        Units of the layer.
+    alpha_ : float
+        The ridge in use.
+    block_weights_ : ndarray or None
+        How much each block of features counts.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from evergrow import Classifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = Classifier(n_units=300, random_state=0)
+    >>> for first in range(0, 10, 2):            # two new classes at a time
+    ...     task = (y[:1000] == first) | (y[:1000] == first + 1)
+    ...     _ = model.partial_fit(X[:1000][task], y[:1000][task])
+    >>> model.score(X[1000:], y[1000:]) > 0.93
+    True
     """
 
-    family: ClassVar[Family[Any]]
-    """The registry that it is in."""
-    sorted_labels: ClassVar[bool] = True
-    """Whether files hold the labels sorted; False for classifiers that number classes as they come."""
-    later_params: ClassVar[Mapping[str, Any]] = {}
-    """Settings that came after a release, with the value that means what was before: records of then still count."""
-    min_first_classes: ClassVar[int] = 1
-    """Classes that the first batch must have at least."""
-    classes_: NDArray[Any]
-    device: str | torch.device
-    device_: torch.device
-    _unknown_fields: dict[str, Any]
+    takes_weights: ClassVar[bool] = True
+    solver: str = "auto"
+    """Form of the statistics: the one that costs least."""
+    readout: str
+    normalize: str
+    shape_directions: int
+    blocks: tuple[int, ...] | None
+    max_features: int | None
+    _model: RidgeModel
+    _solved: SolvedCache
+    _seed: int
 
-    # -- hooks ----------------------------------------------------------------------------------------------
+    def __init__(
+        self,
+        n_units: int | None = None,
+        alpha: float | str = "gcv",
+        layer: Layer | Mapping[str, Any] | str | None = None,
+        readout: str = "denoised",
+        normalize: str = "auto",
+        shape_directions: int = 128,
+        blocks: tuple[int, ...] | None = None,
+        max_features: int | None = None,
+        device: str | torch.device = "auto",
+        random_state: Any = None,
+    ) -> None:
+        self.n_units = n_units
+        self.alpha = alpha
+        self.layer = layer
+        self.readout = readout
+        self.normalize = normalize
+        self.shape_directions = shape_directions
+        self.blocks = blocks
+        self.max_features = max_features
+        self.device = device
+        self.random_state = random_state
 
-    @abstractmethod
+    # -- settings -----------------------------------------------------------------------------------------
+
     def _check_params(self) -> None:
-        """Raise :class:`~evergrow.core.errors.ParameterError` for settings out of range."""
+        self._check_ridge()
+        check_choice("readout", self.readout, READOUTS)
+        check_choice("normalize", self.normalize, ("auto", "none", "l2", "sqrt-l2"))
+        check_number("shape_directions", self.shape_directions, low=0, high=4096, integer=True)
+        check_blocks(self.blocks)
+        if self.max_features is not None:
+            check_number("max_features", self.max_features, low=len(self.blocks or (0,)), integer=True)
+        if len(self.blocks or ()) > 1 and self.normalize not in ("auto", "none"):
+            raise ParameterError(f"normalize must be 'auto' or 'none' with several blocks, got {self.normalize!r}")
+        self._chosen_layer()
 
-    @abstractmethod
-    def _contents(self) -> Contents:
-        """Return what was learned; settings and labels are written by the base."""
+    def _check_ridge(self) -> None:
+        if isinstance(self.alpha, str):
+            check_choice("alpha", self.alpha, ("gcv",))
+        else:
+            check_number("alpha", self.alpha, low=0, low_open=True)
 
-    @abstractmethod
-    def _restore(self, fields: Fields) -> None:
-        """Take over what :meth:`_contents` gave, checked; settings, labels and device are there.
+    def _chosen_layer(self) -> Layer:
+        """Return the settings of the layer to build."""
+        if self.n_units is not None:
+            check_number("n_units", self.n_units, low=0, integer=True)
+        layer: Any = FourierLayer() if self.layer is None else self.layer
+        if isinstance(layer, str):
+            check_choice("layer", layer, LAYERS.names())
+            layer = LAYERS[layer]()
+        if isinstance(layer, Mapping):
+            layer = layer_from_plain(layer)
+        if not isinstance(layer, Layer):
+            raise ParameterError(f"layer must be a layer, its name or None, got {type(layer).__name__}")
+        return layer if self.n_units is None else dataclasses.replace(layer, n_units=self.n_units)
 
-        Whatever does not fit raises :class:`~evergrow.core.errors.FileFormatError`.
-        """
+    def _fixed_alpha(self) -> float | None:
+        """Return the ridge, None where it is chosen from the statistics."""
+        return None if isinstance(self.alpha, str) else float(self.alpha)
 
-    def _plain_param(self, name: str, value: Any) -> Any:
-        """Return a constructor argument in a form that JSON holds."""
-        return plain_value(name, value)
+    # -- learning -----------------------------------------------------------------------------------------
 
-    @classmethod
-    def _param_from_file(cls, name: str, value: Any) -> Any:
-        """Return a constructor argument from the form that JSON holds."""
-        return tuple(value) if isinstance(value, list) else value
-
-    def _label_table(self) -> NDArray[Any]:
-        """Return the labels as a file holds them."""
-        return self.classes_
-
-    def _adopt_labels(self, labels: NDArray[Any]) -> None:
-        """Take over the labels of a file."""
-        self.classes_ = labels
-
-    # -- state ----------------------------------------------------------------------------------------------
-
-    def _is_fitted(self) -> bool:
-        return hasattr(self, "classes_") and len(self.classes_) > 0
+    def _reset(self) -> None:
+        for name in ("_model", "_solved", "_temperature", "_standard"):
+            self.__dict__.pop(name, None)
 
     def _is_started(self) -> bool:
-        """Whether there is something to save; a spawned classifier is started before it knows a class."""
-        return hasattr(self, "classes_")
+        return "_model" in vars(self)
 
-    def _require_fitted(self) -> None:
-        if not self._is_fitted():
-            raise not_fitted(f"this {type(self).__name__} must learn something first: call {action('fit')}")
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._is_fitted()
-
-    # -- files ----------------------------------------------------------------------------------------------
-
-    @classmethod
-    def archive_kind(cls) -> Kind:
-        """Return the kind of archive that classifiers of this class are written as."""
-        return cls.family.kind_of(cls)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the classifier to one safetensors file, atomically.
-
-        A crash leaves the old file or the new one. The file holds settings, labels and what was learned, never code.
-
-        Parameters
-        ----------
-        path : path-like
-            Where to.
-        """
-        write_archive(path, self.to_archive())
-
-    def to_archive(self) -> Archive:
-        """Return what :meth:`save` writes, for those who put a classifier into a file of their own."""
+    def _require_started(self) -> None:
         if not self._is_started():
             self._require_fitted()
-        contents = self._contents()
-        params = {name: self._plain_param(name, value) for name, value in self.get_params(deep=False).items()}
-        meta = {"params": params, "labels": written_labels(self._label_table()), **contents.meta}
-        # What a later version wrote beside that, and this one does not know, goes back where it was.
-        meta = {**vars(self).get("_unknown_fields", {}), **meta}
-        return self.archive_kind().archive(meta, contents.tensors, contents.parts)
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], device: str | torch.device | None = None) -> Self:
-        """Read a classifier that :meth:`save` wrote.
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        codes = torch.from_numpy(labels.codes).to(Z.device)
+        weights = None if labels.weights is None else torch.from_numpy(labels.weights).to(Z.device)
+        if not self._is_started():
+            self._seed = resolve_seed(self.random_state)
+            self._commit(self._first_model(Z, codes))
+        learned = self._model.learn(Z, codes, labels.columns, weights)
+        self._commit(learned, self._solved.followed(learned, Z, codes, list(labels.columns), weights))
+
+    def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
+        """Build the layer on the first batch; nothing is learned through it yet."""
+        rule = self.normalize
+        if rule == "auto" and len(self.blocks or ()) > 1:
+            rule = "none"  # each block has been brought to equal energy by itself
+        rule = resolve_normalization(rule, Z)
+        Z = normalize(Z, rule)
+        blocks = FeatureBlocks.first(Z, codes, self.blocks, self.max_features, self._seed)
+        Z = Z if blocks is None else blocks.apply(Z)
+        layer, alpha = self._build(Z, torch.nn.functional.one_hot(codes).to(Z.dtype)), self._fixed_alpha()
+        check_contrast(layer, Z)
+        floor = alpha or GCV_FLOOR * max(_energy(layer, Z), 1e-12)
+        state = create_state(self.solver, layer.n_outputs, 0, alpha=alpha, floor=floor, device=Z.device)
+        shapes = ShapeModel.first(Z, self.shape_directions) if self.shape_directions else None
+        return RidgeModel.start(layer, rule, state, shapes, blocks)
+
+    def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
+        """Build the layer on features and one-hot targets of the first batch."""
+        layer = self._chosen_layer()
+        if isinstance(layer, GuidedLayer) and Y.shape[1] < 2:
+            raise LabelError("A guided layer needs at least 2 classes in the first batch, got 1 class.")
+        return layer.build(Z, Y, seed=self._seed, alpha=self._fixed_alpha())
+
+    def _commit(self, model: RidgeModel, solved: SolvedCache | None = None) -> None:
+        """Make a new model the current one; what was solved for the old one is solved anew when needed."""
+        if solved is None:
+            before: SolvedCache | None = vars(self).get("_solved")
+            fixed = self._fixed_alpha()
+            solved = SolvedCache(model, self.readout, fixed) if before is None else before.after(model, fixed)
+        self._model, self._solved = model, solved
+
+    # -- answers ------------------------------------------------------------------------------------------
+
+    def _scores(self, Z: Tensor) -> Tensor:
+        readout, model = self._solved.readout(), self._model
+        out = Z.new_empty(Z.shape[0], readout.weights.shape[1])
+        for rows, H in model.activations(Z):
+            out[rows] = torch.addmm(readout.offset, H, readout.weights)
+        shapes = self._solved.shapes()
+        return out if shapes is None or model.shapes is None else shapes.add(model.shapes.rows(model.inputs(Z)), out)
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return class probabilities: a softmax of the scores at :attr:`temperature_`.
+
+        Expect them to be honest on data like the learned, not on unknown classes: use :meth:`novelty_score` for those.
 
         Parameters
         ----------
-        path : path-like
-            Where from.
-        device : str or torch.device, optional
-            Where to put it; by default where its ``device`` setting says, as far as this machine has that.
+        X : array-like or Tensor of shape (n, d)
+            Features.
+
+        Returns
+        -------
+        ndarray of shape (n, C)
+            Rows sum to one; columns follow ``classes_``.
+        """
+        temperature = self.temperature_
+        return np.asarray(torch.softmax(torch.from_numpy(self.class_scores(X)) / temperature, dim=1).numpy())
+
+    @property
+    def temperature_(self) -> float:
+        """Temperature of the softmax: the one given to :meth:`calibrate`, else a guess from the statistics."""
+        self._require_fitted()
+        calibrated = self._calibrated()[0]
+        return self._solved.temperature() if calibrated is None else calibrated
+
+    @property
+    def assumed_prior_(self) -> str:
+        """How common probabilities take classes to be: all alike (``"uniform"``), or by the ``"counts"`` of samples.
+
+        Ridge regression on the classes as targets estimates probabilities among samples like those that were learned.
+        """
+        return "counts" if self.readout == "ridge" else "uniform"
+
+    def novelty_score(self, X: Any) -> NDArray[np.float64]:
+        """Return how unlike anything learned each row is; higher means more novel.
+
+        A weighted sum of five terms (see :mod:`evergrow.head.novelty`), with mean 0 and spread 1 on known things once
+        :meth:`calibrate` has been told what these are like, and about so before. Things of another world have larger
+        ones without bound.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Features.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Compare them with those of known data.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow import Classifier
+        >>> rng = np.random.default_rng(0)
+        >>> X, y = rng.normal(size=(200, 8)) + np.repeat(6 * np.eye(8)[:4], 50, axis=0), np.repeat(range(4), 50)
+        >>> model = Classifier(n_units=20, random_state=0).fit(X, y)
+        >>> new = rng.normal(size=(50, 8)) + 6 * np.eye(8)[5]
+        >>> bool(model.novelty_score(new).min() > np.median(model.novelty_score(X)))
+        True
+        """
+        terms, standard = self.novelty_terms(X), self._calibrated()[1]
+        return (self._solved.standard() if standard is None else standard).score(terms)
+
+    def novelty_terms(self, X: Any) -> NDArray[np.float64]:
+        """Return what novelty is weighed from: five terms, and 1 / count of the nearest class.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Features.
+
+        Returns
+        -------
+        ndarray of shape (n, 6)
+            Columns as in :data:`~evergrow.head.novelty.TERMS`, each larger for what is less known, and the last.
+        """
+        self._require_fitted()
+        terms, weights, found = self._solved.terms(), self._solved.scatter()[0].weights, []
+        for block in torch.split(self._features(X, self.device_, reset=False), _TERM_ROWS):
+            rows = Rows.of(self._model, block, weights)
+            found.append(bounded(terms.of_rows(rows.reduced, rows.outside), block))
+        return np.asarray(torch.cat(found).cpu().numpy())
+
+    # -- calibration --------------------------------------------------------------------------------------
+
+    def fold_outs(self, X: Any, y: Any, folds: Any = None, sample_weight: Any = None) -> FoldOuts:
+        """Return terms of novelty and log losses of learned rows as if they, or their fold, had not been learned.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Rows that were learned; of each class at least one learned row must not be among those taken out.
+        y : array-like of shape (n,)
+            The labels they were learned with.
+        folds : ndarray of int of shape (n,), optional
+            The fold of each; by default all are in one.
+        sample_weight : array-like of shape (n,), optional
+            The weights that they were learned with.
+        """
+        self._require_fitted()
+        Z = self._features(X, self.device_, reset=False)
+        codes = torch.from_numpy(known_codes(self.classes_, as_labels(y, Z.shape[0]))).to(Z.device)
+        found = as_weights(sample_weight, len(Z))
+        weights = None if found is None else torch.from_numpy(found).to(Z.device)
+        parts = np.zeros(len(Z), dtype=np.int64) if folds is None else np.asarray(folds, dtype=np.int64)
+        self._solved.readout()  # most of its cost is shared with what comes now, and a file keeps it
+        return fold_outs(self._solved, Z, codes, torch.from_numpy(parts).to(Z.device), weights)
+
+    def calibrate(self, *, temperature: float | None = None, novelty: NoveltyStandard | None = None) -> Self:
+        """Set what was found out from rows as if they had not been learned; it stays when more is learned.
+
+        Parameters
+        ----------
+        temperature : float, optional
+            Of the softmax; None for a guess from the statistics.
+        novelty : NoveltyStandard, optional
+            How terms of novelty become a score; None for default weights and what the statistics say of known rows.
+
+        Returns
+        -------
+        self
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_digits
+        >>> from evergrow import Classifier
+        >>> from evergrow.head.fold_outs import best_temperature
+        >>> X, y = load_digits(return_X_y=True)
+        >>> model = Classifier(n_units=100, random_state=0).fit(X[:900], y[:900])
+        >>> found = model.fold_outs(X[:90], y[:90])
+        >>> model.calibrate(temperature=best_temperature(found.log_losses)).temperature_ > 1.0
+        True
+        """
+        self._require_started()
+        if temperature is not None:
+            check_number("temperature", temperature, low=0, low_open=True)
+        self._temperature, self._standard = None if temperature is None else float(temperature), novelty
+        return self
+
+    def _calibrated(self) -> tuple[float | None, NoveltyStandard | None]:
+        return vars(self).get("_temperature"), vars(self).get("_standard")
+
+    # -- exact edits --------------------------------------------------------------------------------------
+
+    def spawn(self) -> Self:
+        """Return an empty learner with the same frozen layer, for another site or worker.
+
+        What it learns can be brought back with :meth:`merge`. Calling ``fit`` on it starts from scratch with a
+        layer of its own; ``partial_fit`` keeps the shared one.
+        """
+        self._require_started()
+        child = self.branch()
+        for name in ("_solved", "_temperature", "_standard", "_unknown_fields"):
+            child.__dict__.pop(name, None)
+        child._commit(self._model.empty())
+        child.classes_ = self.classes_[:0]
+        return child
+
+    def expecting(self, rows: int) -> Self:
+        """Say how many samples will be learned in all by learners that are spawned of this one and merged.
+
+        Parameters
+        ----------
+        rows : int
+            So many. It decides in which form each keeps its sums, not what they are.
+
+        Returns
+        -------
+        self
+        """
+        self._commit(dataclasses.replace(self._model, state=self._model.state.expecting(rows)))
+        return self
+
+    def numbered(self, place: int) -> Self:
+        """Say which part of a whole this learner has learned, so that parts of the same content can be merged.
+
+        Parameters
+        ----------
+        place : int
+            Number of the part. The same content at the same place is still merged only once.
+
+        Returns
+        -------
+        self
+        """
+        lineage = frozenset(f"{name}-{place}" for name in self._model.lineage)
+        self._commit(dataclasses.replace(self._model, lineage=lineage))
+        return self
+
+    def merge(self, other: Classifier, base: Classifier | None = None) -> Self:
+        """Add everything another learner with the same layer has learned; exact, nothing counted twice.
+
+        Parameters
+        ----------
+        other : Classifier
+            Made by :meth:`spawn` from this learner or from a common ancestor; not changed.
+        base : Classifier, optional
+            What both learners began as, where they are copies that went on separately. Its samples count once.
+
+        Returns
+        -------
+        self
 
         Raises
         ------
-        FileFormatError
-            If the file is no classifier of this class, is damaged or contradicts itself.
-        NewerSchemaError
-            If a newer evergrow wrote it.
+        MergeError
+            If the layers differ, if samples would be counted twice (both learned the same first batch, or the same
+            learner is merged twice), or if the base is not part of both.
         """
-        return cls.from_archive(read_archive(path), device, name=os.fspath(path))
+        self._require_started()
+        heads: list[Classifier] = [self, other] if base is None else [self, other, base]
+        for head in heads[1:]:
+            if not isinstance(head, Classifier) or not head._is_started():
+                raise MergeError(f"other must be a learner that shares this layer, got {type(head).__name__}")
+        if len(self.classes_) and len(other.classes_):
+            check_kind(self.classes_, other.classes_)
+        classes = np.union1d(self.classes_, other.classes_) if len(self.classes_) else other.classes_
+        if base is not None:
+            missing = np.setdiff1d(base.classes_, np.intersect1d(self.classes_, other.classes_))
+            if len(missing):
+                raise MergeError(
+                    f"base must be part of both learners, but they lack its classes {missing[:5].tolist()}"
+                )
+        mine, *others = (head._model.select(column_map(head.classes_, classes)) for head in heads)
+        self._commit(mine.merge(*others))
+        self.classes_ = classes
+        return self
 
-    @classmethod
-    def from_archive(
-        cls, archive: Archive, device: str | torch.device | None = None, *, name: str = "the archive"
-    ) -> Self:
-        """Rebuild a classifier from what :meth:`to_archive` gave.
+    def unlearn(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Take samples out again that were learned before: the learner then equals one that never saw them.
+
+        A class whose last sample goes is gone.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            The samples, as they were learned.
+        y : array-like of shape (n,)
+            The labels they were learned with.
+        sample_weight : array-like of shape (n,), optional
+            The weights they were learned with.
+
+        Raises
+        ------
+        UnlearnError
+            If more samples of a class are given than were learned, or some lie where nothing was learned.
+        """
+        self._require_fitted()
+        Z = self._features(X, self.device_, reset=False)
+        Z, labels, found = self._weighed(Z, as_labels(y, Z.shape[0]), sample_weight)
+        codes = torch.from_numpy(known_codes(self.classes_, labels)).to(Z.device)
+        weights = None if found is None else torch.from_numpy(found).to(Z.device)
+        alpha = self._fixed_alpha()
+        model = self._model.unlearn(Z, codes, alpha or 1e-3 * max(self._model.row_energy, 1e-12), weights)
+        kept = torch.nonzero(model.counts).ravel().tolist()
+        if not kept:
+            raise NothingLeftError("at least one sample must remain; call fit to start anew")
+        solved = None
+        if len(kept) < len(self.classes_):
+            model = model.keep(kept)
+        model.require_sound(self._model, alpha)
+        if len(kept) == len(self.classes_):
+            solved = self._solved.followed(model, Z, codes, None, weights)
+        self._commit(model, solved)
+        self.classes_ = self.classes_[kept]
+        return self
+
+    def forget_classes(self, labels: Iterable[Any]) -> Self:
+        """Remove whole classes: they are never predicted again.
+
+        Label, count and mean of each class are gone, but the spread of its samples around that mean stays in the pooled
+        second moments (as it does for every class) and keeps a slight influence on the others' scores; pass the
+        samples to :meth:`unlearn` to remove that too.
+
+        Parameters
+        ----------
+        labels : iterable
+            Classes to forget.
+        """
+        self._require_fitted()
+        names = [labels] if isinstance(labels, str) else list(labels)
+        if not names:
+            raise LabelError("labels must name at least one class, got none")
+        codes = set(known_codes(self.classes_, as_labels(names, len(names))).tolist())
+        kept = [column for column in range(len(self.classes_)) if column not in codes]
+        if not kept:
+            raise UnlearnError("at least one class must remain; call fit to start anew")
+        model = self._model.keep(kept)
+        model.require_sound(self._model, self._fixed_alpha())
+        self._commit(model)
+        self.classes_ = self.classes_[kept]
+        return self
+
+    def regularize(self, alpha: float | str) -> Self:
+        """Change the ridge without data.
+
+        Parameters
+        ----------
+        alpha : float or "gcv"
+            The new ridge, or its choice from the statistics from now on.
+        """
+        self._require_started()
+        if alpha != "gcv":
+            check_number("alpha", alpha, low=0, low_open=True)
+        self.alpha = alpha if isinstance(alpha, str) else float(alpha)
+        self._commit(self._model)
+        self._solved.choice = None
+        return self
+
+    def _regroup(self, change: ClassChange) -> None:
+        model = self._model.group(change.groups)
+        if change.is_permutation:
+            self._commit(model, self._solved.reordered(model, change.order))
+        else:
+            self._commit(model)
+            self._solved.choice = None
+
+    # -- solving, files, export ---------------------------------------------------------------------------
+
+    def _solve_order(self) -> float:
+        return self._model.state.order
+
+    def _settle(self) -> None:
+        self._solved = self._solved.refreshed()
+        self._solved.temperature()
+
+    def solution(self) -> Archive | None:
+        """Return what has been worked out from the statistics, so that a saved model answers without solving.
+
+        None where nothing has been. An archive of kind ``"head-solution"``: ``last_ridge``, and once class weights
+        have been solved for ``weights`` (L, C), ``offset`` (C,), ``alpha``, ``minimiser``, ``jitter`` and
+        ``temperature``.
+        """
+        self._require_started()
+        solved, readout = self._solved, self._solved.solution
+        meta: dict[str, Any] = {"last_ridge": self.last_ridge_}
+        if readout is None:
+            return None if self.last_ridge_ is None else SOLUTION.archive(meta)
+        meta |= {"alpha": readout.alpha, "minimiser": readout.minimiser, "jitter": readout.jitter}
+        meta |= {"temperature": solved.warmth}  # a calibrated one is no matter of the statistics
+        parts = {} if solved.choice is None else {"choice": solved.choice.to_archive()}
+        return SOLUTION.archive(meta, {"weights": readout.weights, "offset": readout.offset}, parts)
+
+    def adopt_solution(self, archive: Archive, *, name: str = "the solution") -> None:
+        """Take over what :meth:`solution` gave for the same statistics.
 
         Parameters
         ----------
         archive : Archive
-            Of this class.
-        device : str or torch.device, optional
-            As for :meth:`load`.
+            Of kind ``"head-solution"``.
         name : str
-            What messages call the source.
+            What messages call it.
 
         Raises
         ------
         FileFormatError
-            If it is of another kind, or its contents do not fit each other.
+            If it does not fit the classes and the layer of the head, or holds numbers that are not finite.
         """
-        fields = archive.open(cls.archive_kind().name, name=name)
-        return cls._from_settings(fields, device)._restored(fields)
-
-    def _restored(self, fields: Fields) -> Self:
-        """Take over what was learned, and keep what this version does not know, to be written again."""
-        self._restore(fields)
-        self._unknown_fields = fields.unknown()
-        return self
-
-    @classmethod
-    def _from_settings(cls, fields: Fields, device: str | torch.device | None) -> Self:
-        """Return a classifier with the settings and labels of a file, on its device, that has learned nothing yet."""
-        made = cls._with_params(fields)
-        if device is not None:
-            made.device = device
-            made.device_ = resolve_device(device)
-        else:
-            made.device_ = _usable_device(fields, made.device)
-        made._adopt_labels(read_labels(fields.fields("labels"), in_order=cls.sorted_labels))
-        return made
-
-    @classmethod
-    def _known_params(cls, params: dict[str, Any]) -> list[str]:
-        """Return the names of the settings that a file with these ones may have."""
-        return cls._param_names()
-
-    @classmethod
-    def _with_params(cls, fields: Fields) -> Self:
-        params = fields.mapping("params")
-        known = cls._known_params(params)
-        strange = [key for key in params if key not in known]
-        if strange:
-            fields.require(
-                False, f"setting {strange[0]!r} is none of this method; nearest: {nearest(strange[0], known)}"
+        self._require_started()
+        fields, model, classes = archive.open(SOLUTION.name, name=name), self._model, len(self.classes_)
+        last = fields.optional_number("last_ridge", low=0.0)
+        choice = Choice.from_archive(fields.open_part("choice", CHOICE.name)) if fields.has("choice") else None
+        solved = SolvedCache(model, self.readout, self._fixed_alpha(), last, choice)
+        if fields.has("weights") or fields.has("offset"):
+            solved.solution = Readout(
+                fields.tensor("weights", (model.projection.n_outputs, classes)).to(self.device_),
+                fields.tensor("offset", (classes,)).to(self.device_),
+                fields.number("alpha", low=0.0),
+                fields.number("minimiser", low=0.0),
+                fields.number("jitter", low=0.0),
             )
-        try:
-            made = cls(**{key: cls._param_from_file(key, value) for key, value in params.items()})
-            made._check_params()
-        except FileFormatError:
-            raise
-        except (EvergrowError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
-            raise FileFormatError(f"{fields.name} must have settings that the method takes: {error}") from error
-        return made
+            parts = (solved.solution.weights, solved.solution.offset)
+            largest = max(float(part.abs().max()) for part in parts if part.numel())
+            fields.require(largest < LARGEST_WEIGHT, "its class weights are larger than any data can make them")
+            fields.require(self.readout == "ridge" or choice is not None, "it does not say how it was chosen")
+            solved.warmth = fields.optional_number("temperature", low=0.0)
+        fields.require(last != 0.0 and solved.warmth != 0.0, "a ridge or a temperature is zero")
+        if choice is not None:
+            wanted = 0 if model.blocks is None else len(model.blocks.kept)
+            fields.require(len(choice.weights) in (0, wanted), "it has weights of another number of blocks")
+            solved.is_fresh = choice.rows == model.rows
+        self._solved = solved
+
+    def _contents(self) -> Contents:
+        temperature, standard = self._calibrated()
+        meta: dict[str, Any] = {"seed": self._seed}
+        if temperature is not None:
+            meta["temperature"] = temperature
+        parts = {"model": self._model.to_archive()}
+        if standard is not None:
+            parts["novelty"] = standard.to_archive()
+        return Contents(meta, parts=parts)
+
+    def _restore(self, fields: Fields) -> None:
+        self._seed = fields.integer("seed", **SEEDS)
+        self._commit(self._read_model(fields, "model"))
+        self._temperature = fields.optional_number("temperature", low=0.0)
+        fields.require(self._temperature != 0.0, "its temperature is zero")
+        if fields.has("novelty"):
+            self._standard = NoveltyStandard.from_archive(fields.open_part("novelty", STANDARD.name))
+
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU."""
+        self._require_fitted()
+        model, solved = self._model, self._solved.readout()
+        found, shapes, scores = layer_map(model, solved.weights, solved.offset), model.shapes, self._solved.shapes()
+        if shapes is None or scores is None or not scores.has_terms:
+            return found
+        return dataclasses.replace(found, shape=ShapeMap.of(shapes, scores, model.blocks))
+
+    # -- looking inside -----------------------------------------------------------------------------------
+
+    @property
+    def model_(self) -> RidgeModel:
+        """The layer and the statistics behind it, as a record that nobody changes."""
+        self._require_started()
+        return self._model
+
+    @property
+    def class_counts_(self) -> NDArray[np.int64]:
+        """Samples learned of each class."""
+        return np.asarray(self.model_.counts.cpu().numpy())
+
+    @property
+    def last_ridge_(self) -> float | None:
+        """The ridge chosen last, by this head or the one that it was branched from; None where none was."""
+        self._require_started()
+        return self._solved.latest_alpha
+
+    @property
+    def layer_(self) -> FeatureMap:
+        """The frozen layer."""
+        return self.model_.projection
+
+    @property
+    def n_units_(self) -> int:
+        """Units of the layer."""
+        return self.layer_.n_units
+
+    @property
+    def alpha_(self) -> float:
+        """The ridge in use."""
+        self._require_fitted()
+        return self._solved.readout().alpha
+
+    @property
+    def block_weights_(self) -> NDArray[np.float64] | None:
+        """How much each block of features counts, with a mean square of one; None where features have no blocks.
+
+        What the first batch fixed times what the statistics say now.
+        """
+        self._require_fitted()
+        self._solved.readout()
+        blocks = self.blocks_
+        return None if blocks is None else np.array([block["weight"] for block in blocks])
+
+    @property
+    def blocks_(self) -> list[dict[str, Any]] | None:
+        """What is known of every block of features, by the choice made last; None where features have no blocks.
+
+        ``columns``, ``kept`` (columns that a budget of width left) and ``weight`` (how much it counts, with a mean
+        square of one over the blocks).
+        """
+        blocks, choice = self.model_.blocks, self._solved.choice
+        if blocks is None:
+            return None
+        weights = np.asarray(blocks.weights)
+        if choice is not None and choice.weights:
+            weights = weights * np.asarray(choice.weights)
+        weights = weights / np.sqrt(np.mean(weights**2))
+        columns = zip(blocks.sizes, blocks.kept, weights.tolist(), strict=True)
+        return [{"columns": size, "kept": kept, "weight": weight} for size, kept, weight in columns]
+
+    @property
+    def construction_log_(self) -> list[BlockRecord]:
+        """One entry per accepted block of a guided layer; empty for layers that are drawn."""
+        return list(self.layer_.log)
+
+    @property
+    def status_(self) -> str:
+        """How the construction of a guided layer ended, or ``"drawn"``."""
+        return self.layer_.status
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Return what the layer is, numerically: rank, conditioning, form and size of the statistics.
+
+        Returns
+        -------
+        dict
+            ``n_units``, ``n_guided``, ``status``, ``classes``, ``samples``, ``alpha``, ``effective_rank`` (degrees of
+            freedom at alpha), ``condition_number`` of the regularised Gram matrix, ``common_mode`` (share of the energy
+            in its largest direction), ``solver``, ``error_bound`` and ``state_bytes``. Costs one decomposition.
+        """
+        alpha, model, choice = self.alpha_, self._model, self._solved.choice
+        scale = None if choice is None else column_scale(model, choice.weights)
+        stats = model.state.reduced()
+        spectrum = Spectrum.of(stats if scale is None else stats.scaled(scale))
+        return {
+            "n_units": self.n_units_,
+            "n_guided": self.layer_.n_guided,
+            "status": self.status_,
+            "classes": len(model.counts),
+            "samples": int(model.counts.sum()),
+            "alpha": alpha,
+            "effective_rank": spectrum.dof(alpha),
+            "condition_number": spectrum.condition_number(alpha),
+            "common_mode": float(spectrum.values[-1] / spectrum.values.sum().clamp_min(1e-300)),
+            "solver": model.state.form,
+            "error_bound": model.state.error_bound(alpha),
+            "state_bytes": model.state.nbytes,
+        }
 
 
-def plain_value(name: str, value: Any) -> Any:
-    """Return a constructor argument in a form that JSON holds, or raise :class:`InputError`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.head.classifier import plain_value
-    >>> plain_value("scales", (0.5, 1.0)), plain_value("device", torch.device("cpu"))
-    ([0.5, 1.0], 'cpu')
-    """
-    if isinstance(value, (np.random.RandomState, np.random.Generator)):
-        return None  # the seed that was drawn from it is part of what was learned
-    if isinstance(value, (torch.device, os.PathLike)):
-        return str(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [plain_value(name, item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): plain_value(name, item) for key, item in value.items()}
-    raise InputError(f"{name} must be a plain value to be saved, got {type(value).__name__}")
-
-
-def _usable_device(fields: Fields, device: Any) -> torch.device:
-    """Return the device that a file asks for, or the CPU where this machine has no such one."""
-    try:
-        if device == "auto":
-            return resolve_device(device)
-        wanted = torch.device(device)
-    except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
-        raise FileFormatError(f"{fields.name} must name a device, got {device!r}") from error
-    usable = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    return wanted if (wanted.index or 0) < usable.get(wanted.type, 0) else torch.device("cpu")
+def _energy(layer: FeatureMap, Z: Tensor) -> float:
+    """Return the mean energy of the layer's rows around their mean."""
+    total, squares = Z.new_zeros(layer.n_outputs), 0.0
+    for _, H in layer.iter_transform(Z):
+        total += H.sum(dim=0)
+        squares += float(H.square().sum())
+    return (squares - float(total.square().sum()) / Z.shape[0]) / Z.shape[0]

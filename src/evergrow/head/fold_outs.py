@@ -2,10 +2,14 @@
 
 Means, scatter, degrees of freedom and shapes are those of the rest, exactly; ridge and strength of the prior of shapes
 stay. Nothing of the order of the layer is factored: the solved scatter follows the rows that are taken out.
+
+``softmax(score / T)`` has one number to choose. Its log loss at a fixed grid of temperatures is a mean over rows, so it
+can be pooled over the batches of a stream and over sites without keeping a score.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +17,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergrow.head.denoised import Choice, class_offset, column_scale, estimate_means, weighted_rows
-from evergrow.head.linalg import ShapeScores, SolvedScatter
-from evergrow.head.novelty_terms import NoveltyTerms
+from evergrow.core.errors import InputError
+from evergrow.head.linalg import ShapeScores
+from evergrow.head.novelty import NoveltyTerms
+from evergrow.head.readout import column_scale, estimate_means, guessed_temperature, weighted_rows
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.temperatures import guessed_temperature, mean_log_losses
+from evergrow.head.solved import SolvedCache
+
+STEPS_PER_OCTAVE = 4
+
+TEMPERATURES: tuple[float, ...] = tuple(float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-8, 49))
+"""The grid, from 1/4 to 4,096."""
+
+GUESS_LOSS = 0.05
+"""Loss, in nats a batch, of a temperature that is off the guess by a factor of e. It decides only where the rows do
+not: on rows that are all recognised without doubt the log loss has no minimum."""
+
+_BLOCK = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,17 +42,18 @@ class FoldOuts:
 
     Parameters
     ----------
-    log_losses : ndarray of shape (57,)
-        Mean log loss of their classes at every temperature of :data:`~evergrow.head.temperatures.TEMPERATURES`.
     terms : ndarray of shape (n, 6)
         Terms of novelty of each, and 1 / count of the class nearest to it.
+    log_losses : ndarray of shape (57,) or None
+        Mean log loss of their classes at every temperature of :data:`TEMPERATURES`; None for the ridge readout, whose
+        temperature follows from the statistics.
     guess : float
         Temperature that the statistics alone suggest.
     """
 
-    log_losses: NDArray[np.float64]
     terms: NDArray[np.float64]
-    guess: float
+    log_losses: NDArray[np.float64] | None = None
+    guess: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,28 +93,13 @@ class Rows:
         return Rows(self.reduced[rows], outside, None if self.shape is None else self.shape[rows])
 
 
-def fold_outs(
-    model: RidgeModel,
-    scatter: SolvedScatter,
-    choice: Choice,
-    prior: str,
-    Z: Tensor,
-    codes: Tensor,
-    folds: Tensor,
-    weights: Tensor | None = None,
-) -> FoldOuts:
+def fold_outs(solved: SolvedCache, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None) -> FoldOuts:
     """Score learned rows, each as if its fold had not been learned.
 
     Parameters
     ----------
-    model : RidgeModel
-        A model that has learned the rows.
-    scatter : SolvedScatter
-        Its class means, solved.
-    choice : Choice
-        Its ridge and strength.
-    prior : {"uniform", "counts"}
-        Whether classes with more samples are likelier beforehand.
+    solved : SolvedCache
+        Of a model that has learned the rows.
     Z : Tensor of shape (n, d)
         The rows; of each class at least one learned row must not be in any one fold.
     codes, folds : Tensor of shape (n,)
@@ -105,32 +107,89 @@ def fold_outs(
     weights : Tensor of shape (n,), optional
         What they were learned with, where that is not one. Each is scored once all the same.
     """
-    rows, spread = Rows.of(model, Z, choice.weights), 0.0
+    choice, scatter, _ = solved.scatter()
+    model, rows, spread = solved.model, Rows.of(solved.model, Z, choice.weights), 0.0
     scores, terms = rows.reduced.new_empty(len(codes), len(scatter.counts)), rows.reduced.new_empty(len(codes), 6)
     for fold in torch.unique(folds).tolist():
         mine = torch.nonzero(folds == fold).ravel()
-        part, own = rows.take(mine), codes[mine]
-        taken = None if weights is None else weights[mine]
+        part, own, taken = rows.take(mine), codes[mine], None if weights is None else weights[mine]
         rest = scatter.unlearned(part.reduced, own, taken)
-        estimates = estimate_means(rest)
-        linear = torch.addmm(class_offset(estimates, rest.counts, prior), part.reduced, estimates.weights)
-        scores[mine] = _with_shapes(model, rest.counts, choice, part, own, linear, taken)
         terms[mine] = NoveltyTerms.of(rest).of_rows(part.reduced, part.outside)
+        estimates = estimate_means(rest)
+        linear = torch.addmm(estimates.offset, part.reduced, estimates.weights)
+        if model.shapes is not None and part.shape is not None:
+            moments = model.shapes.moments.remove(part.shape, own, model.masses, taken)
+            linear = ShapeScores.of(moments, rest.counts, choice.strength).add(part.shape, linear)
+        scores[mine] = linear
         spread += estimates.spread * len(mine) / len(codes)
-    return FoldOuts(mean_log_losses(scores, codes), np.asarray(terms.cpu().numpy()), guessed_temperature(spread))
+    found = np.asarray(terms.cpu().numpy())
+    if solved.kind == "ridge":
+        return FoldOuts(found)
+    return FoldOuts(found, mean_log_losses(scores, codes), guessed_temperature(spread))
 
 
-def _with_shapes(
-    model: RidgeModel,
-    left: Tensor,
-    choice: Choice,
-    rows: Rows,
-    codes: Tensor,
-    scores: Tensor,
-    weights: Tensor | None,
-) -> Tensor:
-    """Return linear scores with what the shapes of classes add, that are known from the rows left of each."""
-    if model.shapes is None or rows.shape is None:
-        return scores
-    moments = model.shapes.moments.remove(rows.shape, codes, model.mass, weights)
-    return ShapeScores.of(moments, left, choice.strength).add(rows.shape, scores)
+# -- temperatures -------------------------------------------------------------------------------------------------
+
+
+def guess_losses(guess: float) -> NDArray[np.float64]:
+    """Return the loss of a batch at every temperature of the grid for being off a guess."""
+    return np.asarray(GUESS_LOSS * np.log(np.array(TEMPERATURES) / guess) ** 2)
+
+
+def mean_log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
+    """Return the mean log loss of rows at every temperature of the grid.
+
+    Parameters
+    ----------
+    scores : Tensor of shape (n, C)
+        Class scores of rows that the scoring model had not learned.
+    codes : Tensor of shape (n,)
+        Their classes.
+
+    Returns
+    -------
+    ndarray of shape (57,)
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.fold_outs import mean_log_losses
+    >>> mean_log_losses(torch.zeros(3, 2), torch.tensor([0, 1, 1])).round(4)[:2].tolist()
+    [0.6931, 0.6931]
+    """
+    total = np.zeros(len(TEMPERATURES))
+    block = max(_BLOCK // max(scores.shape[1], 1), 1)
+    for start in range(0, len(codes), block):
+        part = scores[start : start + block].to(torch.float64)
+        right = codes[start : start + block]
+        for place, warmth in enumerate(TEMPERATURES):
+            total[place] += float(torch.nn.functional.cross_entropy(part / warmth, right, reduction="sum"))
+    return np.asarray(total / max(len(codes), 1))
+
+
+def best_temperature(losses: Sequence[float] | NDArray[np.float64]) -> float:
+    """Return the temperature with the smallest loss, between the points of the grid by a parabola.
+
+    Parameters
+    ----------
+    losses : sequence of 57 floats
+        Loss at every temperature of the grid.
+
+    Examples
+    --------
+    >>> from evergrow.head.fold_outs import TEMPERATURES, best_temperature
+    >>> import math
+    >>> round(best_temperature([math.log(T / 3.0) ** 2 for T in TEMPERATURES]), 6)
+    3.0
+    """
+    values = np.asarray(losses, dtype=np.float64)
+    if values.shape != (len(TEMPERATURES),):
+        raise InputError(f"losses must be {len(TEMPERATURES)} numbers, got shape {values.shape}")
+    place = int(values.argmin())
+    if 0 < place < len(values) - 1:
+        before, here, after = values[place - 1 : place + 2]
+        curvature = float(before - 2.0 * here + after)
+        if curvature > 0.0:
+            step = 0.5 * float(before - after) / curvature
+            return TEMPERATURES[place] * float(2.0 ** (step / STEPS_PER_OCTAVE))
+    return TEMPERATURES[place]

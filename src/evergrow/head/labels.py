@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, LabelError
 from evergrow.core.fields import Fields
+from evergrow.core.registry import nearest
 
 _KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers", "U": "strings", "S": "bytes"}
 
@@ -122,6 +124,70 @@ def known_codes(known: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int64]:
     if len(missing):
         raise LabelError(f"labels must be known classes, got {missing[:5].tolist()} that were never learned")
     return np.searchsorted(known, labels).astype(np.int64)
+
+
+# -- other names ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClassChange:
+    """Another table of classes, each of which is one or several of the old ones.
+
+    Parameters
+    ----------
+    classes : ndarray of shape (C',)
+        The new labels, sorted.
+    groups : list of list of int
+        For each of them the positions of the old classes that it is made of.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.head.labels import ClassChange
+    >>> change = ClassChange.of(np.array(["crow", "owl", "raven"]), {"crow": "corvid", "raven": "corvid"})
+    >>> change.classes.tolist(), change.groups
+    (['corvid', 'owl'], [[0, 2], [1]])
+    """
+
+    classes: NDArray[Any]
+    groups: list[list[int]]
+
+    @classmethod
+    def of(cls, classes: NDArray[Any], names: Mapping[Any, Any]) -> ClassChange:
+        """Return the table after classes got other names; those that share one become one class.
+
+        Raises
+        ------
+        LabelError
+            If a class is not known, or a new label is of another kind than the old ones.
+        """
+        for given in (list(names), list(names.values())):
+            check_kind(classes, _label_array(given))
+        known = classes.tolist()
+        for label in names:
+            if label not in known:
+                close = nearest(label, known) if isinstance(label, str) else ", ".join(map(repr, known[:3]))
+                raise LabelError(f"class must be one that was learned, got {label!r}; nearest: {close}")
+        table, codes = np.unique(_label_array([names.get(label, label) for label in known]), return_inverse=True)
+        return cls(table, [np.flatnonzero(codes == code).tolist() for code in range(len(table))])
+
+    @property
+    def is_permutation(self) -> bool:
+        """Whether every new class is one old one."""
+        return all(len(group) == 1 for group in self.groups)
+
+    @property
+    def order(self) -> list[int]:
+        """For every new class the position of the (first) old one in it."""
+        return [group[0] for group in self.groups]
+
+
+def _label_array(values: list[Any]) -> NDArray[Any]:
+    """Return labels as an array. scikit-learn's checks, meant for samples, warn about many different labels."""
+    if all(isinstance(value, str) for value in values):
+        return np.array(values, dtype=np.str_)
+    plain = all(isinstance(value, (int, np.integer)) and not isinstance(value, bool) for value in values)
+    return np.array(values) if plain else as_labels(values, len(values))
 
 
 # -- files ----------------------------------------------------------------------------------------------------

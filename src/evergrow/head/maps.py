@@ -1,7 +1,7 @@
 """What a fitted head computes, as plain matrices: the form in which it leaves evergrow.
 
-Heads keep statistics and solve for their scores when asked; :meth:`~evergrow.head.abilities.Abilities.linear_map`
-gives the solution as one of these records. They say everything that an export has to know of a head.
+Heads keep statistics and solve for their scores when asked; their ``linear_map()`` gives the solution as one of these
+records, which say everything that an export has to know of a head.
 """
 
 from __future__ import annotations

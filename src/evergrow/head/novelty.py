@@ -1,294 +1,216 @@
-"""How unlike anything learned something is, from the statistics of the learner.
+"""How unlike anything learned something is: terms of novelty, and what a stream teaches of their weights.
 
-With the within-class scatter S_w, a ridge a, class means m_c and their mean m, distances are those of the metric
-``(S_w + a I)^-1``. What lies between a sample and m has a part in the span of the class means, where classes differ,
-and a rest where they do not:
+With ``A = S_w + alpha I``, f degrees of freedom, class means m_c of n_c rows and the mean m of all rows, a row h has
 
-    |h - m|^2 = e + r        e in the span of the m_c - m, r outside of it
+    a = f |h - m|^2        z_c = f (h - m)^T A^-1 (m_c - m)        K_cd = f (m_c - m)^T A^-1 (m_d - m)
 
-    novelty = min_c d_c / (e + r / 10) + max(r / (2 E) - 1, r / (100 E))
+(lengths in A^-1), of which ``e = z^T K^-1 z`` lies in the span of the means. The terms are
 
-d_c is the squared distance to class c within the span, and E what r is expected to be for a new sample of a known
-class. The first term finds other things of the same world: they fit no class better than they fit them all. It is a
-ratio, so that it hardly depends on the scale of the metric; some of r is in it because a sample that is noisy where it
-does not matter is as noisy where it does. The second term finds things of another world, which have energy where
-nothing that was learned has any; for such things the ratio says nothing.
+- relative Mahalanobis: distance to the nearest class over ``1 + 1 / n_c``, less that to all classes as one;
+- whitened cosine: minus the largest ``z_c / sqrt(a K_cc)``;
+- span cosine: minus the largest ``z_c / sqrt(e K_cc)``;
+- span distance: the smallest ``(e - 2 z_c + K_cc) / (1 + 1 / n_c)``;
+- rest: ``a - e`` over its expectation for a new row of a known class.
+
+Of one class alone the first term is the distance itself, and those in the span are zero.
+
+No one of them is good everywhere, so their weights are learned from the stream. Rows that are scored as if they had not
+been learned are what a model knows; rows of a new class, before they are learned, are what it does not know. With the
+mean D and the spread S of the terms of unknown rows, in units of the mean and spread of known ones, the weights are
+
+    w = argmin over w >= 0 of  w^T (S + rho I) w / 2 - w^T (D + rho c w_0)        c = w_0^T D / w_0^T S w_0
+
+which is w_0 while nothing is known of unknown rows. The score ``w^T z`` is brought to mean 0 and spread 1 on known
+rows, less what the count of the nearest class explains, and far things get more. Only sums are kept of each batch.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import NumericalError
+from evergrow.core.fields import Fields
+from evergrow.core.record import require
 from evergrow.core.seeding import generator
-from evergrow.head.linalg import CholeskyFactor, ClassGeometry, RidgeState, RidgeStatistics, safe_cholesky
+from evergrow.head.linalg import CholeskyFactor, SolvedScatter, safe_cholesky
+from evergrow.head.readout import freedom, noise_energy
 
-REST_WEIGHT = 0.1
-"""Share of the rest in the denominator of the ratio. 0.03 to 0.3 do about as well on image and text features."""
-
-REST_LIMIT = 2.0
-"""How many times its expectation the rest may be; 95 % of known samples stay below 1.4 to 2.0."""
-
-RIDGE_FACTOR = 3.0
-"""The ridge in units of the oracle-approximating shrinkage. That aims at the covariance; its inverse wants more."""
-
-EXACT_TRACE = 1200
-"""Up to this order a trace is computed exactly, above it from PROBES random vectors, to about a percent.
-
-With fewer degrees of freedom than coordinates it is always exact, since little is then left of them and a percent of
-the trace may be much of that."""
-
-PROBES = 128
+STANDARD = register_kind("novelty-standard")
 
 TOO_LARGE = 1e50
-"""Activations beyond this may have a square, in the metric of what was learned, that overflows."""
+"""Features beyond this may have a square, in the metric of what was learned, that overflows."""
+
+TERMS = ("relative-mahalanobis", "whitened-cosine", "span-cosine", "span-distance", "rest")
+
+REST = TERMS.index("rest")
+
+_DRAWN = 256
+_REST_SPREAD = 0.3
+"""Spread of the rest of known rows, in units of its expectation, where no row was ever scored as if not learned."""
+
+DEFAULT_WEIGHTS = np.array([1.0, 1.0, 1.0, 1.0, 0.0])
+"""w_0: all terms alike, but for the energy outside the span of the means, which serves far things."""
+
+PRIOR_STRENGTH = 0.3
+"""rho: how strongly weights are drawn to the default. 0.03 to 1 are within half a point of each other."""
+
+CLIP = 6.0
+"""Most that one term of an unknown row counts, in spreads of known rows: what is far off is found anyway."""
+
+GUARD = 4.0
+"""Spreads beyond which the energy outside the span adds to the score by itself."""
+
+COUNT_RIDGE = 1e-3
+"""Added to the variance of 1 / count when the score is regressed on it."""
+
+SUFFICIENT = 200
+"""Rows that a pooled number should rest on before those of younger models are set aside."""
+
+AGEING = (8, 6, 4, 3, 2, 1)
+"""Powers to try, the strongest discount of young models first."""
+
+_UNKNOWN_AGEING = 2
+"""Power of the share of samples with which unknown rows of younger models count."""
+
+_TERMS = len(TERMS)
+_COLUMNS = _TERMS + 1  # the last is 1 / count of the nearest class
+_FLAT = 1e-3  # least spread of a term, in units of its mean: one that never varies must not decide
 
 
-def shrinkage_ridge(scatter: Tensor, freedom: float, width: int) -> float:
-    """Return the ridge on a scatter matrix that oracle-approximating shrinkage (OAS) of the covariance comes to.
+@dataclass(frozen=True, eq=False)
+class NoveltyTerms:
+    """What the terms need, worked out once.
 
     Parameters
     ----------
-    scatter : Tensor of shape (k, k)
-        Sum of outer products of centred rows, in the coordinates where it does not vanish.
-    freedom : float
-        Its degrees of freedom n.
-    width : int
-        Width L of the rows.
-
-    Returns
-    -------
-    float
-        ``n rho mu / (1 - rho)``, with mu the mean variance of a coordinate and rho from Chen, Wiesel, Eldar and Hero,
-        Shrinkage algorithms for MMSE covariance estimation (2010), at most 0.9.
+    scatter : SolvedScatter
+        Class means solved against the scatter.
+    centre : Tensor of shape (k,)
+        m.
+    directions : Tensor of shape (k, C)
+        ``f A^-1 (m_c - m)``.
+    gram : Tensor of shape (C, C)
+        K.
+    span, total : CholeskyFactor
+        Of K, and of ``K + diag(f / n)``.
+    expected : float
+        Energy of a new row of a known class.
 
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.novelty import shrinkage_ridge
-    >>> round(shrinkage_ridge(torch.diag(torch.tensor([90.0, 10.0])), 10, 2), 2)
-    22.73
-    """
-    size = float(scatter.diagonal().sum())
-    if size > 0.0 and not 1e-100 < size < 1e100:  # squares of it would overflow or vanish
-        return size * shrinkage_ridge(scatter / size, freedom, width)
-    trace = size / freedom
-    squares = float(scatter.square().sum()) / freedom**2
-    spread = squares - trace**2 / width
-    rho = ((1.0 - 2.0 / width) * squares + trace**2) / max((freedom + 1.0 - 2.0 / width) * spread, 1e-300)
-    rho = min(rho, 0.9)
-    return freedom * rho * (trace / width) / (1.0 - rho)
-
-
-@dataclass(frozen=True)
-class Whitening:
-    """The metric ``(S_w + ridge I)^-1``, or the same with some samples taken out, as coordinates.
-
-    Parameters
-    ----------
-    stats : RidgeStatistics
-        Where S_w came from.
-    factor : CholeskyFactor
-        Factor of ``S_w + ridge I``.
-    ridge : float
-        The ridge.
-    freedom : float
-        Degrees of freedom of S_w.
-    used : float
-        How many of them the ridge leaves: ``trace(S_w (S_w + ridge I)^-1)``.
-    removed : Tensor of shape (m, k) or None
-        Coordinates to add for what was taken out.
-    """
-
-    stats: RidgeStatistics
-    factor: CholeskyFactor
-    ridge: float
-    freedom: float
-    used: float
-    removed: Tensor | None = None
-
-    @classmethod
-    def of(cls, geometry: ClassGeometry) -> Whitening:
-        """Choose the ridge from the scatter alone and factor."""
-        stats, scatter = geometry.stats, geometry.scatter
-        width = scatter.shape[0] if stats.basis is None else stats.basis.shape[0]
-        freedom = float(max(stats.count - len(geometry.counts), 1))
-        energy = max(float(stats.gram.diagonal().sum()), 1e-300)
-        if float(scatter.diagonal().sum()) > 1e-10 * energy:
-            ridge = RIDGE_FACTOR * shrinkage_ridge(scatter, freedom, width)
-            factor = safe_cholesky(scatter, shift=ridge)
-            return cls(stats, factor, ridge, freedom, scatter.shape[0] - ridge * _trace_inverse(factor, freedom))
-        # One sample of each class, or copies of it: all that is known of spread is that of everything.
-        ridge = energy / width
-        expected = width / max(stats.count, 1)
-        return cls(stats, safe_cholesky(scatter, shift=ridge), ridge, freedom, freedom * expected / (1.0 + expected))
-
-    @property
-    def expected(self) -> float:
-        """Expected squared distance of a new sample from its class: the mean leverage, as if each had been left out."""
-        leverage = min(max(self.used / self.freedom, 1e-9), 1.0 - 1e-6)
-        return leverage / (1.0 - leverage)
-
-    def half(self, reduced: Tensor) -> Tensor:
-        """Map reduced coordinates (k, n) to ones whose squared length is the distance."""
-        return self.extended(self.factor.half_solve(reduced))
-
-    def extended(self, half: Tensor) -> Tensor:
-        """Add the coordinates for what was taken out."""
-        return half if self.removed is None else torch.cat([half, self.removed @ half])
-
-    def without(self, vectors: Tensor, samples: int) -> Whitening:
-        """Return the metric of ``S_w - V V^T`` for whitened columns V, m of them from so many samples.
-
-        Parameters
-        ----------
-        vectors : Tensor of shape (k, m)
-            ``factor^-1`` times the columns to take out.
-        samples : int
-            How many degrees of freedom go with them.
-        """
-        # (A - V V^T)^-1 = A^-1 + A^-1 V (I - V^T A^-1 V)^-1 V^T A^-1: a metric with m more coordinates.
-        core = safe_cholesky(-(vectors.T @ vectors), shift=1.0)
-        solved = torch.linalg.solve_triangular(self.factor.lower.T, vectors, upper=True)
-        lost = self.ridge * float(core.half_solve(solved.T).square().sum())
-        return dataclasses.replace(
-            self,
-            freedom=max(self.freedom - samples, 1.0),
-            used=max(self.used - lost, 0.0),
-            removed=core.half_solve(vectors.T),
-        )
-
-
-@dataclass(frozen=True)
-class NoveltyScorer:
-    """Scores novelty; see the module.
-
-    Parameters
-    ----------
-    whitening : Whitening
-        The metric.
-    half : Tensor of shape (k, C)
-        ``factor^-1`` times the class means.
-    counts : Tensor of shape (C,)
-        Samples per class, in floating point.
-    centre : Tensor of shape (k + m, 1)
-        Whitened mean of all samples.
-    means : Tensor of shape (k + m, C)
-        Whitened class means, less the centre.
-    span : CholeskyFactor
-        Factor of the inner products of ``means``.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from evergrow import SCLClassifier
-    >>> rng = np.random.default_rng(0)
-    >>> X, y = rng.normal(size=(200, 8)) + np.repeat(6 * np.eye(8)[:4], 50, axis=0), np.repeat(range(4), 50)
-    >>> model = SCLClassifier.recommended(n_units=20, random_state=0).fit(X, y)
-    >>> new = rng.normal(size=(50, 8)) + 6 * np.eye(8)[5]
-    >>> bool(model.novelty_score(new).min() > np.median(model.novelty_score(X)))
+    >>> from evergrow.head.novelty import NoveltyTerms
+    >>> from evergrow.head.linalg import ClassGeometry, RidgeStatistics, SolvedScatter
+    >>> H = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> codes = torch.arange(60) % 3
+    >>> H[torch.arange(60), codes] += 9.0
+    >>> Y = torch.nn.functional.one_hot(codes, 3).double()
+    >>> stats = RidgeStatistics.create(4, 3).update(H, Y)
+    >>> terms = NoveltyTerms.of(SolvedScatter.of(ClassGeometry.of(stats, Y.sum(dim=0)), alpha=0.1))
+    >>> known, new = terms.of_rows(H).mean(dim=0), terms.of_rows(H.flip(1))[codes == 0].mean(dim=0)
+    >>> bool((new > known)[:5].all())
     True
     """
 
-    whitening: Whitening
-    half: Tensor
-    counts: Tensor
+    scatter: SolvedScatter
     centre: Tensor
-    means: Tensor
+    directions: Tensor
+    gram: Tensor
     span: CholeskyFactor
+    total: CholeskyFactor
+    expected: float
 
     @classmethod
-    def of(cls, state: RidgeState, counts: Tensor) -> NoveltyScorer:
-        """Prepare from statistics: one factorisation."""
-        geometry = ClassGeometry.of(state.reduced(), counts)
-        whitening = Whitening.of(geometry)
-        return cls._with(whitening, whitening.factor.half_solve(geometry.means), geometry.counts)
+    def of(cls, scatter: SolvedScatter) -> NoveltyTerms:
+        """Prepare the terms: matrices of the order of the classes are factored, none of the order of the layer."""
+        counts, free = scatter.counts, freedom(scatter)
+        shares = counts / counts.sum()
+        centre, solved = scatter.means @ shares, scatter.solve_means()
+        directions = free * (solved - (solved @ shares)[:, None])
+        gram = (scatter.means - centre[:, None]).T @ directions
+        gram = 0.5 * (gram + gram.T)
+        # The means less their mean are linearly dependent; a shift this small leaves their span as it is.
+        span = safe_cholesky(gram, shift=1e-8 * float(_energies(gram).mean()))
+        total = safe_cholesky(gram + torch.diag(free / counts))
+        energy = noise_energy(scatter)
+        return cls(scatter, centre, directions, gram, span, total, energy if energy > 0.0 else 1.0)
 
-    @classmethod
-    def _with(cls, whitening: Whitening, half: Tensor, counts: Tensor) -> NoveltyScorer:
-        means = whitening.extended(half)
-        centre = (means * counts).sum(dim=1, keepdim=True) / counts.sum().clamp_min(1.0)
-        centred = means - centre
-        gram = centred.T @ centred
-        # The class means, less their mean, are linearly dependent; a shift this small leaves their span as it is. What
-        # a single class has of it is rounding, which must not become a direction.
-        shift = 1e-10 * float(gram.diagonal().mean()) + 1e-24 * float(centre.square().sum()) + 1e-30
-        return cls(whitening, half, counts, centre, centred, safe_cholesky(gram, shift=shift))
-
-    def score(self, H: Tensor) -> Tensor:
-        """Return the novelty (n,) of rows H (n, L); of rows too large to be squared the largest number there is.
-
-        Raises
-        ------
-        NumericalError
-            If a row of ordinary size has no finite score: the statistics are not those of samples.
-        """
-        scores = self._score(self.whitening.factor.half_solve(self._reduced(H)), self._outside(H))
-        return bounded(scores, H)
-
-    def without(self, H: Tensor, codes: Tensor, folds: Tensor | None = None) -> Tensor:
-        """Return the novelty (n,) of learned rows H (n, L) as if none of them, or of their fold, had been learned.
-
-        The ridge stays; means, scatter and degrees of freedom are those of the rest, exactly.
+    def of_rows(self, H: Tensor, outside: Tensor | None = None) -> Tensor:
+        """Return the terms (n, 5) of rows and, as a sixth column, 1 / count of the class nearest to each.
 
         Parameters
         ----------
-        H : Tensor of shape (n, L)
-            Rows that were learned; of each class at least one learned row must not be among those taken out.
-        codes : Tensor of shape (n,)
-            Their classes.
-        folds : Tensor of shape (n,), optional
-            The fold of each; by default all are in one.
+        H : Tensor of shape (n, k)
+            Rows in the coordinates of the statistics.
+        outside : Tensor of shape (n,), optional
+            Energy that rows have outside of these coordinates, where nothing was learned.
         """
-        rows, outside = self.whitening.factor.half_solve(self._reduced(H)), self._outside(H)
-        if folds is None:
-            return self._rest(rows, codes)._score(rows, outside)
-        scores = rows.new_empty(H.shape[0])
-        for fold in sorted(set(folds.tolist())):
-            mine = torch.nonzero(folds == fold).ravel()
-            scores[mine] = self._rest(rows[:, mine], codes[mine])._score(rows[:, mine], outside[mine])
-        return scores
+        centred = H - self.centre
+        energy = self.scatter.quadratic(centred.T)
+        if outside is not None:
+            energy = energy + outside / self.scatter.alpha
+        return self._terms(centred @ self.directions, freedom(self.scatter) * energy)
 
-    def _rest(self, rows: Tensor, codes: Tensor) -> NoveltyScorer:
-        """Return the scorer of what remains without whitened rows (k, n) of these classes."""
-        classes = len(self.counts)
-        targets = torch.nn.functional.one_hot(codes, classes).to(rows.dtype)
-        taken, sums = targets.sum(dim=0), rows @ targets
-        left = (self.counts - taken).clamp_min(1.0)
-        means = sums / taken.clamp_min(1.0)
-        # Without k rows of mean b, the scatter of a class of n rows of mean m loses
-        # sum (h - b)(h - b)^T + k n / (n - k) (b - m)(b - m)^T.
-        shifts = (taken * self.counts / left).sqrt() * (means - self.half)
-        vectors = torch.cat([rows - means[:, codes], shifts[:, taken > 0]], dim=1)
-        whitening = self.whitening.without(vectors, rows.shape[1])
-        return NoveltyScorer._with(whitening, (self.counts * self.half - sums) / left, self.counts - taken)
+    def expected_rows(self) -> Tensor:
+        """Return terms (256, 6) of rows drawn as the statistics say known ones are: what to expect before any was seen.
 
-    def _reduced(self, H: Tensor) -> Tensor:
-        return self.whitening.stats.project(H).T
+        Rows of a class lie about its mean with the common scatter; drawn are their products with the class means and
+        their energy outside the span of these, which is all that the terms need.
+        """
+        counts, free = self.scatter.counts, freedom(self.scatter)
+        source = generator(0, "novelty", "expected")
+        spots = (torch.arange(_DRAWN, dtype=torch.float64) + 0.5) / _DRAWN
+        chances = torch.cumsum(counts / counts.sum(), dim=0).cpu()
+        codes = torch.searchsorted(chances, spots).clamp_max(len(counts) - 1).to(counts.device)
+        noise, rest = self._drawn_noise(source, free)
+        noise = noise * (1.0 + 1.0 / counts[codes]).sqrt()[:, None]
+        products = self.gram[codes] + noise
+        inside = self.span.half_solve(noise.T).square().sum(dim=0)
+        own = noise.gather(1, codes[:, None])[:, 0]
+        spread = torch.randn(_DRAWN, generator=source, dtype=torch.float64).to(counts)
+        outside = rest * (1.0 + _REST_SPREAD * spread).clamp_min(0.1)
+        return self._terms(products, self.gram.diagonal()[codes] + 2.0 * own + inside + outside)
 
-    def _outside(self, H: Tensor) -> Tensor:
-        """Return how far (n,) rows are from the coordinates of the statistics, where nothing was learned."""
-        stats = self.whitening.stats
-        if stats.basis is None:
-            return H.new_zeros(H.shape[0])
-        lost = H.square().sum(dim=1) - stats.project(H).square().sum(dim=1)
-        return lost.clamp_min(0.0) / self.whitening.ridge
+    def _drawn_noise(self, source: torch.Generator, free: float) -> tuple[Tensor, float]:
+        """Return products (256, C) of drawn noise with the class means, and the energy expected outside their span."""
+        classes = self.gram.shape[0]
+        ridge = self.scatter.alpha + self.scatter.factor.jitter
+        covariance = self.gram - (ridge / free) * (self.directions.T @ self.directions)
+        covariance = covariance * max(self.expected / max(noise_energy(self.scatter, inside=True), 1e-300), 1.0)
+        if noise_energy(self.scatter) <= 0.0:  # nothing is known of the spread but that of the means
+            covariance = self.gram @ self.gram / classes
+        factor = safe_cholesky(covariance, shift=1e-8 * float(_energies(self.gram).mean()))
+        draws = torch.randn(_DRAWN, classes, generator=source, dtype=torch.float64).to(self.gram)
+        within = float(self.span.half_solve(factor.lower).square().sum())
+        return draws @ factor.lower.T, max(self.expected - within, 0.05 * self.expected)
 
-    def _score(self, half: Tensor, outside: Tensor) -> Tensor:
-        rows = self.whitening.extended(half) - self.centre
-        inner = self.means.T @ rows
-        inside = self.span.half_solve(inner).square().sum(dim=0)
-        rest = (rows.square().sum(dim=0) - inside).clamp_min(0.0) + outside
-        distances = inside - 2.0 * inner + self.means.square().sum(dim=0)[:, None]
-        # The mean of few samples is off by a share of the spread itself.
-        nearest = (distances.clamp_min(0.0) / (1.0 + 1.0 / self.counts.clamp_min(1.0))[:, None]).amin(dim=0)
-        excess = rest / self.whitening.expected
-        ratio = nearest / (inside + REST_WEIGHT * rest).clamp_min(1e-300)
-        return ratio + torch.maximum(excess / REST_LIMIT - 1.0, excess / 100.0)
+    def _terms(self, products: Tensor, energy: Tensor) -> Tensor:
+        counts = self.scatter.counts
+        energy, energies = energy.clamp_min(1e-9), _energies(self.gram)
+        inside = self.span.half_solve(products.T).square().sum(dim=0).clamp_min(1e-12)
+        rest = (energy - inside).clamp_min(1e-9)
+        unsure = 1.0 + 1.0 / counts  # the mean of few rows is off by a share of the spread itself
+        nearest = ((energy[:, None] - 2.0 * products + energies) / unsure).min(dim=1)
+        as_one = energy - self.total.half_solve(products.T).square().sum(dim=0)
+        whole = (products / (energy[:, None] * energies).sqrt()).amax(dim=1)
+        span = (products / (inside[:, None] * energies).sqrt()).amax(dim=1)
+        distance = ((inside[:, None] - 2.0 * products + energies).clamp_min(0.0) / unsure).amin(dim=1)
+        columns = [nearest.values - as_one, -whole, -span, distance, rest / self.expected]
+        if len(counts) == 1:  # with one mean there is nothing to be relative to, and no span: what is left is distance
+            none = torch.zeros_like(energy)
+            columns = [nearest.values, none, none, none, rest / self.expected]
+        return torch.stack([*columns, 1.0 / counts[nearest.indices]], dim=1)
+
+
+def _energies(gram: Tensor) -> Tensor:
+    return gram.diagonal().clamp_min(1e-12)
 
 
 def bounded(found: Tensor, H: Tensor) -> Tensor:
@@ -308,11 +230,249 @@ def bounded(found: Tensor, H: Tensor) -> Tensor:
     return torch.where(kept, found, torch.finfo(found.dtype).max)
 
 
-def _trace_inverse(factor: CholeskyFactor, freedom: float) -> float:
-    """Return the trace of the inverse, exactly where that is cheap or needed."""
-    order = factor.lower.shape[0]
-    if order <= EXACT_TRACE or freedom < order:
-        return factor.trace_inverse()
-    signs = torch.randint(0, 2, (order, PROBES), generator=generator(0, "novelty", "probes"), dtype=torch.int64)
-    probes = (2 * signs - 1).to(factor.lower)
-    return float(factor.half_solve(probes).square().sum()) / PROBES
+# -- weights ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KnownTerms:
+    """Moments of the terms of rows of one batch as if they had not been learned.
+
+    Parameters
+    ----------
+    n : int
+        How many rows.
+    size : int
+        How many samples the scoring model had learned.
+    mean : tuple of 6 floats
+        Mean of the terms and of 1 / count of the nearest class.
+    second : tuple of 36 floats
+        Mean of their products, row by row.
+    """
+
+    n: int
+    size: int
+    mean: tuple[float, ...]
+    second: tuple[float, ...]
+
+    @classmethod
+    def of(cls, terms: NDArray[np.float64], size: int) -> KnownTerms:
+        """Return the moments of rows (n, 6)."""
+        second = terms.T @ terms / len(terms)
+        return cls(len(terms), int(size), tuple(terms.mean(axis=0).tolist()), tuple(second.ravel().tolist()))
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where no rows can have such moments."""
+        require(self.n > 0 and self.size > 0, "it is of no rows, or of a model without samples")
+        require(len(self.mean) == _COLUMNS, f"it has {len(self.mean)} means of {_COLUMNS} terms")
+        require(_is_product(self.second, self.mean, _COLUMNS), "its products of terms are not those of any rows")
+
+
+@dataclass(frozen=True)
+class UnknownTerms:
+    """Moments of the terms of rows of new classes before they were learned, in units of what was known then.
+
+    Parameters
+    ----------
+    n : int
+        How many rows.
+    size : int
+        How many samples the scoring model had learned.
+    mean : tuple of 5 floats
+        Mean of the terms.
+    spread : tuple of 25 floats
+        Mean of their covariance and that of known rows, row by row.
+    """
+
+    n: int
+    size: int
+    mean: tuple[float, ...]
+    spread: tuple[float, ...]
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where no rows can have such moments."""
+        require(self.n > 0 and self.size > 0, "it is of no rows, or of a model without samples")
+        require(len(self.mean) == _TERMS, f"it has {len(self.mean)} means of {_TERMS} terms")
+        require(max(map(abs, self.mean)) <= CLIP, f"a mean lies beyond {CLIP:g} spreads")
+        require(_is_product(self.spread, [0.0] * _TERMS, _TERMS), "its spread is not that of any rows")
+
+
+@dataclass(frozen=True)
+class NoveltyStandard:
+    """How terms become a score: mean 0 and spread 1 on known rows, larger for what is less known.
+
+    Parameters
+    ----------
+    weights : tuple of 5 floats
+        Weights of the standardised terms, not negative, with sum 1.
+    mean : tuple of 6 floats
+        Mean of the terms of known rows, and of 1 / count of their nearest class.
+    scale : tuple of 5 floats
+        Spread of the terms of known rows.
+    slope : float
+        How much the weighted terms rise with 1 / count.
+    spread : float
+        Spread of the weighted terms of known rows.
+    """
+
+    weights: tuple[float, ...]
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+    slope: float
+    spread: float
+
+    def score(self, terms: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the novelty (n,) of rows with terms (n, 6)."""
+        mean = np.asarray(self.mean)
+        with np.errstate(over="ignore", invalid="ignore"):
+            standard = (terms[:, :_TERMS] - mean[:_TERMS]) / np.asarray(self.scale)
+            excess = standard @ np.asarray(self.weights) - self.slope * (terms[:, _TERMS] - mean[_TERMS])
+            scores = excess / self.spread + np.maximum(standard[:, REST] - GUARD, 0.0)
+        # What is too large for arithmetic is as unknown as can be.
+        return np.asarray(np.where(np.isfinite(scores), scores, np.finfo(np.float64).max))
+
+    def to_archive(self) -> Archive:
+        """Return what a file holds."""
+        lists = {"weights": list(self.weights), "mean": list(self.mean), "scale": list(self.scale)}
+        return STANDARD.archive({**lists, "slope": self.slope, "spread": self.spread})
+
+    @classmethod
+    def from_archive(cls, fields: Fields) -> NoveltyStandard:
+        """Return what :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
+        weights, mean, scale = fields.numbers("weights"), fields.numbers("mean"), fields.numbers("scale")
+        lengths = (len(weights), len(mean), len(scale))
+        fields.require(lengths == (_TERMS, _COLUMNS, _TERMS), f"it has {lengths} numbers of {_TERMS} terms")
+        fields.require(min(weights) >= 0.0 and min(scale) > 0.0, "a weight is negative or a spread is not positive")
+        slope, spread = fields.number("slope", low=0.0), fields.number("spread", low=0.0)
+        fields.require(spread > 0.0, "the spread is zero")
+        return cls(tuple(weights), tuple(mean), tuple(scale), slope, spread)
+
+
+@dataclass(frozen=True)
+class NoveltyPool:
+    """Moments of known and of unknown rows, batch by batch.
+
+    Parameters
+    ----------
+    known : tuple of KnownTerms
+        Of rows scored as if they had not been learned.
+    unknown : tuple of UnknownTerms
+        Of rows of new classes before they were learned.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.head.novelty import KnownTerms, NoveltyPool
+    >>> terms = np.random.default_rng(0).normal(size=(500, 6))
+    >>> pool = NoveltyPool((KnownTerms.of(terms, size=500),))
+    >>> pool.weights().tolist()
+    [0.25, 0.25, 0.25, 0.25, 0.0]
+    >>> round(float(pool.standard().score(terms).std()), 1)
+    1.0
+    """
+
+    known: tuple[KnownTerms, ...] = ()
+    unknown: tuple[UnknownTerms, ...] = ()
+
+    def measured(self, terms: NDArray[np.float64], size: int) -> UnknownTerms | None:
+        """Return the moments of rows that a model of ``size`` samples does not know; None where it knows none.
+
+        Parameters
+        ----------
+        terms : ndarray of shape (n, 6)
+            Terms of rows of new classes before they are learned.
+        size : int
+            Samples that the model has learned.
+        """
+        if not self.known or not len(terms):
+            return None
+        mean, scale, covariance = self._moments()
+        standard = np.clip((terms[:, :_TERMS] - mean[:_TERMS]) / scale, -CLIP, CLIP)
+        centre = standard.mean(axis=0)
+        own = (standard - centre).T @ (standard - centre) / max(len(standard) - 1, 1)
+        both = 0.5 * (own + covariance[:_TERMS, :_TERMS] / np.outer(scale, scale))
+        return UnknownTerms(len(standard), int(size), tuple(centre.tolist()), tuple(both.ravel().tolist()))
+
+    def weights(self) -> NDArray[np.float64]:
+        """Return the weights of the terms, not negative, with sum 1."""
+        default = DEFAULT_WEIGHTS
+        if not self.unknown:
+            return np.asarray(default / default.sum())
+        from scipy.optimize import nnls
+
+        sizes = np.array([part.size for part in self.unknown], dtype=np.float64)
+        shares = np.array([part.n for part in self.unknown]) * (sizes / sizes.max()) ** _UNKNOWN_AGEING
+        shares = shares / shares.sum()
+        mean = shares @ np.array([part.mean for part in self.unknown])
+        spread = (shares @ np.array([part.spread for part in self.unknown])).reshape(_TERMS, _TERMS)
+        strength = max(float(default @ mean) / max(float(default @ spread @ default), 1e-12), 1e-3)
+        lower = np.linalg.cholesky(spread + PRIOR_STRENGTH * np.eye(_TERMS))
+        wanted = mean + PRIOR_STRENGTH * strength * default
+        found = nnls(lower.T, np.linalg.solve(lower, wanted))[0]  # |L^T w - L^-1 v|^2 is the quadratic above
+        return np.asarray(found / found.sum() if found.sum() > 0.0 else default / default.sum())
+
+    def standard(self) -> NoveltyStandard:
+        """Return how terms become a score; at least one batch of known rows is needed."""
+        mean, scale, covariance = self._moments()
+        weights = self.weights()
+        terms = covariance[:_TERMS, :_TERMS] / np.outer(scale, scale)
+        across = float(weights @ (covariance[:_TERMS, _TERMS] / scale))
+        slope = max(across / (max(float(covariance[_TERMS, _TERMS]), 0.0) + COUNT_RIDGE), 0.0)
+        spread = float(np.sqrt(max(float(weights @ terms @ weights), 1e-12)))
+        return NoveltyStandard(tuple(weights.tolist()), tuple(mean.tolist()), tuple(scale.tolist()), slope, spread)
+
+    def _moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return mean (6,), spread (5,) and covariance (6, 6) of known rows."""
+        numbers = [part.n for part in self.known]
+        weights = ageing_weights(numbers, [part.size for part in self.known]) * np.array(numbers)
+        weights = weights / weights.sum()
+        mean = weights @ np.array([part.mean for part in self.known])
+        second = (weights @ np.array([part.second for part in self.known])).reshape(_COLUMNS, _COLUMNS)
+        covariance = second - np.outer(mean, mean)
+        # A term that never varies, as one does with two classes, may come out below zero by rounding.
+        np.fill_diagonal(covariance, np.maximum(covariance.diagonal(), 0.0))
+        variance = np.maximum(covariance.diagonal()[:_TERMS], 1e-24)
+        return mean, np.maximum(np.sqrt(variance), _FLAT * np.abs(mean[:_TERMS])), covariance
+
+
+def ageing_weights(numbers: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float64]:
+    """Return what one row of each batch counts for: the less, the smaller the model was that scored it.
+
+    Scores of a model that had learned a share q of the samples count ``q**p``, with the largest p that leaves the
+    weight of SUFFICIENT rows. With few rows all count, since then chance does more harm than age.
+
+    Parameters
+    ----------
+    numbers : sequence of int
+        Rows of each batch.
+    sizes : sequence of int
+        Samples that the model had learned when it scored them.
+
+    Examples
+    --------
+    >>> from evergrow.head.novelty import ageing_weights
+    >>> ageing_weights([300, 300], [50, 100]).tolist()
+    [0.00390625, 1.0]
+    >>> ageing_weights([20, 20], [50, 100]).tolist()
+    [1.0, 1.0]
+    """
+    shares = np.asarray(sizes, dtype=np.float64)
+    shares = shares / shares.max()
+    counted = np.asarray(numbers, dtype=np.float64)
+    powers = (power for power in AGEING if float(counted @ shares**power) >= SUFFICIENT)
+    return np.asarray(shares ** next(powers, 0))
+
+
+def _is_product(flat: Sequence[float], mean: Sequence[float], order: int) -> bool:
+    """Return whether numbers can be mean products of rows with this mean: symmetric, and not less than the mean's."""
+    if len(flat) != order * order:
+        return False
+    products = np.asarray(flat, dtype=np.float64).reshape(order, order)
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = float(np.abs(products).max())
+        left = products - np.outer(mean, mean)
+        if not np.isfinite(left).all() or not np.allclose(products, products.T, rtol=1e-9, atol=1e-9 * size):
+            return False
+        if not (left.diagonal() >= -1e-9 * size - 1e-12).all():
+            return False
+        roots = np.sqrt(np.maximum(products.diagonal(), 0.0))
+        return bool((np.abs(products) <= np.outer(roots, roots) * (1.0 + 1e-6) + 1e-9).all())

@@ -1,19 +1,46 @@
-"""From statistics to answers: the choice of the ridge, class scores and probabilities."""
+"""From statistics to linear class scores: ridge regression, and the readout that takes class means for estimates.
+
+The denoised readout chooses a ridge (:mod:`evergrow.head.linalg.ridge_choice`), solves for the class means
+(:mod:`evergrow.head.linalg.scatter`) and takes the noise off them (:mod:`evergrow.head.linalg.mean_estimates`).
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from evergrow.core.archive import Archive, register_kind
+from evergrow.core.fields import Fields
+from evergrow.head.feature_blocks import ENOUGH_ROWS, cautious_weights, read_weights
 from evergrow.head.linalg import (
     ClassGeometry,
+    MeanEstimates,
     RidgeState,
-    RidgeStatistics,
+    ShapeScores,
+    SolvedScatter,
+    choose_block_weights,
     choose_by_gcv,
+    choose_ridge,
     safe_cholesky,
 )
+from evergrow.head.ridge_model import RidgeModel, row_energy
+
+READOUTS = ("denoised", "ridge")
+
+GROWTH = 1.25
+"""How much more or fewer rows there must be before ridge and strength are chosen anew."""
+
+UNCALIBRATED = 0.06
+"""Temperature per energy of a true class mean, where no row was ever scored as if not learned. At the ends of streams
+of image and text features the calibrated temperature is 0.03 to 0.12 of that energy."""
+
+CHOICE = register_kind("denoised-choice")
+
+_MAX_LEVERAGE = 1.0 - 1e-3
 
 
 @dataclass(frozen=True)
@@ -40,102 +67,191 @@ class Readout:
     minimiser: float
     jitter: float
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.weights.nbytes + self.offset.nbytes
+
+# -- ridge regression -----------------------------------------------------------------------------------------
 
 
-def row_energy(stats: RidgeStatistics, counts: Tensor, rows: float | None = None) -> float:
-    """Return the mean energy of a row around the mean of all rows; ``rows`` is their number, where weights make it."""
-    n = max(stats.count, 1) if rows is None else rows
-    mean_part = float(stats.cross.sum(dim=1).square().sum()) / max(float(counts.sum()), 1e-12)
-    return max(float(stats.gram.diagonal().sum()) - mean_part, 0.0) / n
-
-
-def solve_readout(
-    state: RidgeState, counts: Tensor, alpha: float | None, kind: str, last: float | None = None
+def solve_ridge(
+    state: RidgeState, masses: Tensor, alpha: float | None, rows: float | None = None, last: float | None = None
 ) -> Readout:
-    """Solve for the class scores.
+    """Solve the ridge regression on one-hot targets.
 
     Parameters
     ----------
     state : RidgeState
         The statistics.
-    counts : Tensor of shape (C,)
-        Samples per class.
+    masses : Tensor of shape (C,)
+        Samples per class, or the sum of their weights.
     alpha : float or None
         The ridge; None chooses it by generalised cross-validation.
-    kind : {"ridge", "discriminant"}
-        Which readout.
+    rows : float, optional
+        Rows behind the statistics, where that is not their count.
     last : float, optional
         The previous choice, where to begin looking for the next.
     """
     if alpha is not None:
-        if kind == "discriminant":
-            return _discriminant(state.reduced(), counts, alpha)
         solution = state.solve(alpha)
-        return _readout(solution.weights, _zero(solution.weights), alpha, alpha, solution.jitter)
+        return _without_offset(solution.weights, alpha, alpha, solution.jitter)
     stats = state.reduced()
-    choice = choose_by_gcv(stats, row_energy(stats, counts), last)
-    if kind == "discriminant":
-        # It needs the plain minimiser: its errors do not fall with a smaller ridge.
-        return _discriminant(stats, counts, choice.minimiser)
+    if rows is not None:
+        stats = replace(stats, count=round(rows))
+    choice = choose_by_gcv(stats, row_energy(stats, masses, float(max(stats.count, 1))), last)
     factor = safe_cholesky(stats.gram, shift=choice.alpha)
-    weights = stats.lift(factor.solve(stats.cross))
-    return _readout(weights, _zero(weights), choice.alpha, choice.minimiser, factor.jitter)
+    return _without_offset(stats.lift(factor.solve(stats.cross)), choice.alpha, choice.minimiser, factor.jitter)
 
 
-def _readout(weights: Tensor, offset: Tensor, alpha: float, minimiser: float, jitter: float) -> Readout:
+def _without_offset(weights: Tensor, alpha: float, minimiser: float, jitter: float) -> Readout:
     # Row by row, as a file holds them: a product with the columns of a solver rounds otherwise, in the last place.
-    return Readout(weights.contiguous(), offset, alpha, minimiser, jitter)
+    return Readout(weights.contiguous(), weights.new_zeros(weights.shape[1]), alpha, minimiser, jitter)
 
 
-def _zero(weights: Tensor) -> Tensor:
-    return weights.new_zeros(weights.shape[1])
+def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
+    """Return the temperature of the softmax that turns ridge scores into probabilities.
 
-
-def _discriminant(stats: RidgeStatistics, counts: Tensor, alpha: float) -> Readout:
-    geometry = ClassGeometry.of(stats, counts)
-    factor = geometry.factor(alpha)
-    solved = factor.solve(geometry.means)
-    offset = -0.5 * (geometry.means * solved).sum(dim=0)
-    # Scatter is a sum: times the degrees of freedom, scores are log-likelihoods up to a constant.
-    scale = float(max(stats.count - len(counts), 1))
-    return _readout(stats.lift(solved) * scale, offset * scale, alpha, alpha, factor.jitter)
-
-
-def temperature(state: RidgeState, counts: Tensor, readout: Readout, kind: str) -> float:
-    """Return the temperature of the softmax that turns scores into probabilities.
-
-    No data is held out. For ridge, with df the trace of the hat matrix and t the mean score of the true
-    class on the rows learned, ``a = 1 - (1 - t) / (1 - df / n)`` estimates that score on new rows (leave one out,
-    on average), and the temperature is ``sqrt(a) / (4 ln C)``. For the discriminant it is 0.065 times the mean
-    gap between a class mean's own score and its average score, less what leaving a sample out takes from that
-    gap. Both constants were measured on image and text features.
+    No data is held out. With df the trace of the hat matrix and t the mean score of the true class on the rows learned,
+    ``a = 1 - (1 - t) / (1 - df / n)`` estimates that score on new rows (leave one out, on average), and the temperature
+    is ``sqrt(a) / (4 ln C)``; the constant was measured on image and text features.
     """
-    stats = state.reduced()
-    classes = max(len(counts), 2)
-    if kind == "discriminant":
-        geometry = ClassGeometry.of(stats, counts)
-        at_means = stats.lift(geometry.means).T @ readout.weights + readout.offset
-        gap = float((at_means.diagonal() - at_means.mean(dim=1)).mean())
-        return 0.065 * max(gap - _optimism(geometry, readout.alpha), 0.1 * gap, 1e-6)
-    n = max(stats.count, 1)
+    stats, n = model.state.reduced(), model.pooled_rows
     factor = safe_cholesky(stats.gram, shift=readout.alpha)
     dof = stats.gram.shape[0] - readout.alpha * factor.trace_inverse()
-    reduced = factor.solve(stats.cross)
-    learned = float((reduced * stats.cross).sum()) / n
+    learned = float((factor.solve(stats.cross) * stats.cross).sum()) / n
     fresh = 1.0 - (1.0 - learned) / max(1.0 - dof / n, 1e-9)
-    return 0.25 * math.sqrt(min(max(fresh, 0.05), 1.0)) / math.log(classes)
+    return 0.25 * math.sqrt(min(max(fresh, 0.05), 1.0)) / math.log(max(len(model.counts), 2))
 
 
-def _optimism(geometry: ClassGeometry, alpha: float) -> float:
-    """Return how much of the gap at class means is owed to each sample having shaped mean and scatter itself."""
-    classes = len(geometry.counts)
-    free = max(geometry.stats.count - classes, 1)
-    per_class = max(float(geometry.counts.sum()) / max(classes, 1), 2.0)
-    factor = geometry.factor(alpha)
-    share = min((geometry.scatter.shape[0] - alpha * factor.trace_inverse()) / free, 0.99)
-    inflation = (per_class / (per_class - 1.0)) ** 2 - 1.0
-    return 0.5 * free * inflation * share / (1.0 - share)
+# -- class means as estimates -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings that were chosen from the statistics, and how much had been seen then.
+
+    Parameters
+    ----------
+    alpha : float
+        The ridge.
+    step : int
+        Where it lies on the grid of the search, to begin there next time.
+    strength : float
+        Strength of the prior of class shapes.
+    rows : int
+        Rows learned when it was chosen; 0 where it is only a place to begin.
+    weights : tuple of float
+        Weights of the blocks of the direct link; none where there is one block only.
+    """
+
+    alpha: float
+    step: int
+    strength: float
+    rows: int
+    weights: tuple[float, ...] = ()
+
+    def holds(self, rows: int) -> bool:
+        """Return whether it still serves for so many rows."""
+        return self.rows <= GROWTH * rows and rows <= GROWTH * self.rows
+
+    def to_archive(self) -> Archive:
+        """Return what a file holds."""
+        meta: dict[str, Any] = {"alpha": self.alpha, "step": self.step, "strength": self.strength, "rows": self.rows}
+        return CHOICE.archive(meta | ({"weights": list(self.weights)} if self.weights else {}))
+
+    @classmethod
+    def from_archive(cls, fields: Fields) -> Choice:
+        """Return what :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
+        alpha, strength = fields.number("alpha", low=0.0), fields.number("strength", low=0.0)
+        fields.require(alpha > 0.0 and strength > 0.0, "a ridge or a strength is zero")
+        weights = read_weights(fields, "weights") if fields.has("weights") else ()
+        return cls(alpha, fields.integer("step", low=-1000, high=1000), strength, fields.integer("rows"), weights)
+
+
+def choose(
+    model: RidgeModel, geometry: ClassGeometry, fixed: float | None, start: int | None, weights: tuple[float, ...]
+) -> Choice:
+    """Choose ridge and strength from the statistics.
+
+    Parameters
+    ----------
+    model : RidgeModel
+        The statistics.
+    geometry : ClassGeometry
+        Their means and scatter, with the weights of blocks.
+    fixed : float or None
+        The ridge, where it is not to be chosen.
+    start : int or None
+        Where an earlier search ended.
+    weights : tuple of float
+        Weights of blocks that were chosen before.
+    """
+    alpha, step = fixed, 0
+    if alpha is None:
+        rows = model.pooled_rows
+        energy = row_energy(geometry.stats, model.masses, rows)
+        whole = float(geometry.stats.gram.diagonal().sum()) / rows
+        # Where all rows are the same up to rounding, the scale is that of a whole row, not of a centred one.
+        chosen = choose_ridge(geometry, energy if energy > 1e-10 * whole else whole, start)
+        alpha, step = chosen.alpha, chosen.step
+    strength = 1.0 if model.shapes is None else ShapeScores.of(model.shapes.moments, model.masses).strength
+    return Choice(alpha, step, strength, model.rows, weights)
+
+
+def choose_weights(model: RidgeModel) -> tuple[float, ...]:
+    """Choose the weights of the blocks of the direct link; none where there are no blocks or no link."""
+    link, blocks = model.projection.link_columns(), model.blocks
+    if blocks is None or link is None or len(blocks.kept) < 2:
+        return ()
+    if float(model.masses.sum()) < ENOUGH_ROWS:
+        return tuple(w / g for w, g in zip(cautious_weights(len(blocks.kept)), blocks.weights, strict=True))
+    gram, cross, basis = model.state.reduced().part(link)
+    return choose_block_weights(gram, cross, model.masses, blocks.kept, blocks.weights, basis).weights
+
+
+def column_scale(model: RidgeModel, weights: tuple[float, ...]) -> Tensor | None:
+    """Return what activations (n, L) are multiplied by, (L,): the weights of blocks on the link, one elsewhere."""
+    link = model.projection.link_columns()
+    if not weights or link is None or model.blocks is None:
+        return None
+    scale = model.state.reduced().gram.new_ones(model.projection.n_outputs)
+    scale[link] = torch.repeat_interleave(scale.new_tensor(weights), torch.tensor(model.blocks.kept).to(scale.device))
+    return scale
+
+
+def weighted_rows(model: RidgeModel, weights: tuple[float, ...], Z: Tensor) -> Tensor:
+    """Return the activations (n, L) of features with the weights of blocks."""
+    H = torch.cat([part for _, part in model.activations(Z)])
+    scale = column_scale(model, weights)
+    return H if scale is None else H * scale
+
+
+def weighted_geometry(model: RidgeModel, weights: tuple[float, ...]) -> ClassGeometry:
+    """Return class means and scatter of the statistics with the weights of blocks."""
+    stats, scale = model.state.reduced(), column_scale(model, weights)
+    return ClassGeometry.of(stats if scale is None else stats.scaled(scale), model.masses)
+
+
+def freedom(scatter: SolvedScatter) -> float:
+    """Return the degrees of freedom f of the scatter, at least one."""
+    return max(float(scatter.counts.sum()) - len(scatter.counts), 1.0)
+
+
+def noise_energy(scatter: SolvedScatter, *, inside: bool = False) -> float:
+    """Return the energy of a new row about the mean of its class, or with ``inside`` that of a learned one.
+
+    Zero where the rows tell nothing of their spread: one row of each class, or copies of it.
+    """
+    order, free = scatter.means.shape[0], float(scatter.counts.sum()) - len(scatter.counts)
+    within = order - (scatter.alpha + scatter.factor.jitter) * scatter.trace_inverse()
+    if free < 1.0 or within <= 1e-8:
+        return 0.0
+    return within if inside else within / (1.0 - min(within / free, _MAX_LEVERAGE))
+
+
+def estimate_means(scatter: SolvedScatter) -> MeanEstimates:
+    """Return the scores of estimated class means; where rows tell nothing of the spread each is taken at its word."""
+    noise = noise_energy(scatter) / scatter.counts
+    return MeanEstimates.of(scatter.means, scatter.solve_means(), noise, freedom(scatter))
+
+
+def guessed_temperature(spread: float) -> float:
+    """Return a temperature for scores of class means with this energy around their centre."""
+    return 1.0 + UNCALIBRATED * spread

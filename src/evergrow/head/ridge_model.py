@@ -1,4 +1,4 @@
-"""What an SCL learner has learned: a frozen layer and statistics that can be added, subtracted and merged.
+"""What a classifier has learned: a frozen layer and statistics that can be added, subtracted and merged.
 
 A model is a record. Every operation returns a new one and leaves the old as it was, so that whoever holds
 the old one after a failure holds the state before it.
@@ -17,46 +17,25 @@ from torch import Tensor
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.fields import Fields
-from evergrow.core.progress import Meter
 from evergrow.core.record import from_archive, to_archive
-from evergrow.core.wording import action, setting
 from evergrow.head.feature_blocks import BLOCKS, FeatureBlocks
 from evergrow.head.layers import NORMALIZATIONS, FeatureMap, normalize
 from evergrow.head.linalg import (
     ClassGeometry,
     RidgeState,
+    RidgeStatistics,
     alpha_grid,
     at_least_some,
     safe_cholesky,
     sum_columns,
     take_columns,
 )
-from evergrow.head.moments import MOMENTS, ClassMoments
-from evergrow.head.readout import row_energy
 from evergrow.head.shapes import SHAPES, ShapeModel
-
-
-def _from_flat(old: Archive) -> Archive:
-    """Migrate from version 1, in which the tensors of layer, statistics and moments had prefixes."""
-
-    def named(prefix: str) -> dict[str, Tensor]:
-        return {name.removeprefix(prefix): t for name, t in old.tensors.items() if name.startswith(prefix)}
-
-    values = old.meta
-    parts = {
-        "layer": Archive(f"projection/{values['projection_kind']}", values["projection"], named("projection.")),
-        "state": Archive(f"ridge-state/{values['state_kind']}", values["state"], named("state.")),
-    }
-    if values["moments"]:
-        parts["moments"] = Archive(MOMENTS.name, {}, named("moments."))
-    meta = {"normalization": values["normalization"], "lineage": values["lineage"]}
-    return Archive(old.kind, meta, {"counts": old.tensors["counts"]}, parts, version=2)
-
 
 LARGEST_MASS = 1e15
 """Sums of weights beyond this are no longer exact to one sample."""
 
-MODEL = register_kind("ridge-model", version=2, migrations={1: _from_flat})
+MODEL = register_kind("ridge-model")
 
 
 @dataclass(frozen=True)
@@ -73,32 +52,53 @@ class RidgeModel:
         Sufficient statistics of (activations, one-hot labels).
     counts : Tensor of shape (C,)
         Samples per class, int64.
-    moments : ClassMoments or None
-        Second moments per class, where they are kept.
+    masses : Tensor of shape (C,)
+        Sum of the weights of each class's samples, float64; the counts where every sample counted as one.
     lineage : frozenset of str
         Fingerprints of the first batches that went in, to notice what would be counted twice.
     shapes : ShapeModel or None
         Second moments per class in a few directions, where they are kept.
     blocks : FeatureBlocks or None
         What is done to blocks of columns between normalisation and layer, where features have several.
-    masses : Tensor of shape (C,) or None
-        Sum of the weights of each class's samples, float64; None where every sample counted as one.
     """
 
     projection: FeatureMap
     normalization: str
     state: RidgeState
     counts: Tensor
-    moments: ClassMoments | None
-    lineage: frozenset[str]
+    masses: Tensor
+    lineage: frozenset[str] = frozenset()
     shapes: ShapeModel | None = None
     blocks: FeatureBlocks | None = None
-    masses: Tensor | None = None
+
+    @classmethod
+    def start(
+        cls,
+        layer: FeatureMap,
+        normalization: str,
+        state: RidgeState,
+        shapes: ShapeModel | None = None,
+        blocks: FeatureBlocks | None = None,
+    ) -> RidgeModel:
+        """Return a model with a frozen layer and empty statistics, that has learned nothing."""
+        counts = torch.zeros(0, dtype=torch.int64, device=layer.device)
+        return cls(layer, normalization, state, counts, counts.to(torch.float64), shapes=shapes, blocks=blocks)
 
     @property
-    def mass(self) -> Tensor:
-        """What each class counts for in the statistics: its samples, or the sum of their weights."""
-        return self.counts if self.masses is None else self.masses
+    def rows(self) -> int:
+        """Samples of all classes, or the sum of their weights, rounded."""
+        return round(float(self.masses.sum()))
+
+    @property
+    def row_energy(self) -> float:
+        """Mean energy of a row around the mean of all rows."""
+        return row_energy(self.state.reduced(), self.masses, self.pooled_rows)
+
+    @property
+    def pooled_rows(self) -> float:
+        """Rows behind the statistics, those of forgotten classes among them; the sum of weights where there are any."""
+        weighted = bool((self.masses != self.counts).any())
+        return float(self.masses.sum()) if weighted else float(max(self.state.count, 1))
 
     def inputs(self, Z: Tensor) -> Tensor:
         """Return features as the layer sees them: normalised, and their blocks weighted and reduced."""
@@ -118,46 +118,24 @@ class RidgeModel:
         return self.projection.same_map(other.projection)
 
     def _batches(
-        self,
-        Z: Tensor,
-        codes: Tensor,
-        n_classes: int,
-        tick: Meter | None = None,
-        weights: Tensor | None = None,
+        self, Z: Tensor, codes: Tensor, n_classes: int, weights: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         for rows, H in self.activations(Z):
             targets = torch.nn.functional.one_hot(codes[rows], n_classes).to(H.dtype)
             # Sums of w h h^T and w h y^T are those of rows and targets times the root of w.
             yield _scaled(H, weights, rows), _scaled(targets, weights, rows)
-            if tick is not None:
-                tick(rows.stop)
 
-    def learn(
-        self,
-        Z: Tensor,
-        codes: Tensor,
-        columns: Sequence[int],
-        tick: Meter | None = None,
-        weights: Tensor | None = None,
-    ) -> RidgeModel:
+    def learn(self, Z: Tensor, codes: Tensor, columns: Sequence[int], weights: Tensor | None = None) -> RidgeModel:
         """Return the model with rows Z of classes ``codes`` learned; ``columns`` places the old classes."""
         n_classes = len(columns)
-        moments = self.moments
-        if moments is not None:
-            moments = moments.select(columns, self.projection.n_outputs, Z)
-            for rows, H in self.activations(Z):
-                moments = moments.add(_scaled(H, weights, rows), codes[rows])
-        state = self.state.select_targets(columns).accumulate(self._batches(Z, codes, n_classes, tick, weights))
-        counts = select_counts(self.counts, columns) + torch.bincount(codes, minlength=n_classes)
-        lineage = self.lineage or frozenset([_fingerprint(Z, codes)])
-        shapes = self.shapes
-        if shapes is not None:
-            shapes = shapes.learn(self.inputs(Z), codes, columns, weights)
-        masses = None
-        if self.masses is not None or weights is not None:
-            masses = _select(self.mass, columns) + torch.bincount(codes, _ones(weights, Z), minlength=n_classes)
+        shapes = None if self.shapes is None else self.shapes.learn(self.inputs(Z), codes, columns, weights)
         return dataclasses.replace(
-            self, state=state, counts=counts, moments=moments, lineage=lineage, shapes=shapes, masses=masses
+            self,
+            state=self.state.select_targets(columns).accumulate(self._batches(Z, codes, n_classes, weights)),
+            counts=select_counts(self.counts, columns) + torch.bincount(codes, minlength=n_classes),
+            masses=select_counts(self.masses, columns) + torch.bincount(codes, _ones(weights, Z), minlength=n_classes),
+            lineage=self.lineage or frozenset([_fingerprint(Z, codes)]),
+            shapes=shapes,
         )
 
     def unlearn(self, Z: Tensor, codes: Tensor, alpha: float, weights: Tensor | None = None) -> RidgeModel:
@@ -169,30 +147,19 @@ class RidgeModel:
                 f"no more samples of a class can be unlearned than were learned, got {int(removed[worst])} "
                 f"where {int(self.counts[worst])} were learned (class at position {worst})"
             )
-        masses = self._masses_without(codes, removed, _ones(weights, Z), weighted=weights is not None)
+        masses = self._masses_without(codes, removed, _ones(weights, Z))
         self._check_inside(Z, alpha, weights)
-        moments = self.moments
-        if moments is not None:
-            for rows, H in self.activations(Z):
-                moments = moments.remove(_scaled(H, weights, rows), codes[rows])
         try:
-            state = self.state.accumulate(self._batches(Z, codes, len(self.counts), weights=weights), sign=-1)
+            state = self.state.accumulate(self._batches(Z, codes, len(self.counts), weights), sign=-1)
         except NumericalError as error:
             raise UnlearnError(f"samples to unlearn must have been learned before: {error}") from error
-        shapes = self.shapes
-        if shapes is not None:
-            shapes = shapes.unlearn(self.inputs(Z), codes, self.mass, weights)
-        return dataclasses.replace(
-            self, state=state, counts=self.counts - removed, moments=moments, shapes=shapes, masses=masses
-        )
+        shapes = None if self.shapes is None else self.shapes.unlearn(self.inputs(Z), codes, self.masses, weights)
+        return dataclasses.replace(self, state=state, counts=self.counts - removed, shapes=shapes, masses=masses)
 
-    def _masses_without(self, codes: Tensor, removed: Tensor, weights: Tensor, *, weighted: bool) -> Tensor | None:
+    def _masses_without(self, codes: Tensor, removed: Tensor, weights: Tensor) -> Tensor:
         """Return the masses without rows; a class of which samples are left must keep some, one without must not."""
-        if self.masses is None and not weighted:
-            return None
-        taken = torch.bincount(codes, weights, minlength=len(self.counts))
-        left, kept = self.mass.to(taken) - taken, self.counts > removed
-        slack = 1e-9 * self.mass.to(taken)
+        left, kept = self.masses - torch.bincount(codes, weights, minlength=len(self.counts)), self.counts > removed
+        slack = 1e-9 * self.masses
         if bool(((left <= slack) & kept).any()) or bool(((left.abs() > slack) & ~kept).any()):
             raise UnlearnError("samples to unlearn must have the weights that they were learned with, got others")
         return torch.where(kept, left, torch.zeros_like(left))
@@ -224,12 +191,12 @@ class RidgeModel:
             The ridge that will be asked for; None if it will be chosen from the statistics.
         """
         stats, old = self.state.reduced(), before.state.reduced()
-        floor = alpha_grid(row_energy(stats, self.mass))[0] if alpha is None else alpha
+        floor = alpha_grid(self.row_energy)[0] if alpha is None else alpha
         rounding = float(torch.finfo(old.gram.dtype).eps * old.gram.diagonal().sum())
         if 1e3 * rounding < floor:  # so that a factorisation is spared where it cannot fail
             return
         try:
-            ClassGeometry.of(stats, self.mass).factor(floor)
+            ClassGeometry.of(stats, self.masses).factor(floor)
         except NumericalError as error:
             raise UnlearnError(
                 "samples to take out must not be so large beside the others that rounding of them drowns those, but "
@@ -239,18 +206,23 @@ class RidgeModel:
     def keep(self, columns: Sequence[int]) -> RidgeModel:
         """Return the model with only the classes at ``columns``.
 
-        With class moments the others' samples are gone. Without, their means are, and the spread of their
-        samples around the mean stays in the pooled statistics.
+        The means of the others are gone; the spread of their samples around these stays in the pooled statistics.
         """
         dropped = [column for column in range(len(self.counts)) if column not in set(columns)]
-        rows, count = self._forgotten_rows(dropped)
-        counts, masses = self.counts[list(columns)], None if self.masses is None else self.masses[list(columns)]
+        stats = self.state.reduced()
+        sums = stats.lift(stats.cross[:, dropped])
+        rows = (sums / at_least_some(self.masses[dropped].to(sums)).sqrt()).T.contiguous()
         state = self.state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)
-        squares = float((counts if masses is None else masses).sum())
-        state = dataclasses.replace(state.select_targets(columns), count=self.state.count - count, sq_targets=squares)
-        moments = None if self.moments is None else self.moments.select(columns, rows.shape[1], rows)
-        shapes = None if self.shapes is None else self.shapes.select(columns)
-        return dataclasses.replace(self, state=state, counts=counts, moments=moments, shapes=shapes, masses=masses)
+        masses = self.masses[list(columns)]
+        return dataclasses.replace(
+            self,
+            state=dataclasses.replace(
+                state.select_targets(columns), count=self.state.count, sq_targets=float(masses.sum())
+            ),
+            counts=self.counts[list(columns)],
+            masses=masses,
+            shapes=None if self.shapes is None else self.shapes.select(columns),
+        )
 
     def group(self, groups: Sequence[Sequence[int]]) -> RidgeModel:
         """Return the model whose classes are each several old ones, as if their samples had been learned as one.
@@ -265,150 +237,95 @@ class RidgeModel:
             self,
             state=self.state.group_targets(groups),
             counts=sum_columns(self.counts[None, :], groups)[0],
-            moments=None if self.moments is None else self.moments.group(groups),
+            masses=sum_columns(self.masses[None, :], groups)[0],
             shapes=None if self.shapes is None else self.shapes.group(groups),
-            masses=None if self.masses is None else sum_columns(self.masses[None, :], groups)[0],
         )
 
-    def _forgotten_rows(self, dropped: Sequence[int]) -> tuple[Tensor, int]:
-        """Return rows whose second moments are to be subtracted, and how many samples they stand for."""
-        if self.moments is not None:
-            rows = torch.cat([self.moments.factors[column] for column in dropped])
-            return rows, int(self.counts[list(dropped)].sum())
-        stats = self.state.reduced()
-        sums = stats.lift(stats.cross[:, list(dropped)])
-        return (sums / at_least_some(self.mass[list(dropped)].to(sums)).sqrt()).T.contiguous(), 0
-
-    def merge(self, other: RidgeModel, mine: Sequence[int], theirs: Sequence[int]) -> RidgeModel:
-        """Return both models' knowledge; ``mine`` and ``theirs`` place the old classes in the union."""
-        if not self.same_map(other):
-            raise MergeError(
-                "learners to merge must share one frozen layer, got two different ones: make the second "
-                f"with {action('spawn')}, or load both from files of the same origin"
-            )
-        if (self.moments is None) != (other.moments is None):
-            raise MergeError(
-                "learners to merge must agree on whether moments of each class are kept, got one with and one without"
-            )
-        self._check_shapes(other)
-        shared = self.lineage & other.lineage
-        if shared:
-            raise MergeError(
-                f"learners to merge must have learned separately, but {len(shared)} of their first batches "
-                f"are the same, so samples would be counted twice: let the second one start from {action('spawn')}"
-            )
-        state = self.state.select_targets(mine).merge(other.state.select_targets(theirs))
-        moments = self.moments
-        if moments is not None and other.moments is not None:
-            width = self.projection.n_outputs
-            moments = moments.select(mine, width, self.counts)
-            for code, factor in enumerate(other.moments.select(theirs, width, self.counts).factors):
-                moments = moments.add(factor, torch.full((factor.shape[0],), code, device=factor.device))
-        counts = select_counts(self.counts, mine) + select_counts(other.counts, theirs).to(self.counts.device)
-        lineage = self.lineage | other.lineage
-        shapes = self.shapes
-        if shapes is not None and other.shapes is not None:
-            shapes = shapes.select(mine).merge(other.shapes.select(theirs))
-        masses = None
-        if self.masses is not None or other.masses is not None:
-            masses = _select(self.mass, mine) + _select(other.mass, theirs).to(self.counts.device)
+    def select(self, columns: Sequence[int]) -> RidgeModel:
+        """Return the model with classes reordered, and new ones without samples where ``columns`` has -1."""
         return dataclasses.replace(
-            self, state=state, counts=counts, moments=moments, lineage=lineage, shapes=shapes, masses=masses
+            self,
+            state=self.state.select_targets(columns),
+            counts=select_counts(self.counts, columns),
+            masses=select_counts(self.masses, columns),
+            shapes=None if self.shapes is None else self.shapes.select(columns),
         )
 
-    def _check_shapes(self, other: RidgeModel) -> None:
-        if (self.shapes is None) != (other.shapes is None):
-            raise MergeError(
-                "learners to merge must agree on whether shapes of classes are kept, got one with and one without"
-            )
-        if self.shapes is not None and other.shapes is not None and not self.shapes.same_directions(other.shapes):
-            raise MergeError("learners to merge must know shapes in the same directions, got two different ones")
-
-    def join(
-        self, other: RidgeModel, base: RidgeModel, places: tuple[Sequence[int], Sequence[int], Sequence[int]]
-    ) -> RidgeModel:
-        """Return what this model and another know that both went on from ``base``, whose samples count once.
+    def merge(self, other: RidgeModel, base: RidgeModel | None = None) -> RidgeModel:
+        """Return what both models know; of two that went on from ``base``, its samples count once.
 
         Parameters
         ----------
         other, base : RidgeModel
-            With the same layer.
-        places : three sequences of int
-            Where the classes of this model, of the other and of the base are in the union; -1 where one lacks a class.
+            With the same layer and the same classes in the same order (:meth:`select`).
 
         Raises
         ------
         MergeError
-            If the layers differ, if the base is not part of both, or if second moments are kept per class.
+            If the layers differ, or samples would be counted twice.
         """
-        models = (self, other, base)
-        self._check_joinable(other, base)
-        counts = [select_counts(model.counts.cpu(), index) for model, index in zip(models, places, strict=True)]
-        if bool((counts[2] > torch.minimum(counts[0], counts[1])).any()):
-            raise MergeError(
-                f"{setting('base')} must be part of both learners, but it has more samples of a class than one of them"
-            )
-        states = [model.state.select_targets(index) for model, index in zip(models, places, strict=True)]
-        shapes = [
-            model.shapes.select(index) for model, index in zip(models, places, strict=True) if model.shapes is not None
-        ]
-        masses = None
-        if any(model.masses is not None for model in models):
-            held = [_select(model.mass.cpu(), index) for model, index in zip(models, places, strict=True)]
-            masses = (held[0] + held[1] - held[2]).to(self.counts.device)
-        return dataclasses.replace(
-            self,
-            masses=masses,
-            shapes=shapes[0].merge(shapes[1]).merge(shapes[2], sign=-1.0) if shapes else None,
-            state=states[0].merge(states[1]).merge(states[2], sign=-1),
-            counts=(counts[0] + counts[1] - counts[2]).to(self.counts.device),
-            lineage=self.lineage | other.lineage,
-        )
+        parts = [other] if base is None else [other, base]
+        for part in parts:
+            self._check_same(part)
+        self._check_lineage(other, base)
+        state, counts, masses, shapes = self.state, self.counts, self.masses, self.shapes
+        for part, sign in zip(parts, (1, -1)):
+            state = state.merge(part.state, sign)
+            counts = counts + sign * part.counts.to(counts.device)
+            masses = masses + sign * part.masses.to(masses.device)
+            if shapes is not None and part.shapes is not None:
+                shapes = shapes.merge(part.shapes, float(sign))
+        lineage = self.lineage | other.lineage
+        return dataclasses.replace(self, state=state, counts=counts, masses=masses, lineage=lineage, shapes=shapes)
 
-    def _check_joinable(self, other: RidgeModel, base: RidgeModel) -> None:
-        for model in (other, base):
-            if not self.same_map(model):
-                raise MergeError("learners to merge must share one frozen layer with their base, got different ones")
-            self._check_shapes(model)
-        if any(model.moments is not None for model in (self, other, base)):
+    def _check_same(self, other: RidgeModel) -> None:
+        if not self.same_map(other):
             raise MergeError(
-                "learners that keep moments of each class cannot be merged by a base: let one start from "
-                f"{action('spawn')}"
+                "learners to merge must share one frozen layer, got two different ones: make the second "
+                "with spawn(), or load both from files of the same origin"
             )
+        mine, theirs = self.shapes, other.shapes
+        if (mine is None) != (theirs is None) or (
+            mine is not None and theirs is not None and not mine.same_directions(theirs)
+        ):
+            raise MergeError("learners to merge must know the shapes of classes in the same directions, got others")
+
+    def _check_lineage(self, other: RidgeModel, base: RidgeModel | None) -> None:
         common = self.lineage & other.lineage
+        if base is None:
+            if common:
+                raise MergeError(
+                    f"learners to merge must have learned separately, but {len(common)} of their first batches "
+                    "are the same, so samples would be counted twice: let the second one start from spawn()"
+                )
+            return
         if not base.lineage or not base.lineage <= common:
-            raise MergeError(
-                f"{setting('base')} must be what both learners began as, but one of them did not learn its first batch"
-            )
+            raise MergeError("base must be what both learners began as, but one of them did not learn its first batch")
         if common - base.lineage:
             raise MergeError(
                 "learners must have gone on separately, but both merged the same "
                 f"{len(common - base.lineage)} learners since"
             )
+        if bool((base.counts.cpu() > torch.minimum(self.counts.cpu(), other.counts.cpu())).any()):
+            raise MergeError("base must be part of both learners, but it has more samples of a class than one of them")
 
     def empty(self) -> RidgeModel:
         """Return a model with the same layer that has learned nothing."""
-        state = self.state.empty_like().select_targets([])
-        moments = None if self.moments is None else ClassMoments()
         shapes = None if self.shapes is None else self.shapes.select([])
-        return dataclasses.replace(
-            self, state=state, counts=self.counts[:0], moments=moments, lineage=frozenset(), shapes=shapes, masses=None
-        )
+        state = self.state.empty_like().select_targets([])
+        return RidgeModel.start(self.projection, self.normalization, state, shapes, self.blocks)
 
     # -- files ----------------------------------------------------------------------------------------------
 
     def to_archive(self) -> Archive:
         """Return what a file holds of the model."""
         parts = {"layer": to_archive(self.projection), "state": to_archive(self.state)}
-        if self.moments is not None:
-            parts["moments"] = self.moments.to_archive()
         if self.shapes is not None:
             parts["shapes"] = self.shapes.to_archive()
         if self.blocks is not None:
             parts["blocks"] = self.blocks.to_archive()
         meta = {"normalization": self.normalization, "lineage": sorted(self.lineage)}
-        tensors = {"counts": self.counts} | ({} if self.masses is None else {"masses": self.masses})
-        return MODEL.archive(meta, tensors, parts)
+        return MODEL.archive(meta, {"counts": self.counts, "masses": self.masses}, parts)
 
     @classmethod
     def from_archive(
@@ -438,30 +355,24 @@ class RidgeModel:
         fields.require(fits, "its layer is for features of another width")
         state = from_archive(RidgeState, fields.part("state"), device=device, name=fields.inside("state"))  # type: ignore[type-abstract]
         fields.require(state.n_features == width, "its statistics are of another width than its layer")
-        n_targets, learned, squares = state.n_targets, state.count, state.sq_targets
-        counts = read_counts(fields, "counts", n_targets).to(device)
-        total = int(counts.sum())
-        fields.require(total <= learned, "its classes have more samples than were learned")
-        masses = None
-        if fields.has("masses"):
-            masses = fields.tensor("masses", (n_targets,), dtype=torch.float64).to(device)
-            fields.require(bool(((masses > 0) & (masses < LARGEST_MASS)).all()), "a class has no weight or too much")
-        summed = float(total) if masses is None else float(masses.sum())
-        fields.require(abs(squares - summed) <= 1e-6 * max(summed, 1.0), "its targets are not those of its classes")
-        moments = None
-        if fields.has("moments"):
-            part = fields.open_part("moments", MOMENTS.name)
-            moments = ClassMoments.from_archive(part, len(counts), width, device)
+        counts = read_counts(fields, "counts", state.n_targets).to(device)
+        fields.require(int(counts.sum()) <= state.count, "its classes have more samples than were learned")
+        masses = fields.tensor("masses", (state.n_targets,), dtype=torch.float64).to(device)
+        fields.require(bool(((masses > 0) & (masses < LARGEST_MASS)).all()), "a class has no weight or too much")
+        off = abs(state.sq_targets - float(masses.sum()))
+        fields.require(off <= 1e-6 * max(float(masses.sum()), 1.0), "its targets are not those of its classes")
         shapes = None
         if fields.has("shapes"):
-            shapes = ShapeModel.from_archive(
-                fields.open_part("shapes", SHAPES.name),
-                layer.n_features_in,
-                counts if masses is None else masses,
-                device,
-            )
+            part = fields.open_part("shapes", SHAPES.name)
+            shapes = ShapeModel.from_archive(part, layer.n_features_in, masses, device)
         rule = fields.text("normalization", choices=NORMALIZATIONS)
-        return cls(layer, rule, state, counts, moments, frozenset(fields.texts("lineage")), shapes, blocks, masses)
+        return cls(layer, rule, state, counts, masses, frozenset(fields.texts("lineage")), shapes, blocks)
+
+
+def row_energy(stats: RidgeStatistics, masses: Tensor, rows: float) -> float:
+    """Return the mean energy of a row around the mean of all rows."""
+    mean_part = float(stats.cross.sum(dim=1).square().sum()) / max(float(masses.sum()), 1e-12)
+    return max(float(stats.gram.diagonal().sum()) - mean_part, 0.0) / rows
 
 
 def read_counts(fields: Fields, key: str, n_classes: int) -> Tensor:
@@ -473,15 +384,7 @@ def read_counts(fields: Fields, key: str, n_classes: int) -> Tensor:
 
 def select_counts(counts: Tensor, columns: Sequence[int]) -> Tensor:
     """Return counts at ``columns``, zero where the column is -1."""
-    chosen = torch.as_tensor(list(columns), dtype=torch.long, device=counts.device)
-    out = torch.zeros(len(columns), dtype=torch.int64, device=counts.device)
-    out[chosen >= 0] = counts[chosen[chosen >= 0]]
-    return out
-
-
-def _select(masses: Tensor, columns: Sequence[int]) -> Tensor:
-    """Return masses at ``columns`` as float64, zero where the column is -1."""
-    return take_columns(masses.to(torch.float64)[None, :], columns)[0]
+    return take_columns(counts[None, :], columns)[0]
 
 
 def _ones(weights: Tensor | None, Z: Tensor) -> Tensor:

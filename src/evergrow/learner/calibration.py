@@ -2,33 +2,28 @@
 
 Every time a model learns, it scores samples of the batch, each as if the fold of the batch that it is in had not been
 learned; this is exact and takes no second model. The scores of all batches are pooled, those of younger models counting
-less, and a threshold for a stated share of false alarms is a quantile of them. With the denoised readout the same
-samples give the temperature of probabilities and, with those of new classes before they are learned, the weights of the
-terms of novelty. No sample is kept, only such scores and sums.
+less, and a threshold for a stated share of false alarms is a quantile of them. The same samples give the temperature of
+probabilities (of the denoised readout) and, with those of new classes before they are learned, the weights of the terms
+of novelty. No sample is kept, only such scores and sums.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import NotFittedError
-from evergrow.core.fields import Fields
+from evergrow.core.record import Between, require
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
 from evergrow.head.base import IncrementalClassifier
-from evergrow.head.fold_outs import FoldOuts
-from evergrow.head.novelty_pool import KnownTerms, NoveltyPool, UnknownTerms
-from evergrow.head.pooling import ageing_weights
-from evergrow.head.temperatures import TEMPERATURES, best_temperature, guess_losses
-
-KIND = register_kind("calibration")
+from evergrow.head.fold_outs import TEMPERATURES, FoldOuts, best_temperature, guess_losses
+from evergrow.head.novelty import KnownTerms, NoveltyPool, UnknownTerms, ageing_weights
 
 FALSE_ALARM = 0.05
 """Share of known things that may be called unknown, unless another is asked for."""
@@ -70,7 +65,7 @@ class Scores:
     n: int
     size: int
     points: tuple[float, ...]
-    losses: tuple[float, ...] | None = None
+    losses: tuple[Annotated[float, Between(0, _LARGEST_LOSS)], ...] | None = None
     terms: KnownTerms | None = None
 
     @classmethod
@@ -81,14 +76,13 @@ class Scores:
             ordered = ordered[((np.arange(MOST_POINTS) + 0.5) * len(ordered) / MOST_POINTS).astype(np.int64)]
         return cls(len(scores), int(size), tuple(float(score) for score in ordered))
 
-    def to_values(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        values: dict[str, Any] = {"n": self.n, "size": self.size, "points": list(self.points)}
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where no samples can have such scores."""
+        require(0 < len(self.points) <= self.n, f"it has {len(self.points)} scores of {self.n} samples")
+        require(list(self.points) == sorted(self.points), "its scores are not in ascending order")
+        require(self.size > 0, "the scoring model had learned nothing")
         if self.losses is not None:
-            values["losses"] = list(self.losses)
-        if self.terms is not None:
-            values |= {"term_means": list(self.terms.mean), "term_products": list(self.terms.second)}
-        return values
+            require(len(self.losses) == len(TEMPERATURES), f"it has losses at {len(self.losses)} temperatures")
 
 
 @dataclass(frozen=True)
@@ -119,16 +113,14 @@ class Calibration:
         """Samples scored."""
         return sum(part.n for part in self.parts)
 
-    def with_scores(self, scores: NDArray[np.float64], size: int) -> Calibration:
-        """Return the calibration with one more batch, scored by a model that had learned so many samples."""
-        return replace(self, parts=(*self.parts, Scores.of(scores, size))) if len(scores) else self
-
     def with_fold_outs(self, found: FoldOuts, size: int) -> Calibration:
         """Return the calibration with one more batch, as a model of so many samples sees it that has not learned it."""
         terms = KnownTerms.of(found.terms, size)
         pool = self.pool()
         standard = replace(pool, known=(*pool.known, terms)).standard()
-        losses = tuple((found.log_losses + guess_losses(found.guess) / terms.n).tolist())
+        losses = None
+        if found.log_losses is not None:
+            losses = tuple((found.log_losses + guess_losses(found.guess) / terms.n).tolist())
         scores = replace(Scores.of(standard.score(found.terms), size), losses=losses, terms=terms)
         return replace(self, parts=(*self.parts, scores))
 
@@ -152,7 +144,7 @@ class Calibration:
 
     def apply(self, head: IncrementalClassifier) -> None:
         """Let a head give probabilities and novelty as calibrated; nothing for heads that are not calibrated so."""
-        if head.is_calibrated_by_rows:
+        if hasattr(head, "calibrate"):
             pool = self.pool()
             head.calibrate(temperature=self.temperature(), novelty=pool.standard() if pool.known else None)
 
@@ -205,37 +197,6 @@ class Calibration:
         place = int(np.searchsorted(reached, (1.0 - false_alarm) * (reached[-1] + more) * (1.0 - 1e-12)))
         return float(points[order][min(place, len(points) - 1)])
 
-    def to_archive(self) -> Archive:
-        """Return what a file holds of it."""
-        meta: dict[str, Any] = {"batches": [part.to_values() for part in self.parts]}
-        if self.unknown:
-            meta["unknown"] = [part.to_values() for part in self.unknown]
-        return KIND.archive(meta)
-
-    @classmethod
-    def from_archive(cls, archive: Archive, name: str = "the calibration") -> Self:
-        """Return the calibration that :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
-        fields = archive.open(KIND.name, name=name)
-        unknown = fields.records("unknown") if fields.has("unknown") else []
-        return cls(
-            tuple(_scores(batch) for batch in fields.records("batches")),
-            tuple(UnknownTerms.from_fields(batch) for batch in unknown),
-        )
-
-
-def _scores(batch: Fields) -> Scores:
-    n, size, points = batch.integer("n", low=1), batch.integer("size", low=1), batch.numbers("points")
-    batch.require(0 < len(points) <= n, f"it has {len(points)} scores of {n} samples")
-    batch.require(points == sorted(points), "its scores are not in ascending order")
-    losses, terms = None, None
-    if batch.has("losses"):
-        losses = tuple(batch.numbers("losses"))
-        batch.require(len(losses) == len(TEMPERATURES), f"it has losses at {len(losses)} temperatures")
-        batch.require(min(losses) >= 0.0 and max(losses) <= _LARGEST_LOSS, "a log loss is negative or no loss")
-    if batch.has("term_means"):
-        terms = KnownTerms.from_fields(batch, n, size)
-    return Scores(n, size, tuple(points), losses, terms)
-
 
 def assign_folds(codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     """Divide a batch into folds that leave something of every class.
@@ -272,30 +233,6 @@ def assign_folds(codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int)
     return folds
 
 
-def fold_out_scores(
-    head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[Any], seed: int
-) -> NDArray[np.float64]:
-    """Return the novelty of samples of a batch that a head has learned, each as if its fold had not been.
-
-    Parameters
-    ----------
-    head : IncrementalClassifier
-        A head that can tell novelty, and has learned the batch; not changed.
-    X, labels : ndarray of shapes (n, d) and (n,)
-        The batch.
-    seed : int
-        Seed of the folds.
-
-    Returns
-    -------
-    ndarray of shape (m,)
-        Of all samples in a small batch, of about a thousand in a large one; empty where each is the only one of its
-        class.
-    """
-    rows, folds = _fold_rows(head, labels, seed)
-    return head.novelty_without(X[rows], labels[rows], folds) if len(rows) else np.empty(0)
-
-
 def calibrated(
     before: Calibration,
     head: IncrementalClassifier,
@@ -310,14 +247,16 @@ def calibrated(
     ----------
     before : Calibration
         The calibration without it.
-    head, X, labels, seed
-        As for :func:`fold_out_scores`.
+    head : IncrementalClassifier
+        A head that can tell novelty, and has learned the batch; not changed.
+    X, labels : ndarray of shapes (n, d) and (n,)
+        The batch.
+    seed : int
+        Seed of the folds.
     weights : ndarray of shape (n,), optional
         What the samples were learned with, where that is not one.
     """
     size = int(np.asarray(head.class_counts_).sum())
-    if not head.is_calibrated_by_rows:
-        return before.with_scores(fold_out_scores(head, X, labels, seed), size)
     rows, folds = _fold_rows(head, labels, seed)
     if not len(rows):
         return before
@@ -340,7 +279,7 @@ def with_new_classes(
         The batch.
     """
     new = np.flatnonzero(~np.isin(labels, head.classes_))
-    if not head.is_calibrated_by_rows or not len(head.classes_) or not len(new) or not before.pool().known:
+    if not len(head.classes_) or not len(new) or not before.pool().known:
         return before
     rows = new[np.linspace(0, len(new) - 1, min(len(new), ENOUGH)).astype(np.int64)]
     return before.with_unknown(head.novelty_terms(X[rows]), int(np.asarray(head.class_counts_).sum()))

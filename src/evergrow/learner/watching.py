@@ -352,7 +352,7 @@ def _answer_arrivals(
 
 def _answer(learner: Learner, name: str, X: NDArray[Any], false_alarm: float | None) -> dict[str, Any]:
     """Return the answer about one file: of its only vector, or one for each."""
-    usable = false_alarm if learner.head_.can("novelty") and learner._state().calibration.n else None
+    usable = false_alarm if hasattr(learner.head_, "novelty_score") and learner._state().calibration.n else None
     found = learner.ask(_as_features(X), false_alarm=usable)
     rows = []
     for row, values in enumerate(found.values):

@@ -155,7 +155,6 @@ def _create(service: Service, asked: NewModel) -> ServedModel:
     learner = Learner(
         backbone,
         asked.method,
-        settings=asked.settings,
         options=asked.options or None,
         device=service.config.device,
         cache=False,
@@ -180,7 +179,6 @@ def model_record(model: OpenModel) -> ModelRecord:
         n_samples=sum(version.counts.values()),
         n_features=version.n_features,
         method=info["method"],
-        settings=info["settings"],
         options=info["options"],
         backbone=None if backbone is None else BackboneRecord.model_validate(backbone),
         thresholds=thresholds,

@@ -95,8 +95,7 @@ class NewModel(RequestModel):
     name: ModelName
     kind: SampleKind
     backbone: Annotated[str, Field(max_length=200, description="One of /api/v1/backbones, or auto.")] = "auto"
-    method: Annotated[str, Field(max_length=100)] = "scl-mgsm"
-    settings: Literal["recommended", "paper"] = "recommended"
+    method: Annotated[str, Field(max_length=100)] = "evergrow"
     options: Annotated[dict[str, Any], Field(description="Options of the method.", examples=[{"n_units": 500}])] = {}
 
 
@@ -290,7 +289,6 @@ class ModelRecord(BaseModel):
     n_samples: int
     n_features: int | None
     method: str
-    settings: str
     options: dict[str, Any]
     backbone: BackboneRecord | None
     thresholds: Thresholds | None

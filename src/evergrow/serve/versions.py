@@ -108,7 +108,7 @@ class Version:
         features = Features(rows, np.arange(len(rows)))
         with self._asking:
             answers = self.learner.ask(features)
-            if not self.learner.head_.can("novelty"):
+            if not hasattr(self.learner.head_, "novelty_score"):
                 return answers
             return dataclasses.replace(answers, novelty=self.learner.novelty_score(features))
 
@@ -130,7 +130,7 @@ class Version:
 
     def threshold(self, false_alarm: float) -> float | None:
         """Return the novelty above which something is unknown, or None if it was never calibrated."""
-        if not self.learner.head_.can("novelty"):
+        if not hasattr(self.learner.head_, "novelty_score"):
             return None
         try:
             return self.learner.threshold(false_alarm)

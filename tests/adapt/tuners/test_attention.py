@@ -14,7 +14,7 @@ TIMM = tuple(int(part) for part in timm.__version__.split(".")[:3])
 
 
 def since(wanted):
-    return pytest.mark.skipif(wanted > TIMM, reason=f"timm has it since {'.'.join(map(str, wanted))}")
+    return pytest.mark.skipif(wanted > TIMM, reason=f"needs another version: timm {'.'.join(map(str, wanted))}")
 
 
 KINDS = [

@@ -228,7 +228,7 @@ def test_batch_norm_trains_again_when_no_tuner_is_on(make_model, images) -> None
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", list_tuners())
 def test_tuners_work_on_a_gpu(make_model, images, shaken, name) -> None:
     model = make_model()
@@ -254,7 +254,7 @@ def pretrained(shared):
 
     path = shared / "weights" / "vit_small_p8_64_tinyimagenet.safetensors"
     if not path.is_file():
-        pytest.skip(f"no pre-trained weights in {path.parent}")
+        pytest.skip("needs real data, in a folder that EVERGROW_SHARED names: weights of a small ViT")
     model = timm.create_model("vit_small_patch16_224", img_size=64, patch_size=8, num_classes=200)
     model.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
     model.reset_classifier(0)

@@ -13,7 +13,7 @@ import torch
 from evergrow.core.fields import Fields
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.head.classifier import Contents
+from evergrow.head.saving import Contents
 
 
 class NearestMean(IncrementalClassifier):

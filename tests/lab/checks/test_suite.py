@@ -11,8 +11,8 @@ from torch import Tensor
 
 from evergrow.core.errors import UnknownNameError
 from evergrow.core.fields import Fields
-from evergrow.head.classifier import Contents
 from evergrow.head.labels import LabelUpdate
+from evergrow.head.saving import Contents
 from evergrow.lab.checks import CHECKS, iter_checks, run_checks
 from evergrow.lab.heads import SimpleCILClassifier
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def test_a_file_does_not_say_where_to_write(saved: tuple[type[ImageClassifier], 
     ("name", "setting"),
     [("ease", "bottleneck"), ("sd-lora", "rank"), ("coda-prompt", "prompt_length"), ("coda-prompt", "n_blocks")],
 )
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: peak memory in kilobytes")
 def test_a_setting_in_a_file_asks_for_no_memory(name: str, setting: str, tmp_path: Path) -> None:
     items, y = stripes(2, 3)
     model = create_method(name, backbone=tiny_vit(), epochs=1, **OPTIONS[name]).fit(items, y)

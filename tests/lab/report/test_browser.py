@@ -24,10 +24,10 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs a browser: pip install playwright")
     executable = next(filter(None, map(shutil.which, NAMES)), None)
     if executable is None:
-        pytest.skip(f"no Chromium on this machine (looked for {', '.join(NAMES)})")
+        pytest.skip(f"needs a browser: {', '.join(NAMES)}")
     with playwright.sync_playwright() as running:
         started = running.chromium.launch(executable_path=executable, headless=True, args=list(FLAGS))
         yield started

@@ -52,11 +52,11 @@ def test_names_stay_names(write: Write, tmp_path: Path) -> None:
         assert "<script>" not in text
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs bytes in file names")
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: bytes in file names")
 def test_a_folder_whose_name_is_no_utf8(write: Write, tmp_path: Path) -> None:
     try:
         folder = write([run()], os.fsdecode(b"r\xe9cords"))
     except OSError:
-        pytest.skip("this file system takes UTF-8 only")
+        pytest.skip("needs another file system: this one takes UTF-8 only")
     report = build_report(folder, tmp_path / "out")
     assert "r\\udce9cords" in report.page.read_text(encoding="utf-8")

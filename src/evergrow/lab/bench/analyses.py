@@ -20,8 +20,7 @@ from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.data import FeatureSet
-from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.head.joined import options_for_blocks
+from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
 from evergrow.head.layers import BlockRecord, centred_rms
 from evergrow.head.ridge_model import RidgeModel
 from evergrow.lab.bench.play import PlayLog, play, play_results
@@ -65,7 +64,7 @@ class AnalysisInput:
     def fit_first(self) -> IncrementalClassifier:
         """Return the method after its first task, as a whole."""
         name = self.run.method.name
-        options = options_for_blocks(HEADS[name], self.data.widths, self.run.options)
+        options = with_blocks(HEADS[name], self.data.widths, self.run.options)
         head: IncrementalClassifier = create_method(name, **options)
         return head.fit(*self.data.train(self.stream.tasks[0].train))
 
@@ -342,7 +341,7 @@ def _construction_log(head: IncrementalClassifier) -> list[BlockRecord]:
 
 
 def _model(head: IncrementalClassifier) -> RidgeModel:
-    model = head.model_
+    model = getattr(head, "model_", None)
     if not isinstance(model, RidgeModel):
         raise ParameterError(f"method must put a ridge regression on a frozen layer, got {type(head).__name__}")
     return model

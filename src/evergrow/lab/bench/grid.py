@@ -23,7 +23,6 @@ from evergrow.lab.bench.execute import execute
 from evergrow.lab.bench.run import AnalysisEntry, MethodEntry, Run
 from evergrow.lab.bench.spec import Spec
 from evergrow.lab.methods import method_options
-from evergrow.lab.methods.catalog import later_options
 from evergrow.lab.records import Record, read_record, remove_partial, write_record
 from evergrow.lab.streams import Protocol
 
@@ -79,10 +78,9 @@ def _check_fit(protocol: Protocol, dataset: dict[str, Any], seeds: tuple[int, ..
 
 def _resolve(method: MethodEntry, device: str, seed: int) -> dict[str, Any]:
     """Return every option of a method: defaults, then device and seed, then what the spec gives."""
-    options, later = method_options(method.name), later_options(method.name)
+    options = method_options(method.name)
     for name, value in (("device", device), ("random_state", seed)):
-        # A seed that came later has no effect, and runs of before still count.
-        if name in options and name not in later:
+        if name in options:
             options[name] = value
     return {**options, **method.options}
 

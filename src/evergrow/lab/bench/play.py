@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from evergrow.core.devices import resolve_device, synchronize
 from evergrow.core.errors import EvergrowWarning, InputError
 from evergrow.data import FeatureSet
-from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.head.joined import options_for_blocks
+from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
+from evergrow.head.scl import SCLClassifier
 from evergrow.lab.bench.data import ImageData
 from evergrow.lab.bench.run import Run
+from evergrow.lab.heads import SCLDiscriminantClassifier, SCSMClassifier
 from evergrow.lab.methods import FsaClassifier, ImageClassifier, create_method
 from evergrow.lab.metrics import (
     accuracy_matrix,
@@ -62,7 +63,7 @@ def play(
     stream = stream_of(unchanged(data, run), run.protocol, seed=run.seed, earlier_seeds=run.earlier_seeds)
     options = run.options
     if isinstance(data, FeatureSet):
-        options = options_for_blocks(HEADS[run.method.name], data.widths, options)
+        options = with_blocks(HEADS[run.method.name], data.widths, options)
     method: Any = create_method(run.method.name, **options)
     learner: Any = method
     log.only_last = getattr(method, "joint", False)
@@ -112,7 +113,7 @@ def _learn(learner: Any, stream: Stream, task: Task, data: FeatureSet | ImageDat
     seconds = 0.0
     batches = stream.batches(task)
     if task.index == 0:
-        batches = _merge_first(batches, data.y_train, learner.min_first_classes)
+        batches = _merge_first(batches, data.y_train, 2 if isinstance(learner, _GUIDED) else 1)
     for number, rows in enumerate(batches):
         X, y = data.train(rows)
         synchronize(device)
@@ -124,6 +125,10 @@ def _learn(learner: Any, stream: Stream, task: Task, data: FeatureSet | ImageDat
         synchronize(device)
         seconds += time.perf_counter() - start
     return seconds
+
+
+_GUIDED = (SCLClassifier, SCLDiscriminantClassifier, SCSMClassifier, FsaClassifier)
+"""Methods whose first batch must have two classes."""
 
 
 def _merge_first(

@@ -9,11 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evergrow.lab.bench.data import DataEntry
-from evergrow.lab.methods.catalog import later_options
 from evergrow.lab.records import plain
 from evergrow.lab.streams import Protocol
-
-_NONE = object()
 
 
 @dataclass(frozen=True)
@@ -77,14 +74,13 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """All that decides the outcome; labels, paths and threads do not."""
-        later = later_options(self.method.name)
         analysis = (
             {"analysis": self.analysis.name, "settings": plain(asdict(self.analysis.settings))} if self.analysis else {}
         )
         return {
             **analysis,
             "method": self.method.name,
-            "options": {name: value for name, value in plain(self.options).items() if later.get(name, _NONE) != value},
+            "options": plain(self.options),
             "dataset": {key: self.dataset[key] for key in ("name", "fingerprint")},
             "protocol": self.protocol_entry,
             "seed": self.seed,

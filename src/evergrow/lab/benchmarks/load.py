@@ -11,7 +11,8 @@ from typing import Any
 from evergrow.core.errors import DataWarning, UnknownNameError
 from evergrow.core.registry import nearest
 from evergrow.core.settings import with_changes
-from evergrow.data import DataOptions, Dataset, FeatureSet, available_features, inspect_data, load_data, read
+from evergrow.data import DataOptions, Dataset, FeatureSet, inspect_data, load_data, read, search_path
+from evergrow.data.arrays import SUFFIXES
 from evergrow.data.lists import read_image_lists
 from evergrow.data.load import finish
 from evergrow.data.samples import listed
@@ -128,7 +129,7 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
     if os.path.isdir(text):
         published = read_published(Path(text))
         return None if published is None else (published, Path(text).absolute().name)
-    benchmark = None if os.path.exists(text) or text in available_features() else find_benchmark(text)
+    benchmark = None if os.path.exists(text) or _is_feature_file(text) else find_benchmark(text)
     if benchmark is None:
         return None
     place = locate(benchmark, options.root_path)
@@ -138,6 +139,10 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
         return dataclasses.replace(found, notes=(*found.notes, note)), benchmark.key
     folder = read_published(place.folder) or read(place.folder, options).dataset()
     return (folder, benchmark.key) if isinstance(folder, Dataset) else None
+
+
+def _is_feature_file(name: str) -> bool:
+    return any((folder / f"{name}{suffix}").is_file() for folder in search_path() for suffix in SUFFIXES)
 
 
 def _benchmark_of(data: Dataset | FeatureSet) -> Benchmark | None:

@@ -30,6 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Settings of single methods beyond :data:`SMALL`."""
 
 _GUIDED = "the layer is grown on the first batch, so a different first batch gives a different learner"
+_FIRST = "bandwidth, directions and weights of blocks are set on the first batch"
 _CUT = "the ridge is chosen on the batch at hand, in an order drawn by position, as in the official code"
 _TRUNCATED = "directions are cut off after every update, so what is kept depends on how batches are cut"
 _WEIGHTED = "the official code weights covariances by batch; variant='paper' has the property"
@@ -37,7 +38,9 @@ _WEIGHTED = "the official code weights covariances by batch; variant='paper' has
 _SHUFFLED = "gradient descent shuffles by position, and every step depends on the ones before"
 
 OPT_OUTS: dict[tuple[str, str], str] = {
+    ("evergrow", "incremental_equals_joint"): _FIRST,
     ("scl-mgsm", "incremental_equals_joint"): _GUIDED,
+    ("scl-discriminant", "incremental_equals_joint"): _GUIDED,
     ("scsm", "incremental_equals_joint"): _GUIDED,
     (
         "klda",

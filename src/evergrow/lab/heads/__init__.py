@@ -2,6 +2,7 @@
 
 from evergrow.lab.heads.acil import ACILClassifier, GACILClassifier
 from evergrow.lab.heads.anacp import AnaCPClassifier
+from evergrow.lab.heads.discriminant import SCLDiscriminantClassifier
 from evergrow.lab.heads.joint_lp import JointLinearProbe
 from evergrow.lab.heads.klda import KLDAClassifier
 from evergrow.lab.heads.loranpac import LoRanPACClassifier
@@ -19,6 +20,7 @@ __all__ = [
     "LoRanPACClassifier",
     "RIClassifier",
     "RanPACClassifier",
+    "SCLDiscriminantClassifier",
     "SCSMClassifier",
     "SimpleCILClassifier",
 ]

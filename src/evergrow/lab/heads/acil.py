@@ -8,7 +8,6 @@ import torch
 
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
-from evergrow.head.migrations import model_part
 from evergrow.lab.heads.random_layer import RandomLayerRidge
 from evergrow.lab.layers import UniformLayer
 
@@ -20,7 +19,7 @@ class _AnalyticBuffer(RandomLayerRidge):
         return UniformLayer(self.n_units)
 
 
-@HEADS.register("acil", version=2, former=("ACILClassifier",), migrations={1: model_part})
+@HEADS.register("acil")
 class ACILClassifier(_AnalyticBuffer):
     """Analytic class-incremental learning (Zhuang et al., NeurIPS 2022).
 
@@ -73,7 +72,7 @@ class ACILClassifier(_AnalyticBuffer):
         self.device = device
 
 
-@HEADS.register("g-acil", version=2, former=("GACILClassifier",), migrations={1: model_part})
+@HEADS.register("g-acil")
 class GACILClassifier(_AnalyticBuffer):
     """Generalised analytic class-incremental learning, G-ACIL or GACL (Zhuang et al., NeurIPS 2024).
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from evergrow.core.archive import Archive
+from evergrow.core.errors import UnsupportedError
 from evergrow.core.fields import Fields
 from evergrow.core.record import from_archive, to_archive
 from evergrow.core.seeding import derive_seed, generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
-from evergrow.head.base import HEADS
-from evergrow.head.classifier import SEEDS, Contents
-from evergrow.head.labels import LabelUpdate
+from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap, chunk_rows, normalize
 from evergrow.head.linalg import check_gram, safe_cholesky
 from evergrow.head.maps import ContrastMap, layer_map
-from evergrow.head.migrations import nested, split_tensors
-from evergrow.head.regrouping import Regrouping, Renamable
 from evergrow.head.ridge_model import RidgeModel, read_counts
+from evergrow.head.saving import SEEDS, Contents
 from evergrow.lab.heads.prototypes import SharedGaussian, target_prototypes
 from evergrow.lab.heads.random_layer import empty_model, one_hot
 from evergrow.lab.layers import GaussianLayer
@@ -53,18 +51,8 @@ class _Maps:
     output: Tensor
 
 
-def _from_flat(old: Archive) -> Archive:
-    """Migrate from version 1, in which the tensors of every head and of the last layer had prefixes."""
-    state = dict(old.meta["state"])
-    parts = {"output": Archive("projection/gaussian", state.pop("output"), split_tensors(old.tensors, "output."))}
-    for index, model in enumerate(state.pop("heads")):
-        parts[f"head{index}"] = Archive("ridge-model", model, split_tensors(old.tensors, f"head{index}."))
-    own = {name: old.tensors[name] for name in ("sums", "counts", "spread")}
-    return nested(old, state, own, parts)
-
-
-@HEADS.register("anacp", version=2, former=("AnaCPClassifier",), migrations={1: _from_flat})
-class AnaCPClassifier(Renamable):
+@HEADS.register("anacp")
+class AnaCPClassifier(IncrementalClassifier):
     """Analytic contrastive projection (AnaCP; Momeni, Mazumder, Ke and Liu, NeurIPS 2025).
 
     Features are L2-normalised. From class means and a shared covariance, target prototypes are made that lie
@@ -121,8 +109,6 @@ class AnaCPClassifier(Renamable):
     True
     """
 
-    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "settle", "linear-map"})
-
     def __init__(
         self,
         n_units: int = 5000,
@@ -174,7 +160,9 @@ class AnaCPClassifier(Renamable):
         learned = [head.learn(Z, codes, labels.columns) for head in heads]
         self._commit(learned, gaussian.add(normalize(Z, "l2"), codes, labels.columns), output)
 
-    def _regroup(self, change: Regrouping) -> None:
+    def _regroup(self, change: ClassChange) -> None:
+        if not change.is_permutation:
+            raise UnsupportedError("method 'anacp' cannot make several classes one")
         # The running covariance of the official code is centred batch by batch on the means there were, so that two
         # classes cannot become one as if they had been learned so; their order can change.
         heads = [head.group(change.groups) for head in self._heads]

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from evergrow.core.archive import Archive
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
-from evergrow.head.base import HEADS
-from evergrow.head.classifier import SEEDS, Contents
-from evergrow.head.labels import LabelUpdate
+from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import check_contrast, link_only, normalize
 from evergrow.head.linalg import RidgeStatistics
 from evergrow.head.maps import LayerMap, layer_map
-from evergrow.head.migrations import model_part, nested
-from evergrow.head.readout import Readout, solve_readout
-from evergrow.head.regrouping import Mergeable, Regrouping
+from evergrow.head.readout import Readout, solve_ridge
 from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.saving import SEEDS, Contents
 
 
-def _from_flat(old: Archive) -> Archive:
-    """Migrate from version 1: one ridge model, or the samples that were kept."""
-    return model_part(old) if "model" in old.meta["state"] else nested(old, dict(old.meta["state"]), old.tensors)
-
-
-@HEADS.register("joint-lp", version=2, former=("JointLinearProbe",), migrations={1: _from_flat})
-class JointLinearProbe(Mergeable):
+@HEADS.register("joint-lp")
+class JointLinearProbe(IncrementalClassifier):
     """A linear classifier on the features of everything seen so far, as if all of it came at once.
 
     A reference for linear heads, not a continual learner: with ``solver="sgd"`` it **keeps the features of every
@@ -68,8 +60,6 @@ class JointLinearProbe(Mergeable):
     >>> model.score(X, y) > 0.93
     True
     """
-
-    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "settle", "linear-map"})
 
     def __init__(
         self,
@@ -119,7 +109,7 @@ class JointLinearProbe(Mergeable):
             self._kept, self._codes = self._gathered(Z, codes, labels.columns)
         self.__dict__.pop("_readout", None)
 
-    def _regroup(self, change: Regrouping) -> None:
+    def _regroup(self, change: ClassChange) -> None:
         if self.solver == "analytic":
             self._model = self._model.group(change.groups)
         else:
@@ -135,7 +125,7 @@ class JointLinearProbe(Mergeable):
         layer = link_only(Z)
         check_contrast(layer, Z, least=1e-20)  # the constant is a column of its own
         state = RidgeStatistics.create(layer.n_outputs, 0, device=Z.device)
-        return RidgeModel(layer, "none", state, torch.zeros(0, dtype=torch.int64, device=Z.device), None, frozenset())
+        return RidgeModel.start(layer, "none", state)
 
     def _gathered(self, Z: Tensor, codes: Tensor, columns: list[int]) -> tuple[Tensor, Tensor]:
         """Return all features so far and their classes' positions after the update."""
@@ -179,7 +169,7 @@ class JointLinearProbe(Mergeable):
 
     def _solve(self) -> Readout:
         alpha = None if isinstance(self.alpha, str) else float(self.alpha)
-        return solve_readout(self._model.state, self._model.counts, alpha, "ridge")
+        return solve_ridge(self._model.state, self._model.counts, alpha)
 
     def _train(self) -> Readout:
         """Train ``scale * cos(z, w_c)`` by stochastic gradient descent, in float32."""

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from evergrow.core.archive import Archive
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
-from evergrow.head.base import HEADS
-from evergrow.head.classifier import SEEDS, Contents
-from evergrow.head.labels import LabelUpdate
+from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FourierLayer, check_contrast
 from evergrow.head.linalg import ClassGeometry, symmetric_eigh
 from evergrow.head.maps import HeadMap, VoteMap, layer_map
-from evergrow.head.migrations import nested, split_tensors
-from evergrow.head.regrouping import Mergeable, Regrouping
 from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.saving import SEEDS, Contents
 from evergrow.lab.heads.random_layer import empty_model
-
-
-def _from_flat(old: Archive) -> Archive:
-    """Migrate from version 1, in which the tensors of every member had its number as a prefix."""
-    state = dict(old.meta["state"])
-    models = enumerate(state.pop("members"))
-    parts = {str(i): Archive("ridge-model", model, split_tensors(old.tensors, f"{i}.")) for i, model in models}
-    return nested(old, state, parts=parts)
 
 
 @dataclass(frozen=True)
@@ -48,8 +37,8 @@ class Discriminant:
     offset: Tensor
 
 
-@HEADS.register("klda", version=2, former=("KLDAClassifier",), migrations={1: _from_flat})
-class KLDAClassifier(Mergeable):
+@HEADS.register("klda")
+class KLDAClassifier(IncrementalClassifier):
     """Kernel linear discriminant analysis (Momeni, Mazumder and Liu, AAAI 2025).
 
     With random Fourier features phi, class means mu_c and the pooled within-class scatter S (a sum, not divided by
@@ -102,8 +91,6 @@ class KLDAClassifier(Mergeable):
     True
     """
 
-    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "settle", "linear-map"})
-
     def __init__(
         self,
         n_units: int = 5000,
@@ -141,7 +128,7 @@ class KLDAClassifier(Mergeable):
         members = self._members if "_members" in vars(self) else self._first_members(Z)
         self._commit([member.learn(Z, codes, labels.columns) for member in members])
 
-    def _regroup(self, change: Regrouping) -> None:
+    def _regroup(self, change: ClassChange) -> None:
         self._commit([member.group(change.groups) for member in self._members])
 
     def _first_members(self, Z: Tensor) -> list[RidgeModel]:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from evergrow.core.archive import Archive
 from evergrow.core.fields import Fields
 from evergrow.core.record import from_archive, to_archive
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
-from evergrow.head.base import HEADS
-from evergrow.head.classifier import SEEDS, Contents
-from evergrow.head.labels import LabelUpdate
+from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap, check_contrast
 from evergrow.head.linalg import check_gram, check_size, sum_columns, take_columns
 from evergrow.head.maps import LayerMap
-from evergrow.head.migrations import nested, split_tensors
-from evergrow.head.regrouping import Mergeable, Regrouping
+from evergrow.head.saving import SEEDS, Contents
 from evergrow.lab.heads.random_layer import one_hot
 from evergrow.lab.layers import GaussianLayer
 from evergrow.lab.truncated import TruncatedBasis
@@ -29,16 +26,8 @@ DOUBLE_UP_TO = 20_000
 """Widest layer that ``dtype="auto"`` computes in float64; beyond, the basis alone would take gigabytes."""
 
 
-def _from_flat(old: Archive) -> Archive:
-    """Migrate from version 1, in which the tensors of the layer had a prefix."""
-    state = dict(old.meta["state"])
-    layer = Archive("projection/gaussian", state.pop("layer"), split_tensors(old.tensors, "layer."))
-    rest = {name: tensor for name, tensor in old.tensors.items() if not name.startswith("layer.")}
-    return nested(old, state, rest, {"layer": layer})
-
-
-@HEADS.register("loranpac", version=2, former=("LoRanPACClassifier",), migrations={1: _from_flat})
-class LoRanPACClassifier(Mergeable):
+@HEADS.register("loranpac")
+class LoRanPACClassifier(IncrementalClassifier):
     """Low-rank random projections (Peng, Elenter, Agterberg, Ribeiro and Vidal, ICLR 2025; formerly TSVD).
 
     ``h = ReLU(z W)`` with E unit normal units. Instead of an E x E Gram matrix the leading singular directions U
@@ -95,8 +84,6 @@ class LoRanPACClassifier(Mergeable):
     >>> model.score(X / 16, y) > 0.95, model.rank_
     (True, 300)
     """
-
-    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "settle", "linear-map"})
 
     def __init__(
         self,
@@ -161,7 +148,7 @@ class LoRanPACClassifier(Mergeable):
             kept = kept.absorb(H, self._rank_limit(count))
         self._commit(layer, kept, cross, count)
 
-    def _regroup(self, change: Regrouping) -> None:
+    def _regroup(self, change: ClassChange) -> None:
         self._commit(self._layer, self._kept, sum_columns(self._cross, change.groups), self._count)
 
     def _flushes(self, n: int) -> Iterator[slice]:

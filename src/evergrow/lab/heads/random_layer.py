@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,13 +11,13 @@ from torch import Tensor
 from evergrow.core.fields import Fields
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_number
-from evergrow.head.classifier import SEEDS, Contents
-from evergrow.head.labels import LabelUpdate
+from evergrow.head.base import IncrementalClassifier
+from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap, Layer, check_contrast
 from evergrow.head.linalg import RidgeSolution, create_state
 from evergrow.head.maps import LayerMap, layer_map
-from evergrow.head.regrouping import Mergeable, Regrouping
 from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.saving import SEEDS, Contents
 
 EXACTNESS = 1e-4
 """Share of the smallest ridge that the compact form of the statistics is told to stay exact for: what it may
@@ -45,17 +45,16 @@ def empty_model(layer: FeatureMap, floor: float, alpha: float | None = None, rul
     """
     device = layer.device
     state = create_state("auto", layer.n_outputs, 0, alpha=alpha, floor=EXACTNESS * floor, device=device)
-    return RidgeModel(layer, rule, state, torch.zeros(0, dtype=torch.int64, device=device), None, frozenset())
+    return RidgeModel.start(layer, rule, state)
 
 
-class RandomLayerRidge(Mergeable):
+class RandomLayerRidge(IncrementalClassifier):
     """A frozen random layer and recursive ridge regression; kinds differ in the layer and in the ridge.
 
     The statistics are sums over samples, so the classifier after any sequence of batches is the ridge
     regression on all of them together.
     """
 
-    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "settle", "linear-map"})
     n_units: int
     alpha: float
     random_state: Any
@@ -90,7 +89,7 @@ class RandomLayerRidge(Mergeable):
         codes = torch.from_numpy(labels.codes).to(Z.device)
         self._commit(self._current(Z, codes, len(labels.classes)).learn(Z, codes, labels.columns))
 
-    def _regroup(self, change: Regrouping) -> None:
+    def _regroup(self, change: ClassChange) -> None:
         self._commit(self._model.group(change.groups))
 
     def _current(self, Z: Tensor, codes: Tensor, n_classes: int) -> RidgeModel:

@@ -13,12 +13,11 @@ from evergrow.core.fields import Fields
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS
-from evergrow.head.classifier import Contents
 from evergrow.head.labels import LabelUpdate
 from evergrow.head.layers import FeatureMap, link_only
 from evergrow.head.linalg import AlphaChoice, symmetric_eigh
-from evergrow.head.migrations import model_part
 from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.saving import Contents
 from evergrow.lab.heads.random_layer import RandomLayerRidge, empty_model, one_hot
 from evergrow.lab.layers import GaussianLayer
 
@@ -29,7 +28,7 @@ TRAIN_SHARE = 0.8
 """Share of a task's samples that the candidates are fitted on; the rest judges them."""
 
 
-@HEADS.register("ranpac", version=2, former=("RanPACClassifier",), migrations={1: model_part})
+@HEADS.register("ranpac")
 class RanPACClassifier(RandomLayerRidge):
     """Random projections and pre-trained models (McDonnell et al., NeurIPS 2023), the second phase.
 

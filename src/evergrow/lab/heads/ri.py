@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from evergrow.head.base import HEADS
-from evergrow.head.migrations import model_part
 from evergrow.lab.heads.random_layer import RandomLayerRidge
 from evergrow.lab.layers import GaussianLayer
 
 
-@HEADS.register("ri", version=2, former=("RIClassifier",), migrations={1: model_part})
+@HEADS.register("ri")
 class RIClassifier(RandomLayerRidge):
     """Sigmoid units with unit normal weights and biases, and recursive ridge regression on them.
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from evergrow.core.errors import LabelError
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
+from evergrow.head.labels import LabelUpdate
 from evergrow.head.layers import BlockRecord
-from evergrow.head.migrations import model_part
 from evergrow.lab.heads.random_layer import RandomLayerRidge
 from evergrow.lab.layers import SCSMLayer
 
 
-@HEADS.register("scsm", version=2, former=("SCSMClassifier",), migrations={1: model_part})
+@HEADS.register("scsm")
 class SCSMClassifier(RandomLayerRidge):
     """Units configured on the first task as in stochastic configuration networks, then recursive ridge.
 
@@ -63,8 +65,6 @@ class SCSMClassifier(RandomLayerRidge):
     True
     """
 
-    min_first_classes: ClassVar[int] = 2
-
     def __init__(
         self,
         n_units: int = 10_000,
@@ -80,6 +80,11 @@ class SCSMClassifier(RandomLayerRidge):
         self.tol = tol
         self.random_state = random_state
         self.device = device
+
+    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
+        if len(labels.classes) < 2 and not self._is_fitted():
+            raise LabelError("SCSM needs at least 2 classes in the first batch, got 1 class.")
+        super()._learn(Z, labels)
 
     def _check_params(self) -> None:
         super()._check_params()

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergrow.core.archive import Archive
 from evergrow.core.errors import NumericalError
 from evergrow.core.fields import Fields
-from evergrow.head.base import HEADS
-from evergrow.head.classifier import Contents
-from evergrow.head.labels import LabelUpdate
+from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import normalize
 from evergrow.head.linalg import sum_columns
 from evergrow.head.maps import LayerMap
-from evergrow.head.migrations import nested
-from evergrow.head.regrouping import Mergeable, Regrouping
 from evergrow.head.ridge_model import read_counts
+from evergrow.head.saving import Contents
 
 
-def _from_flat(old: Archive) -> Archive:
-    return nested(old, dict(old.meta["state"]), old.tensors)
-
-
-@HEADS.register("simplecil", version=2, former=("SimpleCILClassifier",), migrations={1: _from_flat})
-class SimpleCILClassifier(Mergeable):
+@HEADS.register("simplecil")
+class SimpleCILClassifier(IncrementalClassifier):
     """Cosine nearest class mean (Zhou, Cai, Ye, Zhan and Liu, "Revisiting class-incremental learning", IJCV 2024).
 
     The prototype of a class is the plain mean of its features (RevisitingCIL and PILOT repositories: not normalised
@@ -60,8 +52,6 @@ class SimpleCILClassifier(Mergeable):
     ['east', 'north']
     """
 
-    abilities: ClassVar[frozenset[str]] = frozenset({"branch", "rename", "merge_classes", "linear-map"})
-    later_params: ClassVar[Mapping[str, Any]] = {"random_state": None}
     _sums: Tensor
     _counts: Tensor
 
@@ -90,7 +80,7 @@ class SimpleCILClassifier(Mergeable):
             raise NumericalError("sums of features must be finite, got some that are not: scale the features")
         self._sums, self._counts = sums, counts
 
-    def _regroup(self, change: Regrouping) -> None:
+    def _regroup(self, change: ClassChange) -> None:
         sums, counts = sum_columns(self._sums.T, change.groups).T, sum_columns(self._counts[None, :], change.groups)[0]
         self._sums, self._counts = sums.contiguous(), counts
 

@@ -127,19 +127,6 @@ def method_options(name: str) -> dict[str, Any]:
     return {option: default for option, default in family.options(name).items() if option not in left_out}
 
 
-def later_options(name: str) -> dict[str, Any]:
-    """Return the options of a method that came after a release, with the value that means what was before.
-
-    Examples
-    --------
-    >>> from evergrow.lab.methods.catalog import later_options
-    >>> later_options("scl-mgsm")["shape_directions"]
-    0
-    """
-    head = name.partition("+")[0]
-    return dict(HEADS[head].later_params) if head in HEADS else {}
-
-
 def check_options(name: str, options: dict[str, Any]) -> None:
     """Raise :class:`UnknownNameError` for an option that the method does not have."""
     allowed = {*method_options(name), *(_OF_THE_CALL if method_needs(name) == "images" else ())}

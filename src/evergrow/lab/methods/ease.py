@@ -22,7 +22,7 @@ from evergrow.core.fields import Fields
 from evergrow.core.items import Items
 from evergrow.core.seeding import RandomState, derive_seed
 from evergrow.core.validation import check_number
-from evergrow.head.classifier import Contents
+from evergrow.head.saving import Contents
 from evergrow.lab.methods.block_means import BlockMeans
 from evergrow.lab.methods.cost import Cost, inference_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, TaskLabels, without_call_settings

@@ -19,7 +19,7 @@ from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adaptation_co
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import adapting_tuners
 from evergrow.core.archive import Archive, Kind, register_kind
-from evergrow.core.errors import ParameterError, UnknownNameError
+from evergrow.core.errors import LabelError, ParameterError, UnknownNameError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
 from evergrow.core.record import from_archive, to_archive
@@ -27,9 +27,8 @@ from evergrow.core.registry import nearest
 from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
 from evergrow.features import EncodeConfig, ImageBackbone, encode
-from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.head.classifier import Contents
-from evergrow.head.joined import options_for_blocks
+from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
+from evergrow.head.saving import Contents
 from evergrow.lab.methods.cost import Cost, adaptation_cost, inference_gflops
 from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels, without_call_settings
 from evergrow.lab.methods.module_states import prefixed
@@ -109,7 +108,6 @@ class FsaClassifier(ImageClassifier):
     ((24, 4), 'test_vit+ssf')
     """
 
-    min_first_classes = 2
     backbone_: ImageBackbone
     head_: IncrementalClassifier
 
@@ -182,7 +180,7 @@ class FsaClassifier(ImageClassifier):
         check_keys(self.head_options, head_options(self.head), f"option of {self.head}{FSA_SUFFIX}")
         shared = {"random_state": seed, "device": device}
         accepted = inspect.signature(HEADS[self.head].__init__).parameters
-        options = options_for_blocks(HEADS[self.head], widths, self.head_options)
+        options = with_blocks(HEADS[self.head], widths, self.head_options)
         return HEADS[self.head](**{n: v for n, v in shared.items() if n in accepted}, **options)
 
     def _with_features(self, backbone: ImageBackbone) -> ImageBackbone:
@@ -198,6 +196,8 @@ class FsaClassifier(ImageClassifier):
             started = time.perf_counter()
             self.head_.partial_fit(self._features(self.backbone_, items), labels.values)
             return self._head_cost(Cost(inference_gflops=self.cost_.inference_gflops), len(items), started)
+        if labels.n_classes < 2:
+            raise LabelError("Adapting a backbone needs at least 2 classes in the first task, got 1 class.")
         backbone, cost = self._adapted(items, labels.codes)
         started = time.perf_counter()
         head = self._new_head(self.seed_, str(self.device_), backbone.spec.blocks.widths)

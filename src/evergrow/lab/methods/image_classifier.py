@@ -15,15 +15,15 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive, read_archive
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import InputError, LabelError, ParameterError, WeightsError
+from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.families import Family
 from evergrow.core.fields import Fields
 from evergrow.core.items import Images, Items
 from evergrow.core.seeding import resolve_seed
 from evergrow.features import BackboneSpec, ImageBackbone, backbone_from_spec, best_backbone, create_backbone
 from evergrow.features.base import Backbone
-from evergrow.head.classifier import SEEDS, Classifier
 from evergrow.head.labels import as_labels, check_kind
+from evergrow.head.saving import SEEDS, SavedClassifier
 from evergrow.lab.methods.cost import Cost
 
 __all__ = ["IMAGE_METHODS", "Cost", "ImageClassifier", "TaskLabels", "as_items", "resolve_backbone"]
@@ -68,7 +68,7 @@ class TaskLabels:
     n_classes: int
 
 
-class ImageClassifier(Classifier):
+class ImageClassifier(SavedClassifier):
     """A classifier that learns from images, task by task, over an open set of classes.
 
     A method implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the pair
@@ -136,10 +136,6 @@ class ImageClassifier(Classifier):
         self._check_params()
         items = as_items(items)
         labels = self._labels(as_labels(y, len(items)), np.empty(0))
-        if labels.n_classes < self.min_first_classes:
-            raise LabelError(
-                f"the first task must have at least {self.min_first_classes} classes, got {labels.n_classes} class"
-            )
         backbone = self._with_features(resolve_backbone(self.backbone, self.device))
         device = backbone.device if self.device == "auto" else resolve_device(self.device)
         self._start(backbone)

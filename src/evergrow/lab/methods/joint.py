@@ -20,7 +20,7 @@ from evergrow.core.errors import InputError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items, concat_items
 from evergrow.features import ImageBackbone, encode
-from evergrow.head.classifier import Contents
+from evergrow.head.saving import Contents
 from evergrow.lab.methods.cost import Cost, count_parameters, inference_gflops, training_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels, without_call_settings
 

@@ -16,7 +16,7 @@ from evergrow.core.archive import Archive
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
 from evergrow.core.seeding import generator
-from evergrow.head.classifier import Contents
+from evergrow.head.saving import Contents
 from evergrow.lab.methods.class_weights import ClassWeights, TrainableWeights
 from evergrow.lab.methods.cost import Cost
 from evergrow.lab.methods.image_classifier import TaskLabels, without_call_settings

@@ -83,8 +83,6 @@ class Section:
         Makes tables and figures from a record set; none where it holds no records for them.
     why, command : str
         Which records would supply it, and what makes them.
-    paper : str
-        The paper's table or figure that it corresponds to.
     published : str
         The table of the paper that stands below, by its name in the data file.
     """
@@ -93,7 +91,6 @@ class Section:
     build: Callable[[RecordSet], Iterable[Table | Figure]]
     why: str
     command: str
-    paper: str = ""
     published: str = ""
 
 

@@ -32,6 +32,8 @@ METHODS = {
     "ri": "^",
     "scsm": "s",
     "scl-mgsm": "o",
+    "scl-discriminant": "o",
+    "evergrow": "o",
 }
 """Methods in the order of tables, with their markers; others come last."""
 
@@ -120,9 +122,9 @@ def style_of(method: str, variant: int = 0) -> dict[str, Any]:
     (True, '--')
     """
     matplotlib = require("matplotlib", extra="lab", purpose="drawing figures")
-    # Every second colour of tab20 is light: the dark ones come first.
+    # Every second colour of tab20 is light: the dark ones are for the last methods, which are drawn most often.
     order = [*range(0, 20, 2), *range(1, 20, 2)]
-    colour = matplotlib.colors.to_hex(matplotlib.colormaps["tab20"].colors[order[place_of(method) % 20]])
+    colour = matplotlib.colors.to_hex(matplotlib.colormaps["tab20"].colors[order[len(METHODS) - 1 - place_of(method)]])
     return {
         "color": colour,
         "marker": METHODS.get(method.removesuffix(FSA), "."),
@@ -294,7 +296,11 @@ def heat_panel(
     """
     size = len(matrix)
     with _drawing(2.9, 6.2 if beside else 3.6) as figure:
-        axes = figure.add_subplot(xlabel=labels[0], ylabel=labels[1])
+        axes, *rest = np.atleast_1d(figure.subplots(1, 2 if beside else 1))
+        axes.set(xlabel=labels[0], ylabel=labels[1])
+        for side in rest:
+            side.axis("off")
+            side.text(0.0, 1.0, beside, va="top")
         figure.suptitle("\n".join(textwrap.wrap(title, 48)), x=0.02, ha="left", fontsize=9, fontweight="bold")
         image = axes.imshow(
             np.asarray(matrix, dtype=float),
@@ -305,5 +311,4 @@ def heat_panel(
             extent=(0.5, size + 0.5, size + 0.5, 0.5),
         )
         figure.colorbar(image, ax=axes, label=labels[2], shrink=0.8)
-        axes.text(1.55, 1.0, beside, transform=axes.transAxes, va="top")
         return _saved(figure, name, title)

@@ -1,0 +1,155 @@
+"""What all heads share, and one typed error for what a head cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from evergrow.core.archive import Archive
+from evergrow.core.errors import FileFormatError, UnsupportedError
+from evergrow.head import HEADS, IncrementalClassifier, SCLClassifier
+from evergrow.head.base import EASY_ORDER, OPTIONAL
+
+SMALL: dict[str, dict[str, Any]] = {
+    "evergrow": {"n_units": 30},
+    "scl-mgsm": {"n_units": 30, "scales": "auto"},
+    "scl-discriminant": {"n_units": 30},
+    "ranpac": {"n_units": 30},
+    "loranpac": {"n_units": 60, "rank": 30},
+    "acil": {"n_units": 30},
+    "g-acil": {"n_units": 30},
+    "klda": {"n_units": 30, "n_ensembles": 2},
+    "anacp": {"n_units": 30, "samples_per_class": 5},
+    "ri": {"n_units": 30},
+    "scsm": {"n_units": 20, "n_candidates": 5},
+    "joint-lp": {"n_epochs": 2},
+    "simplecil": {},
+}
+OURS = [name for name in HEADS.names() if HEADS[name].__module__.startswith(("evergrow.head", "evergrow.lab"))]
+
+
+def data(classes: tuple[int, ...] = (0, 1, 2)) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(sum(classes))
+    y = np.repeat(classes, 15)
+    return rng.normal(size=(len(y), 6)) + 3 * np.eye(6)[y], y
+
+
+def fitted(name: str) -> IncrementalClassifier:
+    options = dict(SMALL[name])
+    if name != "simplecil":
+        options["random_state"] = 0
+    return HEADS[name](**options).fit(*data())
+
+
+def test_every_head_is_looked_at() -> None:
+    assert sorted(SMALL) == OURS
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_branch_learns_on_its_own(name: str) -> None:
+    head, X = fitted(name), data()[0]
+    before = head.class_scores(X)
+    twin = head.branch().partial_fit(*data((3, 4)))
+    assert len(twin.classes_) == 5
+    assert len(head.classes_) == 3
+    np.testing.assert_array_equal(head.class_scores(X), before)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_branch_is_as_good_as_the_head_itself(name: str) -> None:
+    X, more = data()[0], data((3, 4))
+    expected = fitted(name).partial_fit(*more).class_scores(X)
+    np.testing.assert_array_equal(fitted(name).branch().partial_fit(*more).class_scores(X), expected)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_plain_matrices_compute_what_the_head_does(name: str) -> None:
+    head, X = fitted(name), data()[0]
+    found = head.linear_map().scores(torch.from_numpy(X)).numpy()
+    np.testing.assert_allclose(found, head.class_scores(X), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_settling_changes_no_answer(name: str) -> None:
+    X = data()[0]
+    np.testing.assert_array_equal(fitted(name).settle().class_scores(X), fitted(name).class_scores(X))
+
+
+def test_settling_cheaply_leaves_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = fitted("scl-mgsm")
+    monkeypatch.setattr(SCLClassifier, "_solve_order", lambda self: EASY_ORDER + 1)
+    assert head.settle(cheap_only=True).solution() is None
+    assert head.settle().solution() is not None
+
+
+def test_a_head_that_knows_nothing_settles_nothing() -> None:
+    assert fitted("scl-mgsm").spawn().settle().solution() is None
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_a_head_cannot_do_is_one_typed_error(name: str) -> None:
+    head = fitted(name)
+    for method, meaning in OPTIONAL.items():
+        if hasattr(type(head), method):
+            assert callable(getattr(head, method))
+            continue
+        assert not hasattr(head, method)
+        with pytest.raises(UnsupportedError, match=f"method '{name}' cannot {meaning}"):
+            getattr(head, method)
+    with pytest.raises(AttributeError, match="no attribute 'spwan'"):
+        head.spwan()
+
+
+# -- the solution ---------------------------------------------------------------------------------------------
+
+
+def without_solution() -> SCLClassifier:
+    head = fitted("scl-mgsm")
+    assert isinstance(head, SCLClassifier)
+    return head
+
+
+def test_a_solution_spares_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, settled, fresh = data()[0], without_solution().settle(), without_solution()
+    solution = settled.solution()
+    assert solution is not None
+    fresh.adopt_solution(solution)
+    monkeypatch.setattr("evergrow.head.solved.solve_ridge", None)
+    monkeypatch.setattr("evergrow.head.solved.ridge_temperature", None)
+    np.testing.assert_array_equal(fresh.predict_proba(X), settled.predict_proba(X))
+
+
+def test_the_last_ridge_outlives_a_change() -> None:
+    head = SCLClassifier(alpha="gcv", n_units=30, scales="auto", random_state=0).fit(*data()).settle()
+    chosen = head.last_ridge_
+    assert chosen == head.branch().partial_fit(*data((3, 4))).last_ridge_
+    solution = head.branch().partial_fit(*data((3, 4))).solution()
+    assert solution is not None
+    assert solution.meta == {"last_ridge": chosen}
+    assert not solution.tensors
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda meta, tensors: tensors.update(weights=tensors["weights"][:, :2]), "'weights'"),
+        (lambda meta, tensors: tensors.update(offset=tensors["offset"] * float("nan")), "'offset' as finite"),
+        (lambda meta, tensors: tensors.pop("offset"), "'offset'"),
+        (lambda meta, tensors: tensors.update(weights=tensors["weights"].float()), "'weights'"),
+        (lambda meta, tensors: meta.update(alpha=-1.0), "'alpha'"),
+        (lambda meta, tensors: meta.update(temperature=0.0), "temperature"),
+        (lambda meta, tensors: meta.update(temperature="warm"), "'temperature'"),
+        (lambda meta, tensors: meta.update(last_ridge=0.0), "ridge"),
+    ],
+)
+def test_a_solution_that_does_not_fit_is_refused(change: Callable[[Any, Any], Any], match: str) -> None:
+    solution = without_solution().settle().solution()
+    assert solution is not None
+    meta, tensors = dict(solution.meta), dict(solution.tensors)
+    change(meta, tensors)
+    with pytest.raises(FileFormatError, match=match):
+        without_solution().adopt_solution(Archive("head-solution", meta, tensors))
