@@ -272,8 +272,8 @@ def test_kind_version_and_unknown_fields(suffix: str, tmp_path: Path) -> None:
     assert again.unknown == {"licence": "CC0"}
     assert again.fingerprint == FeatureSet("set", *ARRAYS.values()).fingerprint
     for stamp, error in (
-        ({"kind": "feature-set", "version": 99, "writer": "7.0"}, NewerSchemaError),
-        ({"kind": "learner", "version": 1}, FileFormatError),
+        ({"schema": "feature-set", "version": 99, "evergrow": "7.0"}, NewerSchemaError),
+        ({"schema": "learner", "version": 1}, FileFormatError),
         ({"version": "two"}, FileFormatError),
     ):
         _stamp(path, json.dumps(stamp))

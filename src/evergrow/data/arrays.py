@@ -15,20 +15,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from evergrow.core.archive import register_kind
-from evergrow.core.documents import open_document, parse_json
+from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, InputError, LabelError, ParameterError
 from evergrow.core.escaping import one_line
 from evergrow.core.feature_blocks import check_widths, join_blocks
 from evergrow.core.files import atomic_path
 from evergrow.core.items import Images
-from evergrow.core.version import __version__
+from evergrow.core.record import NOTHING, Between, Extra, from_document, record, to_document
 from evergrow.data.archives import sound
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.samples import Dataset, Samples, concat_samples, listed
@@ -44,7 +43,6 @@ _KEYS = {
 STAMP = "evergrow"
 """Name of the array or metadata entry that states kind, version and writer; files of others have none."""
 
-KIND = register_kind("feature-set")
 _TEXTS = ("classes", "backbone", STAMP)
 _FORMAT: Any = np.lib.format  # which has no types for some of the Pythons that this runs on
 _BLOCK, _LONGEST_HEADER, _LOCAL_HEADER = 8192, 100 * 2**20, 30
@@ -197,6 +195,15 @@ def _check_part(part: str, X: Any, y: Any, *, empty: bool = False) -> None:
             raise InputError(f"X_{part} must be finite, got NaN or infinity, first in row {row}")
 
 
+@record("feature-set")
+@dataclass(frozen=True)
+class Stamp:
+    """What a feature file states of itself: the widths of its blocks, and fields of a later evergrow."""
+
+    widths: tuple[Annotated[int, Between(1)], ...] = ()
+    extra: Extra = NOTHING
+
+
 # -- files ------------------------------------------------------------------------------------------------
 
 
@@ -227,8 +234,7 @@ def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
     if target.suffix != ".npz" and "U" in (data.y_train.dtype.kind, data.y_test.dtype.kind):
         raise ParameterError("labels must be integers in a .safetensors file, got strings: write .npz instead")
     arrays = {name: getattr(data, name) for name in REQUIRED}
-    blocks = {"widths": list(data.widths)} if data.widths else {}
-    stamp = json.dumps({**data.unknown, **blocks, "kind": KIND.name, "version": KIND.version, "writer": __version__})
+    stamp = json.dumps(to_document(Stamp(data.widths, Extra(data.unknown))))
     about = json.dumps(dict(data.backbone))
     with atomic_path(target) as temporary:
         if target.suffix == ".npz":
@@ -335,18 +341,17 @@ class ArrayFile:
         NewerSchemaError
             If a newer evergrow wrote it.
         """
-        stamp = parse_json(self.texts[STAMP], f"{self.title}: {STAMP}") if STAMP in self.texts else {"version": 1}
-        if not isinstance(stamp, dict) or stamp.get("kind", KIND.name) != KIND.name:
-            raise FileFormatError(f"{self.title} must be a {KIND.name!r}, got a file that says to be another")
-        contents = {key: value for key, value in stamp.items() if key not in ("kind", "version", "writer")}
-        contents["backbone"] = parse_json(self.texts.get("backbone", "{}"), f"{self.title}: backbone")
-        given = open_document(contents, KIND, self.title, version=stamp.get("version"), writer=stamp.get("writer"))
-        widths = tuple(given.integers("widths", low=1, default=[]))
+        stamp, title = Stamp(), f"{self.title}: {STAMP}"
+        if STAMP in self.texts:
+            stamp = from_document(Stamp, parse_json(self.texts[STAMP], title), title)
+        backbone = parse_json(self.texts.get("backbone", "{}"), f"{self.title}: backbone")
         try:
-            check_widths("widths", widths, width)
+            check_widths("widths", stamp.widths, width)
+            if not isinstance(backbone, dict):
+                raise InputError(f"backbone must be an object, got {type(backbone).__name__}")
         except InputError as error:
             raise FileFormatError(f"{self.title}: the stamp must fit the features: {error}") from error
-        return given.mapping("backbone"), widths, given.unknown()
+        return backbone, stamp.widths, dict(stamp.extra.values)
 
     # -- NPZ --
 
@@ -473,6 +478,15 @@ def read_npy(path: Path) -> NDArray[Any]:
 # -- the source -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _ArrayRows:
+    file: str
+    array: str
+    labels: str
+    start: int
+    stop: int
+
+
 class ArraySource(Source):
     """Rows of the arrays ``X_train`` and ``y_train`` (or ``X`` and ``y``) of one file or many.
 
@@ -552,14 +566,14 @@ class ArraySource(Source):
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the rows of a shard."""
-        where = where_of(shard)
-        name, key, start, stop = where.text("file"), where.text("array"), where.integer("start"), where.integer("stop")
+        where = where_of(shard, _ArrayRows)
+        name, key, start, stop = where.file, where.array, where.start, where.stop
         file = self._file(name)
         if key not in file.arrays or stop > file.arrays[key].shape[0] or stop - start != shard.rows:
             raise FileFormatError(f"{file.title} must hold {stop} rows of {key}, as when the shards were made")
         values = file.rows(key, start, stop)
         names = tuple(f"{name}[{row}]" for row in range(start, stop))
-        labels, labels_key = None, where.text("labels")
+        labels, labels_key = None, where.labels
         if self.options.labelled and labels_key in file.arrays:
             known = dict(enumerate(file.class_names()))
             labels = class_labels(file.rows(labels_key, start, stop).tolist(), known, file.title)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyarrow import types
 
-from evergrow.core.documents import parse_json
+from evergrow.core.archive import parse_json
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError
 from evergrow.core.feature_blocks import check_widths
 from evergrow.core.items import Images, Texts
@@ -178,6 +178,17 @@ def _class_names(about: Any, label: str) -> dict[int, str]:
     return dict(enumerate(names)) if good and len(set(names)) == len(names) else {}
 
 
+@dataclass(frozen=True)
+class _Groups:
+    """Where a shard lies: its file, its groups, rows of the first to skip, and the number of its first row."""
+
+    file: str
+    first: int
+    last: int
+    skip: int
+    row: int
+
+
 class ColumnSource(Source):
     """Rows of files with columns, which lie in groups that are read as a whole; Parquet and Arrow have their own.
 
@@ -281,15 +292,12 @@ class ColumnSource(Source):
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the rows of a shard: its columns of its groups."""
-        where = where_of(shard)
-        name, row, first, last, skip = (
-            where.text("file"),
-            *(where.integer(key) for key in ("row", "first", "last", "skip")),
-        )
+        where = where_of(shard, _Groups)
+        name, part = where.file, (where.first, where.last, where.skip, shard.rows)
         columns = self._columns(name).wanted(bodies=bodies)
         plain = pa.table({"": pa.nulls(shard.rows)})
-        table = self._table(name, (first, last, skip, shard.rows), columns) if columns else plain
-        return self._as_samples(name, table, row, bodies=bodies)
+        table = self._table(name, part, columns) if columns else plain
+        return self._as_samples(name, table, where.row, bodies=bodies)
 
     def _table(self, name: str, where: tuple[int, int, int, int], wanted: list[str]) -> pa.Table:
         """Return so many rows of the groups from the first to the last, after those to skip."""

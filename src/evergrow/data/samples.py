@@ -17,7 +17,6 @@ from evergrow.core.items import Items, concat_items
 from evergrow.core.seeding import derive_seed
 
 Label = str | int
-KINDS = ("image", "text", "features")
 
 
 @dataclass(frozen=True, eq=False)

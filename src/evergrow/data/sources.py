@@ -17,23 +17,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, ParameterError
-from evergrow.core.fields import Fields
 from evergrow.core.items import Images, Stored
+from evergrow.core.record import from_values
 from evergrow.core.validation import check_number
 from evergrow.data.folders import TEST_WORDS, images_below, is_hidden, unwrapped
 from evergrow.data.readers import READERS, DataOptions
-from evergrow.data.samples import KINDS, Dataset, Samples, concat_samples, integers, listed
+from evergrow.data.samples import Dataset, Samples, concat_samples, integers, listed
 from evergrow.data.storage import LARGEST_IMAGE, Tree, public_storage
 
 if TYPE_CHECKING:
     from evergrow.data.arrays import FeatureSet
+
+WhereT = TypeVar("WhereT")
 
 _MOST_FILES = 1_000_000
 _SHARD_BYTES, _SHARDS_KEPT = 64 * 2**20, 4
@@ -288,6 +290,19 @@ class ShardStore:
         self.__dict__.update({**state, "_lock": threading.Lock()})
 
 
+@dataclass(frozen=True)
+class _Rows:
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class _Files:
+    files: tuple[str, ...]
+    sizes: tuple[int, ...]
+    labels: tuple[str, ...] | None = None
+
+
 class ListedSource(Source):
     """Samples that a reader lists: folders, tables, lists, archives, and whatever users of the package register.
 
@@ -385,9 +400,9 @@ class ListedSource(Source):
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the samples of a shard; files on disk are only named, and opened by whoever decodes them."""
-        where = where_of(shard)
         if "files" not in shard.where:
-            start, stop = where.integer("start"), where.integer("stop")
+            rows_of = where_of(shard, _Rows)
+            start, stop = rows_of.start, rows_of.stop
             if stop > len(self._samples) or stop - start != shard.rows:
                 raise FileFormatError(
                     f"{self.tree.place(self.pattern)} must hold {stop} samples, as when shards were made"
@@ -395,8 +410,8 @@ class ListedSource(Source):
             found = self._samples.take(np.arange(start, stop))
             rows = range(start, stop) if found.kind == "text" else ()
             return replace(found, row_names=tuple(f"{self.pattern or 'row'}[{row}]" for row in rows))
-        names, sizes = tuple(where.texts("files")), where.integers("sizes")
-        labels = where.texts("labels") if "labels" in shard.where else None
+        where = where_of(shard, _Files)
+        names, sizes, labels = where.files, where.sizes, where.labels
         if not shard.rows == len(names) == len(sizes) == len(names if labels is None else labels):
             raise FileFormatError(f"shard {shard.number} must name {shard.rows} files and labels, got other numbers")
         images = self.tree.images(names)
@@ -439,18 +454,25 @@ def source_from(description: Mapping[str, Any]) -> Source:
     >>> len(shards), found.names(), found.labels.tolist()
     (3, ['a.npz[2]', 'a.npz[3]'], ['2', '3'])
     """
-    given = Fields(description, {}, {}, "description of a source")
-    settings = DataOptions.from_dict(given.mapping("options", default={}))
-    reader = given.text("format", choices=READERS.names())
-    tree = Tree(given.text("address"), settings.storage)
-    source = make_source(reader, tree, given.text("pattern", default=""), settings)
-    source.known_kind = given.text("kind", choices=("", *KINDS), default="")
+    given = from_values(_Description, description, "description of a source")
+    options = DataOptions.from_dict(given.options)
+    source = make_source(given.format, Tree(given.address, options.storage), given.pattern, options)
+    source.known_kind = given.kind
     return source
 
 
-def where_of(shard: Shard) -> Fields:
-    """Return checked access to where a shard lies, as its manifest says it."""
-    return Fields(shard.where, {}, {}, f"shard {shard.number}")
+@dataclass(frozen=True)
+class _Description:
+    format: str
+    address: str
+    pattern: str = ""
+    kind: Literal["", "image", "text", "features"] = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def where_of(shard: Shard, form: type[WhereT]) -> WhereT:
+    """Return where a shard lies, as its manifest says it."""
+    return from_values(form, shard.where, f"shard {shard.number}")
 
 
 def class_labels(labels: Sequence[Any], names: Mapping[int, str], title: str) -> NDArray[np.str_]:

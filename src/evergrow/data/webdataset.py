@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from evergrow.core.documents import parse_json
+from evergrow.core.archive import parse_json
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError
 from evergrow.core.escaping import printable
 from evergrow.core.image_formats import is_image
@@ -103,6 +103,14 @@ def is_webdataset(tree: Tree, name: str) -> bool:
     return any(set(LABEL_SUFFIXES) & sample.files.keys() for sample in images)
 
 
+@dataclass(frozen=True)
+class _Range:
+    file: str
+    start: int
+    stop: int
+    label: str
+
+
 class WebDatasetSource(Source):
     """Images and labels in plain tar files, as the WebDataset library reads them.
 
@@ -178,9 +186,8 @@ class WebDatasetSource(Source):
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the samples of a range of bytes, read at once."""
-        where = where_of(shard)
-        name, label = where.text("file"), where.text("label")
-        start, stop = where.integer("start"), where.integer("stop")
+        where = where_of(shard, _Range)
+        name, label, start, stop = where.file, where.label, where.start, where.stop
         title = self.tree.place(name)
         body = self.tree.read(name, start, stop)
         if len(body) != stop - start:

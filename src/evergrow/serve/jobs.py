@@ -24,7 +24,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 from numpy.typing import NDArray
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from evergrow.core.errors import EvergrowError, FileFormatError, ImageError, InputError
 from evergrow.core.escaping import one_line, printable
@@ -37,8 +37,8 @@ from evergrow.serve.backbones import Batcher, Prepared, cores
 from evergrow.serve.config import Limits
 from evergrow.serve.models import JOB, UPLOAD
 from evergrow.serve.monitoring import log
-from evergrow.serve.problems import Problem, problem_of, problems, validation_problem
-from evergrow.serve.requests import ChangeHeadersDep, ChangeRequest, SentImage, media_type
+from evergrow.serve.problems import Problem, problem_of, problems
+from evergrow.serve.requests import ChangeHeadersDep, ChangeRequest, SentImage, media_type, validated
 from evergrow.serve.schemas import ClassName, JobList, JobRecord, SkippedImage
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 from evergrow.serve.teaching import change_answer
@@ -210,7 +210,7 @@ class Jobs:
         """Check a zip and begin to learn it; the file is removed at the end."""
         archive = await self._service.run(UploadedZip, path, self._service.limits)
         try:
-            _check_class_names(sorted({label for _, label in archive.images}))
+            validated(list[ClassName], sorted({label for _, label in archive.images}))
             self.check_room()
         except BaseException:
             archive.close()
@@ -317,13 +317,6 @@ async def _announce(batcher: Batcher, n: int) -> None:
     while not batcher.has_room(n):
         await asyncio.sleep(_PAUSE)
     batcher.announce(n)
-
-
-def _check_class_names(names: list[str]) -> None:
-    try:
-        TypeAdapter(list[ClassName]).validate_python(names)
-    except ValidationError as error:
-        raise validation_problem(error.errors()) from error
 
 
 # -- routes -----------------------------------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from urllib.parse import urljoin, urlsplit
 from xml.etree import ElementTree
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field
 
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.serve.annotations import Annotation, annotate
-from evergrow.serve.problems import Problem, problems, validation_problem
-from evergrow.serve.requests import BoundedRoute, ChangeRequest, SentImage, SentSamples
+from evergrow.serve.problems import Problem, problems
+from evergrow.serve.requests import BoundedRoute, ChangeRequest, SentImage, SentSamples, validated
 from evergrow.serve.schemas import ClassName
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 from evergrow.serve.teaching import change_answer
@@ -292,10 +292,7 @@ async def _annotation(service: Service, model: OpenModel, event: Event) -> Annot
         return Annotation(key, None, moment=moment)
     if event.task is None:
         raise Problem(422, "the event holds no task", "BadField")
-    try:
-        TypeAdapter(ClassName).validate_python(label)
-    except ValidationError as error:
-        raise validation_problem(error.errors()) from error
+    validated(ClassName, label)
     kind = model.version.kind
     sample = sample_of(event.task, kind, names_of(event.project.label_config, kind))
     rows = await service.features(model, await _samples(service, model, [sample]), alone=True)

@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from evergrow.core.version import __version__
 from evergrow.learner.answers import Answers
-from evergrow.serve.problems import Problem, problems, validation_problem
-from evergrow.serve.requests import JSON, SentImage, SentSamples, parse_body
+from evergrow.serve.problems import Problem, problems
+from evergrow.serve.requests import JSON, SentImage, SentSamples, parse_body, validated
 from evergrow.serve.schemas import reference
 from evergrow.serve.service import OpenModel, ServiceDep
 
@@ -183,10 +183,7 @@ async def _read_request(request: Request, kind: str) -> tuple[InferenceRequest, 
         if not (stated.isascii() and stated.isdecimal()) or int(stated[:12]) > length:
             raise Problem(400, f"{HEADER} is not the length of the JSON part: {stated[:20]!r}", "BadHeader")
         length = int(stated)
-    try:
-        asked = InferenceRequest.model_validate(await parse_body(body[:length]))
-    except ValidationError as error:
-        raise validation_problem(error.errors()) from error
+    asked: InferenceRequest = validated(InferenceRequest, await parse_body(body[:length]))
     tensor = asked.inputs[0]
     return asked, _samples(tensor, _elements(tensor, memoryview(body)[length:]), kind)
 

@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -29,7 +29,6 @@ JSON, FORM = "application/json", "multipart/form-data"
 _SMALL = 2**18  # bytes of JSON that are parsed without keeping others waiting
 
 Fields = TypeVar("Fields")
-Checked = TypeVar("Checked", JsonSamples, ImageForm)
 
 
 def media_type(request: Request) -> str:
@@ -73,6 +72,14 @@ class BoundedRoute(APIRoute):
             return await handle(bounded)
 
         return handle_bounded
+
+
+def validated(kind: Any, value: Any, *, strict: bool | None = None) -> Any:
+    """Return a value as a pydantic type, or raise the problem 422 that names the wrong fields."""
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=strict)
+    except ValidationError as error:
+        raise validation_problem(error.errors()) from error
 
 
 # -- samples ----------------------------------------------------------------------------------------------------
@@ -152,12 +159,12 @@ def sample_body(json_model: type[JsonSamples], form_model: type[ImageForm]) -> A
     async def read(request: Request) -> SampleBody[Any]:
         if media_type(request) == FORM:
             form = await _read_form(request, request.app.state.service.limits)
-            fields = _checked(form_model, form, strict=False)
+            fields: ImageForm = validated(form_model, form, strict=False)
             files = [await image.read() for image in fields.images]
             images = [SentImage(f"images[{i}]", data) for i, data in enumerate(files)]
             content = fields.model_dump_json(exclude={"images"}).encode()
             return SampleBody(fields, SentSamples(images=images), (content, *files))
-        checked = _checked(json_model, await request.json())
+        checked: JsonSamples = validated(json_model, await request.json())
         content = checked.model_dump_json().encode()
         return SampleBody(checked, SentSamples(texts=checked.texts, rows=checked.rows), (content,))
 
@@ -169,13 +176,6 @@ def sample_content(json_model: type[JsonSamples], form_model: type[ImageForm]) -
     form = {"schema": reference(form_model), "encoding": {"images": {"contentType": "image/png, image/jpeg"}}}
     content = {JSON: {"schema": reference(json_model)}, FORM: form}
     return {"requestBody": {"required": True, "content": content}}
-
-
-def _checked(model: type[Checked], values: Any, *, strict: bool | None = None) -> Checked:
-    try:
-        return model.model_validate(values, strict=strict)
-    except ValidationError as error:
-        raise validation_problem(error.errors()) from error
 
 
 async def _read_form(request: Request, limits: Limits) -> dict[str, Any]:
