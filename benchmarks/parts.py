@@ -23,7 +23,7 @@ from evergrow import Learner
 from evergrow.core.archive import read_archive
 from evergrow.engine.works import part_of, write_part
 from evergrow.learner.learning import Block
-from evergrow.learner.parts import complete_fit, learned_part, summed
+from evergrow.learner.sharded_fit import complete_fit, learn_shard, merge_shards
 
 WIDTH = 768
 """Features of ViT-B/16."""
@@ -40,7 +40,7 @@ def statistics(units: int, classes: int, rows: int, device: str = "cpu") -> dict
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, f"{number}.evg") for number in range(2)]
         for path, half in zip(paths, (slice(None, rows), slice(rows, None)), strict=True):
-            part, spent["learn_s"] = _timed(device, learned_part, template, Block(block.X[half], block.labels[half]))
+            part, spent["learn_s"] = _timed(device, learn_shard, template, Block(block.X[half], block.labels[half]))
             _, spent["write_s"] = _timed("cpu", write_part, path, part, {"rows": rows})
             del part
         spent["bytes"] = paths[0].stat().st_size
@@ -50,14 +50,14 @@ def statistics(units: int, classes: int, rows: int, device: str = "cpu") -> dict
             part, spent["check_s"] = _timed("cpu", part_of, archive, path)
             parts.append(part)
             del archive, part
-        _, spent["add_s"] = _timed("cpu", summed, parts)
+        _, spent["add_s"] = _timed("cpu", merge_shards, parts)
     return {**spent, "peak_bytes": _peak()}
 
 
 def solve(units: int, classes: int, rows: int, device: str = "cpu") -> dict[str, Any]:
     """From the sum of all parts to a model that answers, calibrated on some rows."""
     block = _rows(rows, classes)
-    total = learned_part(_template(units, device), block)
+    total = learn_shard(_template(units, device), block)
     sample = Block(block.X[:1000], block.labels[:1000])
     learner = Learner(device=device, options={"n_units": units, "projection": "gaussian"})
     _, spent = _timed(device, complete_fit, learner, total, sample)

@@ -88,11 +88,10 @@ def test_rollback_gives_the_bytes_back(shell, model, later):
         (["update", "m.evg", "texts.csv"], "made without a backbone, got texts"),
         (["update", "m.evg", "absent.npz"], "absent.npz"),
         (["forget", "m.evg", "kat"], "got 'kat'; nearest: 'cat'"),
-        (["forget", "m.evg", "ant", "bee", "cat"], "at least one class must remain"),
         (["unlearn", "m.evg", "later.npz"], "class must be one that was learned, got 'dog'"),
         (["rollback", "m.evg"], "nothing to undo"),
-        (["update", "empty", "later.npz"], "MODEL must be an existing file, got 'empty'"),
-        (["update", "absent.evg", "later.npz"], "MODEL must be an existing file, got 'absent.evg'"),
+        (["update", "empty", "later.npz"], "No model 'empty' here"),
+        (["update", "absent.evg", "later.npz"], "No model 'absent.evg' here"),
         (["update", "first.npz", "later.npz"], "first.npz must be an evergrow file"),
     ],
 )
@@ -120,9 +119,9 @@ def test_damaged_model_is_refused(shell, model, later, damage):
     else:
         with safe_open(model, framework="pt") as file:
             text = file.metadata()["evergrow"]
-        assert '"schema": 2' in text
-        save_file(load_file(model), model, metadata={"evergrow": text.replace('"schema": 2', '"schema": 99')})
-    said = {"cut": "m.evg must be", "flipped": "checksum", "newer": "newer evergrow", "other": "known kind"}[damage]
+        assert '"schema": 3' in text
+        save_file(load_file(model), model, metadata={"evergrow": text.replace('"schema": 3', '"schema": 99')})
+    said = {"cut": "m.evg must be", "flipped": "checksum", "newer": "newer evergrow", "other": "holds 'other'"}[damage]
     before = model.read_bytes()
     for command in (["update", model, later], ["inspect", model], ["predict", model, later], ["forget", model, "ant"]):
         assert said in shell.error(*command)
@@ -144,7 +143,7 @@ def test_second_writer_is_told(shell, model, later):
 
 def test_kind_of_another_model(shell, image_model, first):
     Path("texts.csv").write_text("text,label\nhello,a\nbye,b\n")
-    assert "DATA must be images" in shell.error("update", image_model, "texts.csv")
+    assert "must be images" in shell.error("update", image_model, "texts.csv")
 
 
 def test_update_of_images_leaves_out_what_cannot_be_read(shell, image_model, images):
@@ -176,7 +175,7 @@ def test_full_disk_changes_nothing(shell, model, later, monkeypatch):
 
     monkeypatch.setattr("evergrow.learner.modelfile.write_archive", full)
     before = model.read_bytes()
-    assert "No space left on device" in shell.error("update", model, later)
+    assert "No space left on" in shell.error("update", model, later)
     assert model.read_bytes() == before
 
 

@@ -76,6 +76,6 @@ def test_a_model_like_itself(shell, model, hard):
 
 
 def test_what_cannot_be_compared(shell, model, image_model, hard):
-    assert "one that is kept in" in shell.error("diff", "m.evg@7", model)
-    assert "must be an existing file" in shell.error("diff", "nowhere.evg@1", model)
+    assert "Revision 7 is not kept" in shell.error("diff", "m.evg@7", model)
+    assert "No model" in shell.error("diff", "nowhere.evg@1", model)
     assert "same kind of samples, got features and image" in shell.error("diff", model, image_model, "--data", hard)

@@ -151,7 +151,7 @@ def test_one_image_leaves_nothing_behind(shell, image_model, images):
         (["predict", "p.evg", "empty"], "empty must hold images, got none"),
         (["predict", "p.evg", "images", "--text", "hello"], "--text must be left out for a model of images"),
         (["predict", "p.evg", "images", "--reject-unknown", "--false-alarm", "2"], "--false-alarm must be a number"),
-        (["predict", "absent.evg", "images"], "MODEL must be an existing file, got 'absent.evg'"),
+        (["predict", "absent.evg", "images"], "No model 'absent.evg' here"),
     ],
 )
 def test_bad_input_is_one_line(shell, image_model, arguments, message):

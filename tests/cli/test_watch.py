@@ -68,7 +68,7 @@ def test_refused_files_are_worth_a_look(model: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none.evg", "FOLDER"], "make one with 'evergrow fit'"),
+        (["none.evg", "FOLDER"], "Make one with fit"),
         (["MODEL", "nowhere"], "must exist"),
         (["MODEL", "FOLDER", "--quiet", "-1"], "--quiet"),
         (["MODEL", "FOLDER", "--interval", "nan"], "--interval"),

@@ -142,4 +142,4 @@ def test_what_cannot_be_asked_is_refused(model: Learner, data: Path, images: Pat
         LocalEngine().predict(model, data)
     module = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
     with pytest.raises(ParameterError, match="must be one that workers can load by its name"):
-        Learner(module, features="final").fit(images, engine="local")
+        Learner(module, features="final").fit(images, engine=LocalEngine())

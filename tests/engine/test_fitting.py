@@ -13,9 +13,9 @@ import pytest
 from tests.engine.clouds import SMALL, learned, learner, leftovers, points, scores, write_parts, write_points
 
 from evergrow import Learner
-from evergrow.core.errors import BusyError, EngineError, FileFormatError, InputError, ParameterError, UnknownNameError
+from evergrow.core.errors import BusyError, EngineError, FileFormatError, InputError, ParameterError
 from evergrow.core.files import locked
-from evergrow.engine import Division, LocalEngine, engine_of, works
+from evergrow.engine import Division, LocalEngine, works
 from evergrow.engine.job import ShardError
 from evergrow.engine.runners import Task, outcome_of
 from evergrow.engine.status import status
@@ -123,7 +123,7 @@ def test_an_update_that_is_done_is_not_done_again(data: Path, tmp_path: Path) ->
 
 
 def test_a_first_partial_fit_is_a_fit(data: Path) -> None:
-    mine = learner().partial_fit(data, engine="local")
+    mine = learner().partial_fit(data, engine=LocalEngine())
     assert [change.what for change in mine.history_] == ["fit"]
 
 
@@ -269,7 +269,7 @@ def test_no_shard_at_all_is_one_line(parts, monkeypatch) -> None:
 
     monkeypatch.setattr(ArraySource, "read", read)
     with pytest.raises(InputError, match="at least one sample that can be read"):
-        learner(extract={"on_error": "skip"}).fit(parts, engine="local")
+        learner(extract={"on_error": "skip"}).fit(parts, engine=LocalEngine())
 
 
 def test_shards_of_the_same_content_all_count(tmp_path) -> None:
@@ -320,16 +320,15 @@ def test_two_drivers_do_not_work_in_one_folder(data: Path, tmp_path: Path) -> No
 def test_what_an_engine_cannot_take_is_refused(data: Path) -> None:
     X, y = points()
     with pytest.raises(InputError, match="must be the address of data or a source"):
-        learner().fit(X, engine="local")
-    with pytest.raises(ParameterError, match="y must be left out with engine"):
-        learner().fit(X, y, engine="local")
-    with pytest.raises(UnknownNameError, match="'local' or 'ray'"):
+        learner().fit(X, engine=LocalEngine())
+    with pytest.raises(ParameterError, match="y must be left out with an engine"):
+        learner().fit(X, y, engine=LocalEngine())
+    with pytest.raises(ParameterError, match="engine must be one of"):
         learner().fit(data, engine="spark")
     with pytest.raises(ParameterError, match="shard must be i/n"):
         LocalEngine(share=(3, 2), folder="job")
     with pytest.raises(ParameterError, match="folder must be given"):
         LocalEngine(share=(0, 2))
-    assert engine_of(LocalEngine(workers=2)).workers == 2
 
 
 def test_other_versions_are_refused_before_any_work(data: Path, tmp_path: Path, monkeypatch) -> None:

@@ -9,10 +9,10 @@ from sklearn.datasets import load_digits
 
 from evergrow import Learner
 from evergrow.core.errors import FileFormatError, NotFittedError
+from evergrow.core.record import from_values, to_values
 from evergrow.learner.calibration import (
     ENOUGH,
     FOLD_ROWS,
-    KIND,
     Calibration,
     Scores,
     assign_folds,
@@ -103,7 +103,7 @@ def test_both_sides_are_merged_and_common_parts_count_once() -> None:
 
 def test_files_hold_it() -> None:
     calibration = few(np.arange(300.0), 20, few(np.arange(5.0), 10))
-    assert Calibration.from_archive(calibration.to_archive()) == calibration
+    assert from_values(Calibration, to_values(calibration), "calibration") == calibration
     for wrong in (
         [{"n": 1, "points": [1.0]}],
         [{"n": 1, "size": 0, "points": [1.0]}],
@@ -117,7 +117,7 @@ def test_files_hold_it() -> None:
         3,
     ):
         with pytest.raises(FileFormatError, match="calibration"):
-            Calibration.from_archive(KIND.archive({"batches": wrong}))
+            from_values(Calibration, {"parts": wrong}, "calibration")
     assert Scores.of(np.array([2.0, 1.0]), 7) == Scores(2, 7, (1.0, 2.0))
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from evergrow import Learner
-from evergrow.core.archive import read_archive, write_archive
-from evergrow.core.errors import FileFormatError, LabelError, NotFittedError, ParameterError
+from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.errors import FileFormatError, LabelError, NotFittedError, ParameterError, UnlearnError
 from evergrow.learner.modelfile import commit, history, locked_model, redo, rollback
 
 OPTIONS = {"n_units": 20}
@@ -93,3 +93,19 @@ def test_a_file_that_counts_samples_without_a_head_is_refused(tmp_path: Path) ->
     write_archive(path, archive)
     with pytest.raises(FileFormatError, match="counts samples"):
         Learner.load(path)
+
+
+def test_a_model_without_its_last_class_is_empty_again() -> None:
+    learner = Learner(None, options=OPTIONS, device="cpu").fit(rows(), ["ant"] * 30)
+    learner.attach("notes", Archive("tests/notes", {"n": 1}))
+    for left in (learner.copy().forget_classes("ant"), learner.copy().unlearn(rows(), ["ant"] * 30)):
+        assert left.classes_.tolist() == []
+        assert left.n_samples_ == {}
+        assert left.attached("notes").meta == {"n": 1}
+        assert left.history_[0].what == "fit"
+        with pytest.raises(NotFittedError):
+            left.predict(rows())
+        assert left.partial_fit(rows(1), ["bee"] * 30).predict(rows(1)).tolist() == ["bee"] * 30
+    with pytest.raises(UnlearnError):
+        learner.unlearn(rows(2), ["ant"] * 30)
+    assert learner.n_samples_ == {"ant": 30}

@@ -20,11 +20,10 @@ from tests.learner.toys import Letters
 
 from evergrow import Learner
 from evergrow.core.archive import read_archive, write_archive
-from evergrow.core.errors import EvergrowError, FileFormatError, NotFittedError, ParameterError
+from evergrow.core.errors import EvergrowError, FileFormatError, ModelNotFoundError, NotFittedError, ParameterError
 from evergrow.data import load_data
 from evergrow.learner.hub import HubError, published_archive
 from evergrow.learner.modelfile import commit, open_model
-from evergrow.learner.places import ModelNotFoundError
 
 ROOT = Path(__file__).parents[2]
 

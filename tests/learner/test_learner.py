@@ -414,8 +414,6 @@ def test_what_was_never_learned_cannot_be_unlearned_or_forgotten(fitted: Learner
         fitted.unlearn((X[:5] + 1000, y[:5]))
     with pytest.raises(LabelError, match="at least one"):
         fitted.forget_classes([])
-    with pytest.raises(UnlearnError, match="at least one class must remain"):
-        fitted.forget_classes(["0", "1", "2"])
     assert_same(state(fitted), before)
 
 
@@ -630,14 +628,14 @@ def test_damaged_foreign_and_newer_files_are_refused(fitted: Learner, blobs: Dat
     with pytest.raises(FileFormatError):
         Learner.load(path)
     fitted.head_.save(path)
-    with pytest.raises(FileFormatError, match=r"must (hold 'learner'|be of a known kind)"):
+    with pytest.raises(FileFormatError, match=r"holds '.*', not 'learner'"):
         Learner.load(path)
     archive = state(fitted)
     write_archive(path, replace(archive, parts={}))
     with pytest.raises(FileFormatError, match="counts samples and has no head"):
         Learner.load(path)
     write_archive(path, Archive("Learner", archive.meta, archive.tensors))
-    with pytest.raises(FileFormatError, match="lacks or garbles"):
+    with pytest.raises(FileFormatError, match="unknown here"):
         Learner.load(path)
 
 
@@ -660,12 +658,11 @@ def test_info_is_plain(fitted: Learner) -> None:
     assert "numerics" not in fitted.info()
 
 
-def test_a_layer_may_be_an_option_and_is_kept_in_the_file(blobs: Data, tmp_path: Path) -> None:
-    learner = small(layer=GuidedLayer(scales="auto")).fit(blobs)
-    learner.save(tmp_path / "m.evg")
-    loaded = Learner.load(tmp_path / "m.evg")
-    assert loaded.info()["options"]["layer"]["kind"] == "guided"
-    assert np.array_equal(loaded.decision_function(blobs[0]), learner.decision_function(blobs[0]))
+def test_options_that_cannot_be_saved_are_refused_on_saving(blobs: Data, tmp_path: Path) -> None:
+    learner = small(layer=GuidedLayer(n_units=40, scales="auto")).fit(blobs)
+    with pytest.raises(InputError, match="layer"):
+        learner.save(tmp_path / "m.evg")
+    assert not (tmp_path / "m.evg").exists()
 
 
 # -- real images ------------------------------------------------------------------------------------------

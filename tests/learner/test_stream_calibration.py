@@ -10,8 +10,9 @@ import pytest
 
 from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning, FileFormatError
+from evergrow.core.record import from_values, to_values
 from evergrow.head.fold_outs import TEMPERATURES
-from evergrow.learner.calibration import KIND, Calibration
+from evergrow.learner.calibration import Calibration
 from evergrow.learner.modelfile import commit, open_model, rollback
 
 Data = tuple[np.ndarray, np.ndarray]
@@ -149,27 +150,29 @@ def test_the_ridge_readout_learns_novelty_and_has_its_own_temperature() -> None:
 
 
 def test_damaged_files_are_refused(stream: Learner) -> None:
-    def altered(**changes: Any) -> Any:
-        meta = stream._state().calibration.to_archive().meta
-        batch = {**meta["batches"][0], **changes}
-        return KIND.archive({**meta, "batches": [batch]})
+    def altered(terms: dict[str, Any] | None = None, **changes: Any) -> Calibration:
+        values = to_values(stream._state().calibration)
+        batch = {**values["parts"][0], **changes}
+        batch["terms"] = {**batch["terms"], **(terms or {})}
+        return from_values(Calibration, {**values, "parts": [batch]}, "calibration")
 
-    assert len(Calibration.from_archive(altered()).parts) == 1
+    assert len(altered().parts) == 1
     for changes in (
         {"losses": [1.0]},
         {"losses": [-1.0] * len(TEMPERATURES)},
         {"losses": ["x"]},
-        {"term_means": [1.0]},
-        {"term_means": [1e200] * 6},
-        {"term_products": [0.0] * 36},
-        {"term_products": [-1.0] * 36},
+        {"losses": [1e308] * len(TEMPERATURES)},
+        {"terms": {"mean": [1.0]}},
+        {"terms": {"mean": [1e200] * 6}},
+        {"terms": {"second": [0.0] * 36}},
+        {"terms": {"second": [-1.0] * 36}},
     ):
         with pytest.raises(FileFormatError, match="calibration"):
-            Calibration.from_archive(altered(**changes))
-    unknown = stream._state().calibration.unknown[0].to_values()
+            altered(**changes)
+    unknown = to_values(stream._state().calibration.unknown[0])
     for wrong in ({"mean": [99.0] * 5}, {"spread": [-1.0] * 25}, {"n": 0}, {"size": None}, {"spread": [1.0]}):
         with pytest.raises(FileFormatError, match="calibration"):
-            Calibration.from_archive(KIND.archive({"batches": [], "unknown": [{**unknown, **wrong}]}))
+            from_values(Calibration, {"unknown": [{**unknown, **wrong}]}, "calibration")
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def answering_command(
 
     if prior is None and costs is None and not threshold and not reset:
         learner = load_model(model)
-        return Answer({"model": str(model), "answering": learner.answering_.to_values()}, _lines(learner.answering_))
+        return Answer({"model": str(model), "answering": learner.answering_.to_dict()}, _lines(learner.answering_))
     given = _read_options(prior, costs, threshold or [])
     with changing_model(model, wait=wait) as learner:
         before = {} if reset else _settings(learner.answering_)
@@ -71,7 +71,7 @@ def answering_command(
         learner.set_answering(**{**before, **given, "thresholds": kept})
         commit(model, learner)
     change, answering = learner.history_[-1], learner.answering_
-    values = change_values(model, learner, change, answering=answering.to_values())
+    values = change_values(model, learner, change, answering=answering.to_dict())
     return Answer(values, _lines(answering), done=written_note(model, learner))
 
 

@@ -65,7 +65,7 @@ class NamesListingCommand(TyperCommand):
 
 def _check_there(models: Any, data: Any) -> None:
     """Refuse models and data that are not there, before anything heavy is imported or computed."""
-    from evergrow.learner.places import existing_model
+    from evergrow.core.files import existing_model
 
     for path in models if isinstance(models, (list, tuple)) else [models]:
         existing_model(path)

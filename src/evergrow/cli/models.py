@@ -197,7 +197,7 @@ def adapted_note(found: dict[str, Any]) -> str:
 
 def trial_lines(learner: Learner, trial: Trial) -> list[str]:
     """Return how a change did on test data, and which classes have few samples, for people."""
-    from evergrow.learner.class_warnings import few_samples
+    from evergrow.learner.labels import few_samples
 
     found = trial.tested
     if found is None:

@@ -58,6 +58,10 @@ class UnlearnError(EvergrowError, ValueError):
     """Samples or classes cannot be removed because they were never learned."""
 
 
+class NothingLeftError(UnlearnError):
+    """The last samples were to be taken out of a head, which keeps at least one class."""
+
+
 class DeviceError(EvergrowError, RuntimeError):
     """A device was asked for that this machine does not have."""
 
@@ -76,6 +80,10 @@ class BusyError(EvergrowError, RuntimeError):
 
 class PathError(EvergrowError, OSError):
     """A file that cannot be written where it was asked for: it is read-only, no ordinary file, or a link to nothing."""
+
+
+class ModelNotFoundError(EvergrowError, FileNotFoundError):
+    """There is no model where one was looked for."""
 
 
 class DatasetNotFoundError(EvergrowError, FileNotFoundError):

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from evergrow.core.archive import KINDS, Archive, Kind, Migration, register_kind, upgrade
 from evergrow.core.errors import FileFormatError, ParameterError
+from evergrow.core.record import register_class
 from evergrow.core.registry import Registry, nearest
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class Family(Registry[type[T]]):
         def decorate(item: type[T]) -> type[T]:
             file_under_name(item)
             register_kind(f"{self.prefix}/{name}", version, since=since, migrations=migrations, former=former)
+            register_class(f"{self.prefix}/{name}", version, item)
             return item
 
         return decorate

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from evergrow.core.errors import BusyError, PathError
+from evergrow.core.errors import BusyError, ModelNotFoundError, PathError
 
 PARTIAL = ".part"
 """Ending of files that are being written; what a killed process leaves behind has it too."""
@@ -46,6 +46,24 @@ def real_path(path: str | os.PathLike[str]) -> Path:
     """
     if os.path.islink(path) and not os.path.exists(path):
         raise PathError(f"{os.fspath(path)} must lead to a file, but it is a link to nothing")
+    return Path(os.path.realpath(path))
+
+
+def existing_model(path: str | os.PathLike[str]) -> Path:
+    """Return where a model lies, all links followed, or raise :class:`ModelNotFoundError`.
+
+    Examples
+    --------
+    >>> from evergrow.core.files import existing_model
+    >>> existing_model("nowhere.evg")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.ModelNotFoundError: No model 'nowhere.evg' here. Make one with fit.
+    """
+    if not os.path.isfile(path):
+        if os.path.islink(path):
+            raise ModelNotFoundError(f"{os.fspath(path)} is a link to nothing")
+        raise ModelNotFoundError(f"No model {os.fspath(path)!r} here. Make one with fit.")
     return Path(os.path.realpath(path))
 
 

@@ -24,7 +24,8 @@ What a field may be
 plain dataclasses of these become JSON. A plain ``int`` is a count, from 0 to 2**53, unless :class:`Between` says
 otherwise; every float is finite. Tensors and NumPy arrays (described by :class:`Spec`), other records, and tuples and
 dicts of either keep their numbers. A field whose type is the base class of several records takes any of them; one of
-type :class:`~evergrow.core.archive.Archive` is left unread. ``field(metadata=UNWRITTEN)`` is not written.
+type :class:`~evergrow.core.archive.Archive` is left unread. ``field(metadata=UNWRITTEN)`` is not written. Unknown
+fields are kept in a field of type :class:`Extra`, or plain ones alone in a dict with ``metadata=UNKNOWN``.
 
 A field with a default is optional in files. ``check`` says what must fit together beyond single fields; it may raise
 anything of :class:`EvergrowError`. What a file gets wrong is always a :class:`FileFormatError`.
@@ -71,6 +72,9 @@ T = TypeVar("T")
 
 UNWRITTEN = types.MappingProxyType({"written": False})
 """Metadata of a dataclass field that is no part of files; it must have a default."""
+
+UNKNOWN = types.MappingProxyType({"unknown": True})
+"""Metadata of a dict field that holds the plain values of a file that no other field knows, to be written again."""
 
 _LARGEST_INTEGER = 2**53
 _UNUSABLE = (EvergrowError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
@@ -187,10 +191,15 @@ def record(kind: str, version: int = 1, *, since: str = "0.3") -> Callable[[type
 
     def decorate(cls: type[T]) -> type[T]:
         register_kind(kind, version, since=since)
-        _CLASSES[kind], _KINDS[cls] = cls, _Kind(kind, version)
+        register_class(kind, version, cls)
         return cls
 
     return decorate
+
+
+def register_class(kind: str, version: int, cls: type) -> None:
+    """Let a class read and write archives of a kind that is registered."""
+    _CLASSES[kind], _KINDS[cls] = cls, _Kind(kind, version)
 
 
 def kind_of(cls: type) -> str:
@@ -298,7 +307,7 @@ def _field_values(item: Any) -> dict[str, Any]:
         # Other defaults may change from version to version, and old files must keep their meaning.
         if (value is None and default is None) or (_is_empty(value) and _is_empty(default)):
             continue
-        values[entry.name] = value
+        values[entry.name] = Extra(value) if entry.metadata.get("unknown") else value
     return values
 
 
@@ -401,18 +410,18 @@ class _Reader:
 
     def build(self, cls: type[T]) -> T:
         arguments: dict[str, Any] = {}
-        extra = None
+        extra: list[tuple[str, bool]] = []
         for entry, hint in _plan(cls):  # type: ignore[arg-type]
-            if hint is Extra:
-                extra = entry.name
+            if hint is Extra or entry.metadata.get("unknown"):
+                extra.append((entry.name, hint is Extra))
                 continue
             value = self.read(entry.name, hint)
             if value is not MISSING:
                 arguments[entry.name] = value
             elif entry.default is MISSING and entry.default_factory is MISSING:
                 raise FileFormatError(f"{self.name} lacks {entry.name!r}; it is damaged, or something else")
-        if extra is not None:
-            arguments[extra] = self.rest()
+        for name, whole in extra:
+            arguments[name] = self.rest() if whole else self.rest().values
         try:
             made = cls(**arguments)
             if hasattr(made, "check"):

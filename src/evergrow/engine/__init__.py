@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evergrow.engine.engines import Engine, LocalEngine, RayEngine, engine_of
+    from evergrow.engine.engines import Engine, LocalEngine, RayEngine
     from evergrow.engine.manifest import Division
 
-__all__ = ["Division", "Engine", "LocalEngine", "RayEngine", "engine_of"]
+__all__ = ["Division", "Engine", "LocalEngine", "RayEngine"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -19,6 +19,5 @@ __getattr__, __dir__ = lazy_names(
         "Engine": "evergrow.engine.engines",
         "LocalEngine": "evergrow.engine.engines",
         "RayEngine": "evergrow.engine.engines",
-        "engine_of": "evergrow.engine.engines",
     },
 )

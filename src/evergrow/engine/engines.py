@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evergrow.core.errors import InputError, ParameterError, UnknownNameError
-from evergrow.core.wording import setting
+from evergrow.core.errors import InputError, ParameterError
 from evergrow.data import Source
 from evergrow.engine.fitting import fit, update
 from evergrow.engine.job import extraction_settings
@@ -22,7 +21,6 @@ from evergrow.engine.stages import Running, Tally
 from evergrow.features.base import Backbone
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
-from evergrow.learner.parts import seed_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +52,9 @@ class Engine(ABC):
         if self.share is not None:
             place, total = self.share
             if not 0 <= place < total:
-                raise ParameterError(f"{setting('shard')} must be i/n with 0 <= i < n, got {place}/{total}")
+                raise ParameterError(f"shard must be i/n with 0 <= i < n, got {place}/{total}")
             if self.folder is None:
-                raise ParameterError(f"{setting('folder')} must be given where a share of the shards is done")
+                raise ParameterError("folder must be given where a share of the shards is done")
 
     @abstractmethod
     def runner(self, perform: str = PERFORM) -> Runner:
@@ -76,7 +74,7 @@ class Engine(ABC):
             Whether the folder holds the result, so that a temporary one would not do.
         """
         if lasting and self.folder is None:
-            raise ParameterError(f"{setting('folder')} must be given, since the result is written there")
+            raise ParameterError("folder must be given, since the result is written there")
         with tempfile.TemporaryDirectory(prefix="evergrow-") as temporary:
             folder = Path(temporary if self.folder is None else self.folder).absolute()
             runner = self.runner()
@@ -88,7 +86,7 @@ class Engine(ABC):
 
     def fit(self, learner: Learner, data: Any) -> Tally | None:
         """Let a learner forget everything and learn data; see :func:`evergrow.engine.fitting.fit`."""
-        manifest = self.manifest(data, seed_of(learner), skip=_skips(learner))
+        manifest = self.manifest(data, learner._seed(), skip=_skips(learner))
         with self.open(learner.device) as (folder, running):
             return fit(learner, manifest, folder, running)
 
@@ -194,27 +192,6 @@ class RayEngine(Engine):
         )
 
 
-ENGINES: dict[str, type[Engine]] = {"local": LocalEngine, "ray": RayEngine}
-"""Engines by name."""
-
-
-def engine_of(engine: Any) -> Engine:
-    """Return an engine that was given by name or as itself.
-
-    Examples
-    --------
-    >>> from evergrow.engine.engines import engine_of
-    >>> engine_of("local").workers
-    1
-    """
-    if isinstance(engine, Engine):
-        return engine
-    if isinstance(engine, str) and engine in ENGINES:
-        return ENGINES[engine]()
-    shown = repr(engine) if isinstance(engine, str) else type(engine).__name__
-    raise UnknownNameError(f"{setting('engine')} must be {' or '.join(map(repr, ENGINES))} or an Engine, got {shown}")
-
-
 def _skips(learner: Learner) -> bool:
     return bool(extraction_settings(learner)["on_error"] == "skip")
 
@@ -227,6 +204,6 @@ def _source(data: Any) -> Source:
     if all(hasattr(data, name) for name in ("describe", "identity", "shards", "read")):
         return data  # type: ignore[no-any-return]
     raise InputError(
-        f"{setting('data')} must be the address of data or a source with {setting('engine')}, since every worker reads "
+        f"data must be the address of data or a source with engine, since every worker reads "
         f"its shards for itself, got {type(data).__name__}"
     )

@@ -35,7 +35,7 @@ from evergrow.engine.shard_features import (
 )
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import Block
-from evergrow.learner.parts import learned_part, summed
+from evergrow.learner.sharded_fit import learn_shard, merge_shards
 
 Work = Callable[[Job, dict[str, Any]], dict[str, Any]]
 
@@ -148,7 +148,7 @@ def statistics_work(job: Job, about: dict[str, Any]) -> dict[str, Any]:
     template = loaded_model(str(job.template), job.key, about.get("device", "auto"))
     if not len(found):
         raise ShardError(f"shard {about['number']} has no sample that can be read")
-    part = learned_part(template, Block(found.X, found.required_labels()), int(about["number"]))
+    part = learn_shard(template, Block(found.X, found.required_labels()), int(about["number"]))
     write_part(target, part, found.told())
     return found.told()
 
@@ -179,7 +179,7 @@ def merge_work(job: Job, about: dict[str, Any]) -> dict[str, Any]:
             shards.update(_told_shards(archive, path))
             yield part_of(archive, path)
 
-    total = summed(parts())
+    total = merge_shards(parts())
     told = {"shards": dict(sorted(shards.items())), "rows": sum(entry["rows"] for entry in shards.values())}
     write_part(target, total, told)
     return {"rows": told["rows"]}

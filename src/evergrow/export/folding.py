@@ -16,7 +16,6 @@ from torch import Tensor
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
-from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, Units
 from evergrow.export.straightening import Lines, ball_bound, best_lines, ordinary_bound, slopes_at_bias
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
@@ -211,9 +210,7 @@ def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None
     if radius is None:
         radius = 1.0 if everything else RADIUS_MARGIN * rms_norm(found.model)
     if not math.isfinite(radius):
-        raise FoldError(
-            f"{setting('fold_radius')} must be given, since the norm of the features does not show in the statistics"
-        )
+        raise FoldError("fold_radius must be given, since the norm of the features does not show in the statistics")
     lines = best_lines(found.units, radius if everything else radius / RADIUS_MARGIN)
     bounds = (("all" if everything else "ball", ball_bound), ("ordinary", ordinary_bound))
     scale = score_gap(found.model, found, found.readout)
@@ -244,7 +241,7 @@ def _require_all_shapes(found: LayerMap) -> None:
         raise FoldError(
             f"a head with units must look at the shapes of all classes to be folded, got {len(found.constant):,} "
             f"classes of which the {found.shape.likeliest} likeliest are looked at"
-            f"{hint('shape_directions', '; learn with {}', 0)}"
+            f"; learn with shape_directions=0"
         )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.archive import Archive, register_kind
-from evergrow.core.errors import LabelError, MergeError, ParameterError, UnlearnError
+from evergrow.core.errors import LabelError, MergeError, NothingLeftError, ParameterError, UnlearnError
 from evergrow.core.fields import Fields
 from evergrow.core.record import from_archive, to_archive
 from evergrow.core.seeding import resolve_seed
@@ -510,7 +510,7 @@ class Classifier(IncrementalClassifier):
         model = self._model.unlearn(Z, codes, alpha or 1e-3 * max(self._model.row_energy, 1e-12), weights)
         kept = torch.nonzero(model.counts).ravel().tolist()
         if not kept:
-            raise UnlearnError("at least one sample must remain; call fit to start anew")
+            raise NothingLeftError("at least one sample must remain; call fit to start anew")
         solved = None
         if len(kept) < len(self.classes_):
             model = model.keep(kept)

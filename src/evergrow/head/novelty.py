@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evergrow.core.errors import NumericalError
-from evergrow.core.fields import Fields
 from evergrow.core.record import Between, record, require
 from evergrow.core.seeding import generator
 from evergrow.head.linalg import CholeskyFactor, SolvedScatter, safe_cholesky
@@ -258,13 +257,11 @@ class KnownTerms:
         second = terms.T @ terms / len(terms)
         return cls(len(terms), int(size), tuple(terms.mean(axis=0).tolist()), tuple(second.ravel().tolist()))
 
-    @classmethod
-    def from_fields(cls, fields: Fields, n: int, size: int) -> KnownTerms:
-        """Return what a file says, or raise :class:`FileFormatError` where no rows can have such moments."""
-        mean, second = fields.numbers("term_means"), fields.numbers("term_products")
-        fields.require(len(mean) == _COLUMNS, f"it has {len(mean)} means of {_COLUMNS} terms")
-        fields.require(_is_product(second, mean, _COLUMNS), "its products of terms are not those of any rows")
-        return cls(n, size, tuple(mean), tuple(second))
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where no rows can have such moments."""
+        require(self.n > 0 and self.size > 0, "it is of no rows, or of a model without samples")
+        require(len(self.mean) == _COLUMNS, f"it has {len(self.mean)} means of {_COLUMNS} terms")
+        require(_is_product(self.second, self.mean, _COLUMNS), "its products of terms are not those of any rows")
 
 
 @dataclass(frozen=True)
@@ -288,19 +285,12 @@ class UnknownTerms:
     mean: tuple[float, ...]
     spread: tuple[float, ...]
 
-    def to_values(self) -> dict[str, object]:
-        """Return plain values for JSON."""
-        return {"n": self.n, "size": self.size, "mean": list(self.mean), "spread": list(self.spread)}
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> UnknownTerms:
-        """Return what :meth:`to_values` gave, or raise :class:`FileFormatError` where no rows can have such moments."""
-        n, size = fields.integer("n", low=1), fields.integer("size", low=1)
-        mean, spread = fields.numbers("mean"), fields.numbers("spread")
-        fields.require(len(mean) == _TERMS, f"it has {len(mean)} means of {_TERMS} terms")
-        fields.require(max(map(abs, mean)) <= CLIP, f"a mean lies beyond {CLIP:g} spreads")
-        fields.require(_is_product(spread, [0.0] * _TERMS, _TERMS), "its spread is not that of any rows")
-        return cls(n, size, tuple(mean), tuple(spread))
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where no rows can have such moments."""
+        require(self.n > 0 and self.size > 0, "it is of no rows, or of a model without samples")
+        require(len(self.mean) == _TERMS, f"it has {len(self.mean)} means of {_TERMS} terms")
+        require(max(map(abs, self.mean)) <= CLIP, f"a mean lies beyond {CLIP:g} spreads")
+        require(_is_product(self.spread, [0.0] * _TERMS, _TERMS), "its spread is not that of any rows")
 
 
 @record("novelty-standard")

@@ -14,15 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import LabelError, ParameterError
-from evergrow.core.fields import Fields
+from evergrow.core.record import UNKNOWN, Between, require
 from evergrow.core.registry import nearest
-from evergrow.core.wording import setting
 
 PRIORS = ("uniform", "counts")
 """Priors that have a name: all classes alike, or as common as among the samples that were learned."""
@@ -66,10 +65,14 @@ class Answering:
     [[0.136, 0.864], [0.029, 0.971]]
     """
 
-    prior: str | Mapping[str, float] | None = None
-    costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    prior: Literal["uniform", "counts"] | dict[str, Annotated[float, Between(1 / LARGEST, LARGEST)]] | None = None
+    costs: dict[str, dict[str, Annotated[float, Between(0, LARGEST)]]] = field(default_factory=dict)
+    thresholds: dict[str, Annotated[float, Between(1 / LARGEST, 1)]] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict, metadata=UNKNOWN)
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where a prior has no weights."""
+        require(self.prior != {}, "its prior gives no class a weight")
 
     @property
     def is_plain(self) -> bool:
@@ -203,37 +206,18 @@ class Answering:
         limits = {name: limit for name, limit in self.thresholds.items() if name in classes}
         return replace(self, prior=weighed, costs={true: row for true, row in rows.items() if row}, thresholds=limits)
 
-    # -- files and words --------------------------------------------------------------------------------------
+    # -- words ------------------------------------------------------------------------------------------------
 
-    def to_values(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        weighed = self.prior is not None and not isinstance(self.prior, str)
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for people: the prior by its name, and its weights where it has some."""
+        weights = _weights_of(self.prior)
         return {
             **self.extra,
-            "prior": "weights" if weighed else self.prior or LEARNED,
-            "weights": _weights_of(self.prior),
+            "prior": "weights" if weights else self.prior or LEARNED,
+            "weights": weights,
             "costs": {true: dict(row) for true, row in self.costs.items()},
             "thresholds": dict(self.thresholds),
         }
-
-    @classmethod
-    def from_fields(cls, fields: Fields, classes: Collection[str]) -> Answering:
-        """Return the settings that :meth:`to_values` described, or raise :class:`FileFormatError`."""
-        prior: str | dict[str, float] | None = None
-        if fields.has("prior"):
-            prior = fields.text("prior", choices=(LEARNED, *PRIORS, "weights"))
-        weights = _read_numbers(fields.fields("weights"), positive=True) if fields.has("weights") else {}
-        fields.require((prior == "weights") == bool(weights), "a prior of weights has none, or another has some")
-        prior = weights or (None if prior == LEARNED else prior)
-        costs = {}
-        if fields.has("costs"):
-            rows = fields.fields("costs")
-            costs = {true: _read_numbers(rows.fields(true)) for true in rows.names()}
-        limits = _read_numbers(fields.fields("thresholds"), 1.0, positive=True) if fields.has("thresholds") else {}
-        made = cls(prior, costs, limits, fields.unknown())
-        strange = sorted(made.named() - set(classes))
-        fields.require(not strange, f"answers name {strange[:1]}, which was not learned")
-        return made
 
     def summary(self) -> str:
         """Return the settings in a few words."""
@@ -247,23 +231,21 @@ class Answering:
         return ", ".join(parts) or "the likeliest class"
 
 
-def _weights_of(prior: str | Mapping[str, float] | None) -> dict[str, float]:
+def _weights_of(prior: str | dict[str, float] | None) -> dict[str, float]:
     """Return the weights of a prior that names classes; nothing for others."""
     return {} if prior is None or isinstance(prior, str) else dict(prior)
 
 
-def _checked_prior(prior: Any) -> str | dict[str, float] | None:
+def _checked_prior(prior: Any) -> Any:
     if prior is None or prior == LEARNED:
         return None
     if isinstance(prior, str):
         if prior not in PRIORS:
-            raise ParameterError(
-                f"{setting('prior')} must be 'learned', 'uniform', 'counts' or weights of classes, got {prior!r}"
-            )
+            raise ParameterError(f"prior must be 'learned', 'uniform', 'counts' or weights of classes, got {prior!r}")
         return prior
     weights = _numbers("prior", prior, positive=True)
     if not weights:
-        raise ParameterError(f"{setting('prior')} must give a weight to at least one class, got none")
+        raise ParameterError("prior must give a weight to at least one class, got none")
     return weights
 
 
@@ -284,11 +266,6 @@ def _numbers(name: str, values: Any, highest: float = LARGEST, *, positive: bool
             raise ParameterError(f"{name} must be numbers from {low:g} to {highest:g}, got {value!r} for {str(key)!r}")
         found[str(key)] = number
     return found
-
-
-def _read_numbers(fields: Fields, highest: float = LARGEST, *, positive: bool = False) -> dict[str, float]:
-    low = 1.0 / LARGEST if positive else 0.0
-    return {name: fields.number(name, low=low, high=highest) for name in fields.names()}
 
 
 def _listed(values: Mapping[str, float], most: int = 5) -> str:

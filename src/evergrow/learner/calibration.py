@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import NotFittedError
-from evergrow.core.fields import Fields
+from evergrow.core.record import Between, require
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.fold_outs import TEMPERATURES, FoldOuts, best_temperature, guess_losses
 from evergrow.head.novelty import KnownTerms, NoveltyPool, UnknownTerms, ageing_weights
-
-KIND = register_kind("calibration")
 
 FALSE_ALARM = 0.05
 """Share of known things that may be called unknown, unless another is asked for."""
@@ -68,7 +65,7 @@ class Scores:
     n: int
     size: int
     points: tuple[float, ...]
-    losses: tuple[float, ...] | None = None
+    losses: tuple[Annotated[float, Between(0, _LARGEST_LOSS)], ...] | None = None
     terms: KnownTerms | None = None
 
     @classmethod
@@ -79,14 +76,13 @@ class Scores:
             ordered = ordered[((np.arange(MOST_POINTS) + 0.5) * len(ordered) / MOST_POINTS).astype(np.int64)]
         return cls(len(scores), int(size), tuple(float(score) for score in ordered))
 
-    def to_values(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        values: dict[str, Any] = {"n": self.n, "size": self.size, "points": list(self.points)}
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where no samples can have such scores."""
+        require(0 < len(self.points) <= self.n, f"it has {len(self.points)} scores of {self.n} samples")
+        require(list(self.points) == sorted(self.points), "its scores are not in ascending order")
+        require(self.size > 0, "the scoring model had learned nothing")
         if self.losses is not None:
-            values["losses"] = list(self.losses)
-        if self.terms is not None:
-            values |= {"term_means": list(self.terms.mean), "term_products": list(self.terms.second)}
-        return values
+            require(len(self.losses) == len(TEMPERATURES), f"it has losses at {len(self.losses)} temperatures")
 
 
 @dataclass(frozen=True)
@@ -200,37 +196,6 @@ class Calibration:
         more = float(weights.max()) if any(part.terms is not None for part in self.parts) else 0.0
         place = int(np.searchsorted(reached, (1.0 - false_alarm) * (reached[-1] + more) * (1.0 - 1e-12)))
         return float(points[order][min(place, len(points) - 1)])
-
-    def to_archive(self) -> Archive:
-        """Return what a file holds of it."""
-        meta: dict[str, Any] = {"batches": [part.to_values() for part in self.parts]}
-        if self.unknown:
-            meta["unknown"] = [part.to_values() for part in self.unknown]
-        return KIND.archive(meta)
-
-    @classmethod
-    def from_archive(cls, archive: Archive, name: str = "the calibration") -> Self:
-        """Return the calibration that :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
-        fields = archive.open(KIND.name, name=name)
-        unknown = fields.records("unknown") if fields.has("unknown") else []
-        return cls(
-            tuple(_scores(batch) for batch in fields.records("batches")),
-            tuple(UnknownTerms.from_fields(batch) for batch in unknown),
-        )
-
-
-def _scores(batch: Fields) -> Scores:
-    n, size, points = batch.integer("n", low=1), batch.integer("size", low=1), batch.numbers("points")
-    batch.require(0 < len(points) <= n, f"it has {len(points)} scores of {n} samples")
-    batch.require(points == sorted(points), "its scores are not in ascending order")
-    losses, terms = None, None
-    if batch.has("losses"):
-        losses = tuple(batch.numbers("losses"))
-        batch.require(len(losses) == len(TEMPERATURES), f"it has losses at {len(losses)} temperatures")
-        batch.require(min(losses) >= 0.0 and max(losses) <= _LARGEST_LOSS, "a log loss is negative or no loss")
-    if batch.has("term_means"):
-        terms = KnownTerms.from_fields(batch, n, size)
-    return Scores(n, size, tuple(points), losses, terms)
 
 
 def assign_folds(codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:

@@ -6,15 +6,16 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.fields import Fields
+from evergrow.core.record import UNKNOWN, Between, require, to_values
 
-EVENTS = (
+Event = Literal[
     "begin",
     "fit",
     "update",
@@ -27,8 +28,10 @@ EVENTS = (
     "merge-classes",
     "relabel",
     "answering",
-)
+]
 """What a change can be."""
+
+Share = Annotated[float, Between(0, 1)]
 
 
 @dataclass(frozen=True)
@@ -50,34 +53,14 @@ class Tested:
     source: str
     digest: str
     samples_before: int
-    before: float | None
+    before: Share | None
     samples: int
-    after: float | None
-    fell: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+    after: Share | None
+    fell: dict[str, tuple[Share, Share]] = field(default_factory=dict, hash=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return {**vars(self), "fell": {name: list(shares) for name, shares in self.fell.items()}}
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> Self:
-        """Return what :meth:`to_dict` described, or raise :class:`FileFormatError`."""
-        entries = fields.fields("fell")
-        fell = {}
-        for name in fields.mapping("fell"):
-            shares = entries.numbers(name)
-            right = len(shares) == 2 and all(0.0 <= share <= 1.0 for share in shares)
-            fields.require(right, f"what {name!r} fell from and to are not two shares")
-            fell[name] = (shares[0], shares[1])
-        return cls(
-            fields.text("source"),
-            fields.text("digest"),
-            fields.integer("samples_before"),
-            fields.optional_number("before", low=0.0, high=1.0),
-            fields.integer("samples"),
-            fields.optional_number("after", low=0.0, high=1.0),
-            fell,
-        )
+        return {"fell": {}, **to_values(self)}
 
 
 @dataclass(frozen=True)
@@ -87,7 +70,7 @@ class Change:
     Parameters
     ----------
     what : str
-        What was done, one of :data:`EVENTS`.
+        What was done, one of :data:`Event`.
     when : str
         When, as an ISO date in UTC.
     samples : int
@@ -113,32 +96,29 @@ class Change:
 
     Examples
     --------
-    >>> from evergrow.core.fields import Fields
     >>> from evergrow.learner.changes import Change
     >>> change = Change.now("fit", 120, ["cat", "dog"])
     >>> change.what, change.samples, change.classes
     ('fit', 120, ('cat', 'dog'))
-    >>> Change.from_fields(Fields(change.to_dict(), {}, {}, "a change")) == change
-    True
     """
 
-    what: str
+    what: Event
     when: str
     samples: int
     classes: tuple[str, ...] = ()
     note: str = ""
     revision: int = 0
     data: tuple[str, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict, hash=False)
+    names: dict[str, str] = field(default_factory=dict, hash=False)
     withdrawn: tuple[str, ...] = ()
     who: str = ""
     tested: Tested | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    extra: dict[str, Any] = field(default_factory=dict, hash=False, metadata=UNKNOWN)
 
     @classmethod
     def now(
         cls,
-        what: str,
+        what: Event,
         samples: int,
         classes: Iterable[str] = (),
         note: str = "",
@@ -170,49 +150,80 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return {
-            "what": self.what,
-            "when": self.when,
-            "samples": self.samples,
-            "classes": list(self.classes),
-            "note": self.note,
-            "revision": self.revision,
-            "data": list(self.data),
-            **self._optional(),
-            **self.extra,
-        }
-
-    def _optional(self) -> dict[str, Any]:
-        """Return the fields that most changes do not have."""
-        values = {
-            "names": dict(self.names),
-            "withdrawn": list(self.withdrawn),
-            "who": self.who,
-            "tested": None if self.tested is None else self.tested.to_dict(),
-        }
-        return {name: value for name, value in values.items() if value}
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> Self:
-        """Return the change that :meth:`to_dict` described, or raise :class:`FileFormatError`."""
-        return cls(
-            what=fields.text("what", choices=EVENTS),
-            when=fields.text("when"),
-            samples=fields.integer("samples"),
-            classes=tuple(fields.texts("classes", [])),
-            note=fields.text("note", default=""),
-            revision=fields.integer("revision"),
-            data=tuple(fields.texts("data", [])),
-            names=_read_names(fields.fields("names")) if fields.has("names") else {},
-            withdrawn=tuple(fields.texts("withdrawn", [])),
-            who=fields.text("who", default=""),
-            tested=Tested.from_fields(fields.fields("tested")) if fields.has("tested") else None,
-            extra=fields.unknown(),
-        )
+        always = {"classes": [], "note": "", "data": []}
+        return {**always, **to_values(self)}
 
 
-def _read_names(fields: Fields) -> dict[str, str]:
-    return {old: fields.text(old) for old in fields.names()}
+@dataclass(frozen=True)
+class Ancestor:
+    """A revision of a model file that led to a later one.
+
+    Parameters
+    ----------
+    revision : int
+        Its number.
+    digest : str
+        Its checksum.
+    """
+
+    revision: Annotated[int, Between(1, 2**53)]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a model stands among the revisions of its file.
+
+    Parameters
+    ----------
+    number : int
+        The revision that it was written as; 0 for one that never was.
+    ancestors : tuple of Ancestor
+        The revisions before it, the oldest first. Their checksums vouch for what lies in the history.
+    """
+
+    number: int = 0
+    ancestors: tuple[Ancestor, ...] = ()
+
+    def next(self, number: int, digest: str) -> Lineage:
+        """Return the lineage of the revision that follows this one, whose checksum is given."""
+        return Lineage(number, (*self.ancestors, Ancestor(self.number, digest)))
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless revisions ascend."""
+        numbers = [*(entry.revision for entry in self.ancestors), self.number]
+        require(all(a < b for a, b in pairwise(numbers)), f"its revisions do not ascend: {numbers[-10:]}")
+
+
+def check_history(history: Sequence[Change], lineage: Lineage) -> None:
+    """Raise :class:`FileFormatError` unless the changes of a model go with its place among the revisions."""
+    numbers = [change.revision for change in history]
+    require(numbers == sorted(numbers), "the revisions of its changes do not ascend")
+    written = not numbers or lineage.number <= numbers[-1]
+    require(written, f"it was written as revision {lineage.number} and its last change is {numbers[-1:]}")
+
+
+def changed_names(history: Iterable[Change]) -> dict[str, str]:
+    """Return what classes are called after changes, by the names they had before, where these differ.
+
+    Examples
+    --------
+    >>> from evergrow.learner.changes import Change, changed_names
+    >>> changes = [Change.now("rename", 1, names={"a": "b"}), Change.now("rename", 1, names={"b": "c", "x": "y"})]
+    >>> changed_names(changes)
+    {'a': 'c', 'b': 'c', 'x': 'y'}
+    """
+    names: dict[str, str] = {}
+    for change in history:
+        if change.what in ("rename", "merge-classes"):
+            names = renamed(names, change.names)
+    return names
+
+
+def renamed(names: Mapping[str, str], later: Mapping[str, str]) -> dict[str, str]:
+    """Return names by former ones after classes were renamed once more."""
+    moved = {former: later.get(name, name) for former, name in names.items()}
+    return {**moved, **{old: new for old, new in later.items() if old not in moved}}
 
 
 def fingerprint(X: NDArray[Any], labels: NDArray[np.str_], weights: NDArray[np.float64] | None = None) -> str:

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
 from evergrow.data.intake import read_labelled
-from evergrow.learner.changes import Change
+from evergrow.learner.changes import Change, changed_names
+from evergrow.learner.edits import backbone_differences
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner
-from evergrow.learner.merging import backbone_differences
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,7 @@ def later_names(before: list[Change], after: list[Change]) -> dict[str, str]:
     shared = len(before)
     if _marks(after[:shared]) != _marks(before):
         return {}
-    names: dict[str, str] = {}
-    for change in after[shared:]:
-        if change.what in ("rename", "merge-classes"):
-            moved = {old: change.names.get(name, name) for old, name in names.items()}
-            names = {**{old: new for old, new in change.names.items() if old not in moved}, **moved}
-    return names
+    return changed_names(after[shared:])
 
 
 def _asked(found: Comparison, first: Learner, second: Learner, data: Any) -> Comparison:

@@ -60,7 +60,7 @@ class Encoder:
         self.adaptation: Adaptation | None = None
         self.reason = ""
 
-    def settled(
+    def restored(
         self, spec: BackboneSpec | None, adaptation: Adaptation | None = None, widths: tuple[int, ...] = ()
     ) -> Encoder:
         """Return an encoder for a saved model, whose backbone is described but not loaded."""
@@ -103,7 +103,7 @@ class Encoder:
             checkpoint=checkpoint,
             progress=progress,
         )
-        encoder = self.settled(made.spec, made.adaptation())
+        encoder = self.restored(made.spec, made.adaptation())
         encoder._backbone, encoder.reason = made, self.reason
         return encoder
 

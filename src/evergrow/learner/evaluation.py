@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -151,20 +151,6 @@ class Compared:
     certainty: NDArray[np.float64] | None = None
 
 
-def kept_answers(parts: Sequence[Compared]) -> SampleAnswers:
-    """Return the answers about samples that came in one part or several, with the samples."""
-    starts = np.cumsum([0, *(part.n for part in parts)])[:-1]
-    items = [part.items for part in parts if part.items is not None]
-    certainty = [part.certainty for part in parts if part.certainty is not None]
-    return SampleAnswers(
-        concat_items(items) if items else None,
-        np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=True)]),
-        np.concatenate([part.labels for part in parts]),
-        np.concatenate([part.answers for part in parts]),
-        np.concatenate(certainty) if certainty else None,
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """The result of :meth:`evergrow.Learner.evaluate`.
@@ -290,6 +276,60 @@ def evaluate_predictions(truth: Sequence[str], guess: Sequence[str], classes: Se
         confused=_confused(names, confusion),
         unknown_classes=dict(zip(others.tolist(), counts.tolist(), strict=True)),
     )
+
+
+def compared_answers(
+    parts: Sequence[Compared],
+    classes: NDArray[np.str_],
+    others: NDArray[np.float64],
+    threshold: float | None,
+    false_alarm: float,
+    *,
+    keep: bool = False,
+) -> Evaluation:
+    """Return how good the answers to samples are that came in one part or several.
+
+    Parameters
+    ----------
+    parts : sequence of Compared
+        Labels and answers.
+    classes : ndarray of str
+        Classes that the model knows, sorted.
+    others : ndarray of shape (m,)
+        Novelty of further samples of unknown classes.
+    threshold : float or None
+        Novelty above which something is called unknown; None where novelty is not known.
+    false_alarm : float
+        The share of false alarms that the threshold is for.
+    keep : bool
+        Whether to keep what was answered about each sample.
+    """
+    labels = np.concatenate([part.labels for part in parts])
+    answers = np.concatenate([part.answers for part in parts])
+    novelty = np.concatenate([part.novelty for part in parts])
+    result = evaluate_predictions(labels.tolist(), answers.tolist(), classes.tolist())
+    compared, kept = None, None
+    if threshold is not None:
+        known = np.isin(labels, classes)
+        strange = np.concatenate([novelty[~known], others])
+        if known.any() and len(strange):
+            compared = open_world(novelty[known], strange, threshold, false_alarm)
+    if keep:
+        starts = np.cumsum([0, *(part.n for part in parts)])[:-1]
+        items = [part.items for part in parts if part.items is not None]
+        certainty = [part.certainty for part in parts if part.certainty is not None]
+        kept = SampleAnswers(
+            concat_items(items) if items else None,
+            np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=True)]),
+            labels,
+            answers,
+            np.concatenate(certainty) if certainty else None,
+            None if threshold is None else novelty,
+            others,
+            threshold,
+        )
+    left_out = tuple(name for part in parts for name in part.left_out)
+    return replace(result, left_out=left_out, unknown=compared, samples=kept)
 
 
 def open_world(

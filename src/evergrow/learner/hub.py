@@ -23,11 +23,10 @@ from huggingface_hub.errors import (
 )
 
 from evergrow.core.archive import Archive, write_archive
-from evergrow.core.errors import EvergrowError, ParameterError
+from evergrow.core.errors import EvergrowError, ModelNotFoundError, ParameterError
 from evergrow.core.escaping import one_line
-from evergrow.core.wording import setting
+from evergrow.core.files import existing_model
 from evergrow.learner.model_card import TASKS, CardFacts, card_metadata, card_text, measured_accuracy
-from evergrow.learner.places import ModelNotFoundError, existing_model
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -121,7 +120,7 @@ def fetched_model(repo: str | os.PathLike[str], **settings: Any) -> Path:
     ...     fetched_model(folder)  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):
         ...
-    evergrow.learner.places.ModelNotFoundError: model must be an existing file, got ...
+    evergrow.core.errors.ModelNotFoundError: No model ...
     """
     if os.path.isdir(repo):
         return existing_model(Path(repo, MODEL_FILE))
@@ -137,13 +136,12 @@ def _asking(repo: str) -> Iterator[None]:
     except EvergrowError:
         raise
     except HFValidationError as error:
-        raise ParameterError(f"{setting('repo')} must be 'OWNER/NAME' or a folder, got {repo!r}") from error
+        raise ParameterError(f"repo must be 'OWNER/NAME' or a folder, got {repo!r}") from error
     except LocalEntryNotFoundError as error:  # before the next one, which it is a kind of
         raise HubError(f"{repo} must be reachable or in the Hub's cache, but: {one_line(str(error))}") from error
     except (RepositoryNotFoundError, EntryNotFoundError) as error:
         raise ModelNotFoundError(
-            f"{setting('repo')} must be a repository with a {MODEL_FILE} that you may read, got {repo!r}: "
-            f"{one_line(str(error))}"
+            f"repo must be a repository with a {MODEL_FILE} that you may read, got {repo!r}: {one_line(str(error))}"
         ) from error
     # The network, TLS and the client each bring errors of their own; all mean that the Hub did not answer as it should.
     except Exception as error:

@@ -7,14 +7,15 @@ kind that can read them.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import DataWarning, LabelError
+from evergrow.core.errors import DataWarning, FewSamplesWarning, LabelError
 from evergrow.data.intake import kind_of
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def column_order(names: NDArray[np.str_], kind: str) -> NDArray[np.int64]:
     return np.argsort(as_labels(names.tolist(), kind), kind="stable").astype(np.int64)
 
 
-def settled_kind(model: str | None, batch: str | None, names: NDArray[np.str_], known: NDArray[np.str_]) -> str:
+def common_kind(model: str | None, batch: str | None, names: NDArray[np.str_], known: NDArray[np.str_]) -> str:
     """Return the kind of a model's labels after a batch, or raise :class:`LabelError` where they do not go together.
 
     Parameters
@@ -126,7 +127,7 @@ def announced_names(classes: Any, now: Snapshot | None) -> tuple[str, ...] | Non
     kind, names = kind_of(list(values)), tuple(sorted({str(value) for value in values}))
     if now is None or not len(now.classes):
         return names
-    settled_kind(now.label_kind, kind, np.array(names), np.array(names))
+    common_kind(now.label_kind, kind, np.array(names), np.array(names))
     missing = np.setdiff1d(now.classes, names)
     if len(missing):
         raise LabelError(f"classes must hold those that were learned before, got none called {str(missing[0])!r}")
@@ -144,3 +145,69 @@ def check_announced(announced: Sequence[str] | None, names: NDArray[np.str_]) ->
             f"labels must be among the classes that were announced ({shown}), got {str(strange[0])!r}: "
             "give classes with all of them to announce more"
         )
+
+
+# -- warnings about classes ---------------------------------------------------------------------------------
+
+
+def warn_alike(known: NDArray[np.str_], labels: NDArray[np.str_]) -> None:
+    """Warn of new classes that differ from known ones, or from each other, only in case or blanks."""
+    spelled = {name.casefold().strip(): name for name in known.tolist()}
+    for name in np.setdiff1d(labels, known).tolist():
+        other = spelled.setdefault(name.casefold().strip(), name)
+        if other != name:
+            warnings.warn(
+                f"class {name!r} is new but differs from {other!r} only in upper and lower case or blanks",
+                DataWarning,
+                stacklevel=3,
+            )
+
+
+ENOUGH_SAMPLES = 10
+"""Samples from which on a class is recognised about as well as one with many."""
+
+
+def few_samples(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the classes that are not to be trusted yet, the rarest first, with their counts.
+
+    They have fewer than ten samples, and fewer than a fifth of what a class has that is not so poor.
+
+    Parameters
+    ----------
+    counts : mapping of str to int
+        Samples of each class.
+
+    Examples
+    --------
+    >>> from evergrow.learner.labels import few_samples
+    >>> few_samples({"ant": 100, "bee": 140, "cat": 9, "dog": 2})
+    {'dog': 2, 'cat': 9}
+    >>> few_samples({"ant": 30, "bee": 30, "cat": 9, "dog": 2}), few_samples({"ant": 9, "bee": 1})
+    ({'dog': 2}, {})
+    """
+    usual = _usual(counts)
+    few = {name: count for name, count in counts.items() if count < ENOUGH_SAMPLES and 5 * count < usual}
+    return dict(sorted(few.items(), key=lambda entry: (entry[1], entry[0])))
+
+
+def warn_few(before: Mapping[str, int], after: Mapping[str, int]) -> None:
+    """Warn of classes that have few samples beside others after a change, unless all of them had before."""
+    few = few_samples(after)
+    if few.keys() <= few_samples(before).keys():
+        return
+    usual = _usual(after)
+    named = [f"{name}: {count}" for name, count in list(few.items())[:5]] + ["..."] * (len(few) > 5)
+    have, they = ("has", "it is") if len(few) == 1 else ("have", "they are")
+    bar = min(ENOUGH_SAMPLES, math.ceil(usual / 5))
+    warnings.warn(
+        f"{len(few)} of {len(after)} classes {have} fewer than {bar} samples beside a median "
+        f"of {usual:g} ({', '.join(named)}): {they} recognised less surely; teach at least {ENOUGH_SAMPLES} of each",
+        FewSamplesWarning,
+        stacklevel=3,
+    )
+
+
+def _usual(counts: Mapping[str, int]) -> float:
+    """Return the median count of classes that have enough; 0 where none has."""
+    enough = [count for count in counts.values() if count >= ENOUGH_SAMPLES]
+    return float(np.median(enough)) if enough else 0.0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,38 +15,39 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.errors import InputError, MergeError, ParameterError
+from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.errors import InputError, MergeError, NotFittedError, ParameterError
+from evergrow.core.record import Extra, to_archive
 from evergrow.core.settings import check_keys
-from evergrow.core.validation import check_choice
-from evergrow.data.intake import Samples
-from evergrow.data.streams import check_whole, labelled_chunks
+from evergrow.core.validation import check_choice, check_number
+from evergrow.data.frames import check_columns, is_pandas
+from evergrow.data.intake import Samples, read_items, read_unknown
+from evergrow.data.streams import check_whole, is_stream, labelled_chunks, read_chunks
 from evergrow.features import Features
 from evergrow.head.base import IncrementalClassifier
-from evergrow.learner.asking import Asking
+from evergrow.head.estimator import Estimator
+from evergrow.learner import edits
+from evergrow.learner.answering import Answering
+from evergrow.learner.answers import Answers
+from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.changes import Change
-from evergrow.learner.class_warnings import warn_alike, warn_few
-from evergrow.learner.editing import Editing
-from evergrow.learner.elsewhere import learn_elsewhere
 from evergrow.learner.encoder import Encoder, check_images, checkpoint_file, extraction_config
-from evergrow.learner.keeping import Keeping
-from evergrow.learner.labels import announced_names, check_announced, settled_kind
-from evergrow.learner.learning import Learned, first_block, next_block
-from evergrow.learner.merging import merged
-from evergrow.learner.snapshot import Extra, Snapshot, counted
+from evergrow.learner.evaluation import Compared, Evaluation, compared_answers
+from evergrow.learner.labels import announced_names, as_labels, column_order
+from evergrow.learner.learning import Block, Learned, gathered, learn
+from evergrow.learner.snapshot import HeadRecipe, Snapshot, read_adaptation, read_snapshot
+from evergrow.learner.summaries import Measured, describe, html_of, text_of
 
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
-
-
-NOTHING: NDArray[np.str_] = np.empty(0, dtype=np.str_)
-"""The classes of a model that has learned nothing."""
+    from evergrow.features.base import BackboneSpec
 
 
 _KEPT_AS = {"features": "recipe"}
 """Arguments that are kept under another name: the method of that name gives feature vectors."""
 
 
-class Learner(Asking, Editing, Keeping):
+class Learner(Estimator):
     """A classifier for images, texts or feature vectors that keeps learning new classes.
 
     A frozen backbone turns samples into feature vectors and a head learns from these, exactly as if it saw
@@ -67,8 +71,8 @@ class Learner(Asking, Editing, Keeping):
     features : {"auto", "final", "rich", "max"} or sequence of str
         What feature vectors are made of: the network's own vector (``"final"``), blocks from several depths of the
         same pass by name, or blocks such as ``["final", "mean@-2"]``; see :mod:`evergrow.features.recipes`.
-        ``"auto"`` keeps the recipe of a backbone that has one; elsewhere it is ``"rich"`` where the network's depths
-        are known, and ``"final"`` for the paper's method.
+        ``"auto"`` keeps the recipe of a backbone that has one; elsewhere it is ``"rich"``, where the network's depths
+        are known, and ``"final"`` with the paper's method.
     options : dict, optional
         Options of the head to set otherwise; see :func:`evergrow.lab.methods.method_options`.
     weights, preset : optional
@@ -135,9 +139,132 @@ class Learner(Asking, Editing, Keeping):
         self.random_state = random_state
         self.cache = cache
         self.extract = extract
-        self._origin = None  # the model file that was loaded, and its checksum
+        self._origin: tuple[Path, str] | None = None  # the model file that was loaded, and its checksum
+        self._encoder: Encoder  # there from begin or the first fit on, as what is known
+        self._snapshot: Snapshot
+        self._measured: Measured  # there once accuracy was measured
 
-    # -- learning -------------------------------------------------------------------------------------------
+    # -- what is known ---------------------------------------------------------------------------------------
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """Classes learned, sorted, of the kind that they came as."""
+        now = self._state()
+        return np.sort(as_labels(now.classes.tolist(), now.label_kind))
+
+    @property
+    def class_names_(self) -> NDArray[np.str_]:
+        """Names of the classes, sorted as names, whatever kind their labels are of."""
+        return self._state().classes
+
+    @property
+    def n_samples_(self) -> dict[Any, int]:
+        """Samples learned of each class, whatever they count for."""
+        counts = self._state().counts
+        return {label: counts[str(label)] for label in self.classes_.tolist()}
+
+    @property
+    def samples_by_name_(self) -> dict[str, int]:
+        """Samples learned of each class, by name."""
+        return dict(self._state().counts)
+
+    @property
+    def history_(self) -> list[Change]:
+        """All changes so far, the latest last."""
+        return list(self._state().history)
+
+    @property
+    def revision_(self) -> int:
+        """Number of the latest change."""
+        return self._state().revision
+
+    @property
+    def head_(self) -> IncrementalClassifier:
+        """The head on feature vectors; to be looked at, not changed."""
+        return self._state().head
+
+    @property
+    def kind_(self) -> str:
+        """What the samples are: ``"image"``, ``"text"`` or ``"features"``."""
+        return self._state().kind
+
+    @property
+    def n_features_in_(self) -> int:
+        """Width of the feature vectors: those that were learned, or those of the backbone."""
+        return int(self._taught().head.n_features_in_)
+
+    @property
+    def feature_names_in_(self) -> NDArray[Any]:
+        """Names of the columns that were learned; only there where they came in a data frame."""
+        names = self._state().columns
+        if not names:
+            raise AttributeError("feature_names_in_ is only there where a data frame with named columns was learned")
+        return np.array(names, dtype=object)
+
+    @property
+    def spec_(self) -> BackboneSpec | None:
+        """What computes the features; None where samples are features."""
+        return self._state().spec
+
+    def backbone_(self) -> Any:
+        """Return the backbone, loading it if need be; None where samples are features."""
+        return None if self._state().spec is None else self._encoder.backbone()
+
+    @property
+    def answering_(self) -> Answering:
+        """How answers follow from probabilities."""
+        return self._state().answering
+
+    def info(self, *, numerics: bool = False) -> dict[str, Any]:
+        """Return what the learner is, in plain values; loads no backbone.
+
+        Parameters
+        ----------
+        numerics : bool
+            Whether to add rank and conditioning, which take a decomposition: seconds, for wide layers a minute.
+        """
+        return describe(self._state(), numerics=numerics)
+
+    def __repr__(self) -> str:
+        return text_of(self._info_or_none(), self.method, getattr(self, "_measured", None))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: classes and counts, the latest changes, and accuracy where it was measured."""
+        return html_of(self._info_or_none(), self.method, getattr(self, "_measured", None))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
+    def _info_or_none(self) -> dict[str, Any] | None:
+        return None if self._snapshot_or_none() is None else self.info()
+
+    def __sklearn_is_fitted__(self) -> bool:
+        now = self._snapshot_or_none()
+        return now is not None and not now.is_empty
+
+    def _snapshot_or_none(self) -> Snapshot | None:
+        return getattr(self, "_snapshot", None)
+
+    def _state(self) -> Snapshot:
+        now = self._snapshot_or_none()
+        if now is None:
+            raise NotFittedError("this Learner must learn something first: call fit()")
+        return now
+
+    def _taught(self) -> Snapshot:
+        """Return what is known, or raise :class:`NotFittedError` where nothing was learned yet."""
+        now = self._state()
+        if now.is_empty:
+            raise NotFittedError("this model has learned nothing yet: teach it a class first")
+        return now
+
+    def _able(self, method: str) -> IncrementalClassifier:
+        """Return the head, or raise :class:`UnsupportedError` if it has no such method."""
+        head = self._taught().head
+        getattr(head, method)
+        return head
+
+    # -- learning --------------------------------------------------------------------------------------------
 
     def begin(self, kind: str | None = None) -> Self:
         """Choose the backbone before there is anything to learn; the empty model can be saved and taught later.
@@ -172,10 +299,8 @@ class Learner(Asking, Editing, Keeping):
         if self.adapt is not None:
             raise ParameterError("adapt must be None for an empty model: a backbone is adapted by fit, to its images")
         encoder = encoder.begun(Samples(kind))
-        change = Change.now("begin", 0).numbered(1)
-        head = self._new_head(encoder.widths)
-        self._encoder = encoder
-        self._snapshot = Snapshot(head, encoder.spec, {}, history=(change,), reason=encoder.reason, seed=self._seed())
+        blank = self._blank(encoder)
+        self._encoder, self._snapshot = encoder, blank.after(Change.now("begin", 0))
         return self
 
     def fit(
@@ -201,11 +326,11 @@ class Learner(Asking, Editing, Keeping):
             Labels of ``data``: names, integers or booleans. Answers are of the same kind.
         sample_weight : array-like of shape (n,), optional
             How many samples each counts for: 2 is as if it came twice, 0 as if it had not come. ``n_samples_`` goes on
-            counting samples. Asks for a method that takes weights (``learner.head_.takes_weights``).
+            counting samples. Asks for a method that takes weights.
         checkpoint : path-like, optional
             File that is written after every epoch of ``adapt``. If the training is interrupted, the same call goes on
             after the last epoch in it, to the same numbers. It is left there when all is done, and then of no more use.
-        engine : {"local", "ray"} or Engine, optional
+        engine : Engine, optional
             Several processes or machines that learn shard by shard, exactly, such as
             ``evergrow.engine.LocalEngine(workers=2)``. ``data`` is then an address that every worker reads for itself;
             the layer is made from 20,000 samples of it, drawn by the seed, or all where there are no more.
@@ -229,7 +354,8 @@ class Learner(Asking, Editing, Keeping):
             Where classes have fewer than ten samples, and fewer than a fifth of what the others have.
         """
         if engine is not None:
-            learn_elsewhere(self, engine, "fit", data, y=y, sample_weight=sample_weight, checkpoint=checkpoint)
+            _check_alone(engine, y=y, sample_weight=sample_weight, checkpoint=checkpoint)
+            engine.fit(self, data)
             return self
         return self._fit(data, y, sample_weight, checkpoint, None)
 
@@ -237,7 +363,7 @@ class Learner(Asking, Editing, Keeping):
         trial = self._new_head()  # wrong options are refused before anything is read
         config = self._adaptation_config()
         kept = checkpoint_file(checkpoint, config)
-        before = self._snapshot_or_none()  # numbers of revisions go on, so that each stands for one state
+        before = self._snapshot_or_none()
         begun = before if before is not None and before.is_empty else None
         encoder = self._open_encoder() if begun is None else self._encoder
         chunks = labelled_chunks(data, y, sample_weight, "train", encoder.kind)
@@ -252,33 +378,11 @@ class Learner(Asking, Editing, Keeping):
         if config is not None:
             encoder, first = self._adapted(encoder, first, config, kept)
         blocks = self._blocks(itertools.chain([first], chunks), encoder)
-        block, head = next(blocks), self._new_head(encoder.widths)
-        check_announced(announced, block.labels)
-        kind = settled_kind(None, block.label_kind, block.labels, NOTHING)
-        warn_alike(NOTHING, block.labels)
-        learned = first_block(head, block, self._seed())
-        for block in blocks:
-            check_announced(announced, block.labels)
-            kind = settled_kind(kind, block.label_kind, block.labels, np.asarray(head.classes_))
-            learned = next_block(learned, block, self._seed())
-        warn_few({}, learned.counts)
-        change = learned.change("fit", NOTHING)
-        self._encoder = encoder
-        self._snapshot = Snapshot(
-            learned.head,
-            encoder.spec,
-            learned.counts,
-            learned.calibration,
-            (*(begun.history if begun else ()), change.numbered(1 if before is None else before.revision + 1)),
-            reason=encoder.reason,
-            seed=self._seed(),
-            adaptation=encoder.adaptation,
-            label_kind=kind,
-            announced=announced,
-            widths=encoder.widths if encoder.spec is None else (),
-            columns=first.columns if encoder.spec is None else (),
-            extra=Extra() if begun is None else begun.extra,
-        )
+        blank = self._blank(encoder) if begun is None else begun
+        columns = first.columns if encoder.spec is None else ()
+        blank = dataclasses.replace(blank, announced=announced, columns=columns, widths=_own_widths(encoder))
+        learned = learn(blank, self._new_head(encoder.widths), blocks, self._seed())
+        self._encoder, self._snapshot = encoder, self._fitted(learned, blank)
         return self
 
     def partial_fit(
@@ -297,7 +401,7 @@ class Learner(Asking, Editing, Keeping):
             model file remembers them. Not needed: without it any class may come at any time.
         sample_weight : array-like of shape (n,), optional
             As for :meth:`fit`.
-        engine : {"local", "ray"} or Engine, optional
+        engine : Engine, optional
             As for :meth:`fit`.
 
         Returns
@@ -316,35 +420,20 @@ class Learner(Asking, Editing, Keeping):
         """
         now = self._snapshot_or_none()
         if engine is not None:
-            what = "fit" if now is None or now.is_empty else "partial_fit"
-            learn_elsewhere(self, engine, what, data, y=y, classes=classes, sample_weight=sample_weight)
+            _check_alone(engine, y=y, classes=classes, sample_weight=sample_weight)
+            teach = engine.fit if now is None or now.is_empty else engine.partial_fit
+            teach(self, data)
             return self
         announced = announced_names(classes, now)
         if now is None or now.is_empty:
             return self._fit(data, y, sample_weight, None, announced)
-        encoder = self._encoder
-        chunks = labelled_chunks(data, y, sample_weight, "train", encoder.kind)
+        chunks = labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
         first = next(chunks)
         if first.weights is not None:
             now.head.require_weights()
-        blocks = self._blocks(itertools.chain([first], chunks), encoder)
-        head = now.head.branch()
-        learned, kind = Learned(head, now.counts, now.calibration, history=now.history), now.label_kind
-        for block in blocks:
-            known = np.asarray(head.classes_, dtype=np.str_)
-            check_announced(announced, block.labels)
-            kind = settled_kind(kind if len(known) else None, block.label_kind, block.labels, known)
-            warn_alike(known, block.labels)
-            warn_few(learned.counts, counted(learned.counts, block.labels))
-            learned = next_block(learned, block, self._seed())
-        self._snapshot = now.after(
-            learned.change("update", now.classes),
-            head=learned.head,
-            counts=learned.counts,
-            calibration=learned.calibration,
-            label_kind=kind,
-            announced=announced,
-        )
+        now = dataclasses.replace(now, announced=announced)
+        blocks = self._blocks(itertools.chain([first], chunks), self._encoder)
+        self._snapshot = learn(now, now.head.branch(), blocks, self._seed()).snapshot(now, "update")
         return self
 
     def settle(self) -> Self:
@@ -356,7 +445,211 @@ class Learner(Asking, Editing, Keeping):
         self._taught().head.settle()
         return self
 
-    # -- several learners -----------------------------------------------------------------------------------
+    # -- editing ---------------------------------------------------------------------------------------------
+
+    def forget_classes(self, names: str | int | Iterable[Any]) -> Self:
+        """Remove whole classes: they are never predicted again. Needs no data and no backbone.
+
+        Without its last class a model is empty, and can be taught anew.
+
+        Parameters
+        ----------
+        names : label or iterable of labels
+            Classes to forget.
+
+        Raises
+        ------
+        LabelError
+            If a class was never learned.
+        """
+        wanted = [names] if isinstance(names, (str, int)) else list(names)
+        self._snapshot = edits.forgotten(self._taught(), wanted)
+        return self
+
+    def unlearn(self, data: Any, y: Any = None, *, sample_weight: Any = None) -> Self:
+        """Take samples out again: the learner then equals one that never saw them; without its last one it is empty.
+
+        Parameters
+        ----------
+        data : path-like, RawSet, FeatureSet, (items, labels), items, iterator, Dataset or DataLoader
+            Samples with the labels they were learned with; of sources with two parts the training part.
+        y : array-like of shape (n,), optional
+            Labels of ``data``.
+        sample_weight : array-like of shape (n,), optional
+            The weights they were learned with.
+
+        Raises
+        ------
+        UnlearnError
+            If they were never learned, or with other weights.
+        """
+        self._able("unlearn")
+        chunks = labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
+        self._snapshot = edits.unlearned(self._taught(), self._blocks(chunks, self._encoder))
+        return self
+
+    def rename_class(self, old: Any, new: Any) -> Self:
+        """Give a class another name; answers are the same under it. Needs no data and no backbone.
+
+        Parameters
+        ----------
+        old, new : str
+            Its name, and the one that it gets.
+
+        Raises
+        ------
+        LabelError
+            If the class was never learned, or the new name is that of another: :meth:`merge_classes` makes two one.
+        """
+        return self.rename_classes({old: new})
+
+    def rename_classes(self, names: Mapping[Any, Any]) -> Self:
+        """Give classes other names, all at once, so that two may swap theirs. Needs no data and no backbone.
+
+        Parameters
+        ----------
+        names : mapping of str to str
+            New names by old ones.
+
+        Raises
+        ------
+        LabelError
+            As for :meth:`rename_class`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow.learner.learner import Learner
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
+        >>> learner = Learner(options={"n_units": 20}).fit((X, y))
+        >>> learner.rename_classes({"owl": "barn owl"}).classes_.tolist()
+        ['barn owl', 'crow', 'jay', 'rook']
+        """
+        self._snapshot = edits.renamed(self._taught(), names)
+        return self
+
+    def merge_classes(self, names: Iterable[Any], into: Any) -> Self:
+        """Make several classes one, exactly as if their samples had been learned under one name. Needs no data.
+
+        How sure answers are stays calibrated by the samples as they came.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Classes to merge.
+        into : str
+            Name of the one that they become: a new one, or that of a class, which then is among those merged.
+
+        Raises
+        ------
+        LabelError
+            If a class was never learned, or there are fewer than two.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow.learner.learner import Learner
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
+        >>> learner = Learner(options={"n_units": 20}).fit((X, y))
+        >>> learner.merge_classes(["crow", "rook"], "corvid").n_samples_
+        {'corvid': 20, 'jay': 10, 'owl': 10}
+        """
+        self._snapshot = edits.with_merged_classes(self._taught(), names, into)
+        return self
+
+    def relabel(self, data: Any, source: Any, target: Any) -> Self:
+        """Take samples out of one class and into another, exactly as if they had been learned as the second.
+
+        Parameters
+        ----------
+        data : path-like, RawSet, FeatureSet, (items, labels) or items
+            The samples. Of data with labels those of class ``source`` are moved, of data without all.
+        source : str
+            The class they were learned as; it is gone if none remains.
+        target : str
+            The class they are of; it may be new.
+
+        Raises
+        ------
+        LabelError
+            If ``source`` was never learned, or no sample has that label.
+        UnlearnError
+            If samples were never learned as ``source``.
+        """
+        source, target = edits.check_relabelling(self._taught(), source, target)
+        samples = edits.samples_to_move(edits.read_movable(data, self._encoder.kind), source)
+        encoded = self._encoded(samples, self._encoder, on_error="raise")
+        self._snapshot = edits.relabelled(self._taught(), encoded.X, source, target)
+        return self
+
+    def set_answering(self, *, prior: Any = None, costs: Any = None, thresholds: Any = None) -> Self:
+        """Say how answers follow from probabilities: how common classes are, what mistakes cost, how sure one must be.
+
+        All three are set at once; what is left out is as it was learned. Nothing is learned or forgotten by it, and
+        ``predict``, ``predict_proba`` (the prior), ``ask`` and ``evaluate`` follow it from now on.
+
+        Parameters
+        ----------
+        prior : {"learned", "uniform", "counts"} or mapping of str to float, optional
+            How common classes are among what is asked about: as the probabilities assume, all alike, as among the
+            samples that were learned, or by weights; classes that these do not name have the mean weight.
+        costs : mapping of str to mapping of str to float, optional
+            ``costs[true][answer]`` where it is neither 0 for the right answer nor 1 for another; the answer is the one
+            of least expected cost.
+        thresholds : mapping of str to float, optional
+            Probability from which a class is the answer, whatever is likelier, and below which it never is.
+
+        Raises
+        ------
+        LabelError
+            If a class is named that was never learned.
+        UnsupportedError
+            If the method gives no probabilities.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow.learner.learner import Learner
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
+        >>> learner = Learner(options={"n_units": 20}).fit((X, y))
+        >>> before = (learner.predict(X) == "owl").sum()
+        >>> bool((learner.set_answering(thresholds={"owl": 0.02}).predict(X) == "owl").sum() > before)
+        True
+        """
+        self._able("predict_proba")
+        now = self._taught()
+        answering = Answering.checked(now.counts, prior, costs, thresholds)
+        self._snapshot = now.after(Change.now("answering", 0, note=answering.summary()), answering=answering)
+        return self
+
+    def attach(self, name: str, part: Archive) -> Self:
+        """Keep an archive of somebody else's in the model's file; it is copied and rolled back with the model.
+
+        Parameters
+        ----------
+        name : str
+            A name that no part of a learner has.
+        part : Archive
+            Plain values and tensors.
+
+        Examples
+        --------
+        >>> from evergrow import Learner
+        >>> from evergrow.core.archive import Archive
+        >>> learner = Learner(None).begin().attach("notes", Archive("docs/notes", {"seen": 3}))
+        >>> learner.copy().attached("notes").meta
+        {'seen': 3}
+        """
+        now = self._state()
+        extra = Extra(now.extra.values, now.extra.tensors, {**now.extra.parts, name: part})
+        self._snapshot = dataclasses.replace(now, extra=extra)
+        return self
+
+    def attached(self, name: str) -> Archive | None:
+        """Return what was attached under a name; None where nothing was."""
+        return self._state().extra.parts.get(name)
+
+    # -- several learners --------------------------------------------------------------------------------------
 
     def copy(self) -> Learner:
         """Return a learner that knows the same; changing either leaves the other as it is.
@@ -364,33 +657,23 @@ class Learner(Asking, Editing, Keeping):
         Examples
         --------
         >>> import numpy as np
-        >>> from evergrow.learner.learner import Learner
+        >>> from evergrow import Learner
         >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 4
         >>> first = Learner(options={"n_units": 20}).fit((X, y))
         >>> second = first.copy().forget_classes("3")
         >>> len(first.classes_), len(second.classes_)
         (4, 3)
         """
-        now, twin = self._state(), self._twin()
-        twin._snapshot = now  # every change works on a branch of the head
-        twin._origin = self._origin
+        twin = self._twin()
+        twin._snapshot, twin._origin = self._state(), self._origin  # every change works on a branch of the head
         return twin
 
     def spawn(self) -> Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
-        head, now = self._able("spawn"), self._state()
-        child = self._twin()
-        child._snapshot = Snapshot(
-            head.spawn(),
-            now.spec,
-            {},
-            reason=now.reason,
-            seed=now.seed,
-            adaptation=now.adaptation,
-            label_kind=now.label_kind,
-            announced=now.announced,
-            widths=now.widths,
-            columns=now.columns,
+        head, now, child = self._able("spawn").spawn(), self._taught(), self._twin()
+        blank = self._blank(self._encoder, head)
+        child._snapshot = dataclasses.replace(
+            blank, announced=now.announced, label_kind=now.label_kind, columns=now.columns
         )
         return child
 
@@ -414,10 +697,520 @@ class Learner(Asking, Editing, Keeping):
             if learner is not None and not isinstance(learner, Learner):
                 raise MergeError(f"{name} must be a Learner, got {type(learner).__name__}")
         self._able("merge")
-        self._snapshot = merged(self._taught(), other._taught(), None if base is None else base._taught())
+        self._snapshot = edits.merged(self._taught(), other._taught(), None if base is None else base._taught())
         return self
 
-    # -- arguments ------------------------------------------------------------------------------------------
+    # -- answering ---------------------------------------------------------------------------------------------
+
+    def predict(self, items: Any) -> NDArray[Any]:
+        """Return the most likely class of every item.
+
+        Parameters
+        ----------
+        items : object
+            A path or paths, a folder of images, PIL images, uint8 arrays, texts or features; or a generator, a torch
+            dataset or loader of such, whose labels are passed over.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Labels of the kind that was learned: names, integers or booleans.
+        """
+        names = self._asked(items, self._answers_to)
+        return as_labels(names.tolist(), self._taught().label_kind)
+
+    def decision_function(self, items: Any) -> NDArray[np.float64]:
+        """Return the score of every class, one column per entry of ``classes_``; larger means more likely.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+
+        Returns
+        -------
+        ndarray of shape (n, C), or (n,) for two classes
+            Of two classes the score of the second less that of the first, as scikit-learn's tools take it.
+        """
+        scores = self.class_scores(items)
+        return np.asarray(scores[:, 1] - scores[:, 0]) if scores.shape[1] == 2 else scores
+
+    def class_scores(self, items: Any) -> NDArray[np.float64]:
+        """Return the score of every class, one column per entry of ``classes_`` whatever their number.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        """
+        return self._by_class(self._asked(items, self._taught().head.class_scores))
+
+    def predict_proba(self, items: Any) -> NDArray[np.float64]:
+        """Return class probabilities; columns follow ``classes_``.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        """
+        self._able("predict_proba")
+        return self._by_class(self._asked(items, self._probabilities))
+
+    def novelty_score(self, items: Any) -> NDArray[np.float64]:
+        """Return how unlike anything learned each item is; higher means more novel.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        """
+        return self._asked(items, self._able("novelty_score").novelty_score)
+
+    def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
+        """Return the novelty above which something is unknown.
+
+        Parameters
+        ----------
+        false_alarm : float
+            Share of known things that may be called unknown.
+
+        Raises
+        ------
+        NotFittedError
+            If no class ever came with two samples at once, so that nothing could be held out.
+        """
+        self._able("novelty_score")
+        return self._taught().calibration.threshold(false_alarm)
+
+    def is_unknown(self, items: Any, false_alarm: float = FALSE_ALARM) -> NDArray[np.bool_]:
+        """Return which items belong to no class that was learned, as far as can be told.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        false_alarm : float
+            Share of known things that may be called unknown; the threshold was calibrated on samples of every batch,
+            scored as if they had not been learned.
+        """
+        threshold = self.threshold(false_alarm)
+        return np.asarray(~(self.novelty_score(items) <= threshold))  # what is no number is not known
+
+    def features(self, items: Any) -> Features:
+        """Return the feature vectors of items, honouring ``on_error``: all methods take them in the items' place.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        """
+        now = self._state()
+        if isinstance(items, Features):
+            return items
+        if is_stream(items):
+            chunks = [self._encoded(samples, self._encoder) for samples in self._item_chunks(items)]
+            starts = np.cumsum([0, *(len(part) + len(part.failures) for part in chunks)])
+            rows = np.concatenate([part.rows + start for part, start in zip(chunks, starts[:-1], strict=True)])
+            failures = tuple(failure for part in chunks for failure in part.failures)
+            return Features(np.concatenate([part.X for part in chunks]), rows, failures)
+        samples = read_items(items, self._encoder.kind)
+        check_columns(samples.columns, now.columns)
+        if samples.features is not None and not now.is_empty:  # a backbone answers for its own
+            check_width(samples.features, now.head.n_features_in_)
+        return self._encoder.encode(samples, self.extract, cache=self.cache)
+
+    def ask(self, items: Any, *, false_alarm: float | None = None) -> Answers:
+        """Return everything about items at once; each goes through the backbone once.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        false_alarm : float, optional
+            Share of known things that may be called unknown; None asks nothing about that.
+
+        Returns
+        -------
+        Answers
+        """
+        threshold = None if false_alarm is None else self.threshold(false_alarm)
+        head, features = self._taught().head, self.features(items)
+        able = hasattr(head, "predict_proba")
+        values = self._probabilities(features.X) if able else head.class_scores(features.X)
+        names, measure = np.asarray(head.classes_, dtype=np.str_), "probability" if able else "score"
+        answering = self._taught().answering
+        chosen = None if answering.is_plain else answering.choose(values, names.tolist())
+        answers = Answers(
+            names,
+            values,
+            measure,
+            features.rows,
+            features.failures,
+            chosen=chosen,
+            label_kind=self._taught().label_kind,
+            index=getattr(items, "index", None) if is_pandas(items) else None,
+        )
+        if threshold is None:
+            return answers
+        novelty = head.novelty_score(features.X)
+        unknown = ~(novelty <= threshold)  # NaN is not known
+        return dataclasses.replace(
+            answers, novelty=novelty, unknown=unknown, threshold=np.full(len(novelty), threshold)
+        )
+
+    def evaluate(
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        unknown: Any = None,
+        false_alarm: float = FALSE_ALARM,
+        keep_samples: bool = False,
+    ) -> Evaluation:
+        """Compare answers with labels.
+
+        Parameters
+        ----------
+        data : path-like, RawSet, FeatureSet, (items, labels), items, iterator, Dataset or DataLoader
+            Labelled data; of sources with two parts the test part. Samples of classes that the model does not know are
+            counted apart and serve as unknown ones. Labels are compared by their names, whatever their kind.
+        y : array-like of shape (n,), optional
+            Labels of ``data``.
+        unknown : path-like, RawSet, FeatureSet, (items, labels) or items, optional
+            More things that the model does not know; of labelled data only classes that were not learned count.
+        false_alarm : float
+            Share of false alarms that the threshold is for.
+        keep_samples : bool
+            Whether to keep what was answered about each sample, with its certainty and novelty.
+
+        Returns
+        -------
+        Evaluation
+        """
+        check_number("false_alarm", false_alarm, low=0, high=1, low_open=True, high_open=True)
+        started, now = time.perf_counter(), self._taught()
+        opens = hasattr(now.head, "novelty_score") and bool(now.calibration.n)
+        # Raises where unknown things are to be told and cannot be, before any work is done.
+        threshold = self.threshold(false_alarm) if opens or unknown is not None else None
+        asked = [
+            self._compared(samples, opens=opens, keep=keep_samples)
+            for samples in labelled_chunks(data, y, None, "test", self._encoder.kind)
+        ]
+        others: NDArray[np.float64] = np.empty(0)
+        if unknown is not None:
+            others = now.head.novelty_score(self._unknown_features(unknown))
+        result = compared_answers(asked, now.classes, others, threshold, false_alarm, keep=keep_samples)
+        if result.n_known:
+            self._measured = Measured(result.accuracy, result.n_known, now.revision)
+        return dataclasses.replace(result, seconds=time.perf_counter() - started)
+
+    def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the share of right answers; samples of classes that were never learned count as wrong.
+
+        Parameters
+        ----------
+        data, y
+            As for :meth:`evaluate`.
+        sample_weight : array-like of shape (n,), optional
+            What each sample counts for.
+        """
+        right, weights = [], []
+        for samples in labelled_chunks(data, y, sample_weight, "test", self._kind_asked()):
+            part = self._compared(samples, opens=False, on_error="raise")
+            right.append(part.labels == part.answers)
+            weights.append(np.ones(len(samples)) if samples.weights is None else samples.weights)
+        found = np.concatenate(right)
+        accuracy = float(np.average(found, weights=np.concatenate(weights)))
+        self._measured = Measured(accuracy, len(found), self.revision_)
+        return accuracy
+
+    def _compared(self, samples: Samples, *, opens: bool, keep: bool = False, on_error: str | None = None) -> Compared:
+        """Return labels and answers of samples, with ``opens`` their novelty, with ``keep`` all there is to show."""
+        now = self._taught()
+        encoded = self._encoded(samples, self._encoder, on_error=on_error)
+        labels, answers = samples.required_labels()[encoded.rows], self._answers_to(encoded.X)
+        novelty = now.head.novelty_score(encoded.X) if opens else np.empty(0)
+        left_out = tuple(name for name, _ in encoded.failures)
+        if not keep:
+            return Compared(labels, answers, novelty, left_out)
+        certainty = None
+        if hasattr(now.head, "predict_proba"):
+            columns = np.searchsorted(now.classes, answers)
+            certainty = np.take_along_axis(self._probabilities(encoded.X), columns[:, None], axis=1)[:, 0]
+        return Compared(labels, answers, novelty, left_out, samples.items, encoded.rows, len(samples), certainty)
+
+    def _unknown_features(self, unknown: Any) -> NDArray[Any]:
+        """Return features of what the model does not know, out of data with or without labels."""
+        now, kind = self._taught(), self._encoder.kind
+        samples = read_unknown(unknown, kind)
+        if samples.labels is not None:
+            rows = np.flatnonzero(~np.isin(samples.labels, now.classes))
+            if not len(rows):
+                raise InputError("unknown must hold classes that the model does not know, got none but known ones")
+            samples = samples.take(rows)
+        return self._encoded(samples, self._encoder).X
+
+    def _kind_asked(self) -> str | None:
+        self._taught()
+        return self._encoder.kind
+
+    def _item_chunks(self, items: Any) -> Iterator[Samples]:
+        yielded = False
+        for samples in read_chunks(items, self._encoder.kind, labelled=False):
+            yielded = True
+            yield samples
+        if not yielded:
+            raise InputError("items must hold at least one item, got none")
+
+    def _asked(self, items: Any, question: Callable[[NDArray[Any]], Any]) -> NDArray[Any]:
+        """Return the answers to a question about items; of streams in bounded memory."""
+        if not is_stream(items):
+            return np.asarray(question(self._answerable(items)))
+        self._taught()
+        found = [
+            question(self._encoded(samples, self._encoder, on_error="raise").X) for samples in self._item_chunks(items)
+        ]
+        return np.concatenate(found)
+
+    def _by_class(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return columns of the head in the order of ``classes_``."""
+        now = self._taught()
+        return values if now.label_kind == "name" else values[:, column_order(now.classes, now.label_kind)]
+
+    def _probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
+        """Return class probabilities of features under the prior that was asked for."""
+        now = self._taught()
+        likely = np.asarray(now.head.predict_proba(X))
+        counts = [now.counts[name] for name in now.classes.tolist()]
+        return now.answering.probabilities(likely, now.classes.tolist(), counts, now.head.assumed_prior_)
+
+    def _answers_to(self, X: NDArray[Any]) -> NDArray[np.str_]:
+        """Return the answers to features."""
+        now = self._taught()
+        if now.answering.is_plain:
+            return np.asarray(now.head.predict(X), dtype=np.str_)
+        return now.classes[now.answering.choose(self._probabilities(X), now.classes.tolist())]
+
+    def _answerable(self, items: Any) -> NDArray[Any]:
+        """Return the features of items, all of them: answers are in the order of the items."""
+        self._taught()
+        if isinstance(items, Features):
+            return items.X
+        return self._encoded(read_items(items, self._encoder.kind), self._encoder, on_error="raise").X
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one file, in one step; backbone weights are not in it.
+
+        See also :mod:`evergrow.learner.modelfile`.
+
+        Parameters
+        ----------
+        path : path-like
+            Where to, such as ``birds.evg``.
+        """
+        write_archive(path, self.to_archive())
+
+    def to_archive(self) -> Archive:
+        """Return what :meth:`save` writes."""
+        return self._state().to_archive()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        backbone: Any = None,
+        weights: str | os.PathLike[str] | None = None,
+        device: str | torch.device | None = None,
+        cache: Any = None,
+        extract: Any = None,
+    ) -> Self:
+        """Read what :meth:`save` wrote. The backbone is loaded when something first goes through it.
+
+        Parameters
+        ----------
+        path : path-like
+            Where from.
+        backbone : Backbone or torch.nn.Module, optional
+            The backbone itself, if it was a module of yours.
+        weights : str or path-like, optional
+            Where the backbone's weights are, if no longer where they came from.
+        device : str or torch.device, optional
+            Where to compute; by default the best there is.
+        cache, extract : optional
+            As for the class; they are not part of the file.
+
+        Raises
+        ------
+        FileFormatError
+            If the file is no learner, is damaged or was altered.
+        NewerSchemaError
+            If a newer evergrow wrote it.
+        """
+        return cls.from_archive(
+            read_archive(path),
+            name=os.fspath(path),
+            backbone=backbone,
+            weights=weights,
+            device=device,
+            cache=cache,
+            extract=extract,
+        )
+
+    @classmethod
+    def from_archive(
+        cls,
+        archive: Archive,
+        *,
+        name: str = "the archive",
+        backbone: Any = None,
+        weights: str | os.PathLike[str] | None = None,
+        device: str | torch.device | None = None,
+        cache: Any = None,
+        extract: Any = None,
+    ) -> Self:
+        """Return the learner that :meth:`to_archive` described.
+
+        Parameters
+        ----------
+        archive : Archive
+            What a file holds.
+        name : str
+            What to call the source in messages.
+        backbone, weights, device, cache, extract : optional
+            As for :meth:`load`.
+        """
+        now = read_snapshot(archive, device, name)
+        adaptation = None if now.adaptation is None else read_adaptation(now.adaptation)
+        learner = cls(
+            "auto" if backbone is None and now.spec is not None else backbone,
+            now.recipe.method,
+            None if adaptation is None else adaptation.config,
+            features=_recipe_of(now.spec),
+            options=dict(now.recipe.options) or None,
+            weights=weights,
+            device="auto" if device is None else device,
+            cache=cache,
+            extract=extract,
+        )
+        learner._encoder = learner._open_encoder().restored(now.spec, adaptation, now.widths)
+        learner._snapshot = now
+        return learner
+
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        licence: str | None = None,
+        dataset: str | None = None,
+        summary: str | None = None,
+        private: bool | None = None,
+        token: str | None = None,
+        branch: str | None = None,
+        create_pr: bool | None = None,
+        message: str = "Publish an evergrow model",
+    ) -> str:
+        """Publish the model on the Hugging Face Hub: its file and a card, in one commit.
+
+        The card lists classes and counts, the backbone with its licence where that is known, the accuracy where it was
+        measured (:meth:`evaluate`, :meth:`score`) and how to load it. Names of users and places on a disk, which the
+        record of changes may have, are left out of the published file.
+
+        Parameters
+        ----------
+        repo : str
+            ``"OWNER/NAME"``; made where it is not there yet.
+        licence : str, optional
+            Licence of the model, as the Hub writes them, for example ``"apache-2.0"``.
+        dataset : str, optional
+            What it learned from and was measured on, for the card.
+        summary : str, optional
+            A paragraph for the card, as Markdown.
+        private : bool, optional
+            Whether only you may see a repository that is made.
+        token : str, optional
+            For the Hub; by default that of ``hf auth login``.
+        branch : str, optional
+            The branch to write to, by default ``"main"``.
+        create_pr : bool, optional
+            Whether to propose the change instead of making it.
+        message : str
+            Of the commit.
+
+        Returns
+        -------
+        str
+            Address of the commit.
+
+        Raises
+        ------
+        HubError
+            If the Hub cannot be reached, or refuses.
+        """
+        from evergrow.learner.hub import push
+        from evergrow.learner.model_card import CardFacts
+
+        facts = CardFacts(licence, dataset, summary)
+        settings = {"private": private, "token": token, "branch": branch, "create_pr": create_pr}
+        return push(self, repo, facts, commit_message=message, **settings)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        **settings: Any,
+    ) -> Self:
+        """Load a model from the Hugging Face Hub, or from a folder that holds what was published.
+
+        Only ``model.evg`` is read, and checked as every model file is: nothing in it is executed.
+
+        Parameters
+        ----------
+        repo : str or path-like
+            ``"OWNER/NAME"``, or a folder.
+        revision : str, optional
+            A branch, tag or commit; give a commit to load the same model for ever.
+        token : str or bool, optional
+            For private repositories; by default that of ``hf auth login``.
+        cache_dir : path-like, optional
+            Where downloads are kept; by default the Hub's cache.
+        force_download : bool
+            Whether to download what is in the cache.
+        local_files_only : bool
+            Whether to look in the cache only.
+        **settings
+            As for :meth:`load`: ``backbone``, ``weights``, ``device``, ``cache``, ``extract``.
+
+        Raises
+        ------
+        ModelNotFoundError
+            If there is no such repository or folder, or no model in it.
+        HubError
+            If the Hub cannot be reached.
+        FileFormatError
+            If the file is no learner, is damaged or was altered.
+        """
+        from evergrow.learner.hub import fetched_model
+
+        path = fetched_model(
+            repo,
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+        )
+        return cls.load(path, **settings)
+
+    # -- arguments ---------------------------------------------------------------------------------------------
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the constructor's arguments by name."""
@@ -444,10 +1237,49 @@ class Learner(Asking, Editing, Keeping):
             setattr(self, _KEPT_AS.get(name, name), value)
         return self
 
-    # -- making parts ---------------------------------------------------------------------------------------
+    # -- making parts ------------------------------------------------------------------------------------------
 
     def _new_head(self, widths: tuple[int, ...] = ()) -> IncrementalClassifier:
         return self._recipe().create(device=self.device, random_state=self.random_state, widths=widths)
+
+    def _recipe(self) -> HeadRecipe:
+        return HeadRecipe(self.method, {} if self.options is None else self.options)
+
+    def _seed(self) -> int:
+        state = self.random_state
+        return int(state) if isinstance(state, (int, np.integer)) and not isinstance(state, bool) else 0
+
+    def _open_encoder(self) -> Encoder:
+        return Encoder(
+            self.backbone,
+            weights=self.weights,
+            preset=self.preset,
+            device=self.device,
+            recipe=self.recipe,
+            automatic="final" if self.method == "scl-mgsm" else "auto",
+        )
+
+    def _blank(self, encoder: Encoder, head: IncrementalClassifier | None = None) -> Snapshot:
+        """Return what a model knows that has a backbone and has learned nothing."""
+        adaptation = None if encoder.adaptation is None else to_archive(encoder.adaptation)
+        return Snapshot(
+            self._recipe(),
+            {},
+            self._new_head(encoder.widths) if head is None else head,
+            encoder.spec,
+            reason=encoder.reason,
+            seed=self._seed(),
+            adaptation=adaptation,
+            widths=_own_widths(encoder),
+        )
+
+    def _fitted(self, learned: Learned, blank: Snapshot) -> Snapshot:
+        """Return what a model knows that has learned this and nothing else; numbers of revisions go on."""
+        before = self._snapshot_or_none()
+        now = learned.snapshot(blank, "fit")
+        if before is None or blank.history:
+            return now
+        return dataclasses.replace(now, history=(now.history[-1].numbered(before.revision + 1),))
 
     def _adaptation_config(self) -> FsaConfig | None:
         if self.adapt is None:  # asked first: what trains takes time to import
@@ -481,3 +1313,62 @@ class Learner(Asking, Editing, Keeping):
         if len(lost):
             raise InputError(f"every class must keep a sample that can be read, got none of {str(lost[0])!r}")
         return encoded
+
+    def _encoded(self, samples: Samples, encoder: Encoder, *, on_error: str | None = None) -> Features:
+        now = self._snapshot_or_none()
+        if now is not None and encoder is self._encoder:
+            check_columns(samples.columns, now.columns)
+        encoded = encoder.encode(samples, self.extract, cache=self.cache, on_error=on_error)
+        width = encoder.spec.n_features if encoder.spec is not None else None
+        if now is not None and not now.is_empty and encoder is self._encoder:
+            width = now.head.n_features_in_
+        if width is not None:
+            check_width(encoded.X, width)
+        return encoded
+
+    def _blocks(self, chunks: Iterable[Samples], encoder: Encoder) -> Iterator[Block]:
+        """Yield labelled samples as features, in blocks of bounded size where there are several chunks."""
+        wanted: set[str] = set()
+        kept: set[str] = set()
+
+        def encoded() -> Iterator[Block]:
+            for samples in chunks:
+                labels, found = samples.required_labels(), self._encoded(samples, encoder)
+                wanted.update(labels.tolist())
+                kept.update(labels[found.rows].tolist())
+                weights = None if samples.weights is None else samples.weights[found.rows]
+                yield Block(found.X, labels[found.rows], weights, samples.label_kind).weighed()
+
+        for block in gathered(encoded()):
+            if len(block.labels):
+                yield block
+        lost = sorted(wanted - kept)
+        if lost:
+            raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
+
+
+def _own_widths(encoder: Encoder) -> tuple[int, ...]:
+    """Return the blocks of features that come without a backbone; with one its description says so."""
+    return encoder.widths if encoder.spec is None else ()
+
+
+def _check_alone(engine: Any, **given: Any) -> None:
+    """Raise :class:`ParameterError` unless an engine can teach, and nothing is given that none takes."""
+    if not hasattr(engine, "partial_fit"):
+        raise ParameterError(f"engine must be one of evergrow.engine, such as LocalEngine(), got {engine!r}")
+    for name, value in given.items():
+        if value is not None:
+            raise ParameterError(f"{name} must be left out with an engine, got {type(value).__name__}")
+
+
+def check_width(X: NDArray[Any], width: int) -> None:
+    """Raise :class:`InputError` if a head cannot take features."""
+    if X.shape[1] != width:
+        raise InputError(f"features must have {width} columns, got {X.shape[1]}")
+
+
+def _recipe_of(spec: BackboneSpec | None) -> Any:
+    """Return what a saved model's feature vectors are made of, as it is asked for."""
+    if spec is None:
+        return "auto"
+    return "final" if spec.recipe is None else list(spec.recipe.blocks)

@@ -1,11 +1,13 @@
-"""What a learner learns from blocks of feature vectors, as records: a change is whole before it is anybody's state.
+"""The one loop that learns: blocks of labelled feature vectors, from chunks of data or from merged shards.
 
-Data of any size come as blocks. The first block of all makes the layer of a head; every further one only adds to sums,
-so that data in one block and the same data in several teach the same, to rounding, once there is a layer.
+The first block of all makes the layer of a head; every further one only adds to sums, so that data in one block and the
+same data in several teach the same, to rounding, once there is a layer. What is learned is whole before it is anybody's
+state.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -15,8 +17,9 @@ from numpy.typing import NDArray
 from evergrow.core.errors import InputError
 from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.calibration import Calibration, calibrated, with_new_classes
-from evergrow.learner.changes import Change, fingerprint, fingerprints
-from evergrow.learner.snapshot import counted
+from evergrow.learner.changes import Change, Event, fingerprints
+from evergrow.learner.labels import check_announced, common_kind, warn_alike, warn_few
+from evergrow.learner.snapshot import Snapshot, counted
 
 BLOCK = 20_000
 """Feature vectors of a stream that are learned at once; so many are held at a time."""
@@ -57,13 +60,13 @@ def gathered(blocks: Iterable[Block], size: int = BLOCK) -> Iterator[Block]:
     for block in blocks:
         held.append(block)
         if sum(len(part.X) for part in held) >= size:
-            yield _joined(held)
+            yield _concatenated(held)
             held = []
     if held:
-        yield _joined(held)
+        yield _concatenated(held)
 
 
-def _joined(blocks: list[Block]) -> Block:
+def _concatenated(blocks: list[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
     kinds = {block.label_kind for block in blocks}
@@ -92,56 +95,78 @@ class Learned:
         Samples learned since this began.
     data : tuple of str
         Fingerprints of the blocks learned since.
-    history : tuple of Change
-        What the model went through before.
+    label_kind : str or None
+        What the labels are; None before the first.
     """
 
     head: IncrementalClassifier
-    counts: dict[str, int]
+    counts: dict[str, int] = field(default_factory=dict)
     calibration: Calibration = field(default_factory=Calibration)
     samples: int = 0
     data: tuple[str, ...] = ()
-    history: tuple[Change, ...] = ()
+    label_kind: str | None = None
 
-    def change(self, what: str, known: NDArray[np.str_]) -> Change:
-        """Return the record of it, for a model that knew these classes before."""
-        new = np.setdiff1d(np.asarray(self.head.classes_, dtype=np.str_), known)
-        return Change.now(what, self.samples, new.tolist(), data=self.data)
-
-
-def first_block(head: IncrementalClassifier, block: Block, seed: int) -> Learned:
-    """Teach a fresh head its first block."""
-    if block.weights is None:
-        head.fit(block.X, block.labels)
-    else:
-        head.partial_fit(block.X, block.labels, sample_weight=block.weights)
-    head.settle()
-    calibration = calibrated_on(Calibration(), head, block, seed)
-    return Learned(
-        head,
-        counted({}, block.labels),
-        calibration,
-        len(block.labels),
-        (fingerprint(block.X, block.labels, block.weights),),
-    )
+    def snapshot(self, base: Snapshot, what: Event) -> Snapshot:
+        """Return what a model knows that has learned this; its record of the change names the new classes."""
+        new = np.setdiff1d(np.asarray(self.head.classes_, dtype=np.str_), base.classes)
+        change = Change.now(what, self.samples, new.tolist(), data=self.data)
+        kind = self.label_kind or "name"
+        known = {"head": self.head, "counts": self.counts, "calibration": self.calibration}
+        return base.after(change, label_kind=kind, **known)
 
 
-def next_block(before: Learned, block: Block, seed: int) -> Learned:
+def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], seed: int) -> Learned:
+    """Teach a head blocks of samples.
+
+    Parameters
+    ----------
+    base : Snapshot
+        What the model knew before; classes it announced are the only ones that may come.
+    head : IncrementalClassifier
+        A fresh head, or a branch of the model's; it is changed.
+    blocks : iterable of Block
+        What to learn.
+    seed : int
+        Of the calibration.
+    """
+    learned = Learned(head, base.counts, base.calibration, label_kind=base.label_kind if base.counts else None)
+    for block in blocks:
+        known = np.asarray(sorted(learned.counts), dtype=np.str_)
+        check_announced(base.announced, block.labels)
+        kind = common_kind(learned.label_kind, block.label_kind, block.labels, known)
+        warn_alike(known, block.labels)
+        learned = dataclasses.replace(_learn_block(learned, block, base.history, seed), label_kind=kind)
+    warn_few(base.counts, learned.counts)
+    return learned
+
+
+def _learn_block(before: Learned, block: Block, history: Iterable[Change], seed: int) -> Learned:
     """Teach a head one more block; the head itself changes, all else is a new record."""
-    head = before.head
-    calibration = with_new_classes(before.calibration, head, block.X, block.labels)
-    if len(head.classes_) == 1 and not np.isin(block.labels, head.classes_).all():
-        calibration = Calibration()  # with one class novelty is a distance, which says nothing of it with several
-    head.partial_fit(block.X, block.labels, sample_weight=block.weights)  # the last step that can fail: it fails whole
-    head.settle(cheap_only=True)
+    head, calibration = before.head, before.calibration
+    first = not head._is_started()
+    if not first:
+        calibration = before_new_classes(calibration, head, block)
+    if first and block.weights is None:
+        head.fit(block.X, block.labels)
+    else:  # it fails whole, and nothing after it can fail
+        head.partial_fit(block.X, block.labels, sample_weight=block.weights)
+    head.settle(cheap_only=not first)
     return Learned(
         head,
         counted(before.counts, block.labels),
         calibrated_on(calibration, head, block, seed),
         before.samples + len(block.labels),
-        (*before.data, *fingerprints(block.X, block.labels, before.history, block.weights)),
-        before.history,
+        (*before.data, *fingerprints(block.X, block.labels, tuple(history), block.weights)),
     )
+
+
+def before_new_classes(before: Calibration, head: IncrementalClassifier, block: Block) -> Calibration:
+    """Return the calibration with what a block's new classes look like to a head that has not learned it yet."""
+    if len(head.classes_) == 1 and not np.isin(block.labels, head.classes_).all():
+        return Calibration()  # with one class novelty is a distance, which says nothing of it with several
+    if not hasattr(head, "novelty_terms"):
+        return before
+    return with_new_classes(before, head, block.X, block.labels)
 
 
 def calibrated_on(before: Calibration, head: IncrementalClassifier, block: Block, seed: int) -> Calibration:

@@ -13,10 +13,11 @@ nobody who may not read the model.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import getpass
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,13 @@ import safetensors
 
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import BusyError, EvergrowError, ParameterError, PathError
-from evergrow.core.files import atomic_path, check_replaceable, link_or_copy, locked, real_path
+from evergrow.core.errors import ModelNotFoundError as ModelNotFoundError
+from evergrow.core.files import atomic_path, check_replaceable, existing_model, link_or_copy, locked, real_path
 from evergrow.core.validation import check_number
-from evergrow.core.wording import setting
-from evergrow.learner.changes import Change
+from evergrow.learner.changes import Change, Event, Lineage
+from evergrow.learner.history import Header, History, Undone
 from evergrow.learner.learner import Learner
-from evergrow.learner.places import ModelNotFoundError as ModelNotFoundError
-from evergrow.learner.places import existing_model
-from evergrow.learner.revisions import Header, History, Undone
-from evergrow.learner.snapshot import Ancestor, Lineage, Snapshot
+from evergrow.learner.snapshot import Snapshot
 
 KEEP = 10
 """Earlier revisions kept, unless another number is asked for."""
@@ -166,7 +165,7 @@ def commit(
             with _writing(model):
                 place.restrict()
                 lineage = place.adopt(current)
-        fresh = len(before.history) - _settled(before, current)
+        fresh = len(before.history) - _written(before, current)
         if not fresh and current is not None and learner._origin == (model, current.digest):
             return lineage.number
         number = max([*place.numbers(), lineage.number, before.lineage.number]) + 1
@@ -232,13 +231,12 @@ def rollback(
         if not kept:
             raise ParameterError(_nothing_to_undo(model, lineage, place))
         if n > len(lineage.ancestors) or lineage.ancestors[-n] not in kept:
-            raise ParameterError(f"{setting('n')} must be at most {len(kept)}, the number of revisions kept, got {n}")
+            raise ParameterError(f"n must be at most {len(kept)}, the number of revisions kept, got {n}")
         ancestor = lineage.ancestors[-n]
-        header = place.verified(ancestor, lineage)
+        header = place.verified(ancestor.revision, ancestor.digest)
         undone = [entry for entry in current.history if entry.revision > header.revision]
-        change = Change.now("rollback", sum(entry.samples for entry in undone), note=_told(undone, ancestor))
-        change = change.numbered(header.revision).by(author() if who is None else who)
-        change = dataclasses.replace(change, extra={**change.extra, **(extra or {})})
+        note, samples = f"undid {', '.join(entry.what for entry in undone)}", sum(entry.samples for entry in undone)
+        change = _step("rollback", samples, note, header.revision, who, extra)
         with _writing(model):
             place.record(Undone(change, current.digest, header.digest))
             _publish(place.file(ancestor.revision), model)
@@ -294,26 +292,24 @@ def redo(
                 f"nothing to redo: what was undone ({lost.change.note}) is no longer kept in {place.folder}"
             )
         if n > len(steps):
-            raise ParameterError(
-                f"{setting('n')} must be at most {len(steps)}, the number of rollbacks to take back, got {n}"
-            )
+            raise ParameterError(f"n must be at most {len(steps)}, the number of rollbacks to take back, got {n}")
         for entry, number in steps:
-            named = author() if who is None else who
-            change = _redo_step(model, place, entry, int(number or 0), named, extra or {})
+            header = place.verified(number or 0, entry.before)
+            note = f"redid {entry.change.note.removeprefix('undid ')}"
+            change = _step("redo", entry.change.samples, note, header.revision, who, extra)
+            with _writing(model):
+                place.restrict()
+                place.record(Undone(change, entry.after, entry.before))
+                _publish(place.file(number or 0), model)
     return change
 
 
-def _redo_step(model: Path, place: History, entry: Undone, number: int, who: str, extra: Mapping[str, Any]) -> Change:
-    """Put what one rollback undid in the model's place again."""
-    header = place.recorded(number, entry.before)
-    said = f"redid {entry.change.note.removeprefix('undid ')}"
-    change = Change.now("redo", entry.change.samples, note=said).numbered(header.revision).by(who)
-    change = dataclasses.replace(change, extra={**change.extra, **extra})
-    with _writing(model):
-        place.restrict()
-        place.record(Undone(change, entry.after, entry.before))
-        _publish(place.file(number), model)
-    return change
+def _step(
+    what: Event, samples: int, note: str, revision: int, who: str | None, extra: Mapping[str, Any] | None
+) -> Change:
+    """Return the record of a rollback or a redo."""
+    change = Change.now(what, samples, note=note).numbered(revision).by(author() if who is None else who)
+    return dataclasses.replace(change, extra={**change.extra, **(extra or {})})
 
 
 def _nothing_to_undo(model: Path, lineage: Lineage, place: History) -> str:
@@ -361,13 +357,14 @@ def open_revision(path: str | os.PathLike[str], number: int, **settings: Any) ->
         return open_model(path, **settings)
     ancestor = next((entry for entry in current.lineage.ancestors if entry.revision == number), None)
     if number not in place.numbers():
-        kept = ", ".join(map(str, [*place.numbers(), current.revision])) if place.numbers() else str(current.revision)
-        raise ParameterError(f"revision must be one that is kept in {place.folder} ({kept}), got {number}")
+        kept = sorted({*place.numbers(), current.revision})
+        shown = f"kept is {kept[0]}" if len(kept) == 1 else f"kept are {kept[0]} to {kept[-1]}"
+        raise ParameterError(f"Revision {number} is not kept; {shown}.")
     if ancestor is not None:
-        place.verified(ancestor, current.lineage)
+        place.verified(ancestor.revision, ancestor.digest)
     else:
-        told = {entry.before for entry in place.happened(current.digest)}
-        place.recorded(number, next((digest for digest in told if place.find(digest) == number), ""))
+        undone = {entry.before for entry in place.happened(current.digest)}
+        place.verified(number, next((digest for digest in undone if place.find(digest) == number), ""))
     return Learner.from_archive(read_archive(place.file(number)), name=f"{os.fspath(path)}@{number}", **settings)
 
 
@@ -398,14 +395,6 @@ def kept_revisions(path: str | os.PathLike[str]) -> list[int]:
     if header.lineage.number < header.revision:  # saved by hand: what led to it lies elsewhere
         return []
     return [entry.revision for entry in header.lineage.ancestors if place.is_kept(entry)]
-
-
-def _told(undone: Sequence[Change], ancestor: Ancestor) -> str:
-    """Return what a rollback did, for people."""
-    what = f"undid {', '.join(entry.what for entry in undone)}"
-    if ancestor.digest:
-        return what
-    return f"{what}; revision {ancestor.revision} fits, but evergrow 0.1 kept no checksum of it to compare with"
 
 
 # -- one writer at a time -----------------------------------------------------------------------------------
@@ -450,7 +439,7 @@ def _check_origin(model: Path, learner: Learner, current: Header | None) -> None
 # -- writing ------------------------------------------------------------------------------------------------
 
 
-def _settled(before: Snapshot, current: Header | None) -> int:
+def _written(before: Snapshot, current: Header | None) -> int:
     """Return how many changes of a learner are in a file already and keep their numbers."""
     if current is not None and before.history[: len(current.history)] == current.history:
         return len(current.history)
@@ -482,12 +471,12 @@ def _writable(path: str | os.PathLike[str]) -> Path:
     try:
         model = real_path(path)
         if not model.parent.is_dir():
-            raise ModelWriteError(f"folder of the model must exist, got {str(model.parent)!r}")
+            raise ModelWriteError(f"No folder {str(model.parent)!r} to write a model to.")
         check_replaceable(model)
     except PathError as error:
-        raise ModelWriteError(f"{setting('model')} must be a file that may be written, but {error}") from error
+        raise ModelWriteError(f"The model cannot be written: {error}") from error
     if model.exists() and not os.access(model, os.W_OK):
-        raise ModelWriteError(f"{setting('model')} must be a file that may be written, got {os.fspath(path)!r}")
+        raise ModelWriteError(f"The model cannot be written: you may not write {os.fspath(path)!r}")
     return model
 
 
@@ -498,4 +487,6 @@ def _writing(model: Path) -> Iterator[None]:
     except EvergrowError:
         raise
     except (OSError, safetensors.SafetensorError) as error:
-        raise ModelWriteError(f"{model} must be writable, with room for the model; it is as it was: {error}") from error
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise ModelWriteError(f"No space left on {model.parent}; the model was not changed.") from error
+        raise ModelWriteError(f"{model} could not be written; the model was not changed: {error}") from error

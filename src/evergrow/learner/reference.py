@@ -10,16 +10,17 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import EvergrowError
-from evergrow.core.fields import Fields
+from evergrow.core.record import Between, require
+from evergrow.core.settings import from_mapping
 from evergrow.data import DataOptions
 from evergrow.data.intake import Samples, read_labelled
-from evergrow.learner.changes import Tested, fingerprint
+from evergrow.learner.changes import Tested, fingerprint, renamed
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 
 if TYPE_CHECKING:
@@ -51,12 +52,17 @@ class Reference:
     source: str
     digest: str
     samples: int
-    names: Mapping[str, str] = field(default_factory=dict)
-    reading: Mapping[str, Any] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    reading: dict[str, str | Annotated[int, Between(0, 32)]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise an error of evergrow's own where data cannot be read so."""
+        require(set(self.reading) <= set(_READING), "it reads test data by unknown settings")
+        self.options()
 
     def options(self) -> DataOptions:
         """Return the settings that the data are read with."""
-        return DataOptions(**self.reading)
+        return from_mapping(DataOptions, self.reading, "setting of reading")
 
     def renamed(self, names: Mapping[str, str]) -> Reference:
         """Return the reference after classes got other names.
@@ -67,25 +73,7 @@ class Reference:
         >>> Reference("t", "", 3).renamed({"crow": "rook"}).renamed({"rook": "jay", "owl": "eagle"}).names
         {'crow': 'jay', 'rook': 'jay', 'owl': 'eagle'}
         """
-        moved = {label: names.get(name, name) for label, name in self.names.items()}
-        new = {old: name for old, name in names.items() if old not in moved}
-        return dataclasses.replace(self, names={**moved, **new})
-
-    def to_values(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> Reference:
-        """Return the reference that :meth:`to_values` described, or raise :class:`FileFormatError`."""
-        names = fields.fields("names")
-        return cls(
-            fields.text("source"),
-            fields.text("digest"),
-            fields.integer("samples"),
-            {label: names.text(label) for label in names.names()},
-            _read_reading(fields.fields("reading")) if fields.has("reading") else {},
-        )
+        return dataclasses.replace(self, names=renamed(self.names, names))
 
 
 @dataclass
@@ -222,13 +210,6 @@ def _encoded(learner: Learner, samples: Samples, reference: Reference) -> _Rows:
     current = dataclasses.replace(reference, digest=fingerprint(encoded.X, labels), samples=len(labels))
     known = np.array([reference.names.get(name, name) for name in labels.tolist()], dtype=np.str_)
     return _Rows(encoded.X, known, current)
-
-
-def _read_reading(fields: Fields) -> dict[str, Any]:
-    """Return how data are read, from a file: three names of columns and a depth."""
-    columns = {name: fields.text(name) for name in _READING[:3] if fields.has(name)}
-    depth = {name: fields.integer(name, high=32) for name in _READING[3:] if fields.has(name)}
-    return {**columns, **depth}
 
 
 def _measured(learner: Learner, rows: _Rows) -> Evaluation:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from evergrow.core.escaping import one_line
+from evergrow.core.version import __version__
+from evergrow.learner.calibration import FALSE_ALARM
+from evergrow.learner.snapshot import Snapshot, read_adaptation
 
 SHOWN_CLASSES = 20
 """Classes that a notebook shows; of more the rest is counted."""
@@ -33,6 +37,59 @@ class Measured:
     accuracy: float
     n: int
     revision: int
+
+
+def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
+    """Return what is known of a learner, in plain values.
+
+    Parameters
+    ----------
+    now : Snapshot
+        What it knows.
+    numerics : bool
+        Whether to add rank and conditioning, which take a decomposition.
+
+    Returns
+    -------
+    dict
+        ``evergrow`` (version here), ``method``, ``options``, ``kind`` (of the samples), ``backbone`` (None, or its
+        description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the backbone was
+        adapted with: tuner, settings, number of parameters, the backbone before, and how the training went),
+        ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``, ``n_classes``,
+        ``n_samples``, ``classes`` (name and samples of each), ``label_kind`` (what the labels were: names, integers or
+        booleans), ``novelty`` (None, or the number of calibrated scores and the threshold), ``answering`` (prior, costs
+        and thresholds that answers follow), ``reference`` (None, or the test data that it remembers), ``revision``,
+        ``history``, and with ``numerics`` the head's diagnostics.
+    """
+    head, spec = now.head, now.spec
+    width = None if spec is None else spec.n_features
+    novelty = None
+    if hasattr(head, "novelty_score") and now.calibration.n:
+        threshold = now.calibration.threshold(FALSE_ALARM)
+        novelty = {"calibrated_on": now.calibration.n, "false_alarm": FALSE_ALARM, "threshold": threshold}
+    values = {
+        "evergrow": __version__,
+        "method": now.recipe.method,
+        "options": dict(now.recipe.options),
+        "kind": now.kind,
+        "backbone": None if spec is None else {**spec.to_dict(), "reason": now.reason},
+        "adaptation": None if now.adaptation is None else read_adaptation(now.adaptation).describe(),
+        "n_features": width if now.is_empty else head.n_features_in_,
+        "blocks": None if now.is_empty else getattr(head, "blocks_", None),
+        "n_units": None if now.is_empty else getattr(head, "n_units_", None),
+        "n_classes": len(now.classes),
+        "n_samples": sum(now.counts.values()),
+        "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
+        "label_kind": now.label_kind,
+        "novelty": novelty,
+        "answering": now.answering.to_dict(),
+        "reference": None if now.reference is None else dataclasses.asdict(now.reference),
+        "revision": now.revision,
+        "history": [change.to_dict() for change in now.history],
+    }
+    if numerics:
+        values["numerics"] = head.diagnostics() if hasattr(head, "diagnostics") and len(now.classes) else None
+    return values
 
 
 def text_of(info: dict[str, Any] | None, method: str, tested: Measured | None) -> str:

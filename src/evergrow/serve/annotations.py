@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.record import Spec, from_archive, record, require, to_archive
-from evergrow.learner.attached import attach_part, attached_part
 from evergrow.learner.changes import Change
 from evergrow.learner.learner import Learner
 
@@ -103,12 +102,12 @@ class Ledger:
     @classmethod
     def of(cls, learner: Learner) -> Ledger:
         """Return the ledger in a model."""
-        archive = attached_part(learner, PART)
+        archive = learner.attached(PART)
         return cls() if archive is None else from_archive(cls, archive, name="annotations of the model")
 
     def attach(self, learner: Learner) -> None:
         """Keep the ledger in a model."""
-        attach_part(learner, PART, to_archive(self))
+        learner.attach(PART, to_archive(self))
 
     def kept(self, keep: Iterable[bool]) -> Ledger:
         """Return the ledger with some of its annotations."""

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from evergrow.core.errors import BusyError, FileFormatError, ParameterError, PathError
 from evergrow.core.files import PARTIAL, locked
 from evergrow.learner.changes import Change
+from evergrow.learner.history import Header, History
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
     ModelNotFoundError,
@@ -31,7 +32,6 @@ from evergrow.learner.modelfile import (
     redo,
     rollback,
 )
-from evergrow.learner.revisions import Header, History
 from evergrow.serve.backbones import FEW_SAMPLES, cores, torch_threads
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.idempotency import requests_of

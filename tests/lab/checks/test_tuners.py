@@ -14,19 +14,19 @@ pytest.importorskip("timm")
 from evergrow.adapt.tuners import TUNERS, LoRATuner, UnmergeableError
 from evergrow.adapt.tuners.host import Handle
 from evergrow.core.errors import UnknownNameError
-from evergrow.lab.checks.suite import CheckFailure, CheckSkipped
-from evergrow.lab.checks.tuner_setup import BACKBONES, Setup
+from evergrow.lab.checks.suite import Case, CheckFailure, CheckSkipped
 from evergrow.lab.checks.tuners import (
+    BACKBONES,
     TUNER_CHECKS,
     TUNER_OPT_OUTS,
-    TunerCase,
+    Setup,
     iter_tuner_checks,
     run_tuner_checks,
 )
 
 
 @pytest.mark.parametrize("case", list(iter_tuner_checks()), ids=str)
-def test_conformance(case: TunerCase) -> None:
+def test_conformance(case: Case) -> None:
     result = case.run()
     if result.status == "skipped":
         pytest.skip(result.detail)
@@ -44,7 +44,7 @@ def test_excuses_are_needed(tuner: str, check: str) -> None:
     case = next(iter_tuner_checks([tuner], ["vit"], [check]))
     assert case.excuse
     with pytest.raises((CheckFailure, UnmergeableError)):
-        TUNER_CHECKS[check](case.setup)
+        TUNER_CHECKS[check](case.subject)
 
 
 @pytest.mark.parametrize("tuner", ["vpt-deep", "vpt-shallow"])

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from evergrow.core.errors import EvergrowError, InputError, LabelError, NotFittedError
-from evergrow.lab.checks.data import make_check_data
+from evergrow.lab.checks.data import CheckData
 from evergrow.lab.checks.properties import TOLERANCE, require, require_same, scores, teach
 from evergrow.lab.checks.suite import CHECKS, CheckFailure, CheckSkipped, Factory
 
@@ -26,9 +26,8 @@ def require_raises(error: type[Exception], call: Callable[[], Any], what: str) -
 
 
 @CHECKS.register("bad_input_changes_nothing")
-def bad_input_changes_nothing(make: Factory) -> None:
+def bad_input_changes_nothing(make: Factory, data: CheckData) -> None:
     """Require that bad batches raise typed errors and leave the learner bit for bit as it was."""
-    data = make_check_data()
     learner = teach(make(), data.tasks[:2])
     before = learner.decision_function(data.X)
     X, y = data.tasks[2]
@@ -57,16 +56,14 @@ def bad_input_changes_nothing(make: Factory) -> None:
 
 
 @CHECKS.register("unfitted_says_so")
-def unfitted_says_so(make: Factory) -> None:
+def unfitted_says_so(make: Factory, data: CheckData) -> None:
     """Require that a learner which has learned nothing says so."""
-    data = make_check_data()
     require_raises(NotFittedError, lambda: make().predict(data.X), "predicting before learning")
 
 
 @CHECKS.register("bad_settings_are_refused")
-def bad_settings_are_refused(make: Factory) -> None:
+def bad_settings_are_refused(make: Factory, data: CheckData) -> None:
     """Require that settings out of range raise when learning starts, and that the message names them."""
-    data = make_check_data()
     for name, value in (("n_units", -1), ("alpha", -1.0), ("n_ensembles", 0), ("gamma", 0.0)):
         if name not in make().get_params():
             continue
@@ -79,9 +76,8 @@ def bad_settings_are_refused(make: Factory) -> None:
 
 
 @CHECKS.register("one_sample_updates")
-def one_sample_updates(make: Factory) -> None:
+def one_sample_updates(make: Factory, data: CheckData) -> None:
     """Require that batches of one sample work, from any class, and teach something."""
-    data = make_check_data()
     learner = make().fit(*data.tasks[0])
     for X, y in data.tasks[1:]:
         for row, label in zip(X, y):
@@ -92,9 +88,8 @@ def one_sample_updates(make: Factory) -> None:
 
 
 @CHECKS.register("first_batch_may_be_one_sample")
-def first_batch_may_be_one_sample(make: Factory) -> None:
+def first_batch_may_be_one_sample(make: Factory, data: CheckData) -> None:
     """Require that learning may begin with a single sample, unless the method says that it needs more classes."""
-    data = make_check_data()
     X, y = data.tasks[0]
     try:
         learner = make().fit(X[:1], y[:1])
@@ -106,9 +101,8 @@ def first_batch_may_be_one_sample(make: Factory) -> None:
 
 
 @CHECKS.register("new_and_old_classes_mix")
-def new_and_old_classes_mix(make: Factory) -> None:
+def new_and_old_classes_mix(make: Factory, data: CheckData) -> None:
     """Require that a batch may hold old and new classes, and that classes are sorted whatever came first."""
-    data = make_check_data()
     X, y = data.joint
     learner = make().fit(*data.tasks[0]).partial_fit(X, y)
     require(learner.classes_.tolist() == sorted(set(y.tolist())), "classes must be sorted")
@@ -118,9 +112,8 @@ def new_and_old_classes_mix(make: Factory) -> None:
 
 
 @CHECKS.register("string_labels")
-def string_labels(make: Factory) -> None:
+def string_labels(make: Factory, data: CheckData) -> None:
     """Require that strings do as labels, with the same scores as integers in the same order."""
-    data = make_check_data()
     names = np.array([f"class {index}" for index in range(6)])
     worded = teach(make(), [(X, names[y]) for X, y in data.tasks])
     plain = teach(make(), data.tasks)
@@ -129,9 +122,8 @@ def string_labels(make: Factory) -> None:
 
 
 @CHECKS.register("unknown_labels_in_classes_argument")
-def unknown_labels_in_classes_argument(make: Factory) -> None:
+def unknown_labels_in_classes_argument(make: Factory, data: CheckData) -> None:
     """Require that ``partial_fit(classes=...)`` refuses labels that were not announced."""
-    data = make_check_data()
     learner = make().fit(*data.tasks[0])
     X, y = data.tasks[1]
     require_raises(LabelError, lambda: learner.partial_fit(X, y, classes=[2, 3, 4]), "a label not announced")
@@ -139,9 +131,8 @@ def unknown_labels_in_classes_argument(make: Factory) -> None:
 
 
 @CHECKS.register("input_types_agree")
-def input_types_agree(make: Factory) -> None:
+def input_types_agree(make: Factory, data: CheckData) -> None:
     """Require that the same numbers teach the same as float16, 32 or 64, as arrays, tensors or lists."""
-    data = make_check_data()
     reference = teach(make(), data.tasks)
     expected = scores(reference, data.X)
     kinds: dict[str, Callable[[Any], Any]] = {
@@ -159,9 +150,8 @@ def input_types_agree(make: Factory) -> None:
 
 
 @CHECKS.register("training_input_is_not_changed")
-def training_input_is_not_changed(make: Factory) -> None:
+def training_input_is_not_changed(make: Factory, data: CheckData) -> None:
     """Require that learning leaves the caller's memory alone, and does not follow it when it changes."""
-    data = make_check_data()
     reference, learner = make(), make()
     for X, y in data.tasks:
         tensor = torch.from_numpy(X.copy())

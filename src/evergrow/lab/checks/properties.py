@@ -14,7 +14,7 @@ from sklearn.base import clone
 
 from evergrow.core.errors import UnsupportedError
 from evergrow.head.base import IncrementalClassifier
-from evergrow.lab.checks.data import Batch, make_check_data
+from evergrow.lab.checks.data import Batch, CheckData
 from evergrow.lab.checks.suite import CHECKS, CheckFailure, CheckSkipped, Factory
 
 TOLERANCE = 1e-6
@@ -53,26 +53,23 @@ def state_bytes(learner: IncrementalClassifier) -> int:
 
 
 @CHECKS.register("incremental_equals_joint")
-def incremental_equals_joint(make: Factory) -> None:
+def incremental_equals_joint(make: Factory, data: CheckData) -> None:
     """Require that task by task gives what one batch with everything gives."""
-    data = make_check_data()
     apart, joint = teach(make(), data.tasks), teach(make(), [data.joint])
     require_same(scores(apart, data.X), scores(joint, data.X), "task by task against all at once", TOLERANCE)
 
 
 @CHECKS.register("sample_order_is_irrelevant")
-def sample_order_is_irrelevant(make: Factory) -> None:
+def sample_order_is_irrelevant(make: Factory, data: CheckData) -> None:
     """Require that the order of samples within a batch does not matter."""
-    data = make_check_data()
     turned = [(X[::-1], y[::-1]) for X, y in data.tasks]
     given, reverse = teach(make(), data.tasks), teach(make(), turned)
     require_same(scores(reverse, data.X), scores(given, data.X), "samples in reverse order", TOLERANCE)
 
 
 @CHECKS.register("batch_split_is_irrelevant")
-def batch_split_is_irrelevant(make: Factory) -> None:
+def batch_split_is_irrelevant(make: Factory, data: CheckData) -> None:
     """Require that, after the first task, how samples are cut into batches does not matter."""
-    data = make_check_data()
     pieces = [data.tasks[0]]
     for X, y in data.tasks[1:]:
         pieces += [(X[start : start + 5], y[start : start + 5]) for start in range(0, len(y), 5)]
@@ -81,9 +78,8 @@ def batch_split_is_irrelevant(make: Factory) -> None:
 
 
 @CHECKS.register("predict_is_pure")
-def predict_is_pure(make: Factory) -> None:
+def predict_is_pure(make: Factory, data: CheckData) -> None:
     """Require that asking changes neither later answers, nor what is learned next, nor the input."""
-    data = make_check_data()
     asked, quiet = make(), make()
     for X, y in data.tasks:
         asked.partial_fit(X, y)
@@ -97,9 +93,8 @@ def predict_is_pure(make: Factory) -> None:
 
 
 @CHECKS.register("rows_are_answered_one_by_one")
-def rows_are_answered_one_by_one(make: Factory) -> None:
+def rows_are_answered_one_by_one(make: Factory, data: CheckData) -> None:
     """Require that the answer to a row does not depend on the rows beside it."""
-    data = make_check_data()
     learner = teach(make(), data.tasks)
     together = learner.decision_function(data.X)
     alone = np.concatenate([learner.decision_function(row[None]) for row in data.X])
@@ -107,9 +102,8 @@ def rows_are_answered_one_by_one(make: Factory) -> None:
 
 
 @CHECKS.register("same_seed_same_answer")
-def same_seed_same_answer(make: Factory) -> None:
+def same_seed_same_answer(make: Factory, data: CheckData) -> None:
     """Require that two learners of one seed agree bit for bit."""
-    data = make_check_data()
     pair = [teach(make(random_state=3), data.tasks).decision_function(data.X) for _ in range(2)]
     require_same(pair[1], pair[0], "two learners of one seed")
 
@@ -120,9 +114,8 @@ def _numpy_state() -> Any:
 
 
 @CHECKS.register("global_rng_is_left_alone")
-def global_rng_is_left_alone(make: Factory) -> None:
+def global_rng_is_left_alone(make: Factory, data: CheckData) -> None:
     """Require that other code's use of the global generators changes nothing, and that a learner uses none."""
-    data = make_check_data()
     saved = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 (the global one is the point)
     try:
         answers = []
@@ -144,12 +137,11 @@ def global_rng_is_left_alone(make: Factory) -> None:
 
 
 @CHECKS.register("save_load_equal")
-def save_load_equal(make: Factory) -> None:
+def save_load_equal(make: Factory, data: CheckData) -> None:
     """Require that a loaded learner answers bit for bit alike, and learns on alike."""
     import tempfile
     from pathlib import Path
 
-    data = make_check_data()
     learner = teach(make(), data.tasks[:2])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "learner.safetensors"
@@ -164,9 +156,8 @@ def save_load_equal(make: Factory) -> None:
 
 
 @CHECKS.register("clone_is_independent")
-def clone_is_independent(make: Factory) -> None:
+def clone_is_independent(make: Factory, data: CheckData) -> None:
     """Require of a clone the settings, nothing learned, and no shared state."""
-    data = make_check_data()
     learner = teach(make(), data.tasks[:2])
     before = learner.decision_function(data.X)
     twin = clone(learner)
@@ -177,9 +168,8 @@ def clone_is_independent(make: Factory) -> None:
 
 
 @CHECKS.register("copies_are_independent")
-def copies_are_independent(make: Factory) -> None:
+def copies_are_independent(make: Factory, data: CheckData) -> None:
     """Require that a deep copy answers alike, and that what it learns stays its own."""
-    data = make_check_data()
     learner = teach(make(), data.tasks[:2])
     before = learner.decision_function(data.X)
     twin = copy.deepcopy(learner)
@@ -189,18 +179,16 @@ def copies_are_independent(make: Factory) -> None:
 
 
 @CHECKS.register("fit_starts_anew")
-def fit_starts_anew(make: Factory) -> None:
+def fit_starts_anew(make: Factory, data: CheckData) -> None:
     """Require that ``fit`` forgets all that was learned before."""
-    data = make_check_data()
     used = teach(make(), data.tasks[:2]).fit(*data.tasks[2])
     fresh = make().fit(*data.tasks[2])
     require_same(used.decision_function(data.X), fresh.decision_function(data.X), "fit on a used learner")
 
 
 @CHECKS.register("renamed_equals_taught_so")
-def renamed_equals_taught_so(make: Factory) -> None:
+def renamed_equals_taught_so(make: Factory, data: CheckData) -> None:
     """Require that classes that get other labels, in another order, leave the learner taught with those."""
-    data = make_check_data()
     learner = teach(make(), data.tasks)
     other = {label: 100 - label if label != 3 else 3 for label in learner.classes_.tolist()}
     taught = teach(make(), [(X, np.array([other[label] for label in y.tolist()])) for X, y in data.tasks])
@@ -211,9 +199,8 @@ def renamed_equals_taught_so(make: Factory) -> None:
 
 
 @CHECKS.register("merged_classes_equal_one_class")
-def merged_classes_equal_one_class(make: Factory) -> None:
+def merged_classes_equal_one_class(make: Factory, data: CheckData) -> None:
     """Require that merged classes leave the learner that was taught their samples under one label."""
-    data = make_check_data()
     learner = teach(make(), data.tasks)
     # Classes of the first task stay apart: layers that are grown on it are then the same.
     one = {0: 9, 1: 9, 4: 5}
@@ -228,10 +215,9 @@ def merged_classes_equal_one_class(make: Factory) -> None:
 
 
 @CHECKS.register("state_is_bounded_in_tasks")
-def state_is_bounded_in_tasks(make: Factory) -> None:
+def state_is_bounded_in_tasks(make: Factory, data: CheckData) -> None:
     """Require that without new classes the state stops growing, however many batches come."""
     rng = np.random.default_rng(1)
-    data = make_check_data()
     learner = teach(make(), [data.joint])
     sizes = []
     for _ in range(16):
@@ -242,14 +228,13 @@ def state_is_bounded_in_tasks(make: Factory) -> None:
 
 
 @CHECKS.register("device")
-def device(make: Factory) -> None:
+def device(make: Factory, data: CheckData) -> None:
     """Require the CPU's answers of the GPU, and that a file from one loads on the other."""
     if not torch.cuda.is_available():
         raise CheckSkipped("needs a CUDA device")
     import tempfile
     from pathlib import Path
 
-    data = make_check_data()
     here, there = teach(make(device="cpu"), data.tasks), teach(make(device="cuda"), data.tasks)
     require_same(scores(there, data.X), scores(here, data.X), "cuda against cpu", 1e-5)
     on_device = torch.from_numpy(data.X).to("cuda")

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import evergrow.head  # noqa: F401 (fills the registry)
+from evergrow.adapt.tuners import UnsupportedModelError
 from evergrow.core.registry import Registry
 from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.lab.checks.data import CheckData, make_check_data
 
 Factory = Callable[..., IncrementalClassifier]
 """Makes a fresh learner; keyword arguments override its settings."""
 
-CHECKS: Registry[Callable[[Factory], None]] = Registry("check")
-"""Every check by name; each takes a factory and raises :class:`CheckFailure` or :class:`CheckSkipped`."""
+CHECKS: Registry[Callable[[Factory, CheckData], None]] = Registry("check")
+"""Every check by name; each takes a factory and data, and raises :class:`CheckFailure` or :class:`CheckSkipped`."""
 
 SMALL: dict[str, Any] = {"n_units": 40, "random_state": 0, "device": "cpu"}
 """Settings that methods are checked with, where they have them."""
@@ -91,31 +93,40 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Case:
-    """One method under one check, ready to run; ``str`` gives the test id."""
+    """A method or a tuner under one check, ready to run; ``str`` gives the test id.
 
-    method: str
+    Parameters
+    ----------
+    name, check : str
+        Names.
+    subject : callable or Setup
+        What the check takes: a factory of learners, or a tuner on a backbone.
+    call : callable
+        The check itself.
+    excuse : str, optional
+        Why the promise is not made.
+    """
+
+    name: str
     check: str
-    factory: Factory
+    subject: Any
+    call: Callable[[Any], None]
+    excuse: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.method}-{self.check}"
-
-    @property
-    def excuse(self) -> str | None:
-        """Why the method is excused, None if it is not."""
-        return OPT_OUTS.get((self.method, self.check))
+        return f"{self.name}-{self.check}"
 
     def run(self) -> CheckResult:
-        """Run the check and say what came of it; never raises for a learner's fault."""
+        """Run the check and say what came of it; never raises for a fault of the subject."""
         if self.excuse is not None:
-            return CheckResult(self.method, self.check, "excused", self.excuse)
+            return CheckResult(self.name, self.check, "excused", self.excuse)
         try:
-            CHECKS[self.check](self.factory)
-        except CheckSkipped as reason:
-            return CheckResult(self.method, self.check, "skipped", str(reason))
-        except Exception:  # whatever a learner raises is the finding
-            return CheckResult(self.method, self.check, "failed", traceback.format_exc())
-        return CheckResult(self.method, self.check, "passed")
+            self.call(self.subject)
+        except (CheckSkipped, UnsupportedModelError) as reason:
+            return CheckResult(self.name, self.check, "skipped", str(reason))
+        except Exception:  # whatever a learner or tuner raises is the finding
+            return CheckResult(self.name, self.check, "failed", traceback.format_exc())
+        return CheckResult(self.name, self.check, "passed")
 
 
 def factory_of(name: str) -> Factory:
@@ -142,12 +153,11 @@ def iter_checks(methods: Iterable[str] | None = None, checks: Iterable[str] | No
     >>> [str(case) for case in iter_checks(["simplecil"], ["predict_is_pure"])]
     ['simplecil-predict_is_pure']
     """
-    wanted = list(CHECKS.names() if checks is None else checks)
-    for method in HEADS.names() if methods is None else methods:
+    wanted = list(checks or CHECKS.names())
+    for method in methods or HEADS.names():
         factory = factory_of(method)
         for check in wanted:
-            CHECKS[check]  # an unknown name is an error here, not a result
-            yield Case(method, check, factory)
+            yield Case(method, check, factory, _on_data(check), OPT_OUTS.get((method, check)))
 
 
 def run_checks(
@@ -179,7 +189,12 @@ def run_checks(
         return [case.run() for case in iter_checks([method], checks)]
     name = getattr(method, "__name__", type(method).__name__)
     factory = _tolerant(method)
-    return [Case(name, check, factory).run() for check in (CHECKS.names() if checks is None else checks)]
+    return [Case(name, check, factory, _on_data(check)).run() for check in checks or CHECKS.names()]
+
+
+def _on_data(check: str) -> Callable[[Factory], None]:
+    call = CHECKS[check]  # an unknown name is an error here, not a result
+    return lambda factory: call(factory, make_check_data())
 
 
 def _tolerant(factory: Factory) -> Factory:

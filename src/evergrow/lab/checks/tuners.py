@@ -6,11 +6,12 @@ every backbone under every check, for a test runner.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
-import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +19,109 @@ from torch import Tensor, nn
 from evergrow.adapt.tuners import (
     TUNERS,
     ArchitectureError,
+    Tuner,
     UnmergeableError,
-    UnsupportedModelError,
     create_tuner,
     load_tuner,
     tuners_of,
 )
 from evergrow.core.errors import NumericalError, ParameterError
 from evergrow.core.registry import Registry
+from evergrow.core.seeding import generator
 from evergrow.lab.checks.inputs import require_raises
 from evergrow.lab.checks.properties import require
-from evergrow.lab.checks.suite import CheckFailure, CheckResult, CheckSkipped
-from evergrow.lab.checks.tuner_setup import BACKBONES, SETTINGS, ModelFactory, Setup, shake_parameters, weights_digest
+from evergrow.lab.checks.suite import Case, CheckFailure, CheckResult, CheckSkipped
+
+ModelFactory = Callable[[], nn.Module]
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "adapter": {"bottleneck": 8},
+    "lora": {"rank": 4},
+    "sdlora": {"rank": 4},
+    "vpt-deep": {"tokens": 3},
+    "vpt-shallow": {"tokens": 3},
+}
+"""Settings that tuners are checked with, beyond their defaults."""
+
+
+def _timm(name: str, **options: Any) -> nn.Module:
+    import timm
+
+    # timm draws initial weights from the global generator; the caller's is left as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: nn.Module = timm.create_model(name, **options)
+    return model.eval()
+
+
+_SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_heads": 3, "num_classes": 5}
+
+BACKBONES: dict[str, ModelFactory] = {
+    "vit": lambda: _timm("vit_tiny_patch16_224", depth=3, **_SMALL),
+    "dinov2": lambda: _timm("vit_small_patch14_reg4_dinov2", depth=2, init_values=0.5, **_SMALL),
+    # The classifier of these models starts near zero and would let next to no gradient through.
+    "eva": lambda: _timm("eva02_tiny_patch14_224", depth=2, **{**_SMALL, "num_classes": 0}),
+    # Branches that start at nothing, as is usual, would give the tuner's parts in them no gradient.
+    "resnet": lambda: _timm("test_resnet", num_classes=5, zero_init_last=False),
+}
+"""Small backbones with random weights: plain, with layer scale and registers, with rotary positions, without blocks."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One kind of tuner and one kind of backbone.
+
+    Parameters
+    ----------
+    tuner : str
+        Name of the tuner.
+    model : callable
+        Makes the backbone, with the same weights every time, in evaluation mode.
+    settings : dict
+        Settings of the tuner.
+    shape : tuple of int
+        Shape of a batch of images.
+    """
+
+    tuner: str
+    model: ModelFactory
+    settings: dict[str, Any] = field(default_factory=dict)
+    shape: tuple[int, ...] = (4, 3, 32, 32)
+
+    def images(self) -> Tensor:
+        """Return the batch that checks look at."""
+        return torch.randn(self.shape, generator=generator(0, "tuner checks", "images"))
+
+    def backward(self, answer: Tensor) -> None:
+        """Run a loss backwards in which every output has a weight of its own."""
+        weights = torch.randn(answer.shape, generator=generator(0, "tuner checks", "loss"))
+        torch.autograd.backward((answer * weights.to(answer)).sum())
+
+    def tuned(self, seed: int = 0, shake: bool = True) -> tuple[nn.Module, Tuner]:
+        """Return a model with a tuner on it that, if shaken, does something."""
+        model = self.model()
+        tuner = create_tuner(self.tuner, model, seed=seed, **self.settings)
+        if shake:
+            shake_parameters(tuner, seed)
+        return model, tuner
+
+
+def shake_parameters(tuner: Tuner, seed: int = 0) -> None:
+    """Move all parameters of a tuner a little: many start at zero and would change nothing."""
+    source = generator(seed, "tuner checks", "shake")
+    with torch.no_grad():
+        for parameter in tuner.parameters():
+            parameter.add_((0.1 * torch.randn(parameter.shape, generator=source)).to(parameter))
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return a hash of everything in a model's state."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
 
 _BRANCH = "a branch with an activation is no linear map, so no weight can take it in"
 _TOKENS = "prompts are tokens, which no weight of the backbone holds"
@@ -287,39 +379,9 @@ def bad_settings_are_refused(setup: Setup) -> None:
     require([p.requires_grad for p in model.parameters()] == flags, "a refusal must not freeze the model")
 
 
-@dataclass(frozen=True)
-class TunerCase:
-    """One tuner on one backbone under one check, ready to run; ``str`` gives the test id."""
-
-    setup: Setup
-    backbone: str
-    check: str
-
-    def __str__(self) -> str:
-        return f"{self.setup.tuner}-{self.backbone}-{self.check}"
-
-    @property
-    def excuse(self) -> str | None:
-        """Why the tuner is excused, None if it is not."""
-        return TUNER_OPT_OUTS.get((self.setup.tuner, self.check))
-
-    def run(self) -> CheckResult:
-        """Run the check and say what came of it; never raises for a tuner's fault."""
-        name = f"{self.setup.tuner}-{self.backbone}"
-        if self.excuse is not None:
-            return CheckResult(name, self.check, "excused", self.excuse)
-        try:
-            TUNER_CHECKS[self.check](self.setup)
-        except (CheckSkipped, UnsupportedModelError) as reason:
-            return CheckResult(name, self.check, "skipped", str(reason))
-        except Exception:  # whatever a tuner raises is the finding
-            return CheckResult(name, self.check, "failed", traceback.format_exc())
-        return CheckResult(name, self.check, "passed")
-
-
 def iter_tuner_checks(
     tuners: Iterable[str] | None = None, backbones: Iterable[str] | None = None, checks: Iterable[str] | None = None
-) -> Iterator[TunerCase]:
+) -> Iterator[Case]:
     """Yield every registered tuner on every backbone under every check, for a test runner to parametrise over.
 
     Parameters
@@ -333,13 +395,16 @@ def iter_tuner_checks(
     >>> [str(case) for case in iter_tuner_checks(["ssf"], ["vit"], ["save_load_equal"])]
     ['ssf-vit-save_load_equal']
     """
-    wanted = list(TUNER_CHECKS.names() if checks is None else checks)
-    for tuner in TUNERS.names() if tuners is None else tuners:
+    for tuner in tuners or TUNERS.names():
         TUNERS[tuner]  # an unknown name is an error here, not a result
-        for backbone in BACKBONES if backbones is None else backbones:
-            for check in wanted:
-                TUNER_CHECKS[check]
-                yield TunerCase(Setup(tuner, BACKBONES[backbone], SETTINGS.get(tuner, {})), backbone, check)
+        for backbone in backbones or BACKBONES:
+            yield from _cases(tuner, backbone, BACKBONES[backbone], checks)
+
+
+def _cases(tuner: str, backbone: str, model: ModelFactory, checks: Iterable[str] | None) -> Iterator[Case]:
+    setup = Setup(tuner, model, SETTINGS.get(tuner, {}))
+    for check in checks or TUNER_CHECKS.names():
+        yield Case(f"{tuner}-{backbone}", check, setup, TUNER_CHECKS[check], TUNER_OPT_OUTS.get((tuner, check)))
 
 
 def run_tuner_checks(
@@ -371,6 +436,4 @@ def run_tuner_checks(
     """
     if model is None:
         return [case.run() for case in iter_tuner_checks([tuner], None, checks)]
-    setup = Setup(tuner, model, SETTINGS.get(tuner, {}))
-    names = TUNER_CHECKS.names() if checks is None else checks
-    return [TunerCase(setup, getattr(model, "__name__", "model"), check).run() for check in names]
+    return [case.run() for case in _cases(tuner, getattr(model, "__name__", "model"), model, checks)]

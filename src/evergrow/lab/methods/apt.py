@@ -19,12 +19,11 @@ from evergrow.lab.methods.shared_weights import (
     SharedWeightsClassifier,
     SharedWeightsState,
     TaskNetwork,
-    from_version_1,
 )
 from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
 
 
-@IMAGE_METHODS.register("apt", version=2, former=("APTClassifier",), migrations={1: from_version_1})
+@IMAGE_METHODS.register("apt")
 class APTClassifier(SharedWeightsClassifier):
     """Additive prompt tuning (Chen et al., "Achieving more with less: additive prompt tuning", ICCV 2025).
 

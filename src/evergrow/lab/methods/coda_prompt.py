@@ -20,7 +20,7 @@ from evergrow.core.validation import check_number
 from evergrow.lab.methods.coda_pool import ComponentPool
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
 from evergrow.lab.methods.module_states import ModuleStates
-from evergrow.lab.methods.shared_weights import SharedWeightsClassifier, TaskNetwork, from_version_1
+from evergrow.lab.methods.shared_weights import SharedWeightsClassifier, TaskNetwork
 from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
 from evergrow.lab.tuners.prefix import PrefixTuner
 
@@ -55,7 +55,7 @@ class PromptedNetwork(TaskNetwork):
         return features
 
 
-@IMAGE_METHODS.register("coda-prompt", version=2, former=("CODAPromptClassifier",), migrations={1: from_version_1})
+@IMAGE_METHODS.register("coda-prompt")
 class CODAPromptClassifier(SharedWeightsClassifier):
     """CODA-Prompt (Smith et al., "CODA-Prompt: continual decomposed attention-based prompting", CVPR 2023).
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from evergrow.adapt.fsa import CosineHead, Network
 from evergrow.adapt.settings import TrainPrecision
 from evergrow.adapt.tuners import Tuner
-from evergrow.core.archive import Archive
-from evergrow.core.errors import FileFormatError, ParameterError
+from evergrow.core.errors import ParameterError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
 from evergrow.core.seeding import RandomState, derive_seed
@@ -25,8 +24,8 @@ from evergrow.core.validation import check_number
 from evergrow.head.saving import Contents
 from evergrow.lab.methods.block_means import BlockMeans
 from evergrow.lab.methods.cost import Cost, inference_gflops
-from evergrow.lab.methods.image_classifier import IMAGE_METHODS, TaskLabels, without_call_settings
-from evergrow.lab.methods.module_states import MODULE, module_state, prefixed
+from evergrow.lab.methods.image_classifier import IMAGE_METHODS, TaskLabels
+from evergrow.lab.methods.module_states import MODULE, module_state
 from evergrow.lab.methods.taskwise import TaskwiseClassifier
 from evergrow.lab.methods.tuned_passes import copy_state, run_network, temporary_tuner
 
@@ -91,18 +90,7 @@ class _Scoring(nn.Module):
         return self._means.scores(self.stacked.blocks(images), self._weights)
 
 
-def _from_version_1(old: Archive) -> Archive:
-    """Return an archive of evergrow 0.1 in the present layout: adapters were told apart by a number before a slash."""
-    meta = without_call_settings(old)
-    count = old.meta["state"]["n_adapters"]
-    if count != len({name.partition("/")[0] for name in old.tensors if "/" in name}):
-        raise FileFormatError(f"an ease must have the adapters that it counts, {count!r}, got others")
-    parts = {str(number): MODULE.archive({}, prefixed(old.tensors, f"{number}/")) for number in range(count)}
-    tensors = {name: tensor for name, tensor in old.tensors.items() if "/" not in name}
-    return Archive("method/ease", meta, tensors, parts, version=2)
-
-
-@IMAGE_METHODS.register("ease", version=2, former=("EASEClassifier",), migrations={1: _from_version_1})
+@IMAGE_METHODS.register("ease")
 class EASEClassifier(TaskwiseClassifier):
     """EASE (Zhou, Sun, Ye and Zhan, "Expandable subspace ensemble for pre-trained model-based CIL", CVPR 2024).
 

@@ -18,7 +18,7 @@ import evergrow.head  # noqa: F401 (fills the registry)
 from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adaptation_config, adapted_from, shared_copy
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import adapting_tuners
-from evergrow.core.archive import Archive, Kind, register_kind
+from evergrow.core.archive import Kind, register_kind
 from evergrow.core.errors import LabelError, ParameterError, UnknownNameError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
@@ -30,8 +30,7 @@ from evergrow.features import EncodeConfig, ImageBackbone, encode
 from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
 from evergrow.head.saving import Contents
 from evergrow.lab.methods.cost import Cost, adaptation_cost, inference_gflops
-from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels, without_call_settings
-from evergrow.lab.methods.module_states import prefixed
+from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels
 
 FSA_SUFFIX = "+fsa"
 """What the name of a head ends in when the backbone is adapted to the first task before."""
@@ -39,19 +38,7 @@ FSA_SUFFIX = "+fsa"
 _OWN = ("backbone", "random_state", "device")
 
 
-def _from_version_1(old: Archive) -> Archive:
-    """Return an archive of evergrow 0.1 in the present layout: names of tensors told head and tuner apart."""
-    meta = without_call_settings(old)
-    state, parts = old.meta["state"], {}
-    parts["head"] = Archive(state["kind"], state["head"], prefixed(old.tensors, "head."))
-    if state["tuner"] is not None:
-        entry, base = state["tuner"], old.meta["backbone"]
-        about = {"base": base, "entry": entry, "config": None, "training": {}}
-        parts["adaptation"] = Archive("adaptation", about, prefixed(old.tensors, "tuner."))
-    return Archive("method/first-session", meta, {}, parts, version=2)
-
-
-KIND = register_kind("method/first-session", version=2, former=("FsaClassifier",), migrations={1: _from_version_1})
+KIND = register_kind("method/first-session")
 
 
 class FsaClassifier(ImageClassifier):

@@ -37,12 +37,6 @@ OF_THE_CALL = ("backbone", "cache", "checkpoint", "device", "progress", "workers
 to compute and what to write where."""
 
 
-def without_call_settings(old: Archive) -> dict[str, Any]:
-    """Return the plain values of an archive of evergrow 0.1 without its state and without settings of the call."""
-    params = {name: value for name, value in old.meta["params"].items() if name not in OF_THE_CALL}
-    return {**{key: value for key, value in old.meta.items() if key != "state"}, "params": params}
-
-
 @dataclass(frozen=True)
 class TaskLabels:
     """The labels of a task, and their numbers in a network whose outputs grow at the end.

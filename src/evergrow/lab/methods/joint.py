@@ -15,23 +15,16 @@ from torch.nn.functional import cross_entropy
 from evergrow.adapt.fsa import CosineHead, Network, own_copy
 from evergrow.adapt.loop import train
 from evergrow.adapt.settings import TrainConfig
-from evergrow.core.archive import Archive
 from evergrow.core.errors import InputError
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items, concat_items
 from evergrow.features import ImageBackbone, encode
 from evergrow.head.saving import Contents
 from evergrow.lab.methods.cost import Cost, count_parameters, inference_gflops, training_gflops
-from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels, without_call_settings
+from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels
 
 
-def _from_version_1(old: Archive) -> Archive:
-    """Return an archive of evergrow 0.1 in the present layout."""
-    meta = without_call_settings(old)
-    return Archive(old.kind, meta, old.tensors, version=2)
-
-
-@IMAGE_METHODS.register("joint-ft", version=2, former=("JointFineTuning",), migrations={1: _from_version_1})
+@IMAGE_METHODS.register("joint-ft")
 class JointFineTuning(ImageClassifier):
     """A network fine-tuned on everything seen so far, as if all of it came at once.
 

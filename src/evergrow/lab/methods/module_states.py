@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -31,16 +29,3 @@ def module_state(fields: Fields, name: str, device: torch.device) -> dict[str, T
     """
     inside = fields.open_part(name, MODULE.name)
     return {key: inside.tensor(key, dtype=None).to(device) for key in inside.tensor_names()}
-
-
-def prefixed(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with a prefix, without it.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.lab.methods.module_states import prefixed
-    >>> list(prefixed({"pool/keys": torch.zeros(1), "weight": torch.zeros(1)}, "pool/"))
-    ['keys']
-    """
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

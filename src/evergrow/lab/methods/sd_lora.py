@@ -15,12 +15,12 @@ from evergrow.core.seeding import RandomState
 from evergrow.core.validation import check_number
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
 from evergrow.lab.methods.module_states import ModuleStates
-from evergrow.lab.methods.shared_weights import SharedWeightsClassifier, TaskNetwork, from_version_1
+from evergrow.lab.methods.shared_weights import SharedWeightsClassifier, TaskNetwork
 from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
 from evergrow.lab.tuners.sdlora import SDLoRATuner
 
 
-@IMAGE_METHODS.register("sd-lora", version=2, former=("SDLoRAClassifier",), migrations={1: from_version_1})
+@IMAGE_METHODS.register("sd-lora")
 class SDLoRAClassifier(SharedWeightsClassifier):
     """SD-LoRA (Wu et al., "SD-LoRA: scalable decoupled low-rank adaptation for class incremental learning", ICLR 2025).
 

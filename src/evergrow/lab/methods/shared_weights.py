@@ -12,15 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evergrow.core.archive import Archive
 from evergrow.core.fields import Fields
 from evergrow.core.items import Items
 from evergrow.core.seeding import generator
 from evergrow.head.saving import Contents
 from evergrow.lab.methods.class_weights import ClassWeights, TrainableWeights
 from evergrow.lab.methods.cost import Cost
-from evergrow.lab.methods.image_classifier import TaskLabels, without_call_settings
-from evergrow.lab.methods.module_states import MODULE, ModuleStates, module_state, prefixed
+from evergrow.lab.methods.image_classifier import TaskLabels
+from evergrow.lab.methods.module_states import MODULE, ModuleStates, module_state
 from evergrow.lab.methods.taskwise import TaskwiseClassifier
 
 
@@ -142,12 +141,3 @@ class SharedWeightsClassifier(TaskwiseClassifier):
         )
         modules = {name: module_state(fields, name, self.device_) for name in self.modules}
         return SharedWeightsState(fields.integer("n_tasks", low=1), weights, modules)
-
-
-def from_version_1(old: Archive) -> Archive:
-    """Return an archive of such a method that evergrow 0.1 wrote in the present layout."""
-    meta = without_call_settings(old)
-    state = old.meta["state"]
-    parts = {name: MODULE.archive({}, prefixed(old.tensors, f"{name}/")) for name in state["parts"]}
-    tensors = {"weight": old.tensors["rows.weight"], "bias": old.tensors["rows.bias"]}
-    return Archive(old.kind, {**meta, "n_tasks": state["n_tasks"]}, tensors, parts, version=2)

@@ -1,4 +1,4 @@
-"""The history of a model file: which revisions there are, which of them can be trusted, and what was undone."""
+"""The files of a model's history: which revisions there are, which of them can be trusted, and what was undone."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive, read_archive, read_header
+from evergrow.core.archive import Archive, parse_json, read_archive, read_header
 from evergrow.core.errors import FileFormatError, NewerSchemaError, PathError
-from evergrow.core.fields import Fields
 from evergrow.core.files import PARTIAL, atomic_path, link_or_copy, restrict, take_owner
-from evergrow.learner.changes import Change
-from evergrow.learner.snapshot import KIND, Ancestor, Lineage, read_history
+from evergrow.core.record import UNWRITTEN, from_values, to_values
+from evergrow.learner.changes import Ancestor, Change, Lineage, check_history
 
 _OLD = 3600.0  # seconds after which a partial file cannot be one that another process is writing
 _DIGITS = 9  # of a revision's number: no model gets beyond it, and a foreign file must not push the count there
@@ -31,20 +30,26 @@ class Header:
 
     Parameters
     ----------
-    digest : str
-        Checksum of its contents.
-    revision : int
-        Its number.
     lineage : Lineage
         The revisions that led to it.
     history : tuple of Change
         Changes that led to it.
+    digest : str
+        Checksum of its contents.
     """
 
-    digest: str
-    revision: int
     lineage: Lineage
-    history: tuple[Change, ...]
+    history: tuple[Change, ...] = ()
+    digest: str = field(default="", metadata=UNWRITTEN)
+
+    @property
+    def revision(self) -> int:
+        """Number of the latest change."""
+        return self.history[-1].revision if self.history else 0
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where changes and revisions do not go together."""
+        check_history(self.history, self.lineage)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -54,16 +59,14 @@ class Header:
         except NewerSchemaError:
             raise
         except (FileFormatError, OSError) as error:
-            raise FileFormatError(
-                f"{path} must be a whole evergrow model, got another or a damaged one: {error}"
-            ) from error
+            raise FileFormatError(f"{path} is no whole evergrow model: {error}") from error
 
     @classmethod
     def of(cls, archive: Archive, name: str) -> Self:
         """Return the header of a model that was read."""
-        fields = archive.open(KIND.name, name=name)
-        history, lineage = read_history(fields)
-        return cls(archive.digest, fields.integer("revision"), lineage, history)
+        if archive.kind != "learner":
+            raise FileFormatError(f"{name} holds {archive.kind!r}, not a model")
+        return dataclasses.replace(from_values(cls, archive.meta, name), digest=archive.digest)
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,10 @@ class Undone:
     before: str
     after: str
 
-    @classmethod
-    def from_fields(cls, fields: Fields) -> Self:
-        """Return an entry of the log, or raise :class:`FileFormatError`."""
-        return cls(Change.from_fields(fields.fields("change")), fields.text("before"), fields.text("after"))
+
+@dataclass(frozen=True)
+class _Log:
+    entries: tuple[Undone, ...] = ()
 
 
 class History:
@@ -164,49 +167,21 @@ class History:
         """Return whether there is something where a revision should lie."""
         return os.path.lexists(self.file(ancestor.revision))
 
-    def verified(self, ancestor: Ancestor, lineage: Lineage) -> Header:
-        """Return the header of a revision after making sure that it is what the model's own file says came before it.
-
-        Parameters
-        ----------
-        ancestor : Ancestor
-            The revision.
-        lineage : Lineage
-            That of the model. Where it has no checksums, as in files of version 0.1, the revision must at least be
-            whole and name the same revisions before it.
+    def verified(self, number: int, digest: str) -> Header:
+        """Return the header of a revision after making sure that it is whole and has the checksum that is known of it.
 
         Raises
         ------
         FileFormatError
             If it is damaged, was altered, or was put there by somebody else.
         """
-        file = self.file(ancestor.revision)
-        if file.is_symlink() or not file.is_file():
-            raise FileFormatError(f"{file} must be an ordinary file to be a revision of {self.model.name}, got a link")
-        archive = read_archive(file)
-        found = Header.of(archive, str(file))
-        if ancestor.digest:
-            fits = archive.digest == ancestor.digest
-        else:
-            before = [entry.revision for entry in lineage.ancestors if entry.revision < ancestor.revision]
-            told = [entry.revision for entry in found.lineage.ancestors]
-            fits = found.revision == found.lineage.number == ancestor.revision and told == before
-        if not fits:
-            raise FileFormatError(
-                f"{file} must be the revision that led to {self.model.name}, but it is another model or was altered; "
-                "nothing was changed"
-            )
-        return found
-
-    def recorded(self, number: int, digest: str) -> Header:
-        """Return the header of a revision that the log names, after making sure that it is whole and that one."""
         file = self.file(number)
         if file.is_symlink() or not file.is_file():
             raise FileFormatError(f"{file} must be an ordinary file to be a revision of {self.model.name}, got a link")
         archive = read_archive(file)
         if archive.digest != digest:
             raise FileFormatError(
-                f"{file} must be the revision that was undone, but it is another model or was altered; nothing was "
+                f"{file} must be a revision of {self.model.name}, but it is another model or was altered; nothing was "
                 "changed"
             )
         return Header.of(archive, str(file))
@@ -273,9 +248,7 @@ class History:
         try:
             if self._log.is_symlink():
                 raise FileFormatError("it is a link")
-            entries = json.loads(self._log.read_text(encoding="utf-8"))
-            fields = Fields({"rollbacks": entries}, {}, {}, "it")
-            return [Undone.from_fields(entry) for entry in fields.records("rollbacks")]
+            return list(from_values(_Log, {"entries": parse_json(self._log.read_bytes(), "it")}, "it").entries)
         except FileNotFoundError:
             return []
         except (OSError, ValueError, RecursionError) as error:
@@ -289,9 +262,8 @@ class History:
         self._write([*self.undone(), entry])
 
     def _write(self, entries: Sequence[Undone]) -> None:
-        plain = [{"change": entry.change.to_dict(), "before": entry.before, "after": entry.after} for entry in entries]
         with atomic_path(self._log, like=self.model) as temporary:
-            temporary.write_text(json.dumps(plain, indent=1), encoding="utf-8")
+            temporary.write_text(json.dumps(to_values(list(entries)), indent=1), encoding="utf-8")
 
 
 def _escaped(name: str) -> str:

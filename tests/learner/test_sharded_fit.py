@@ -10,13 +10,13 @@ import pytest
 from evergrow import Learner
 from evergrow.core.errors import InputError, LabelError, MergeError, ParameterError, UnsupportedError
 from evergrow.learner.learning import Block
-from evergrow.learner.parts import (
-    check_divisible,
+from evergrow.learner.sharded_fit import (
+    check_mergeable,
     complete_fit,
     complete_update,
     encoder_for,
-    learned_part,
-    summed,
+    learn_shard,
+    merge_shards,
     with_layer,
 )
 
@@ -40,7 +40,7 @@ def test_the_sum_of_parts_is_the_model_of_all(data, size) -> None:
     X, y = data
     plain, whole = made().fit(X, y), made()
     template = with_layer(whole, encoder_for(whole, "features"), Block(X, y))
-    total = summed(learned_part(template, block) for block in blocks(X, y, size))
+    total = merge_shards(learn_shard(template, block) for block in blocks(X, y, size))
     complete_fit(whole, total, Block(X, y))
     np.testing.assert_allclose(whole.head_.decision_function(X), plain.head_.decision_function(X), rtol=0, atol=1e-9)
     np.testing.assert_allclose(whole.predict_proba(X), plain.predict_proba(X), rtol=0, atol=1e-9)
@@ -55,12 +55,12 @@ def test_parts_of_the_same_content_count_each_at_its_place(data) -> None:
     X, y = data
     template = made().fit(X, y).spawn()
     block = Block(X[:40], y[:40])
-    both = summed(learned_part(template, block, place) for place in (0, 1))
+    both = merge_shards(learn_shard(template, block, place) for place in (0, 1))
     assert sum(both.n_samples_.values()) == 80
     with pytest.raises(MergeError, match="counted twice"):
-        summed(learned_part(template, block, place) for place in (1, 1))
+        merge_shards(learn_shard(template, block, place) for place in (1, 1))
     with pytest.raises(MergeError, match="counted twice"):
-        summed(learned_part(template, block) for _ in range(2))
+        merge_shards(learn_shard(template, block) for _ in range(2))
 
 
 def test_an_update_by_parts_is_an_update(data) -> None:
@@ -68,7 +68,7 @@ def test_an_update_by_parts_is_an_update(data) -> None:
     old, new = y < "d", y >= "c"
     plain, whole = made().fit(X[old], y[old]), made().fit(X[old], y[old])
     plain.partial_fit(X[new] + 1, y[new])
-    total = summed(learned_part(whole.spawn(), block) for block in blocks(X[new] + 1, y[new], 40))
+    total = merge_shards(learn_shard(whole.spawn(), block) for block in blocks(X[new] + 1, y[new], 40))
     complete_update(whole, total, Block(X[new] + 1, y[new]))
     np.testing.assert_allclose(whole.head_.decision_function(X), plain.head_.decision_function(X), rtol=0, atol=1e-9)
     assert whole.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
@@ -80,7 +80,7 @@ def test_an_empty_learner_of_another_site_learns_by_parts(data) -> None:
     X, y = data
     site = made().fit(X[:100], y[:100]).spawn()
     plain = made().fit(X[:100], y[:100]).spawn().partial_fit(X[100:], y[100:])
-    total = summed(learned_part(site.spawn(), block) for block in blocks(X[100:], y[100:], 70))
+    total = merge_shards(learn_shard(site.spawn(), block) for block in blocks(X[100:], y[100:], 70))
     complete_update(site, total, Block(X[100:], y[100:]))
     np.testing.assert_allclose(site.head_.decision_function(X), plain.head_.decision_function(X), rtol=0, atol=1e-9)
     assert site.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
@@ -89,7 +89,7 @@ def test_an_empty_learner_of_another_site_learns_by_parts(data) -> None:
 def test_parts_can_be_merged_as_any_learners_can(data) -> None:
     X, y = data
     plain = made().fit(X, y)
-    parts = [learned_part(plain.spawn(), block) for block in blocks(X, y, 100)]
+    parts = [learn_shard(plain.spawn(), block) for block in blocks(X, y, 100)]
     merged = parts[0].merge(parts[1]).merge(parts[2])
     np.testing.assert_allclose(merged.head_.decision_function(X), plain.head_.decision_function(X), rtol=0, atol=1e-9)
 
@@ -98,31 +98,31 @@ def test_a_part_is_the_same_file_whenever_it_is_made(data, tmp_path: Path) -> No
     X, y = data
     template = made().fit(X, y).spawn()
     for name in ("first", "again"):
-        learned_part(template, Block(X[:50], y[:50])).save(tmp_path / name)
+        learn_shard(template, Block(X[:50], y[:50])).save(tmp_path / name)
     assert (tmp_path / "first").read_bytes() == (tmp_path / "again").read_bytes()
 
 
 def test_parts_carry_no_calibration(data) -> None:
     X, y = data
-    part = learned_part(made().fit(X, y).spawn(), Block(X[:50], y[:50]))
+    part = learn_shard(made().fit(X, y).spawn(), Block(X[:50], y[:50]))
     assert part.info()["novelty"] is None
 
 
 def test_what_cannot_be_divided_is_refused(data) -> None:
     X, y = data
     with pytest.raises(ParameterError, match="adapt must be left out"):
-        check_divisible(made(adapt="ssf"), fresh=True)
+        check_mergeable(made(adapt="ssf"), fresh=True)
     with pytest.raises(UnsupportedError):
-        check_divisible(Learner(method="simplecil"), fresh=True)
+        check_mergeable(Learner(method="simplecil"), fresh=True)
     template = made().fit(X, y).spawn()
     with pytest.raises(InputError, match="10 columns"):
-        learned_part(template, Block(X[:, :5], y))
+        learn_shard(template, Block(X[:, :5], y))
     with pytest.raises(MergeError, match="at least one"):
-        summed([])
+        merge_shards([])
 
 
 def test_labels_of_another_kind_are_refused(data) -> None:
     X, _ = data
     template = made().fit(X, np.arange(len(X)) % 3).spawn()
     with pytest.raises(LabelError, match="integers as before"):
-        learned_part(template, Block(X[:4], np.array(list("abcd"))))
+        learn_shard(template, Block(X[:4], np.array(list("abcd"))))

@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from evergrow.adapt.tuners.base import TUNERS, Tuner, layer_parameter
 from evergrow.adapt.tuners.host import Handle
-from evergrow.adapt.tuners.settings import Drawer, UnsupportedModelError
+from evergrow.adapt.tuners.settings import Drawer, TunerConfig, UnsupportedModelError, check_blocks
 from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, Block, attention_width, find_blocks
-from evergrow.lab.tuners.additive.config import AdditiveConfig
+from evergrow.core.validation import check_number
+
+
+@dataclass(frozen=True)
+class AdditiveConfig(TunerConfig):
+    """Settings of the ``additive`` tuner.
+
+    Parameters
+    ----------
+    std : float
+        Standard deviation of the initial vectors, cut off at two of them.
+    blocks : tuple of int, optional
+        In which blocks; all by default.
+
+    Examples
+    --------
+    >>> from evergrow.lab.tuners.additive import AdditiveConfig
+    >>> AdditiveConfig().std
+    0.02
+    """
+
+    std: float = 0.02
+    blocks: tuple[int, ...] | None = None
+
+    def check(self) -> None:
+        """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
+        check_number("std", self.std, low=0)
+        check_blocks(self.blocks)
 
 
 class AdditiveLayer(nn.Module):
