@@ -113,7 +113,7 @@ def rms_norm(model: RidgeModel) -> float:
     units, ``sum_j E(h_j - g(b_j))^2 = sum_j g'(b_j)^2 E(w_j . z)^2``, for units that are affine on the data and weights
     that prefer no direction. Where units saturate it comes out too small, but such units are far from affine anyway.
     """
-    stats, layer = model.state.reduced(), model.projection
+    stats, layer = model.state.reduced(), model.layer
     count = max(stats.count, 1)
     means = stats.lift(stats.cross.sum(dim=1, keepdim=True))[:, 0].cpu() / count
     if stats.basis is None:
@@ -146,9 +146,9 @@ def score_gap(model: RidgeModel, found: LayerMap, readout: Tensor) -> float:
     """
     stats = model.state.reduced()
     means = stats.lift(stats.cross / model.counts.to(stats.cross).clamp_min(1.0)).cpu().to(readout)
-    if found.linear is not None and not model.projection.intercept:
+    if found.linear is not None and not model.layer.intercept:
         linear = found.linear if model.blocks is None else model.blocks.to(found.linear.device).lower(found.linear)
-        readout = torch.cat([readout, linear / model.projection.scale])
+        readout = torch.cat([readout, linear / model.layer.scale])
     at_means = means.T @ readout
     return float((at_means.diagonal() - at_means.mean(dim=1)).mean())
 
