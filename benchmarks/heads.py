@@ -52,7 +52,7 @@ def _recursive(head: Any, width: int, ridge: float, **options: Any) -> Any:
 
 def _anacp(head: Any, width: int) -> Any:
     noise = lambda index: np.random.default_rng(index).standard_normal((100, 1280))  # noqa: E731
-    heads = [_arrays(member.projection)[0] for member in head._heads]
+    heads = [_arrays(member.layer)[0] for member in head._heads]
     return official.AnaCP(_arrays(head._output)[0], heads, N_CLASSES, noise)
 
 
@@ -64,7 +64,7 @@ TRANSCRIPTIONS: dict[str, Callable[[Any, int], Any]] = {
         official.sigmoid_layer(*_arrays(head.layer_)), width, N_CLASSES, 0.01, batch=4096
     ),
     "loranpac": lambda head, width: official.LoRanPAC(official.relu_layer(_arrays(head._layer)[0]), width, N_CLASSES),
-    "klda": lambda head, width: official.KLDA(*_arrays(head._members[0].projection), N_CLASSES),
+    "klda": lambda head, width: official.KLDA(*_arrays(head._members[0].layer), N_CLASSES),
     "anacp": _anacp,
     "simplecil": lambda head, width: official.SimpleCIL(N_CLASSES, 1280),
 }

@@ -196,7 +196,7 @@ def test_every_command_that_reads_data_has_the_group() -> None:
     for name in ("fit", "update", "unlearn", "relabel", "evaluate", "diff", "predict", "features", "data"):
         shown = evergrow(name, "--help").output
         assert name in COMMANDS
-        for option in ("--set", "image_column=--text-column", "--set", "label_column=--class-level"):
+        for option in ("--set", "image_column", "text_column", "label_column", "class_level"):
             assert option in shown
 
 

@@ -33,8 +33,8 @@ def command(folder: Path, out: Path, *more: str) -> list[str]:
         str(folder),
         "-b",
         "test_resnet",
-        "--weights",
-        "random",
+        "--set",
+        "weights=random",
         "--device",
         "cpu",
         "-o",
@@ -87,7 +87,7 @@ def test_an_unreadable_image_is_named_and_can_be_left_out(folder: Path, tmp_path
     ("more", "message"),
     [
         (["--preset", "no-such"], "preset"),
-        (["--weights", "nowhere.pth"], "nowhere.pth"),
+        (["--set", "weights=nowhere.pth"], "nowhere.pth"),
         (["-o", "x.csv"], "must end in"),
     ],
 )

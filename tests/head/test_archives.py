@@ -129,7 +129,7 @@ CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
     "negative counts": (set_tensor("counts", scaled(-1, 0), "model"), "no or too many samples"),
     "too many counts": (set_tensor("counts", scaled(99, 0), "model"), "more samples than were learned"),
     "too few samples": (set_meta(*STATE, sq_targets=3.0), "targets are not those of its classes"),
-    "fewer counts": (set_tensor("counts", lambda t: t[:2], "model"), "'counts'"),
+    "fewer counts": (set_tensor("counts", lambda t: t[:2], "model"), "'masses'"),
     "another rule": (set_meta("model", normalization="l3"), "'normalization'"),
     "lineage": (set_meta("model", lineage=[3]), "'lineage'"),
     "statistics of another width": (
@@ -142,7 +142,7 @@ CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
     "a negative square": (set_tensor("gram", scaled(-5.0, 0, 0), *STATE), "negative diagonal"),
     "no number": (set_tensor("cross", scaled(float("nan"), 0, 0), *STATE), "finite"),
     "single precision": (set_tensor("gram", lambda t: t.float(), *STATE), "'gram'"),
-    "no statistics": (lambda archive: inside(archive, "model").parts.pop("state"), "'state' as an archive"),
+    "no statistics": (lambda archive: inside(archive, "model").parts.pop("state"), "lacks 'state'"),
     "layer and statistics exchanged": (
         lambda archive: inside(archive, "model").parts.update(layer=inside(archive, *STATE)),
         "holds 'ridge-statistics', not 'feature-map'",

@@ -121,7 +121,7 @@ def test_missing_parts_are_a_format_error(saved):
     archive = read_archive(saved, "head/scl-mgsm")
     del archive.parts["model"].parts["layer"]
     write_archive(saved, archive)
-    with pytest.raises(FileFormatError, match="model must have 'layer' as an archive, got nothing"):
+    with pytest.raises(FileFormatError, match="model lacks 'layer'"):
         SCLClassifier.load(saved)
 
 

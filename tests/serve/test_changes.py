@@ -67,6 +67,18 @@ def test_unlearning_and_renaming_the_only_class(api: Any) -> None:
     assert api.post("rename", {"old": "a", "new": "b"}).json()["classes"] == [{"name": "b", "samples": 2}]
 
 
+def test_a_model_that_loses_its_last_class_is_empty_and_can_be_taught_again(api: Any) -> None:
+    api.create()
+    lesson = {"rows": rows(0, 3), "label": "a"}
+    for path, values in (("unlearn", lesson), ("forget", {"names": ["a"]})):
+        api.post("teach", lesson)
+        gone = api.post(path, values).json()
+        assert (gone["state"], gone["n_samples"], gone["gone_classes"]) == ("starting", 0, ["a"])
+        assert api.post("predict", {"rows": rows(0, 1)}).status_code == 409
+    assert api.post("rollback", {}).json()["n_samples"] == 3
+    assert api.post("predict", {"rows": rows(0, 1)}).json()["answers"][0]["label"] == "a"
+
+
 def test_rename_and_merge_as_the_commands(api: Any) -> None:
     begin(api, "abc")
     assert api.post("rename", {"old": "a", "new": "z"}).json()["gone_classes"] == ["a"]

@@ -138,6 +138,13 @@ def test_a_model_may_begin_with_annotations(api: Any) -> None:
     assert api.counts("words") == {"ab": 1, "xy": 2}
 
 
+def test_the_only_annotation_of_a_model_is_deleted(api: Any) -> None:
+    api.create("words", "texts", backbone="letters")
+    hook(api, event("ANNOTATION_CREATED", 1, "ab", "abab"))
+    assert hook(api, deleted(1))["state"] == "starting"
+    assert hook(api, event("ANNOTATION_CREATED", 2, "xy", "xyxy"))["n_samples"] == 1
+
+
 def test_rollback_takes_the_ledger_along(words: Any) -> None:
     hook(words, event("ANNOTATION_CREATED", 7, "klm", "klmk"))
     words.post("rollback", {}, model="words")

@@ -8,9 +8,6 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from evergrow.cli.wording import CommandWords, shown_name
-from evergrow.core.wording import speaking
-
 _MARK = re.compile(r"\{([\w.]+):(\w+)\}")
 
 
@@ -53,14 +50,11 @@ class NamesListingCommand(TyperCommand):
         super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; all messages on the way name its options."""
-        group = ctx.find_root().command
-        name = ctx.command_path.partition(" ")[2]
-        with speaking(CommandWords(self.params, name, getattr(group, "commands", ()))):
-            given = {shown_name(each): ctx.params.get(each.name) for each in self.params}
-            if "MODEL" in given:  # what takes a model opens it first, and data would be looked at late
-                _check_there(given["MODEL"], given.get("DATA"))
-            return super().invoke(ctx)
+        """Run the command; what takes a model opens it first, so that data are looked for before."""
+        models = [ctx.params[each.name] for each in self.params if each.name == "model" and each.metavar == "MODEL"]
+        if models:
+            _check_there(models[0], ctx.params.get("data"))
+        return super().invoke(ctx)
 
 
 def _check_there(models: Any, data: Any) -> None:

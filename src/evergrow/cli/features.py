@@ -16,7 +16,6 @@ from evergrow.cli.models import check_target, skipped_code
 from evergrow.cli.options import (
     AS_FOUND,
     RECIPE_HELP,
-    WEIGHT_SOURCES,
     Cache,
     Decode,
     DecodeOption,
@@ -25,6 +24,7 @@ from evergrow.cli.options import (
     OnErrorOption,
     Rare,
     Reading,
+    Weights,
     checked_recipe,
 )
 from evergrow.cli.registry import command
@@ -42,9 +42,7 @@ def features_command(
         Path, typer.Option("--out", "-o", help="File to write: .npz or .safetensors; with --engine a folder.")
     ],
     backbone: Annotated[str, typer.Option("--backbone", "-b", help="Name, or 'auto' for the best at hand.")] = "auto",
-    weights: Annotated[
-        str | None, typer.Option(help=f"A file, or {WEIGHT_SOURCES}; the best at hand by default.")
-    ] = None,
+    weights: Weights = None,
     preset: Annotated[str, typer.Option(help=f"Preprocessing of images: {PRESETS}.")] = "timm",
     features: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "final",
     device: Annotated[str, typer.Option(help="'auto', 'cpu', 'cuda', ...")] = "auto",

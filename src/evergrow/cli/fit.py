@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.choices import registered_names
-from evergrow.cli.console import Answer, listed, percent, plural, warn_line
+from evergrow.cli.console import Answer, percent, plural, warn_line
 from evergrow.cli.engine import HERE, Spreading, drop_folder, job_folder, share_answer, source_of
 from evergrow.cli.frames import Every, Frames, Label, labelled_frames
 from evergrow.cli.models import (
@@ -46,7 +46,7 @@ from evergrow.cli.options import (
     checked_recipe,
 )
 from evergrow.cli.registry import command
-from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
@@ -235,12 +235,6 @@ def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Sampl
     from evergrow.data.samples import stratified_split
 
     samples = read_labelled(data, "train", options=reading.options())
-    classes = np.unique(samples.required_labels())
-    if len(classes) < 2:
-        raise InputError(
-            f"DATA must hold at least 2 classes to begin with, got {listed(classes.tolist()) or 'none'}; later ones "
-            "may come one at a time, by evergrow update"
-        )
     if not holdout:
         return samples, None
     names, codes = np.unique(samples.required_labels(), return_inverse=True)

@@ -7,9 +7,9 @@ nothing in a file is ever executed, and nothing is allocated from a number in it
 
 Whoever can be written registers its kind::
 
-    KIND = register_kind("ridge-state/dense", version=2, since="0.2", migrations={1: _from_version_1})
+    KIND = register_kind("ridge-state/dense")
 
-An older archive is migrated when it is opened, version by version; a newer one is refused with the evergrow it needs.
+A newer archive is refused with the evergrow it needs.
 A field that this version does not know, in an archive of a version that it does, is optional: :meth:`Fields.unknown`
 returns it, so that the owner can write it again.
 """
@@ -21,7 +21,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,7 +84,7 @@ class Archive:
     digest: str = field(default="", compare=False)
 
     def open(self, *kinds: str, name: str = "the archive") -> Fields:
-        """Migrate to the present version and return checked access to the contents.
+        """Return checked access to the contents.
 
         Parameters
         ----------
@@ -96,17 +96,15 @@ class Archive:
         Raises
         ------
         FileFormatError
-            If it is of another kind, or cannot be migrated.
+            If it is of another kind or version.
         NewerSchemaError
             If a newer evergrow wrote it.
         """
-        archive = upgrade(self, name)
-        if not isinstance(archive.meta, dict):  # a migration may have found something else in its place
-            raise FileFormatError(f"{name} must be described by an object, got {type(archive.meta).__name__}")
-        if archive.kind not in kinds:
+        check_kind(self, name)
+        if self.kind not in kinds:
             wanted = " or ".join(repr(kind) for kind in kinds)
-            raise FileFormatError(f"{name} must hold {wanted}, got {archive.kind!r}")
-        return Fields(archive.meta, archive.tensors, archive.parts, name)
+            raise FileFormatError(f"{name} must hold {wanted}, got {self.kind!r}")
+        return Fields(self.meta, self.tensors, self.parts, name)
 
     def walk(self) -> Iterator[Archive]:
         """Yield this archive and everything inside it."""
@@ -116,8 +114,6 @@ class Archive:
 
 
 # -- kinds and their versions ---------------------------------------------------------------------------------
-
-Migration = Callable[[Archive], Archive]
 
 
 @dataclass(frozen=True)
@@ -129,17 +125,14 @@ class Kind:
     name : str
         What files call it.
     version : int
-        The layout that this evergrow writes.
+        The layout that this evergrow reads and writes.
     since : str
         The first evergrow that reads that layout.
-    migrations : mapping of int to callable
-        From each older version to the next one; a migration may return an archive of another kind.
     """
 
     name: str
     version: int = 1
-    since: str = "0.2"
-    migrations: Mapping[int, Migration] = field(default_factory=dict)
+    since: str = "0.3"
 
     def archive(
         self,
@@ -152,17 +145,9 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {}
-_FORMER_NAMES: dict[str, str] = {}
 
 
-def register_kind(
-    name: str,
-    version: int = 1,
-    *,
-    since: str = "0.2",
-    migrations: Mapping[int, Migration] | None = None,
-    former: tuple[str, ...] = (),
-) -> Kind:
+def register_kind(name: str, version: int = 1, *, since: str = "0.3") -> Kind:
     """Make a kind of archive known and return it.
 
     Parameters
@@ -173,84 +158,42 @@ def register_kind(
         The layout that is written from now on.
     since : str
         The first evergrow that reads that layout.
-    migrations : mapping of int to callable, optional
-        One per older version, from an archive of that version to one of the next.
-    former : tuple of str
-        Names that older files have for it.
 
     Raises
     ------
     ValueError
-        If the name is taken, or a migration is missing.
-
-    Examples
-    --------
-    >>> from evergrow.core.archive import Archive, register_kind, upgrade
-    >>> def second(old):
-    ...     return Archive(old.kind, {"length": old.meta["size"]}, version=2)
-    >>> kind = register_kind("docs/example", version=2, migrations={1: second})
-    >>> upgrade(Archive("docs/example", {"size": 3})).meta
-    {'length': 3}
+        If the name is taken.
     """
-    known = dict(migrations or {})
-    kind = Kind(name, version, since, known)
-    missing = [number for number in range(1, version) if number not in known]
-    if missing:
-        raise ValueError(f"kind {name!r} must have a migration from every older version, got none from {missing}")
-    before = KINDS.get(name)
-    if before is not None and (before.version, sorted(before.migrations)) != (version, sorted(known)):
+    kind = Kind(name, version, since)
+    if KINDS.setdefault(name, kind) != kind:
         raise ValueError(f"archive kind {name!r} is registered twice")
-    KINDS[name] = kind
-    _FORMER_NAMES.update(dict.fromkeys(former, name))
     return kind
 
 
-def upgrade(archive: Archive, name: str = "the archive") -> Archive:
-    """Return an archive in the present version of its kind; what is inside it is upgraded when it is opened.
+def check_kind(archive: Archive, name: str = "the archive") -> None:
+    """Raise unless an archive is of a known kind and of its present version.
 
     Raises
     ------
     FileFormatError
-        If the kind is not known, or the contents are not those of its version.
+        If the kind or its version is not known.
     NewerSchemaError
         If the version is newer than this evergrow knows.
     """
-    for _ in range(100):  # more steps than there will be versions: a migration that leads nowhere must end
-        if not isinstance(archive.kind, str) or not isinstance(archive.meta, dict):
-            # What is inside an old archive comes from its plain values, and may be anything.
-            raise FileFormatError(f"{name} must be described by a kind and an object of plain values, got another form")
-        archive = replace(archive, kind=_FORMER_NAMES.get(archive.kind, archive.kind))
-        if archive.kind not in KINDS:
-            load_plugins()
-        kind = KINDS.get(archive.kind)
-        if kind is None:
-            raise FileFormatError(
-                f"{name} must be of a known kind, got {archive.kind!r}; nearest: {nearest(archive.kind, KINDS)}"
-            )
-        if archive.version > kind.version:
-            raise NewerSchemaError(
-                f"{name} must have version {kind.version} or older of {kind.name!r}, got {archive.version}: "
-                "it was written by a newer evergrow; upgrade with 'pip install -U evergrow'"
-            )
-        if archive.version == kind.version:
-            return archive
-        archive = _migrated(archive, kind, name)
-    raise FileFormatError(f"{name} must lead to a present version, but its migrations do not end")
-
-
-def _migrated(archive: Archive, kind: Kind, name: str) -> Archive:
-    step = kind.migrations.get(archive.version)
-    if step is None:
-        raise FileFormatError(f"{name} must have a version of {kind.name!r} from 1 on, got {archive.version}")
-    try:
-        return step(archive)
-    except FileFormatError:
-        raise
-    # A migration reads a layout by heart; whatever is not as it was then, the file is no file of that version.
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RuntimeError) as error:
+    if archive.kind not in KINDS:
+        load_plugins()
+    kind = KINDS.get(archive.kind)
+    if kind is None:
         raise FileFormatError(
-            f"{name} must be a whole {kind.name!r} of version {archive.version}, but it lacks or garbles {error}"
-        ) from error
+            f"{name} holds {archive.kind!r}, which is unknown; nearest: {nearest(archive.kind, KINDS)}"
+        )
+    if archive.version > kind.version:
+        raise NewerSchemaError(
+            f"{name} must have version {kind.version} or older of {kind.name!r}, got {archive.version}: "
+            "it was written by a newer evergrow; upgrade with 'pip install -U evergrow'"
+        )
+    if archive.version != kind.version:
+        raise FileFormatError(f"{name} must have version {kind.version} of {kind.name!r}, got {archive.version}")
 
 
 # -- files ----------------------------------------------------------------------------------------------------
@@ -388,7 +331,7 @@ def _described(archive: Archive) -> dict[str, Any]:
 def _needs(archive: Archive) -> str:
     """Return the oldest evergrow that reads every kind in an archive."""
     versions = [KINDS[part.kind].since for part in archive.walk() if part.kind in KINDS]
-    return max(versions, key=lambda version: [int(number) for number in version.split(".")], default="0.2")
+    return max(versions, key=lambda version: [int(number) for number in version.split(".")], default="0.3")
 
 
 def _load_tensors(data: bytes) -> dict[str, torch.Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from evergrow.core.errors import DeviceError, ParameterError
-from evergrow.core.wording import setting
 
 
 def resolve_device(device: str | torch.device = "auto") -> torch.device:
@@ -34,13 +33,11 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ParameterError(f"{setting('device')} must be 'auto' or a torch device, got {device!r}") from error
+        raise ParameterError(f"device must be 'auto' or a torch device, got {device!r}") from error
     if resolved.type == "cuda":
         available = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (resolved.index or 0) >= available:
-            raise DeviceError(
-                f"{setting('device')} must exist, got {device!r} where {available} CUDA devices are available"
-            )
+            raise DeviceError(f"device must exist, got {device!r} where {available} CUDA devices are available")
     return resolved
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
-from evergrow.core.archive import KINDS, Archive, Kind, Migration, register_kind, upgrade
+from evergrow.core.archive import KINDS, Archive, Kind, check_kind, register_kind
 from evergrow.core.errors import FileFormatError, ParameterError
 from evergrow.core.record import register_class
 from evergrow.core.registry import Registry, nearest
@@ -39,29 +39,21 @@ class Family(Registry[type[T]]):
         super().__init__(kind, plugins=True)
         self.prefix = prefix
 
-    def register(
-        self,
-        name: str,
-        *,
-        version: int = 1,
-        since: str = "0.2",
-        migrations: Mapping[int, Migration] | None = None,
-        former: tuple[str, ...] = (),
-    ) -> Callable[[type[T]], type[T]]:
+    def register(self, name: str, *, version: int = 1, since: str = "0.3") -> Callable[[type[T]], type[T]]:
         """Return a decorator that files a class under a name, in settings and in files.
 
         Parameters
         ----------
         name : str
             What users call it.
-        version, since, migrations, former
+        version, since
             Of its archives; see :func:`~evergrow.core.archive.register_kind`.
         """
         file_under_name = super().register(name)
 
         def decorate(item: type[T]) -> type[T]:
             file_under_name(item)
-            register_kind(f"{self.prefix}/{name}", version, since=since, migrations=migrations, former=former)
+            register_kind(f"{self.prefix}/{name}", version, since=since)
             register_class(f"{self.prefix}/{name}", version, item)
             return item
 
@@ -83,7 +75,8 @@ class Family(Registry[type[T]]):
 
     def class_of(self, archive: Archive, name: str = "the archive") -> type[T]:
         """Return the class whose objects are written as an archive is, or raise :class:`FileFormatError`."""
-        kind = upgrade(archive, name).kind
+        check_kind(archive, name)
+        kind = archive.kind
         prefix, _, own = kind.partition("/")
         if prefix != self.prefix or own not in self:
             known = [f"{self.prefix}/{item}" for item in self.names()]

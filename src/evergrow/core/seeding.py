@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.wording import setting
 
 if TYPE_CHECKING:
     import torch
@@ -93,6 +92,5 @@ def resolve_seed(random_state: RandomState) -> int:
     if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
         return int(random_state)
     raise ParameterError(
-        f"{setting('random_state')} must be None, an integer or a numpy random generator, got "
-        f"{type(random_state).__name__}"
+        f"random_state must be None, an integer or a numpy random generator, got {type(random_state).__name__}"
     )

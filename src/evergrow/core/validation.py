@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.registry import nearest
-from evergrow.core.wording import setting
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +56,7 @@ def check_number(
     if ok and high is not None:
         ok = value < high if high_open else value <= high
     if not ok:
-        raise ParameterError(f"{setting(name)} must be {expected}, got {value!r}")
+        raise ParameterError(f"{name} must be {expected}, got {value!r}")
 
 
 def _is_finite(value: Any) -> bool:
@@ -81,7 +80,7 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         hint = f"; nearest: {nearest(value, choices, n=1)}" if isinstance(value, str) else ""
-        raise ParameterError(f"{setting(name)} must be one of {listed}, got {value!r}{hint}")
+        raise ParameterError(f"{name} must be one of {listed}, got {value!r}{hint}")
 
 
 def check_matrix(name: str, tensor: torch.Tensor, *, columns: int | None = None, rows: int | None = None) -> None:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from evergrow.core.archive import archive_digest, read_archive, register_kind, write_archive
 from evergrow.core.errors import EngineError
 from evergrow.core.files import locked
-from evergrow.core.wording import setting
 from evergrow.engine.job import Job, begin_job, extraction_settings
 from evergrow.engine.manifest import Manifest
 from evergrow.engine.shard_features import forget_opened, loaded_model
@@ -148,7 +147,7 @@ def ask_shards(job: Job, running: Running) -> Tally | None:
             tally = run_shards(job, job.work, numbers, running, job.work)
             if not tally.rows:
                 why = next(iter(tally.failed.values()))
-                raise EngineError(f"{setting('data')} must have a shard that can be read, got none: {why}")
+                raise EngineError(f"data must have a shard that can be read, got none: {why}")
             finish(job, tally)
             return tally
     finally:

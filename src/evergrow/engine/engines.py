@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.wording import setting
 from evergrow.data import Source
 from evergrow.engine.fitting import fit, update
 from evergrow.engine.job import extraction_settings
@@ -53,9 +52,9 @@ class Engine(ABC):
         if self.share is not None:
             place, total = self.share
             if not 0 <= place < total:
-                raise ParameterError(f"{setting('shard')} must be i/n with 0 <= i < n, got {place}/{total}")
+                raise ParameterError(f"shard must be i/n with 0 <= i < n, got {place}/{total}")
             if self.folder is None:
-                raise ParameterError(f"{setting('folder')} must be given where a share of the shards is done")
+                raise ParameterError("folder must be given where a share of the shards is done")
 
     @abstractmethod
     def runner(self, perform: str = PERFORM) -> Runner:
@@ -75,7 +74,7 @@ class Engine(ABC):
             Whether the folder holds the result, so that a temporary one would not do.
         """
         if lasting and self.folder is None:
-            raise ParameterError(f"{setting('folder')} must be given, since the result is written there")
+            raise ParameterError("folder must be given, since the result is written there")
         with tempfile.TemporaryDirectory(prefix="evergrow-") as temporary:
             folder = Path(temporary if self.folder is None else self.folder).absolute()
             runner = self.runner()
@@ -205,6 +204,6 @@ def _source(data: Any) -> Source:
     if all(hasattr(data, name) for name in ("describe", "identity", "shards", "read")):
         return data  # type: ignore[no-any-return]
     raise InputError(
-        f"{setting('data')} must be the address of data or a source with {setting('engine')}, since every worker reads "
+        f"data must be the address of data or a source with engine, since every worker reads "
         f"its shards for itself, got {type(data).__name__}"
     )

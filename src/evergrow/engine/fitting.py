@@ -12,7 +12,6 @@ from evergrow.core.archive import archive_digest, write_archive
 from evergrow.core.errors import EngineError, InputError, ParameterError
 from evergrow.core.files import locked
 from evergrow.core.progress import meter
-from evergrow.core.wording import setting
 from evergrow.engine.job import Job, begin_job, extraction_settings
 from evergrow.engine.manifest import Manifest
 from evergrow.engine.reduction import Reduction, total_of
@@ -83,8 +82,7 @@ def _portable(spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a backbone that any worker can load, or raise :class:`ParameterError`."""
     if spec.weights == "module":
         raise ParameterError(
-            f"{setting('backbone')} must be one that workers can load by its name with {setting('engine')}, got the "
-            f"module {spec.name}"
+            f"backbone must be one that workers can load by its name with engine, got the module {spec.name}"
         )
     return spec.to_dict()
 
@@ -170,7 +168,7 @@ def _sample(job: Job, skipped: Iterable[int]) -> Block:
             found.append((shard.number, read_features(path)))
     found = [(number, part) for number, part in found if len(part)]
     if not found:
-        raise InputError(f"{setting('data')} must have at least one sample that can be read, got none")
+        raise InputError("data must have at least one sample that can be read, got none")
     first, width = found[0][0], found[0][1].X.shape[1]
     for number, part in found:
         if part.X.shape[1] != width:

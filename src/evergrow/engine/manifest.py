@@ -28,7 +28,6 @@ from evergrow.core.files import atomic_path
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
-from evergrow.core.wording import setting
 from evergrow.data import Shard, Source
 from evergrow.learner.learning import BLOCK
 
@@ -177,7 +176,7 @@ def plan(source: Source, division: Division | None = None, seed: int = 0, *, ski
         source, unreadable = source.readable()
         shards = tuple(source.shards(division.rows, division.size))
     if not sum(shard.rows for shard in shards):
-        raise InputError(f"{setting('data')} must hold at least one sample, got none")
+        raise InputError("data must hold at least one sample, got none")
     if [shard.number for shard in shards] != list(range(len(shards))):
         raise EngineError("a source must number its shards from 0 on, got other numbers")
     return Manifest(

@@ -12,7 +12,6 @@ from typing import Any
 
 from evergrow.core.errors import EngineError
 from evergrow.core.progress import Meter
-from evergrow.core.wording import setting
 from evergrow.engine.job import Job
 from evergrow.engine.runners import Outcome, Task
 from evergrow.engine.stages import Pace, Running, Tally, run_tasks, shard_tasks
@@ -61,7 +60,7 @@ class Reduction:
             run_tasks(self._job, self._running.runner, tasks, partial(self._see, merges, pace))
         if self._is_empty(root):
             raise EngineError(
-                f"{setting('data')} must have at least one shard that can be read, got none of "
+                f"data must have at least one shard that can be read, got none of "
                 f"{len(self._job.manifest.shards)}: " + next(iter(self._tally.failed.values()), "")
             )
         return self._file(root)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from evergrow.core.archive import read_archive, register_kind, write_archive
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, ImageError, InputError
-from evergrow.core.wording import setting
 from evergrow.data import Samples, Shard, Source
 from evergrow.engine.job import EXTRACTION, Job, ShardError, known_job
 from evergrow.features.base import Backbone, BackboneSpec
@@ -56,7 +55,7 @@ class ShardFeatures:
     def required_labels(self) -> NDArray[np.str_]:
         """Return the classes, or raise :class:`InputError` where there are none."""
         if self.labels is None:
-            raise InputError(f"{setting('data')} must have labels, got none")
+            raise InputError("data must have labels, got none")
         return self.labels
 
     def told(self) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from evergrow.core.errors import FileFormatError, ParameterError
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
-from evergrow.core.wording import setting
 from evergrow.engine.asking import ask_shards, asked_model, asking_job
 from evergrow.engine.job import Job, begin_job
 from evergrow.engine.manifest import Manifest, write_json
@@ -67,9 +66,9 @@ def extract_features(
         What was written; None where this was a share of the work.
     """
     if manifest.kind != spec.kind:
-        raise ParameterError(f"{setting('data')} must be {spec.kind}s for {spec.name}, got {manifest.kind}")
+        raise ParameterError(f"data must be {spec.kind}s for {spec.name}, got {manifest.kind}")
     if spec.weights == "module":
-        raise ParameterError(f"{setting('backbone')} must be one that workers can load by its name, got a module")
+        raise ParameterError("backbone must be one that workers can load by its name, got a module")
     require("pyarrow", extra="parquet", purpose="writing Parquet")
     settings = {
         "backbone": spec.decisive(),

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
-from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, Units
 from evergrow.export.straightening import Lines, ball_bound, best_lines, ordinary_bound, slopes_at_bias
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
@@ -114,7 +113,7 @@ def rms_norm(model: RidgeModel) -> float:
     units, ``sum_j E(h_j - g(b_j))^2 = sum_j g'(b_j)^2 E(w_j . z)^2``, for units that are affine on the data and weights
     that prefer no direction. Where units saturate it comes out too small, but such units are far from affine anyway.
     """
-    stats, layer = model.state.reduced(), model.projection
+    stats, layer = model.state.reduced(), model.layer
     count = max(stats.count, 1)
     means = stats.lift(stats.cross.sum(dim=1, keepdim=True))[:, 0].cpu() / count
     if stats.basis is None:
@@ -147,9 +146,9 @@ def score_gap(model: RidgeModel, found: LayerMap, readout: Tensor) -> float:
     """
     stats = model.state.reduced()
     means = stats.lift(stats.cross / model.counts.to(stats.cross).clamp_min(1.0)).cpu().to(readout)
-    if found.linear is not None and not model.projection.intercept:
+    if found.linear is not None and not model.layer.intercept:
         linear = found.linear if model.blocks is None else model.blocks.to(found.linear.device).lower(found.linear)
-        readout = torch.cat([readout, linear / model.projection.scale])
+        readout = torch.cat([readout, linear / model.layer.scale])
     at_means = means.T @ readout
     return float((at_means.diagonal() - at_means.mean(dim=1)).mean())
 
@@ -211,9 +210,7 @@ def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None
     if radius is None:
         radius = 1.0 if everything else RADIUS_MARGIN * rms_norm(found.model)
     if not math.isfinite(radius):
-        raise FoldError(
-            f"{setting('fold_radius')} must be given, since the norm of the features does not show in the statistics"
-        )
+        raise FoldError("fold_radius must be given, since the norm of the features does not show in the statistics")
     lines = best_lines(found.units, radius if everything else radius / RADIUS_MARGIN)
     bounds = (("all" if everything else "ball", ball_bound), ("ordinary", ordinary_bound))
     scale = score_gap(found.model, found, found.readout)
@@ -244,7 +241,7 @@ def _require_all_shapes(found: LayerMap) -> None:
         raise FoldError(
             f"a head with units must look at the shapes of all classes to be folded, got {len(found.constant):,} "
             f"classes of which the {found.shape.likeliest} likeliest are looked at"
-            f"{hint('shape_directions', '; learn with {}', 0)}"
+            f"; learn with shape_directions=0"
         )
 
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from evergrow.adapt.tuners.host import tuners_of
 from evergrow.adapt.tuners.settings import UnmergeableError
 from evergrow.core.optional import require
-from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ExportError
 from evergrow.export.onnx_graph import PURPOSE
 from evergrow.features.backbones import ImageBackbone
@@ -143,8 +142,8 @@ def check_exportable(backbone: Backbone) -> ImageBackbone:
     if not isinstance(backbone, ImageBackbone):
         kind = f"a {backbone.kind} backbone" if isinstance(backbone, Backbone) else type(backbone).__name__
         raise ExportError(
-            f"{setting('backbone')} must be one of images, or a sentence encoder, to be exported, got {kind}"
-            f"{hint('head_only', '; {} exports the head alone, for features', True)}"
+            f"backbone must be one of images, or a sentence encoder, to be exported, got {kind}"
+            f"; head_only exports the head alone, for features"
         )
     return backbone
 
@@ -182,9 +181,7 @@ def export_network(network: Traceable, opset: int) -> tuple[Any, str]:
         if model is not None:
             return model, name
         failures.append(f"{name}: {problem}")
-    raise ExportError(
-        f"{setting('backbone')} must be one that torch can export, got {network.name}; {'; '.join(failures)}"
-    )
+    raise ExportError(f"backbone must be one that torch can export, got {network.name}; {'; '.join(failures)}")
 
 
 def own_copy(module: nn.Module) -> nn.Module:

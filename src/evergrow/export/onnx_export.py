@@ -18,7 +18,6 @@ from evergrow.core.files import atomic_path
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
-from evergrow.core.wording import setting
 from evergrow.export.folding import FOLD_TOLERANCE, FoldReport, fold
 from evergrow.export.head_maps import ExportError, HeadMap, read_head
 from evergrow.export.onnx_backbone import FEATURES, export_network
@@ -259,10 +258,10 @@ def _check_request(onnx: Any, config: ExportConfig, target: Path) -> None:
     newest = onnx.defs.onnx_opset_version()
     if config.opset > newest:
         raise ParameterError(
-            f"{setting('opset')} must be at most {newest}, the newest that the installed onnx knows, got {config.opset}"
+            f"opset must be at most {newest}, the newest that the installed onnx knows, got {config.opset}"
         )
     if target.is_dir() or not target.parent.is_dir():
-        raise ParameterError(f"{setting('path')} must be a file in an existing folder, got {target}")
+        raise ParameterError(f"path must be a file in an existing folder, got {target}")
     if config.check:
         require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evergrow.core.optional import require
-from evergrow.core.wording import hint, setting
 from evergrow.export.head_maps import ExportError
 from evergrow.export.onnx_backbone import Traceable, join_equally, own_copy
 from evergrow.features.depths import HiddenStates, default_prompt, tokens_of
@@ -122,14 +121,13 @@ def token_inputs(backbone: TextBackbone) -> tuple[str, ...]:
     found = {name for name, value in _tokens(backbone, ["a text"]).items() if isinstance(value, Tensor)}
     if not set(TOKENS[:2]) <= found <= set(TOKENS):
         raise ExportError(
-            f"{setting('backbone')} must take {TOKENS[0]} and {TOKENS[1]} of texts to be exported, got "
+            f"backbone must take {TOKENS[0]} and {TOKENS[1]} of texts to be exported, got "
             f"{backbone.spec.name}, which takes {', '.join(sorted(found)) or 'no tokens'}{_head_alone()}"
         )
     network = getattr(next(iter(backbone.module.children()), None), "auto_model", None)
     if not isinstance(network, nn.Module):
         raise ExportError(
-            f"{setting('backbone')} must begin with a transformer to be exported, got "
-            f"{backbone.spec.name}{_head_alone()}"
+            f"backbone must begin with a transformer to be exported, got {backbone.spec.name}{_head_alone()}"
         )
     known = inspect.signature(network.forward).parameters
     return tuple(name for name in TOKENS if name in found and (name in TOKENS[:2] or name in known))
@@ -153,13 +151,13 @@ def tokenizer_file(backbone: TextBackbone) -> TokenizerFile:
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(backend, "to_str"):
         raise ExportError(
-            f"the tokenizer of {setting('backbone')} must be one of the tokenizers library to be exported, got "
+            f"the tokenizer of backbone must be one of the tokenizers library to be exported, got "
             f"{type(tokenizer).__name__} of {backbone.spec.name}{_head_alone()}"
         )
     prompt, limit = default_prompt(encoder), _limit(encoder)
     if prompt and any(getattr(part, "include_prompt", True) is False for part in encoder.modules()):
         raise ExportError(
-            f"the pooling of {setting('backbone')} must count all tokens to be exported, got {backbone.spec.name}, "
+            f"the pooling of backbone must count all tokens to be exported, got {backbone.spec.name}, "
             f"which leaves out those of its prompt{_head_alone()}"
         )
     made = TokenizerFile(_with_limits(backend.to_str(), tokenizer, limit), limit, prompt)
@@ -200,7 +198,7 @@ def _check_tokens(backbone: TextBackbone, made: TokenizerFile) -> None:
     for name in token_inputs(backbone):
         if not np.array_equal(theirs[name].cpu().numpy(), ours[name]):
             raise ExportError(
-                f"the tokenizer of {setting('backbone')} must give the same tokens alone as in its library to be "
+                f"the tokenizer of backbone must give the same tokens alone as in its library to be "
                 f"exported, got other {name} from that of {backbone.spec.name}{_head_alone()}"
             )
 
@@ -210,10 +208,10 @@ def _tokens(backbone: TextBackbone, texts: list[str]) -> dict[str, Any]:
         return tokens_of(backbone.module, texts, torch.device("cpu"))
     except Exception as error:  # encoders of other kinds fail in many ways
         raise ExportError(
-            f"{setting('backbone')} must have a tokenizer for texts to be exported, got {backbone.spec.name}: "
+            f"backbone must have a tokenizer for texts to be exported, got {backbone.spec.name}: "
             f"{(str(error).strip().splitlines() or [''])[0]}{_head_alone()}"
         ) from error
 
 
 def _head_alone() -> str:
-    return hint("head_only", "; {} exports the head alone, for features", True)
+    return "; head_only exports the head alone, for features"

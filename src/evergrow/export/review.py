@@ -15,7 +15,6 @@ from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 from evergrow.core.errors import InputError
-from evergrow.core.wording import setting
 from evergrow.learner.answers import Answers
 
 CONTROL = "choice"
@@ -177,5 +176,5 @@ def _served(name: str, root: str | os.PathLike[str]) -> str:
     """Return the address at which Label Studio serves a file below its document root."""
     path, top = _file(name), Path(os.path.abspath(root))
     if not path.is_relative_to(top):
-        raise InputError(f"images must lie below {setting('root')} ({top}), which Label Studio serves, got {name!r}")
+        raise InputError(f"images must lie below root ({top}), which Label Studio serves, got {name!r}")
     return LOCAL_FILES + quote(path.relative_to(top).as_posix())

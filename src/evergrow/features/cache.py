@@ -18,22 +18,21 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.core.archive import read_archive, read_header, register_kind, write_archive
-from evergrow.core.documents import parse_json
+from evergrow.core.archive import parse_json, read_header
 from evergrow.core.errors import BusyError, FileFormatError, NewerSchemaError, ParameterError, UnknownNameError
 from evergrow.core.feature_blocks import block_slices
-from evergrow.core.fields import Fields
 from evergrow.core.files import PARTIAL, atomic_path
 from evergrow.core.items import Items
+from evergrow.core.record import Between, Spec, from_values, read_record, record, require, write_record
 from evergrow.features.base import BackboneSpec
 from evergrow.features.loader import Failure, Precision
 from evergrow.features.recipes import FeatureRecipe
@@ -43,8 +42,6 @@ VARIABLE = "EVERGROW_CACHE"
 
 CHUNK = 1024
 """Items in a file: what a killed process loses at most."""
-
-KIND = register_kind("feature-chunk", since="0.3")
 
 _LOG = logging.getLogger(__name__)
 _META = "meta.json"
@@ -129,6 +126,26 @@ class Chunk:
     computed: bool = False
 
 
+@dataclass(frozen=True)
+class _Head:
+    """What a file says of its chunk besides the features."""
+
+    names: tuple[str, ...]
+    precision: Precision
+    failures: tuple[Failure, ...] = ()
+
+
+@record("feature-chunk")
+@dataclass(frozen=True, eq=False)
+class _StoredChunk(_Head):
+    """What a file holds: a tensor for every block."""
+
+    blocks: dict[str, Annotated[torch.Tensor, Spec(("n", None), dtype="float32")]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        require(sorted(self.names) == sorted(self.blocks), "its blocks are not those that it names")
+
+
 class CacheEntry:
     """A folder of the cache.
 
@@ -195,20 +212,17 @@ class CacheEntry:
         with atomic_path(self.folder / _META) as path:
             path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
-    def meta(self) -> Fields | None:
+    def meta(self) -> _Meta | None:
         """Return what ``meta.json`` says, or None where there is none."""
         path = self.folder / _META
         if path.is_symlink():
             raise FileFormatError(f"{_META} of a cache entry must be a file, got a link")
         try:
-            values = parse_json(path.read_bytes(), f"{_META} of a cache entry")
+            return from_values(_Meta, parse_json(path.read_bytes(), _META), _META)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise FileFormatError(f"{_META} of a cache entry must be readable, got {error}") from error
-        if not isinstance(values, dict):
-            raise FileFormatError(f"{_META} of a cache entry must hold an object, got {type(values).__name__}")
-        return Fields(values, {}, {}, f"{_META} of a cache entry")
+            raise FileFormatError(f"{_META} of a cache entry cannot be read: {error}") from error
 
     def chunks(self) -> list[Path]:
         """Return the files of chunks, in the order of their rows."""
@@ -225,33 +239,28 @@ class CacheEntry:
         path = self._path(rows)
         if not path.exists() and not path.is_symlink():
             return False
-        _check_file(path)
-        names = read_header(path).open(KIND.name, name=path.name).texts("blocks")
-        return set(recipe.blocks) <= set(names)
+        return set(recipe.blocks) <= set(_head(path).names)
 
     def load(self, rows: range, recipe: FeatureRecipe) -> Chunk:
         """Return the features of rows that are there, or raise :class:`FileFormatError` where they are damaged."""
-        return self._read(rows, recipe)[0]
+        stored = self._stored(rows)
+        found = FeatureRecipe(recipe.blocks, tuple(stored.blocks[name].shape[1] for name in recipe.blocks))
+        if found != recipe:
+            raise FileFormatError(f"{self._path(rows).name} has blocks of {found.widths} columns, not {recipe.widths}")
+        blocks = [stored.blocks[name].numpy() for name in recipe.blocks]
+        joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
+        return Chunk(rows, joined, stored.failures, stored.precision)
 
-    def _read(self, rows: range, recipe: FeatureRecipe | None) -> tuple[Chunk, FeatureRecipe]:
-        """Return the wanted blocks, all by default, of a chunk."""
+    def _stored(self, rows: range) -> _StoredChunk:
         path = self._path(rows)
         _check_file(path)
-        fields = read_archive(path).open(KIND.name, name=path.name)
-        failures = tuple(_failure(fields, values) for values in fields.values("failures"))
-        wrong = [failure.row for failure in failures]
-        fields.require(wrong == sorted(set(wrong) & set(rows)), "its failures are not those of its rows")
-        if recipe is None:
-            names = tuple(fields.texts("blocks"))
-            recipe = FeatureRecipe(names, tuple(fields.tensor(name, dtype=None).shape[1] for name in names))
-        n_read = len(rows) - len(failures)
-        blocks = [
-            fields.tensor(name, (n_read, width), dtype="float32").numpy()
-            for name, width in zip(recipe.blocks, recipe.widths, strict=True)
-        ]
-        half = fields.text("precision", choices=("float32", "float16")) == "float16"
-        joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
-        return Chunk(rows, joined, failures, "float16" if half else "float32"), recipe
+        stored = read_record(_StoredChunk, path)
+        wrong = [failure.row for failure in stored.failures]
+        if wrong != sorted(set(wrong) & set(rows)):
+            raise FileFormatError(f"{path.name} has failures that are not those of its rows")
+        if any(len(block) != len(rows) - len(wrong) for block in stored.blocks.values()):
+            raise FileFormatError(f"{path.name} has features of another number of items than it is about")
+        return stored
 
     def store(self, chunk: Chunk, recipe: FeatureRecipe) -> None:
         """Write a chunk, with the other blocks that are there of the same rows.
@@ -267,18 +276,12 @@ class CacheEntry:
             for name, columns in zip(recipe.blocks, block_slices(recipe.widths), strict=True)
         }
         with suppress(FileFormatError, FileNotFoundError):
-            old, blocks = self._read(chunk.rows, None)
+            old = self._stored(chunk.rows)
             if (old.precision, old.failures) == (chunk.precision, chunk.failures):
-                for name, columns in zip(blocks.blocks, block_slices(blocks.widths), strict=True):
-                    found.setdefault(name, torch.from_numpy(np.ascontiguousarray(old.features[:, columns])))
+                found = {**old.blocks, **found}
         if path.is_symlink():
             path.unlink()  # what it leads to is not the cache's to write
-        meta = {
-            "blocks": list(found),
-            "failures": [list(failure[:3]) for failure in chunk.failures],
-            "precision": chunk.precision,
-        }
-        write_archive(path, KIND.archive(meta, found))
+        write_record(path, _StoredChunk(tuple(found), chunk.precision, chunk.failures, found))
 
     def clear(self) -> None:
         """Remove the entry."""
@@ -293,10 +296,29 @@ def _check_file(path: Path) -> None:
         raise FileFormatError(f"{path.name} of a cache entry must be a file of at most {_LARGEST:,} bytes")
 
 
-def _failure(fields: Fields, values: Any) -> Failure:
-    whole = isinstance(values, list) and len(values) == 3 and all(map(isinstance, values, (int, str, str)))
-    fields.require(whole, "an item that could not be read is garbled")
-    return Failure(*values)
+def _head(path: Path) -> _Head:
+    """Return what a file says of its chunk, without reading the features."""
+    _check_file(path)
+    header = read_header(path)
+    if header.kind != "feature-chunk":
+        raise FileFormatError(f"{path.name} holds {header.kind!r}, not features")
+    if header.version > 1:
+        raise NewerSchemaError(f"{path.name} was written by a newer evergrow; upgrade with 'pip install -U evergrow'")
+    return from_values(_Head, header.meta, path.name)
+
+
+@dataclass(frozen=True)
+class _Meta:
+    """What ``meta.json`` tells people."""
+
+    n_items: int = 0
+    chunk: Annotated[int, Between(1)] = CHUNK
+    kind: str = ""
+    first: str = ""
+    backbone: str = ""
+    preset: str = ""
+    policy: str = ""
+    created: str = ""
 
 
 @dataclass(frozen=True)
@@ -408,22 +430,20 @@ class FeatureCache:
             return None
         plain = CacheInfo(key, "damaged", bytes=size, created=changed)
         try:
-            meta = entry.meta() or Fields({}, {}, {}, key)
-            n_items, length = meta.integer("n_items", default=0), meta.integer("chunk", low=1, default=CHUNK)
-            starts = [int(path.stem) for path in entry.chunks()]
-            heads = [read_header(path).open(KIND.name, name=path.name) for path in entry.chunks()]
-            done = sum(min(length, n_items - start) for start in starts)
+            meta = entry.meta() or _Meta()
+            heads = [_head(path) for path in entry.chunks()]
+            done = sum(min(meta.chunk, meta.n_items - int(path.stem)) for path in entry.chunks())
             return replace(
                 plain,
-                state="finished" if 0 < n_items == done else "unfinished",
-                kind=meta.text("kind", default=""),
-                first=meta.text("first", default=""),
-                n_items=n_items,
+                state="finished" if 0 < meta.n_items == done else "unfinished",
+                kind=meta.kind,
+                first=meta.first,
+                n_items=meta.n_items,
                 done=done,
-                failures=sum(len(head.values("failures")) for head in heads),
-                created=_moment(meta.text("created", default=""), changed),
-                backbone=meta.text("backbone", default=""),
-                preset=meta.text("preset", default=""),
+                failures=sum(len(head.failures) for head in heads),
+                created=_moment(meta.created, changed),
+                backbone=meta.backbone,
+                preset=meta.preset,
             )
         except NewerSchemaError:
             return replace(plain, state="newer")

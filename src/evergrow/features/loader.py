@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from evergrow.core.errors import ImageError, InputError
 from evergrow.core.items import Items
+from evergrow.core.record import UNWRITTEN
 from evergrow.core.seeding import generator
 from evergrow.features.preprocess import Preprocessing
 
@@ -29,7 +30,8 @@ _PREFETCH = 2  # batches that each worker holds ready
 _SHARED_MEMORY = "/dev/shm"
 
 
-class Failure(NamedTuple):
+@dataclass(frozen=True)
+class Failure:
     """An item that could not be read.
 
     Parameters
@@ -48,7 +50,7 @@ class Failure(NamedTuple):
     row: int
     name: str
     reason: str
-    passing: bool = False
+    passing: bool = field(default=False, compare=False, metadata=UNWRITTEN)
 
 
 class LoadedBatch(NamedTuple):

@@ -20,6 +20,7 @@ from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, LabelError, NumericalError, UnsupportedError
 from evergrow.core.families import Family
 from evergrow.core.fields import Fields
+from evergrow.core.record import from_archive
 from evergrow.core.validation import as_weights, check_matrix
 from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, update_labels
 from evergrow.head.ridge_model import RidgeModel
@@ -425,9 +426,9 @@ class IncrementalClassifier(SavedClassifier):
 
     def _read_model(self, fields: Fields, key: str) -> RidgeModel:
         """Return a ridge model inside a file that fits the head's features and classes."""
-        model = RidgeModel.from_archive(
-            fields.part(key), self.device_, fields.inside(key), n_features=self.n_features_in_
-        )
+        model = from_archive(RidgeModel, fields.part(key), device=self.device_, name=fields.inside(key))
+        width = model.layer.n_features_in if model.blocks is None else model.blocks.n_features_in
+        fields.require(width == self.n_features_in_, "its layer is for features of another width")
         fields.require(len(model.counts) == len(self.classes_), f"{key!r} has another number of classes")
         return model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import LabelError, MergeError, NothingLeftError, ParameterError, UnlearnError
 from evergrow.core.fields import Fields
+from evergrow.core.record import from_archive, to_archive
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
@@ -35,8 +36,8 @@ from evergrow.head.layers import (
 )
 from evergrow.head.linalg import LARGEST_WEIGHT, Spectrum, create_state
 from evergrow.head.maps import LayerMap, ShapeMap, layer_map
-from evergrow.head.novelty import STANDARD, NoveltyStandard, bounded
-from evergrow.head.readout import CHOICE, READOUTS, Choice, Readout, column_scale
+from evergrow.head.novelty import NoveltyStandard, bounded
+from evergrow.head.readout import READOUTS, Choice, Readout, column_scale
 from evergrow.head.ridge_model import RidgeModel
 from evergrow.head.saving import SEEDS, Contents
 from evergrow.head.shapes import ShapeModel
@@ -47,6 +48,8 @@ SOLUTION = register_kind("head-solution")
 
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
+
+T = TypeVar("T")
 
 _TERM_ROWS = 4096  # rows whose terms of novelty are worked out at once
 
@@ -591,7 +594,7 @@ class Classifier(IncrementalClassifier):
             return None if self.last_ridge_ is None else SOLUTION.archive(meta)
         meta |= {"alpha": readout.alpha, "minimiser": readout.minimiser, "jitter": readout.jitter}
         meta |= {"temperature": solved.warmth}  # a calibrated one is no matter of the statistics
-        parts = {} if solved.choice is None else {"choice": solved.choice.to_archive()}
+        parts = {} if solved.choice is None else {"choice": to_archive(solved.choice)}
         return SOLUTION.archive(meta, {"weights": readout.weights, "offset": readout.offset}, parts)
 
     def adopt_solution(self, archive: Archive, *, name: str = "the solution") -> None:
@@ -612,11 +615,11 @@ class Classifier(IncrementalClassifier):
         self._require_started()
         fields, model, classes = archive.open(SOLUTION.name, name=name), self._model, len(self.classes_)
         last = fields.optional_number("last_ridge", low=0.0)
-        choice = Choice.from_archive(fields.open_part("choice", CHOICE.name)) if fields.has("choice") else None
+        choice = _part(fields, "choice", Choice)
         solved = SolvedCache(model, self.readout, self._fixed_alpha(), last, choice)
         if fields.has("weights") or fields.has("offset"):
             solved.solution = Readout(
-                fields.tensor("weights", (model.projection.n_outputs, classes)).to(self.device_),
+                fields.tensor("weights", (model.layer.n_outputs, classes)).to(self.device_),
                 fields.tensor("offset", (classes,)).to(self.device_),
                 fields.number("alpha", low=0.0),
                 fields.number("minimiser", low=0.0),
@@ -639,9 +642,9 @@ class Classifier(IncrementalClassifier):
         meta: dict[str, Any] = {"seed": self._seed}
         if temperature is not None:
             meta["temperature"] = temperature
-        parts = {"model": self._model.to_archive()}
+        parts = {"model": to_archive(self._model)}
         if standard is not None:
-            parts["novelty"] = standard.to_archive()
+            parts["novelty"] = to_archive(standard)
         return Contents(meta, parts=parts)
 
     def _restore(self, fields: Fields) -> None:
@@ -649,8 +652,7 @@ class Classifier(IncrementalClassifier):
         self._commit(self._read_model(fields, "model"))
         self._temperature = fields.optional_number("temperature", low=0.0)
         fields.require(self._temperature != 0.0, "its temperature is zero")
-        if fields.has("novelty"):
-            self._standard = NoveltyStandard.from_archive(fields.open_part("novelty", STANDARD.name))
+        self._standard = _part(fields, "novelty", NoveltyStandard)
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""
@@ -683,7 +685,7 @@ class Classifier(IncrementalClassifier):
     @property
     def layer_(self) -> FeatureMap:
         """The frozen layer."""
-        return self.model_.projection
+        return self.model_.layer
 
     @property
     def n_units_(self) -> int:
@@ -762,6 +764,11 @@ class Classifier(IncrementalClassifier):
             "error_bound": model.state.error_bound(alpha),
             "state_bytes": model.state.nbytes,
         }
+
+
+def _part(fields: Fields, key: str, kind: type[T]) -> T | None:
+    """Return a record inside a file, None where there is none."""
+    return from_archive(kind, fields.part(key), name=fields.inside(key)) if fields.has(key) else None
 
 
 def _energy(layer: FeatureMap, Z: Tensor) -> float:

@@ -11,19 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.fields import Fields
+from evergrow.core.record import Spec, record, require
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_number
 from evergrow.head.linalg import LARGEST_BLOCK_WEIGHT, choose_block_weights, symmetric_eigh
-
-BLOCKS = register_kind("feature-blocks")
 
 MOST_BLOCKS = 1000
 
@@ -59,6 +56,7 @@ def check_blocks(blocks: Any) -> None:
         check_number("blocks", size, low=1, high=2**31, integer=True)
 
 
+@record("feature-blocks")
 @dataclass(frozen=True, eq=False)
 class FeatureBlocks:
     """What is done to every block of columns.
@@ -82,7 +80,7 @@ class FeatureBlocks:
 
     sizes: tuple[int, ...]
     weights: tuple[float, ...]
-    bases: tuple[Tensor, ...] | None = None
+    bases: tuple[Annotated[Tensor, Spec((None, None))], ...] | None = None
 
     @classmethod
     def first(
@@ -180,27 +178,18 @@ class FeatureBlocks:
         pairs = zip(self.bases or (), other.bases or (), strict=True)
         return all(torch.equal(mine.cpu(), theirs.cpu()) for mine, theirs in pairs)
 
-    def to_archive(self) -> Archive:
-        """Return what a file holds."""
-        meta = {"sizes": list(self.sizes), "weights": list(self.weights)}
-        return BLOCKS.archive(meta, {f"basis{place}": basis for place, basis in enumerate(self.bases or ())})
-
-    @classmethod
-    def from_archive(cls, fields: Fields, device: torch.device) -> FeatureBlocks:
-        """Return what :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
-        sizes = fields.integers("sizes", low=1)
-        fields.require(0 < len(sizes) <= MOST_BLOCKS, "it has no blocks, or too many")
-        weights = read_weights(fields, "weights", len(sizes))
-        if not fields.tensor_names():
-            return cls(tuple(sizes), weights)
-        bases = []
-        for place, size in enumerate(sizes):
-            basis = fields.tensor(f"basis{place}", (size, None))
-            fields.require(0 < basis.shape[1] <= size, "a block has no directions, or more than columns")
-            gap = basis.T @ basis - torch.eye(basis.shape[1], dtype=basis.dtype)
-            fields.require(float(gap.abs().max()) < 1e-6, "directions of a block are not orthogonal")
-            bases.append(basis.to(device))
-        return cls(tuple(sizes), weights, tuple(bases))
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless sizes, weights and bases fit each other."""
+        require(0 < len(self.sizes) <= MOST_BLOCKS and min(self.sizes) > 0, "it has no blocks, or too many")
+        require(len(self.weights) == len(self.sizes), "it has another number of blocks than weights")
+        check_weights(self.weights)
+        for size, basis in zip(self.sizes, self.bases or ()):
+            require(
+                len(basis) == size and 0 < basis.shape[1] <= size, "a block has no directions, or more than columns"
+            )
+            gap = basis.T @ basis - torch.eye(basis.shape[1], dtype=basis.dtype, device=basis.device)
+            require(float(gap.abs().max()) < 1e-6, "directions of a block are not orthogonal")
+        require(self.bases is None or len(self.bases) == len(self.sizes), "it has another number of blocks than bases")
 
 
 def _chosen_weights(rows: Tensor, targets: Tensor, sizes: Sequence[int]) -> tuple[float, ...]:
@@ -211,14 +200,11 @@ def _chosen_weights(rows: Tensor, targets: Tensor, sizes: Sequence[int]) -> tupl
     return choose_block_weights(one, targets, counts, sizes, basis=rows.T).weights
 
 
-def read_weights(fields: Fields, key: str, blocks: int | None = None) -> tuple[float, ...]:
-    """Return weights of blocks, each positive and within bounds, or raise :class:`FileFormatError`."""
-    weights = tuple(fields.numbers(key))
-    fields.require(blocks is None or len(weights) == blocks, f"{key!r} has another number of blocks")
+def check_weights(weights: Sequence[float]) -> None:
+    """Raise :class:`FileFormatError` unless weights of blocks are positive and within bounds."""
     low, high = 1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT
     within = all(0.999 * low <= weight <= 1.001 * high for weight in weights)
-    fields.require(within, f"{key!r} has a block whose weight is not from {low:g} to {high:g}")
-    return weights
+    require(within, f"a block has a weight that is not from {low:g} to {high:g}")
 
 
 # -- a budget of width ----------------------------------------------------------------------------------------

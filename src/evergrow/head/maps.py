@@ -207,7 +207,7 @@ HeadMap = LayerMap | VoteMap | ContrastMap
 def layer_map(model: RidgeModel, weights: Tensor, offset: Tensor | None = None, factor: float = 1.0) -> LayerMap:
     """Return the map of a ridge model with class weights (n_outputs, C), all multiplied by a factor."""
     weights = weights.detach().cpu() * factor
-    parts = model.projection.readout_parts(weights)
+    parts = model.layer.readout_parts(weights)
     constant = parts.constant if offset is None else parts.constant + offset.detach().cpu() * factor
     units, linear = parts.units, parts.linear
     if model.blocks is not None:

@@ -28,21 +28,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import NumericalError
-from evergrow.core.fields import Fields
-from evergrow.core.record import require
+from evergrow.core.record import Between, record, require
 from evergrow.core.seeding import generator
 from evergrow.head.linalg import CholeskyFactor, SolvedScatter, safe_cholesky
 from evergrow.head.readout import freedom, noise_energy
-
-STANDARD = register_kind("novelty-standard")
 
 TOO_LARGE = 1e50
 """Features beyond this may have a square, in the metric of what was learned, that overflows."""
@@ -296,6 +293,7 @@ class UnknownTerms:
         require(_is_product(self.spread, [0.0] * _TERMS, _TERMS), "its spread is not that of any rows")
 
 
+@record("novelty-standard")
 @dataclass(frozen=True)
 class NoveltyStandard:
     """How terms become a score: mean 0 and spread 1 on known rows, larger for what is less known.
@@ -317,8 +315,8 @@ class NoveltyStandard:
     weights: tuple[float, ...]
     mean: tuple[float, ...]
     scale: tuple[float, ...]
-    slope: float
-    spread: float
+    slope: Annotated[float, Between(0.0)]
+    spread: Annotated[float, Between(above=0.0)]
 
     def score(self, terms: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the novelty (n,) of rows with terms (n, 6)."""
@@ -330,21 +328,12 @@ class NoveltyStandard:
         # What is too large for arithmetic is as unknown as can be.
         return np.asarray(np.where(np.isfinite(scores), scores, np.finfo(np.float64).max))
 
-    def to_archive(self) -> Archive:
-        """Return what a file holds."""
-        lists = {"weights": list(self.weights), "mean": list(self.mean), "scale": list(self.scale)}
-        return STANDARD.archive({**lists, "slope": self.slope, "spread": self.spread})
-
-    @classmethod
-    def from_archive(cls, fields: Fields) -> NoveltyStandard:
-        """Return what :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
-        weights, mean, scale = fields.numbers("weights"), fields.numbers("mean"), fields.numbers("scale")
-        lengths = (len(weights), len(mean), len(scale))
-        fields.require(lengths == (_TERMS, _COLUMNS, _TERMS), f"it has {lengths} numbers of {_TERMS} terms")
-        fields.require(min(weights) >= 0.0 and min(scale) > 0.0, "a weight is negative or a spread is not positive")
-        slope, spread = fields.number("slope", low=0.0), fields.number("spread", low=0.0)
-        fields.require(spread > 0.0, "the spread is zero")
-        return cls(tuple(weights), tuple(mean), tuple(scale), slope, spread)
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless a file holds numbers of all terms."""
+        lengths = (len(self.weights), len(self.mean), len(self.scale))
+        require(lengths == (_TERMS, _COLUMNS, _TERMS), f"it has {lengths} numbers of {_TERMS} terms")
+        positive = min(self.weights) >= 0.0 and min(self.scale) > 0.0
+        require(positive, "a weight is negative or a spread is not positive")
 
 
 @dataclass(frozen=True)

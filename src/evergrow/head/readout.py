@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from evergrow.core.archive import Archive, register_kind
-from evergrow.core.fields import Fields
-from evergrow.head.feature_blocks import ENOUGH_ROWS, cautious_weights, read_weights
+from evergrow.core.record import Between, record
+from evergrow.head.feature_blocks import ENOUGH_ROWS, cautious_weights, check_weights
 from evergrow.head.linalg import (
     ClassGeometry,
     MeanEstimates,
@@ -37,8 +36,6 @@ GROWTH = 1.25
 UNCALIBRATED = 0.06
 """Temperature per energy of a true class mean, where no row was ever scored as if not learned. At the ends of streams
 of image and text features the calibrated temperature is 0.03 to 0.12 of that energy."""
-
-CHOICE = register_kind("denoised-choice")
 
 _MAX_LEVERAGE = 1.0 - 1e-3
 
@@ -123,6 +120,7 @@ def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
 # -- class means as estimates -----------------------------------------------------------------------------------
 
 
+@record("denoised-choice")
 @dataclass(frozen=True)
 class Choice:
     """Settings that were chosen from the statistics, and how much had been seen then.
@@ -141,9 +139,9 @@ class Choice:
         Weights of the blocks of the direct link; none where there is one block only.
     """
 
-    alpha: float
-    step: int
-    strength: float
+    alpha: Annotated[float, Between(above=0.0)]
+    step: Annotated[int, Between(-1000, 1000)]
+    strength: Annotated[float, Between(above=0.0)]
     rows: int
     weights: tuple[float, ...] = ()
 
@@ -151,18 +149,9 @@ class Choice:
         """Return whether it still serves for so many rows."""
         return self.rows <= GROWTH * rows and rows <= GROWTH * self.rows
 
-    def to_archive(self) -> Archive:
-        """Return what a file holds."""
-        meta: dict[str, Any] = {"alpha": self.alpha, "step": self.step, "strength": self.strength, "rows": self.rows}
-        return CHOICE.archive(meta | ({"weights": list(self.weights)} if self.weights else {}))
-
-    @classmethod
-    def from_archive(cls, fields: Fields) -> Choice:
-        """Return what :meth:`to_archive` gave, or raise :class:`FileFormatError`."""
-        alpha, strength = fields.number("alpha", low=0.0), fields.number("strength", low=0.0)
-        fields.require(alpha > 0.0 and strength > 0.0, "a ridge or a strength is zero")
-        weights = read_weights(fields, "weights") if fields.has("weights") else ()
-        return cls(alpha, fields.integer("step", low=-1000, high=1000), strength, fields.integer("rows"), weights)
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless a file holds weights of blocks that can be."""
+        check_weights(self.weights)
 
 
 def choose(
@@ -197,7 +186,7 @@ def choose(
 
 def choose_weights(model: RidgeModel) -> tuple[float, ...]:
     """Choose the weights of the blocks of the direct link; none where there are no blocks or no link."""
-    link, blocks = model.projection.link_columns(), model.blocks
+    link, blocks = model.layer.link_columns(), model.blocks
     if blocks is None or link is None or len(blocks.kept) < 2:
         return ()
     if float(model.masses.sum()) < ENOUGH_ROWS:
@@ -208,10 +197,10 @@ def choose_weights(model: RidgeModel) -> tuple[float, ...]:
 
 def column_scale(model: RidgeModel, weights: tuple[float, ...]) -> Tensor | None:
     """Return what activations (n, L) are multiplied by, (L,): the weights of blocks on the link, one elsewhere."""
-    link = model.projection.link_columns()
+    link = model.layer.link_columns()
     if not weights or link is None or model.blocks is None:
         return None
-    scale = model.state.reduced().gram.new_ones(model.projection.n_outputs)
+    scale = model.state.reduced().gram.new_ones(model.layer.n_outputs)
     scale[link] = torch.repeat_interleave(scale.new_tensor(weights), torch.tensor(model.blocks.kept).to(scale.device))
     return scale
 

@@ -10,16 +10,15 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
-from evergrow.core.archive import Archive, register_kind
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
-from evergrow.core.fields import Fields
-from evergrow.core.record import from_archive, to_archive
-from evergrow.head.feature_blocks import BLOCKS, FeatureBlocks
-from evergrow.head.layers import NORMALIZATIONS, FeatureMap, normalize
+from evergrow.core.record import Spec, record, require
+from evergrow.head.feature_blocks import FeatureBlocks
+from evergrow.head.layers import FeatureMap, normalize
 from evergrow.head.linalg import (
     ClassGeometry,
     RidgeState,
@@ -30,21 +29,20 @@ from evergrow.head.linalg import (
     sum_columns,
     take_columns,
 )
-from evergrow.head.shapes import SHAPES, ShapeModel
+from evergrow.head.shapes import ShapeModel
 
 LARGEST_MASS = 1e15
 """Sums of weights beyond this are no longer exact to one sample."""
 
-MODEL = register_kind("ridge-model")
 
-
+@record("ridge-model")
 @dataclass(frozen=True)
 class RidgeModel:
     """A frozen layer and the statistics of everything learned through it.
 
     Parameters
     ----------
-    projection : FeatureMap
+    layer : FeatureMap
         The layer.
     normalization : str
         What is done to features before it.
@@ -62,11 +60,11 @@ class RidgeModel:
         What is done to blocks of columns between normalisation and layer, where features have several.
     """
 
-    projection: FeatureMap
-    normalization: str
+    layer: FeatureMap
+    normalization: Literal["none", "l2", "sqrt-l2"]
     state: RidgeState
-    counts: Tensor
-    masses: Tensor
+    counts: Annotated[Tensor, Spec(("C",), dtype="int64")]
+    masses: Annotated[Tensor, Spec(("C",))]
     lineage: frozenset[str] = frozenset()
     shapes: ShapeModel | None = None
     blocks: FeatureBlocks | None = None
@@ -75,7 +73,7 @@ class RidgeModel:
     def start(
         cls,
         layer: FeatureMap,
-        normalization: str,
+        normalization: Any,
         state: RidgeState,
         shapes: ShapeModel | None = None,
         blocks: FeatureBlocks | None = None,
@@ -107,7 +105,7 @@ class RidgeModel:
 
     def activations(self, Z: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Return the rows' activations, one chunk of bounded size after the other."""
-        return self.projection.iter_transform(self.inputs(Z))
+        return self.layer.iter_transform(self.inputs(Z))
 
     def same_map(self, other: RidgeModel) -> bool:
         """Return whether features become the same activations in both, bit for bit."""
@@ -115,7 +113,7 @@ class RidgeModel:
             return False
         if self.blocks is not None and other.blocks is not None and not self.blocks.same_map(other.blocks):
             return False
-        return self.projection.same_map(other.projection)
+        return self.layer.same_map(other.layer)
 
     def _batches(
         self, Z: Tensor, codes: Tensor, n_classes: int, weights: Tensor | None
@@ -313,73 +311,29 @@ class RidgeModel:
         """Return a model with the same layer that has learned nothing."""
         shapes = None if self.shapes is None else self.shapes.select([])
         state = self.state.empty_like().select_targets([])
-        return RidgeModel.start(self.projection, self.normalization, state, shapes, self.blocks)
+        return RidgeModel.start(self.layer, self.normalization, state, shapes, self.blocks)
 
-    # -- files ----------------------------------------------------------------------------------------------
-
-    def to_archive(self) -> Archive:
-        """Return what a file holds of the model."""
-        parts = {"layer": to_archive(self.projection), "state": to_archive(self.state)}
-        if self.shapes is not None:
-            parts["shapes"] = self.shapes.to_archive()
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless the parts of a file fit each other."""
+        width, state, counts, masses = self.layer.n_features_in, self.state, self.counts, self.masses
         if self.blocks is not None:
-            parts["blocks"] = self.blocks.to_archive()
-        meta = {"normalization": self.normalization, "lineage": sorted(self.lineage)}
-        return MODEL.archive(meta, {"counts": self.counts, "masses": self.masses}, parts)
-
-    @classmethod
-    def from_archive(
-        cls, archive: Archive, device: torch.device, name: str = "the model", *, n_features: int | None = None
-    ) -> RidgeModel:
-        """Return the model that :meth:`to_archive` gave, or raise :class:`FileFormatError` where parts do not fit.
-
-        Parameters
-        ----------
-        archive : Archive
-            What a file holds.
-        device : torch.device
-            Where it will compute.
-        name : str
-            What messages call it.
-        n_features : int, optional
-            Width that features must have.
-        """
-        fields = archive.open(MODEL.name, name=name)
-        layer = from_archive(FeatureMap, fields.part("layer"), device=device, name=fields.inside("layer"))
-        width, blocks, features = layer.n_outputs, None, layer.n_features_in
-        if fields.has("blocks"):
-            blocks = FeatureBlocks.from_archive(fields.open_part("blocks", BLOCKS.name), device)
-            fields.require(sum(blocks.kept) == features, "its layer is for blocks of another width")
-            features = blocks.n_features_in
-        fits = n_features is None or features == n_features
-        fields.require(fits, "its layer is for features of another width")
-        state = from_archive(RidgeState, fields.part("state"), device=device, name=fields.inside("state"))  # type: ignore[type-abstract]
-        fields.require(state.n_features == width, "its statistics are of another width than its layer")
-        counts = read_counts(fields, "counts", state.n_targets).to(device)
-        fields.require(int(counts.sum()) <= state.count, "its classes have more samples than were learned")
-        masses = fields.tensor("masses", (state.n_targets,), dtype=torch.float64).to(device)
-        fields.require(bool(((masses > 0) & (masses < LARGEST_MASS)).all()), "a class has no weight or too much")
+            require(sum(self.blocks.kept) == width, "its layer is for blocks of another width")
+        require(state.n_features == self.layer.n_outputs, "its statistics are of another width than its layer")
+        require(state.n_targets == len(counts), "its statistics have another number of classes")
+        require(bool(((counts > 0) & (counts < 2**53)).all()), "'counts' has a class of no or too many samples")
+        require(int(counts.sum()) <= state.count, "its classes have more samples than were learned")
+        require(bool(((masses > 0) & (masses < LARGEST_MASS)).all()), "a class has no weight or too much")
         off = abs(state.sq_targets - float(masses.sum()))
-        fields.require(off <= 1e-6 * max(float(masses.sum()), 1.0), "its targets are not those of its classes")
-        shapes = None
-        if fields.has("shapes"):
-            part = fields.open_part("shapes", SHAPES.name)
-            shapes = ShapeModel.from_archive(part, layer.n_features_in, masses, device)
-        rule = fields.text("normalization", choices=NORMALIZATIONS)
-        return cls(layer, rule, state, counts, masses, frozenset(fields.texts("lineage")), shapes, blocks)
+        require(off <= 1e-6 * max(float(masses.sum()), 1.0), "its targets are not those of its classes")
+        if self.shapes is not None:
+            require(len(self.shapes.centre) == width, "shapes of its classes are for features of another width")
+            require(self.shapes.moments.is_plausible(masses), "its moments are not those of any samples")
 
 
 def row_energy(stats: RidgeStatistics, masses: Tensor, rows: float) -> float:
     """Return the mean energy of a row around the mean of all rows."""
     mean_part = float(stats.cross.sum(dim=1).square().sum()) / max(float(masses.sum()), 1e-12)
     return max(float(stats.gram.diagonal().sum()) - mean_part, 0.0) / rows
-
-
-def read_counts(fields: Fields, key: str, n_classes: int) -> Tensor:
-    """Return the samples of every class, at least one of each, or raise :class:`FileFormatError`."""
-    counts = fields.tensor(key, (n_classes,), dtype=torch.int64)
-    fields.require(bool(((counts > 0) & (counts < 2**53)).all()), f"{key!r} has a class of no or too many samples")
-    return counts
 
 
 def select_counts(counts: Tensor, columns: Sequence[int]) -> Tensor:

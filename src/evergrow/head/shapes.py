@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from evergrow.core.archive import Archive, register_kind
-from evergrow.core.fields import Fields
+from evergrow.core.record import Spec, record, require
 from evergrow.core.seeding import generator
 from evergrow.head.linalg import ClassShapes, symmetric_eigh
-
-SHAPES = register_kind("class-shapes")
 
 _WIDE = 1536
 """Features beyond which only so many directions are worked out as are wanted, and a few more."""
@@ -22,6 +20,7 @@ _WIDE = 1536
 _MORE, _ROUNDS = 64, 5
 
 
+@record("class-shapes")
 @dataclass(frozen=True, eq=False)
 class ShapeModel:
     """Fixed directions and the moments of every class in them.
@@ -36,8 +35,8 @@ class ShapeModel:
         Sums over samples.
     """
 
-    centre: Tensor
-    basis: Tensor
+    centre: Annotated[Tensor, Spec(("d",))]
+    basis: Annotated[Tensor, Spec(("d", "k"))]
     moments: ClassShapes
 
     @classmethod
@@ -90,24 +89,14 @@ class ShapeModel:
     def _with(self, moments: ClassShapes) -> ShapeModel:
         return dataclasses.replace(self, moments=moments)
 
-    def to_archive(self) -> Archive:
-        """Return what a file holds."""
-        tensors = {"centre": self.centre, "basis": self.basis}
-        return SHAPES.archive({}, tensors | {"sums": self.moments.sums, "squares": self.moments.squares})
-
-    @classmethod
-    def from_archive(cls, fields: Fields, width: int, counts: Tensor, device: torch.device) -> ShapeModel:
-        """Return the model that :meth:`to_archive` gave, or raise :class:`FileFormatError` where it cannot be one."""
-        basis = fields.tensor("basis", (width, None))
-        directions, classes = basis.shape[1], len(counts)
-        fields.require(0 < directions <= width, "it has no directions, or more than features")
-        gap = basis.T @ basis - torch.eye(directions, dtype=basis.dtype)
-        fields.require(float(gap.abs().max()) < 1e-6, "its directions are not orthogonal")
-        sums = fields.tensor("sums", (classes, directions))
-        squares = fields.tensor("squares", (classes, directions * (directions + 1) // 2))
-        moments = ClassShapes(sums.to(device), squares.to(device))
-        fields.require(moments.is_plausible(counts.to(device)), "its moments are not those of any samples")
-        return cls(fields.tensor("centre", (width,)).to(device), basis.to(device), moments)
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless directions and moments fit each other."""
+        width, directions = self.basis.shape
+        require(0 < directions <= width, "it has no directions, or more than features")
+        gap = self.basis.T @ self.basis - torch.eye(directions, dtype=self.basis.dtype, device=self.basis.device)
+        require(float(gap.abs().max()) < 1e-6, "its directions are not orthogonal")
+        packed = (self.moments.sums.shape[1], self.moments.squares.shape[1])
+        require(packed == (directions, directions * (directions + 1) // 2), "its moments are of other directions")
 
 
 def _principal(centred: Tensor, directions: int) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ class Encoder:
     backbone : "auto", str, Backbone, torch.nn.Module or None
         What was asked for; None means that samples are features.
     weights, preset, device
-        For :func:`evergrow.features.backbones_backbone`.
+        For :func:`evergrow.features.create_backbone`.
     recipe : str or sequence of str
         What feature vectors are made of; ``"auto"`` keeps the recipe of a backbone that has one.
     automatic : str

@@ -117,7 +117,7 @@ def problem_of(error: BaseException, folder: str = "") -> Problem:
         return Problem(500, "the service failed; its log says more under the id of this request", "InternalError")
     message = one_line(str(error)) or HTTPStatus(status).phrase
     if folder:
-        message = message.replace(os.path.join(folder, ""), "")
+        message = message.replace(os.path.join(folder, ""), "").replace(folder, "the folder of the models")
     return Problem(status, message, type(error).__name__, retry_after=1 if status == 503 else None)
 
 

@@ -14,7 +14,7 @@ def test_differences_leave_with_one(alone: Path) -> None:
         folder.mkdir(parents=True)
         for number in range(count):
             (folder / f"{number}.png").write_bytes(PNG)
-    for arguments in (("inr",), ("inr", "--json"), ("data/imagenet-r",), ("inr", "--set", "root=data")):
+    for arguments in (("inr",), ("inr", "--json"), ("data/imagenet-r",), ("inr", "--root", "data")):
         result = evergrow("lab", "data", *arguments)
         assert result.exit_code == 1
         assert "expected 24000" in result.output

@@ -20,7 +20,7 @@ def transcription(head: AnaCPClassifier, arrays: Any, stream: Any, *, settled: b
     def null(rows: Any, centre: Any) -> Any:
         return null_direction(torch.from_numpy(rows), torch.from_numpy(centre)).numpy()
 
-    heads = [arrays(model.projection)[0] for model in head._heads]
+    heads = [arrays(model.layer)[0] for model in head._heads]
     return official.AnaCP(
         arrays(head._output)[0], heads, stream.n_classes, normals, head.alpha, null if settled else None
     )

@@ -11,7 +11,7 @@ from evergrow.lab.heads import KLDAClassifier
 def transcription(head: KLDAClassifier, arrays: Any, member: int, n_classes: int, reg: float | None) -> Any:
     from benchmarks import official
 
-    omega, phase = arrays(head._members[member].projection)
+    omega, phase = arrays(head._members[member].layer)
     return official.KLDA(omega, phase, n_classes, reg)
 
 
@@ -40,7 +40,7 @@ def test_ensemble_is_the_mean_softmax(stream: Any, arrays: Any) -> None:
 def test_members_have_seeds_that_follow_each_other(stream: Any) -> None:
     pair = stream.teach(KLDAClassifier(n_units=20, n_ensembles=2, gamma=0.1, random_state=4, device="cpu"))
     second = stream.teach(KLDAClassifier(n_units=20, gamma=0.1, random_state=5, device="cpu"))
-    assert pair._members[1].projection.same_map(second._members[0].projection)
+    assert pair._members[1].layer.same_map(second._members[0].layer)
 
 
 @pytest.mark.parametrize("n_units", [60, 300])

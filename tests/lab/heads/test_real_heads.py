@@ -85,6 +85,6 @@ def test_klda(birds: Any, arrays: Any) -> None:
 
     stream = Birds(birds)
     head = stream.teach(KLDAClassifier(n_units=N_UNITS, random_state=0, device="cpu"))
-    plain = stream.teach(official.KLDA(*arrays(head._members[0].projection), stream.n_classes))
+    plain = stream.teach(official.KLDA(*arrays(head._members[0].layer), stream.n_classes))
     ours = 100 * head.score(stream.X, stream.y)
     assert ours == pytest.approx(accuracy(plain.scores(stream.X), stream.y), abs=0.05)

@@ -20,11 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from evergrow.core.errors import NumericalError, UnlearnError
+from evergrow.core.record import Spec, record
 from evergrow.head.linalg.scatter import at_least_some
 from evergrow.head.linalg.statistics import sum_columns
 
@@ -50,6 +52,7 @@ _COMMON_RIDGE = 0.1
 _STRENGTHS = tuple(5.0 * 2.0 ** (step / 2) for step in range(22))
 
 
+@record("class-shape-moments")
 @dataclass(frozen=True, eq=False)
 class ClassShapes:
     """Sums of rows and of their outer products, by class.
@@ -71,8 +74,8 @@ class ClassShapes:
     [[[10.0, 14.0], [14.0, 20.0]]]
     """
 
-    sums: Tensor
-    squares: Tensor
+    sums: Annotated[Tensor, Spec(("C", "k"))]
+    squares: Annotated[Tensor, Spec(("C", None))]
 
     @classmethod
     def empty(cls, directions: int, device: torch.device | str = "cpu") -> ClassShapes:

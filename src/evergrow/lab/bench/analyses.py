@@ -160,7 +160,7 @@ def similarity(given: AnalysisInput, settings: SimilaritySettings) -> dict[str, 
     """
     head = given.fit_first()
     H = _activations(head, given.features(given.stream.tasks[0].train))
-    weights = _model(head).projection.units().weights.to(torch.float64)
+    weights = _model(head).layer.units().weights.to(torch.float64)
     n_units = weights.shape[1]  # a direct link's columns of H are no units
     order = torch.randperm(n_units, generator=generator(given.run.seed, "mechanism", "bases", n_units))
     units = order[: settings.n_bases].sort().values.to(H.device)
@@ -297,13 +297,13 @@ def construction(head: IncrementalClassifier) -> dict[str, Any]:
         return {}
     log, model = _construction_log(head), _model(head)
     return {
-        "n_units": int(model.projection.n_units),
+        "n_units": int(model.layer.n_units),
         "n_guided": log[-1].n_units if log else 0,
         "status": str(getattr(head, "status_", "drawn")),
         "rmse": figure(log[-1].rmse) if log else None,
         "construction_s": figure(log[-1].seconds) if log else None,
         "candidates": sum(block.tried for block in log),
-        "layer_bytes": model.projection.nbytes,
+        "layer_bytes": model.layer.nbytes,
         "state_bytes": int(model.state.nbytes),
     }
 

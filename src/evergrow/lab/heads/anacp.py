@@ -19,9 +19,9 @@ from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap, chunk_rows, normalize
 from evergrow.head.linalg import check_gram, safe_cholesky
 from evergrow.head.maps import ContrastMap, layer_map
-from evergrow.head.ridge_model import RidgeModel, read_counts
+from evergrow.head.ridge_model import RidgeModel
 from evergrow.head.saving import SEEDS, Contents
-from evergrow.lab.heads.prototypes import SharedGaussian, target_prototypes
+from evergrow.lab.heads.prototypes import SharedGaussian, read_counts, target_prototypes
 from evergrow.lab.heads.random_layer import empty_model, one_hot
 from evergrow.lab.layers import GaussianLayer
 
@@ -193,7 +193,7 @@ class AnaCPClassifier(IncrementalClassifier):
             rows = slice(start, min(start + step, X.shape[0]))
             total = X.new_zeros(rows.stop - rows.start, len(self._maps.prototypes))
             for head, weights in zip(self._heads, self._maps.heads):
-                scores = head.projection.transform(X[rows]) @ weights
+                scores = head.layer.transform(X[rows]) @ weights
                 total += scores / (scores @ self._maps.prototypes).norm(dim=1, keepdim=True).clamp_min(1e-12)
             yield rows, torch.nn.functional.gelu((total / len(self._heads)) @ self._maps.output)
 
@@ -252,7 +252,7 @@ class AnaCPClassifier(IncrementalClassifier):
     # -- files ------------------------------------------------------------------------------------------
 
     def _contents(self) -> Contents:
-        parts = {f"head{index}": head.to_archive() for index, head in enumerate(self._heads)}
+        parts = {f"head{index}": to_archive(head) for index, head in enumerate(self._heads)}
         gaussian = self._gaussian
         tensors = {"sums": gaussian.sums, "counts": gaussian.counts, "spread": gaussian.spread}
         return Contents({"seed": self._seed}, tensors, {**parts, "output": to_archive(self._output)})
@@ -263,7 +263,7 @@ class AnaCPClassifier(IncrementalClassifier):
         fields.require(count == self.n_ensembles, f"it has {count} heads of {self.n_ensembles}")
         heads = [self._read_model(fields, f"head{index}") for index in range(count)]
         output = from_archive(FeatureMap, fields.part("output"), device=self.device_, name=fields.inside("output"))
-        layers = [output, *(head.projection for head in heads)]
+        layers = [output, *(head.layer for head in heads)]
         right = all((layer.n_features_in, layer.n_outputs) == (width, self.n_units) for layer in layers)
         fields.require(right, "its layers are of another width than its settings say")
         counts = read_counts(fields, "counts", len(self.classes_)).to(self.device_)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evergrow.core.fields import Fields
+from evergrow.core.record import to_archive
 from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
@@ -165,7 +166,7 @@ class JointLinearProbe(IncrementalClassifier):
         readout = self._readout
         if self.solver == "sgd":
             return normalize(Z, "l2") @ readout.weights
-        return self._model.projection.transform(Z) @ readout.weights
+        return self._model.layer.transform(Z) @ readout.weights
 
     def _solve(self) -> Readout:
         alpha = None if isinstance(self.alpha, str) else float(self.alpha)
@@ -199,7 +200,7 @@ class JointLinearProbe(IncrementalClassifier):
         meta = {"seed": self._seed}
         if self.solver == "sgd":
             return Contents(meta, {"kept": self._kept, "codes": self._codes})
-        return Contents(meta, parts={"model": self._model.to_archive()})
+        return Contents(meta, parts={"model": to_archive(self._model)})
 
     def _restore(self, fields: Fields) -> None:
         self._seed = fields.integer("seed", **SEEDS)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evergrow.core.fields import Fields
+from evergrow.core.record import to_archive
 from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
@@ -188,7 +189,7 @@ class KLDAClassifier(IncrementalClassifier):
         return Discriminant(geometry.stats.lift(reduced), offset)
 
     def _contents(self) -> Contents:
-        parts = {str(index): member.to_archive() for index, member in enumerate(self._members)}
+        parts = {str(index): to_archive(member) for index, member in enumerate(self._members)}
         return Contents({"seed": self._seed, "gamma": self._gamma}, parts=parts)
 
     def _restore(self, fields: Fields) -> None:

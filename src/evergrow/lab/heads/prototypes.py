@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from evergrow.core.fields import Fields
 from evergrow.head.layers import normalize
 from evergrow.head.linalg import symmetric_eigh, take_columns
 from evergrow.head.ridge_model import select_counts
@@ -164,3 +165,10 @@ def cosine_gradient(left: Tensor, values: Tensor) -> Tensor:
     pull = (unit * (torch.sign(cosines) @ unit)).sum(dim=0)
     push = (unit.square() * cosines.abs().sum(dim=1, keepdim=True)).sum(dim=0)
     return 2.0 * (pull - push) / (n * (n - 1)) / values.clamp_min(1e-300)
+
+
+def read_counts(fields: Fields, key: str, n_classes: int) -> Tensor:
+    """Return the samples of every class, at least one of each, or raise :class:`FileFormatError`."""
+    counts = fields.tensor(key, (n_classes,), dtype=torch.int64)
+    fields.require(bool(((counts > 0) & (counts < 2**53)).all()), f"{key!r} has a class of no or too many samples")
+    return counts

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evergrow.core.fields import Fields
+from evergrow.core.record import to_archive
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_number
 from evergrow.head.base import IncrementalClassifier
@@ -129,7 +130,7 @@ class RandomLayerRidge(IncrementalClassifier):
         return layer_map(self._model, self._solved().weights)
 
     def _contents(self) -> Contents:
-        return Contents({"seed": self._seed}, parts={"model": self._model.to_archive()})
+        return Contents({"seed": self._seed}, parts={"model": to_archive(self._model)})
 
     def _restore(self, fields: Fields) -> None:
         self._seed = fields.integer("seed", **SEEDS)
@@ -147,7 +148,7 @@ class RandomLayerRidge(IncrementalClassifier):
     def layer_(self) -> FeatureMap:
         """The frozen layer."""
         self._require_fitted()
-        return self._model.projection
+        return self._model.layer
 
     @property
     def alpha_(self) -> float:

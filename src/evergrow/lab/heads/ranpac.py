@@ -116,7 +116,7 @@ class RanPACClassifier(RandomLayerRidge):
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = torch.from_numpy(labels.codes).to(Z.device)
         model = self._current(Z, codes, len(labels.classes))
-        alphas = [*vars(self).get("_alphas", []), self._choose(model.projection, Z, codes)]
+        alphas = [*vars(self).get("_alphas", []), self._choose(model.layer, Z, codes)]
         learned = model.learn(Z, codes, labels.columns)
         self._alphas = alphas
         self._commit(learned)

@@ -16,8 +16,8 @@ from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import normalize
 from evergrow.head.linalg import sum_columns
 from evergrow.head.maps import LayerMap
-from evergrow.head.ridge_model import read_counts
 from evergrow.head.saving import Contents
+from evergrow.lab.heads.prototypes import read_counts
 
 
 @HEADS.register("simplecil")

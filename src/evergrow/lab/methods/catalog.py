@@ -11,7 +11,6 @@ import evergrow.head  # noqa: F401 (fills the registry)
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.registry import nearest
 from evergrow.core.settings import check_keys
-from evergrow.core.wording import setting
 from evergrow.head.base import HEADS
 from evergrow.lab.methods.fsa_classifier import create_fsa, fsa_methods, fsa_options
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
@@ -79,8 +78,7 @@ def _family(name: str) -> MethodFamily:
         if name in family.names():
             return family
     raise UnknownNameError(
-        f"{setting('method')} must be one of the registered names, got {name!r}; nearest: "
-        f"{nearest(str(name), list_methods())}"
+        f"method must be one of the registered names, got {name!r}; nearest: {nearest(str(name), list_methods())}"
     )
 
 
