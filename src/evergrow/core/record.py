@@ -457,7 +457,7 @@ class _Reader:
             found = self.several(key, *_container(bare))
         else:
             meta = self.archive.meta
-            return _value(hint, meta[key], f"{self.name}: {key!r}") if key in meta else MISSING
+            return _loader(hint)(meta[key], f"{self.name}: {key!r}") if key in meta else MISSING
         return None if found is MISSING and optional and key in self.archive.meta else found
 
     def several(self, key: str, form: type, hint: Any) -> Any:
@@ -511,11 +511,6 @@ class _Reader:
             if spec.largest is not None and float(tensor.abs().amax()) > spec.largest:
                 raise FileFormatError(f"{name} should have numbers of at most {spec.largest:g}, but has larger ones")
         return tensor
-
-
-def _value(hint: Any, value: Any, name: str) -> Any:
-    """Return a plain value of the type that a hint names, or raise :class:`FileFormatError`."""
-    return _loader(hint)(value, name)
 
 
 Loader = Callable[[Any, str], Any]

@@ -64,16 +64,23 @@ class _Solution:
     """What follows from the statistics: class weights, offset, ridge and temperature."""
 
     last_ridge: Positive | None = None
-    weights: Annotated[Tensor, Spec(("L", "C"), largest=LARGEST_WEIGHT)] | None = None
     offset: Annotated[Tensor, Spec(("C",), largest=LARGEST_WEIGHT)] | None = None
-    alpha: Annotated[float, Between(0.0)] = 0.0
-    minimiser: Annotated[float, Between(0.0)] = 0.0
-    jitter: Annotated[float, Between(0.0)] = 0.0
+    weights: Annotated[Tensor, Spec(("L", "C"), largest=LARGEST_WEIGHT)] | None = None
+    alpha: Annotated[float, Between(0.0)] | None = None
+    minimiser: Annotated[float, Between(0.0)] | None = None
+    jitter: Annotated[float, Between(0.0)] | None = None
     temperature: Positive | None = None
     choice: Choice | None = None
 
     def check(self) -> None:
-        require((self.weights is None) == (self.offset is None), "it has one of 'weights' and 'offset' only")
+        absent = {value is None for value in (self.offset, self.weights, self.alpha, self.minimiser, self.jitter)}
+        require(len(absent) == 1, "it lacks one of 'offset', 'weights', 'alpha', 'minimiser' and 'jitter'")
+
+    def readout(self) -> Readout | None:
+        """Return the class weights, None where there are none."""
+        if self.weights is None:
+            return None
+        return Readout(self.weights, self.offset, self.alpha, self.minimiser, self.jitter)  # type: ignore[arg-type]
 
 
 @HEADS.register("evergrow")
@@ -635,13 +642,12 @@ class Classifier(IncrementalClassifier):
         self._require_started()
         found, model = from_archive(_Solution, archive, device=self.device_, name=name), self._model
         solved = SolvedCache(model, self.readout, self._fixed_alpha(), found.last_ridge, found.choice)
-        if found.weights is not None and found.offset is not None:
-            shape = (model.layer.n_outputs, len(self.classes_))
-            if tuple(found.weights.shape) != shape:
+        solved.solution = found.readout()
+        if solved.solution is not None:
+            if solved.solution.weights.shape != (model.layer.n_outputs, len(self.classes_)):
                 raise FileFormatError(f"{name}: 'weights' are of another layer or of other classes than the head")
             if self.readout != "ridge" and found.choice is None:
                 raise FileFormatError(f"{name} does not say how it was chosen")
-            solved.solution = Readout(found.weights, found.offset, found.alpha, found.minimiser, found.jitter)
             solved.warmth = found.temperature
         if found.choice is not None:
             wanted = 0 if model.blocks is None else len(model.blocks.kept)
