@@ -257,7 +257,7 @@ class SavedClassifier(Estimator, ABC):
         strange = next((key for key in params if key not in known), None)
         if strange is not None:
             close = nearest(strange, known)
-            raise FileFormatError(f"{name} has a setting {strange!r}, which is none of this method; nearest: {close}")
+            raise FileFormatError(f"{name}: setting {strange!r} is none of this method; nearest: {close}")
         try:
             made = cls(**{key: cls._param_from_file(key, value) for key, value in params.items()})
             made._check_params()
