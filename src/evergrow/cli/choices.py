@@ -51,9 +51,9 @@ class NamesListingCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; what takes a model opens it first, so that data are looked for before."""
-        models = [ctx.params[each.name] for each in self.params if each.name == "model" and each.metavar == "MODEL"]
-        if models:
-            _check_there(models[0], ctx.params.get("data"))
+        for each in self.params:
+            if each.name in ("model", "models") and each.metavar in ("MODEL", "MODEL MODEL..."):
+                _check_there(ctx.params[each.name], ctx.params.get("data"))
         return super().invoke(ctx)
 
 
