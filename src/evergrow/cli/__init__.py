@@ -12,7 +12,6 @@ MODULES = (
     "log",
     "diff",
     "change",
-    "classes",
     "answering",
     "watch",
     "share",

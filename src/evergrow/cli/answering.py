@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, facts
-from evergrow.cli.models import change_values, changing_model, load_model, written_note
+from evergrow.cli.models import changing_model, load_model
 from evergrow.cli.options import Json, ModelFile, Wait
 from evergrow.cli.registry import command
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
@@ -58,21 +58,18 @@ def answering_command(
     Exit codes: 0 set or shown, 2 a class is not known, a file or a number is wrong, and nothing changed, 3 another
     process is changing the model.
     """
-    from evergrow.learner.modelfile import commit
-
     if prior is None and costs is None and not threshold and not reset:
         learner = load_model(model)
         return Answer({"model": str(model), "answering": learner.answering_.to_dict()}, _lines(learner.answering_))
     given = _read_options(prior, costs, threshold or [])
-    with changing_model(model, wait=wait) as learner:
+    with changing_model(model, wait=wait) as change:
+        learner = change.learner
         before = {} if reset else _settings(learner.answering_)
         limits = {**before.get("thresholds", {}), **given.pop("thresholds")}
         kept = {name: value for name, value in limits.items() if value is not None}
         learner.set_answering(**{**before, **given, "thresholds": kept})
-        commit(model, learner)
-    change, answering = learner.history_[-1], learner.answering_
-    values = change_values(model, learner, change, answering=answering.to_dict())
-    return Answer(values, _lines(answering), done=written_note(model, learner))
+    answering = learner.answering_
+    return change.answer(_lines(answering), answering=answering.to_dict())
 
 
 def _settings(answering: Any) -> dict[str, Any]:

@@ -13,11 +13,10 @@ import typer
 
 from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer, percent, plural, warn_line
-from evergrow.cli.engine import HERE, Spreading, drop_folder, job_folder, share_answer, source_of
+from evergrow.cli.engine import HERE, EngineOptions, source_of
 from evergrow.cli.frames import Every, Frames, Label, labelled_frames
 from evergrow.cli.models import (
     REPLACING,
-    Running,
     adapted_note,
     change_values,
     check_target,
@@ -31,18 +30,13 @@ from evergrow.cli.models import (
 from evergrow.cli.options import (
     AS_FOUND,
     RECIPE_HELP,
-    Cache,
+    RUN_IMAGES,
     Data,
-    Decode,
-    DecodeOption,
-    Device,
+    ImageOptions,
     Json,
-    OnError,
-    OnErrorOption,
     Rare,
     Reading,
     TestData,
-    Weights,
     checked_recipe,
 )
 from evergrow.cli.registry import command
@@ -50,8 +44,8 @@ from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
-    from evergrow.data import Source
     from evergrow.data.intake import Samples
+    from evergrow.engine.stages import Tally
     from evergrow.learner.learner import Learner
 
 
@@ -85,12 +79,8 @@ def fit_command(
     label: Label = None,
     every: Every = 1.0,
     frames: Frames = None,
-    on_error: OnErrorOption = OnError.RAISE,
-    decode: DecodeOption = Decode.CPU,
-    cache: Cache = True,
-    device: Device = "auto",
-    weights: Weights = None,
-    spread: Spreading = HERE,
+    run: ImageOptions = RUN_IMAGES,
+    spread: EngineOptions = HERE,
     force: Annotated[bool, typer.Option("--force", help="Replace a model, keeping what it was for rollback.")] = False,
     as_json: Json = False,
 ) -> Answer:
@@ -125,7 +115,6 @@ def fit_command(
         raise ParameterError(f"--holdout must be left out for a video, whose frames are all alike, got {holdout:g}")
     config = _adaptation(adapt, epochs)
     _check_checkpoint(checkpoint, model, config)
-    running = Running(on_error, cache, device, weights, as_json, decode)
     started = time.perf_counter()
     if spread.engine is not None:
         spread.refuse(holdout=holdout, adapt=adapt, label=label, test=test)
@@ -142,15 +131,23 @@ def fit_command(
         config,
         features=checked_recipe("--features", features),
         options=None if units is None else {"n_units": units},
-        weights=weights,
+        weights=run.weights,
         preset=preset,
-        device=device,
+        device=run.device,
         random_state=seed,
-        cache=running.keeping,
-        extract=running.extract,
+        cache=run.cache_setting,
+        extract=run.encode_settings(quiet=as_json),
     )
     if spread.engine is not None:
-        return _fit_by_shards(model, learner, source_of(data, reading), spread, started, quiet=as_json)
+        source = source_of(data, reading)
+
+        def answer_of(report: Tally) -> Answer:
+            commit(model, learner)
+            answer = _answer(model, learner, None, None, time.perf_counter() - started)
+            values = {**answer.values, "engine": report.to_values()}
+            return replace(answer, values=values, cautions=[*answer.cautions, *report.summary()])
+
+        return spread.run(lambda engine: engine.fit(learner, source), answer_of, model=model, quiet=as_json)
     with _resumable(checkpoint):
         with measured_change(learner, test, reading.options()) as trial:
             learner.fit(shots if samples is None else samples, checkpoint=checkpoint)
@@ -160,24 +157,6 @@ def fit_command(
     tested = None if trial.tested is None else trial.tested.to_dict()
     lines = [*answer.lines[:-1], *trial_lines(learner, trial), answer.lines[-1]]
     return replace(answer, values={**answer.values, "test": tested}, lines=lines, cautions=[*answer.cautions, *left])
-
-
-def _fit_by_shards(
-    path: Path, learner: Learner, source: Source, spread: Spreading, started: float, *, quiet: bool
-) -> Answer:
-    """Fit on an engine and write the model, or say how far a share of the work has come."""
-    from evergrow.learner.modelfile import commit
-
-    folder, passing = job_folder(spread, path)
-    engine = spread.engine_in(folder, quiet=quiet)
-    tally = engine.fit(learner, source)
-    if tally is None:
-        return share_answer(folder, started)
-    commit(path, learner)
-    drop_folder(folder, passing)
-    answer = _answer(path, learner, None, None, time.perf_counter() - started)
-    values = {**answer.values, "engine": tally.to_values()}
-    return replace(answer, values=values, cautions=[*answer.cautions, *tally.summary()])
 
 
 def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:

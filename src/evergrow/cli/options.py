@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -120,10 +121,47 @@ class Reading(OptionGroup):
         """Return the settings of reading, with what else a command has to say about it."""
         from evergrow.data import DataOptions
 
-        named = {"image_column": self.image_column, "text_column": self.text_column, "label_column": self.label_column}
-        given: dict[str, Any] = {name: value for name, value in named.items() if value}
-        return DataOptions(**given, class_level=self.class_level, **more)
+        return DataOptions(**vars(self), **more)
 
+
+@dataclass(frozen=True)
+class RunOptions(OptionGroup):
+    """How a command runs a model's backbone."""
+
+    device: Device = "auto"
+    cache: Cache = True
+    weights: Weights = None
+
+    @property
+    def cache_setting(self) -> bool | None:
+        """The cache as a learner takes it."""
+        return None if self.cache else False
+
+    def encode_settings(self, *, quiet: bool = False) -> dict[str, Any]:
+        """Return the settings of encoding; ``quiet`` shows no progress bar."""
+        return {"progress": not quiet and sys.stderr.isatty()}
+
+    def loading(self, *, quiet: bool = False) -> dict[str, Any]:
+        """Return the settings of :meth:`evergrow.Learner.load`."""
+        device = None if self.device == "auto" else self.device
+        extract = self.encode_settings(quiet=quiet)
+        return {"weights": self.weights, "device": device, "cache": self.cache_setting, "extract": extract}
+
+
+@dataclass(frozen=True)
+class ImageOptions(RunOptions):
+    """How a command runs a model's backbone, and what it does about images that cannot be read."""
+
+    on_error: OnErrorOption = OnError.RAISE
+    decode: DecodeOption = Decode.CPU
+
+    def encode_settings(self, *, quiet: bool = False) -> dict[str, Any]:
+        """Return the settings of encoding; ``quiet`` shows no progress bar."""
+        return {**super().encode_settings(quiet=quiet), "on_error": self.on_error.value, "decode": self.decode.value}
+
+
+RUN, RUN_IMAGES = RunOptions(), ImageOptions()
+"""As the machine suggests; images that cannot be read stop a command."""
 
 AS_FOUND = Reading()
 """Reading as the data suggest."""

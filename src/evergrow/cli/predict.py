@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import time
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,30 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, percent, plural, table
-from evergrow.cli.engine import HERE, Spreading, share_answer, source_of
+from evergrow.cli.engine import HERE, EngineOptions, source_of
 from evergrow.cli.frames import Every, Frames, video_question
-from evergrow.cli.models import Running, check_target, load_model, skipped_code
-from evergrow.cli.options import (
-    AS_FOUND,
-    Cache,
-    Decode,
-    DecodeOption,
-    Device,
-    FalseAlarm,
-    Json,
-    ModelFile,
-    OnError,
-    OnErrorOption,
-    Rare,
-    Reading,
-    Weights,
-)
+from evergrow.cli.models import check_target, load_model, skipped_code
+from evergrow.cli.options import AS_FOUND, RUN_IMAGES, FalseAlarm, ImageOptions, Json, ModelFile, Rare, Reading
 from evergrow.cli.question import Question, check_items, read_question
 from evergrow.cli.registry import command
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
+    from evergrow.engine.engines import Engine
+    from evergrow.engine.stages import Tally
     from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
 
@@ -81,14 +68,10 @@ def predict_command(
         Rare("for --format label-studio: the folder that Label Studio serves images from"),
     ] = Path("."),
     reading: Reading = AS_FOUND,
-    on_error: OnErrorOption = OnError.RAISE,
-    decode: DecodeOption = Decode.CPU,
     every: Every = 1.0,
     frames: Frames = None,
-    cache: Cache = True,
-    device: Device = "auto",
-    weights: Weights = None,
-    spread: Spreading = HERE,
+    run: ImageOptions = RUN_IMAGES,
+    spread: EngineOptions = HERE,
     as_json: Json = False,
 ) -> Answer:
     """Say what images or texts show.
@@ -118,7 +101,7 @@ def predict_command(
     if out is not None and spread.engine is None:
         check_target("--out", out)
     check_items(list(items or ()))
-    learner = load_model(model, Running(on_error, cache, device, weights, as_json, decode))
+    learner = load_model(model, run, quiet=as_json)
     if spread.engine is not None:
         spread.refuse(text=text)
         alarm = false_alarm if reject_unknown else None
@@ -146,7 +129,7 @@ def _by_shards(
     learner: Learner,
     items: list[str],
     reading: Reading,
-    spread: Spreading,
+    spread: EngineOptions,
     folder: Path | None,
     top: int,
     false_alarm: float | None,
@@ -158,17 +141,19 @@ def _by_shards(
         raise ParameterError(f"ITEMS must be one folder, file or address with --engine, got {len(items)}")
     if folder is None:
         raise ParameterError("--out must name a folder with --engine: the answers are written there")
-    started = time.perf_counter()
-    engine = spread.engine_in(folder, quiet=quiet)
     source = source_of(items[0], reading, part="all", labelled=False)
-    tally = engine.predict(learner, source, top=top, false_alarm=false_alarm)
-    if tally is None:
-        return share_answer(folder, started)
-    found = tally.to_values()
     out = folder / "predict"
-    values = {"model": str(model), "answered": found["rows"], "left_out": dict(found["left_out"]), "out": str(out)}
-    line = f"{plural(found['rows'], 'answer')} in {out}"
-    return Answer({**values, "engine": found}, [line], tally.summary(), done=f"{out} was written")
+
+    def answer(report: Tally) -> Answer:
+        found = report.to_values()
+        values = {"model": str(model), "answered": found["rows"], "left_out": dict(found["left_out"]), "out": str(out)}
+        line = f"{plural(found['rows'], 'answer')} in {out}"
+        return Answer({**values, "engine": found}, [line], report.summary(), done=f"{out} was written")
+
+    def job(engine: Engine) -> Tally | None:
+        return engine.predict(learner, source, top=top, false_alarm=false_alarm)
+
+    return spread.run(job, answer, folder=folder, quiet=quiet)
 
 
 @dataclass(frozen=True)
