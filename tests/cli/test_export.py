@@ -79,8 +79,8 @@ def test_an_existing_file_is_kept_unless_forced(shell: Shell, model: Path) -> No
     ("more", "message"),
     [
         (("--opset", 3), "opset"),
-        (("--fold-tolerance", -1), "--fold-tolerance"),
-        (("--fold-radius", 0), "--fold-radius"),
+        (("--fold-tolerance", -1), "fold_tolerance"),
+        (("--fold-radius", 0), "fold_radius"),
     ],
 )
 def test_mistakes_leave_nothing(shell: Shell, model: Path, more: tuple[object, ...], message: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergrow.cli.console import Answer, facts, listed, percent, plural, table
+from evergrow.cli.console import Answer, facts, listed, plural, share, table
 from evergrow.cli.models import load_model
 from evergrow.cli.options import AS_FOUND, RUN_IMAGES, ImageOptions, Json, Reading
 from evergrow.cli.registry import command
@@ -102,12 +102,12 @@ def _counts(found: Comparison, most: int | None) -> list[str]:
 def _results(found: Comparison, most: int | None) -> list[str]:
     if found.results is None:
         return []
-    figures = [f"{_share(result.accuracy)} of {plural(result.n_known, 'sample')}" for result in found.results]
+    figures = [f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}" for result in found.results]
     different = {name: pair for name, pair in found.recalls().items() if pair[0] != pair[1]}
     order = sorted(different.items(), key=lambda entry: (entry[1][1] or 0.0) - (entry[1][0] or 0.0))
     lines = facts([("accuracy", f"{figures[0]}, then {figures[1]}")])
     if order:
-        rows = [[name, _share(old), _share(new)] for name, (old, new) in order]
+        rows = [[name, share(old), share(new)] for name, (old, new) in order]
         lines += ["", *_shown(["class", "found", "then"], rows, ["found", "then"], most)]
     if not found.changed:
         return [*lines, "no answer changed"]
@@ -125,7 +125,3 @@ def _shown(columns: list[str], rows: list[list[str]], right: list[str], most: in
     kept = rows[:most]
     more = [f"(and {len(rows) - len(kept)} more: --full)"] if len(kept) < len(rows) else []
     return [*table(columns, kept, right), *more]
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None or value != value else percent(value)

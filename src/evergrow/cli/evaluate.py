@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergrow.cli.console import Answer, facts, listed, percent, plural, table
+from evergrow.cli.console import Answer, facts, listed, percent, plural, share, table
 from evergrow.cli.engine import HERE, EngineOptions, source_of
 from evergrow.cli.models import check_target, load_model, skipped_code
 from evergrow.cli.options import AS_FOUND, RUN_IMAGES, Data, FalseAlarm, ImageOptions, Json, ModelFile, Reading
-from evergrow.cli.pages import evaluation_page, share, worst_first
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
@@ -84,7 +83,10 @@ def evaluate_command(
     kept = report is not None
     result = learner.evaluate(samples, unknown=strange, false_alarm=false_alarm, keep_samples=kept)
     if report is not None:
-        _write_page(report, result, model, data)
+        from evergrow.cli.pages import evaluation_page, write_page
+
+        title, lead = f"{model.stem} on {Path(data).name}", f"{model.name}, asked about {data}"
+        write_page(report, evaluation_page(result, title=title, lead=lead))
     values = {"model": str(model), "data": data, **result.to_dict(), "report": None if report is None else str(report)}
     lines = evaluation_lines(result)
     if report is not None:
@@ -104,6 +106,8 @@ def _cautions(result: Evaluation, min_accuracy: float | None) -> list[str]:
 
 def evaluation_lines(result: Evaluation) -> list[str]:
     """Return an evaluation for people: the figures, the worst classes and the commonest mistakes."""
+    from evergrow.cli.pages import worst_first
+
     lines = facts(
         [
             ("accuracy", f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}"),
@@ -143,11 +147,3 @@ def _spotted(result: Evaluation) -> str:
         f"{share(found.detection_rate)} of {plural(found.n_unknown, 'sample')}, at {share(found.false_alarm_rate)} "
         f"false alarms ({share(found.false_alarm)} aimed at); AUROC {share(found.auroc)}"
     )
-
-
-def _write_page(report: Path, result: Evaluation, model: Path, data: str) -> None:
-    from evergrow.core.files import atomic_path
-
-    page = evaluation_page(result, title=f"{model.stem} on {Path(data).name}", lead=f"{model.name}, asked about {data}")
-    with atomic_path(report) as temporary:
-        temporary.write_text(page, encoding="utf-8")
