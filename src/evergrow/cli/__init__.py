@@ -9,7 +9,6 @@ MODULES = (
     "predict",
     "evaluate",
     "inspect",
-    "log",
     "diff",
     "change",
     "answering",

@@ -12,7 +12,6 @@ import typer
 
 from evergrow.cli.console import Answer, listed, plural
 from evergrow.cli.engine import HERE, EngineOptions, source_of
-from evergrow.cli.frames import Every, Frames, Label, labelled_frames
 from evergrow.cli.models import (
     ModelChange,
     change_values,
@@ -25,18 +24,22 @@ from evergrow.cli.models import (
 )
 from evergrow.cli.options import (
     AS_FOUND,
+    EACH_SECOND,
     RUN,
     RUN_IMAGES,
     Data,
     ImageOptions,
     Json,
+    Label,
     ModelFile,
     Reading,
     RunOptions,
     Settle,
     TestData,
+    VideoOptions,
     Wait,
 )
+from evergrow.cli.question import labelled_frames
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 from evergrow.core.escaping import one_line
@@ -54,8 +57,7 @@ def update_command(
     test: TestData = None,
     reading: Reading = AS_FOUND,
     label: Label = None,
-    every: Every = 1.0,
-    frames: Frames = None,
+    video: VideoOptions = EACH_SECOND,
     settle: Settle = False,
     run: ImageOptions = RUN_IMAGES,
     wait: Wait = False,
@@ -94,7 +96,7 @@ def update_command(
         return _update_by_shards(model, data, reading, run, spread, settle=settle, wait=wait, quiet=as_json)
     with changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
         learner = change.learner
-        shots = labelled_frames(data, label, every, frames)
+        shots = labelled_frames(data, label, video)
         samples = read_labelled(data, "train", learner.kind_, reading.options()) if shots is None else None
         before = learned_data(learner.history_)
         with measured_change(learner, test, reading.options()) as trial:

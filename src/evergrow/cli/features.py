@@ -90,11 +90,10 @@ def features_command(
     from evergrow.data import FeatureSet, load_data, save_features
     from evergrow.data.arrays import SUFFIXES
 
-    recipe = checked_recipe("--features", features)
-
     def created(kind: Any) -> Backbone:
         from evergrow.features import best_backbone, create_backbone
 
+        recipe = checked_recipe("--features", features)
         name = best_backbone(kind).name if backbone == "auto" else backbone
         return create_backbone(name, run.weights, preset, device=run.device, recipe=recipe)
 

@@ -14,7 +14,6 @@ import typer
 from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer, percent, plural, warn_line
 from evergrow.cli.engine import HERE, EngineOptions, source_of
-from evergrow.cli.frames import Every, Frames, Label, labelled_frames
 from evergrow.cli.models import (
     REPLACING,
     adapted_note,
@@ -29,16 +28,20 @@ from evergrow.cli.models import (
 )
 from evergrow.cli.options import (
     AS_FOUND,
+    EACH_SECOND,
     RECIPE_HELP,
     RUN_IMAGES,
     Data,
     ImageOptions,
     Json,
+    Label,
     Rare,
     Reading,
     TestData,
+    VideoOptions,
     checked_recipe,
 )
+from evergrow.cli.question import labelled_frames
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
@@ -77,8 +80,7 @@ def fit_command(
     test: TestData = None,
     reading: Reading = AS_FOUND,
     label: Label = None,
-    every: Every = 1.0,
-    frames: Frames = None,
+    video: VideoOptions = EACH_SECOND,
     run: ImageOptions = RUN_IMAGES,
     spread: EngineOptions = HERE,
     force: Annotated[bool, typer.Option("--force", help="Replace a model, keeping what it was for rollback.")] = False,
@@ -110,7 +112,7 @@ def fit_command(
     check_target("--model", model, force=force, existing=REPLACING)
     if not 0 <= holdout < 1:
         raise ParameterError(f"--holdout must be a share from 0 to below 1, got {holdout:g}")
-    shots = labelled_frames(data, label, every, frames)
+    shots = labelled_frames(data, label, video)
     if shots is not None and holdout:
         raise ParameterError(f"--holdout must be left out for a video, whose frames are all alike, got {holdout:g}")
     config = _adaptation(adapt, epochs)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.choices import registered_names
+from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
+    from evergrow.data.video import VideoSource
 
 WEIGHT_SOURCES = registered_names("evergrow.features.sources:WEIGHT_SOURCES")
 
@@ -93,6 +95,11 @@ Settle = Annotated[
     bool, typer.Option("--settle", help="Solve for the class weights now, so that no later predict has to.")
 ]
 
+Label = Annotated[str | None, typer.Option("--label", help="Class of the frames, where DATA is a video or camera:N.")]
+
+CAMERA_FRAMES = 10
+"""Frames of a camera, unless another number is asked for: it has no end."""
+
 TestData = Annotated[
     str | None,
     typer.Option(
@@ -122,6 +129,29 @@ class Reading(OptionGroup):
         from evergrow.data import DataOptions
 
         return DataOptions(**vars(self), **more)
+
+
+@dataclass(frozen=True)
+class VideoOptions(OptionGroup):
+    """Which frames a command takes of a video or a camera."""
+
+    every: Annotated[float, Rare("seconds between frames of a video or camera")] = 1.0
+    frames: Annotated[int | None, Rare("frames to take at most of a video; of a camera 10 by default")] = None
+
+    def source(self, name: str) -> VideoSource:
+        """Return the frames of a file or camera."""
+        from evergrow.data.video import VideoSource
+
+        if not 0 < self.every < float("inf"):
+            raise ParameterError(f"every must be a number of seconds above 0, got {self.every:g}")
+        if self.frames is not None and self.frames < 1:
+            raise ParameterError(f"frames must be at least 1, got {self.frames}")
+        most = CAMERA_FRAMES if self.frames is None and name.startswith("camera:") else self.frames
+        return VideoSource(name, self.every, most)
+
+
+EACH_SECOND = VideoOptions()
+"""One frame in a second."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ MOST_SHOWN = 60
 
 _LETTERS = 300  # characters of any text on a page at most
 _QUOTED = 280  # characters of a sample's text or name
-_SIDE = 144  # pixels of a thumbnail
+_SIDE = 128  # pixels of a thumbnail
 _LARGEST = 12_000  # bytes of one
 _ALL_THUMBNAILS = 4 * 2**20  # characters of all thumbnails of a check together
 _NAMED = 60  # classes up to which the matrix has room for their names
@@ -460,7 +460,7 @@ def chosen_mistakes(mistakes: Sequence[Mistake], most: int = SHOWN) -> list[Mist
 
     Examples
     --------
-    >>> from evergrow.cli.mistakes import Mistake, chosen_mistakes
+    >>> from evergrow.cli.pages import Mistake, chosen_mistakes
     >>> mistakes = [Mistake(0, 0, 1, 0.9), Mistake(1, 0, 1, 0.8), Mistake(2, 1, 0, 0.5)]
     >>> [mistake.row for mistake in chosen_mistakes(mistakes, most=2)]
     [0, 2]

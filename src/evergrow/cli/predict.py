@@ -14,10 +14,20 @@ import typer
 
 from evergrow.cli.console import Answer, percent, plural, table
 from evergrow.cli.engine import HERE, EngineOptions, source_of
-from evergrow.cli.frames import Every, Frames, video_question
 from evergrow.cli.models import check_target, load_model, skipped_code
-from evergrow.cli.options import AS_FOUND, RUN_IMAGES, FalseAlarm, ImageOptions, Json, ModelFile, Rare, Reading
-from evergrow.cli.question import Question, check_items, read_question
+from evergrow.cli.options import (
+    AS_FOUND,
+    EACH_SECOND,
+    RUN_IMAGES,
+    FalseAlarm,
+    ImageOptions,
+    Json,
+    ModelFile,
+    Rare,
+    Reading,
+    VideoOptions,
+)
+from evergrow.cli.question import Question, check_items, read_question, video_question
 from evergrow.cli.registry import command
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.escaping import csv_text
@@ -68,8 +78,7 @@ def predict_command(
         Rare("for --format label-studio: the folder that Label Studio serves images from"),
     ] = Path("."),
     reading: Reading = AS_FOUND,
-    every: Every = 1.0,
-    frames: Frames = None,
+    video: VideoOptions = EACH_SECOND,
     run: ImageOptions = RUN_IMAGES,
     spread: EngineOptions = HERE,
     as_json: Json = False,
@@ -106,7 +115,7 @@ def predict_command(
         spread.refuse(text=text)
         alarm = false_alarm if reject_unknown else None
         return _by_shards(model, learner, list(items or ()), reading, spread, out, top, alarm, quiet=as_json)
-    question = video_question(learner, list(items or ()), every, frames)
+    question = video_question(learner, list(items or ()), video)
     if question is None:
         question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
     found = learner.ask(question.items, false_alarm=false_alarm if reject_unknown else None)

@@ -1,19 +1,21 @@
-"""Reading what ``evergrow predict`` is asked about: files, folders, texts, feature vectors and standard input."""
+"""Reading what commands are asked about or learn: files, folders, texts, videos, features and standard input."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evergrow.cli.options import AS_FOUND, Reading
+from evergrow.cli.options import AS_FOUND, Reading, VideoOptions
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
     from evergrow.core.items import Items
+    from evergrow.learner.learner import Learner
 
 STDIN = "-"
 
@@ -158,6 +160,47 @@ def _listed_images(lines: list[str], reading: Reading) -> tuple[list[str], list[
     return [name for names, _ in found for name in names], [part for _, parts in found for part in parts]
 
 
+def video_question(learner: Learner, items: list[str], video: VideoOptions) -> Question | None:
+    """Return the frames of videos and cameras as a question; None where no item is one.
+
+    Raises
+    ------
+    InputError
+        If the model is not one of images, or other items are among them.
+    """
+    from evergrow.data.video import is_video
+
+    videos = [item for item in items if is_video(item)]
+    if not videos:
+        return None
+    if learner.kind_ != "image":
+        raise InputError(f"{videos[0]} is a video, and the model takes {_kinds(learner.kind_)}.")
+    if len(items) > 1:
+        raise InputError(f"Ask about one video or camera at a time, such as {videos[0]} alone.")
+    source = video.source(videos[0])
+    features = learner.features(iter(source))  # one chunk of frames is held at a time
+    return Question(features, [source.name(number) for number in range(len(features) + len(features.failures))])
+
+
+def labelled_frames(data: str, label: str | None, video: VideoOptions) -> Iterator[tuple[Any, str]] | None:
+    """Return the frames of a video or camera with the class that was given; None where DATA is no such.
+
+    Raises
+    ------
+    ParameterError
+        If a class is missing, or given for other data.
+    """
+    from evergrow.data.video import is_video
+
+    if not is_video(data):
+        if label is not None:
+            raise ParameterError(f"--label is for a video or camera:N, and {data} is neither; leave it out.")
+        return None
+    if label is None:
+        raise ParameterError(f"A video has no labels: name the class of the frames of {data} by --label.")
+    return video.source(data).labelled(label)
+
+
 # -- an image on standard input -------------------------------------------------------------------------------
 
 _LONGEST = 256 * 2**20
@@ -173,6 +216,8 @@ def _is_image(body: bytes) -> bool:
 
 def _piped_images(reading: Reading) -> tuple[list[str], list[Items]]:
     """Return the one image that standard input holds, or the images whose names it lists."""
+    from evergrow.core.items import Images
+
     source = getattr(sys.stdin, "buffer", None)
     if source is None:
         return _listed_images(_piped(), reading)
@@ -183,12 +228,6 @@ def _piped_images(reading: Reading) -> tuple[list[str], list[Items]]:
     if len(body) > _LONGEST:
         raise InputError(f"- must stand for one image or names in at most {_LONGEST // 2**20} MiB, got more")
     if _is_image(body):
-        return [STDIN], _held(body)
+        return [STDIN], [Images((body,), (STDIN,))]
     lines = body.decode("utf-8", "surrogateescape").split("\n")
     return _listed_images([line.rstrip("\r") for line in lines if line.strip()], reading)
-
-
-def _held(image: bytes) -> list[Items]:
-    from evergrow.core.items import Images
-
-    return [Images((image,), (STDIN,))]
