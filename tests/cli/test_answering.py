@@ -66,11 +66,11 @@ def test_settings_that_do_not_do(shell, model):
     Path("empty.csv").write_text("")
     before = model.read_bytes()
     for arguments, said in (
-        (("--threshold", "ant"), "--threshold must be CLASS=PROBABILITY, got 'ant'"),
-        (("--threshold", "ant=high"), "--threshold must have a number, got 'high'"),
+        (("--threshold", "ant"), "Give --threshold as CLASS=PROBABILITY"),
+        (("--threshold", "ant=high"), "--threshold: 'high' is not a number"),
         (("--threshold", "ant=2"), "from 1e-12 to 1, got 2.0 for 'ant'"),
         (("--threshold", "antt=0.5"), "nearest: 'ant'"),
-        (("--prior", "equal"), "--prior must be an existing file, got 'equal'"),
+        (("--prior", "equal"), "No file 'equal' here for --prior"),
         (("--prior", "bad.csv"), "two columns"),
         (("--costs", "bad.json"), "--costs must be a CSV or JSON file"),
         (("--costs", "flat.json"), "costs by class and answer"),

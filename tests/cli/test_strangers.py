@@ -101,7 +101,7 @@ def test_an_answer_that_cannot_be_printed(line: str, reason: str) -> None:
 def test_a_reader_that_has_had_enough_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "evergrow", "version"]
+    command = [sys.executable, "-m", "evergrow", "lab", "methods"]
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
@@ -117,7 +117,7 @@ def test_everything_shut() -> None:
 @posix
 def test_standard_input_that_is_shut(shell: Shell, image_model: Path) -> None:
     line = one_line_of(bash(f"evergrow predict {image_model} - <&-"), 2)
-    assert line == "error: - must stand for a standard input that can be read, got Bad file descriptor"
+    assert line == "error: Standard input cannot be read: Bad file descriptor"
 
 
 @posix

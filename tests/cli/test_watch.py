@@ -141,7 +141,7 @@ def test_labels_and_videos_go_together(model: Path, tmp_path: Path) -> None:
         (["update", str(model), "camera:0"], "by --label"),
         (["update", str(model), str(tmp_path), "--label", "x"], "--label is for a video"),
         (["fit", "clip.mp4", "-m", new, "--label", "x", "--holdout", "0.2"], "--holdout"),
-        (["fit", "clip.mp4", "-m", new, "--label", "x", "--set", "every=0"], "every must"),
+        (["fit", "clip.mp4", "-m", new, "--label", "x", "--set", "every=0"], "every is a number of seconds"),
         (["predict", str(model), "clip.mp4"], "takes feature vectors"),
     ):
         result = evergrow(*arguments)

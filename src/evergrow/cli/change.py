@@ -295,11 +295,11 @@ def rename_command(
 def _pairs(names: list[str]) -> dict[str, str]:
     """Return new names by old ones from a list of both in turn."""
     if len(names) % 2:
-        raise ParameterError(f"classes must come in pairs OLD NEW, got {plural(len(names), 'name')}")
+        raise ParameterError(f"Give names in pairs, OLD NEW; {plural(len(names), 'name')} cannot be paired.")
     old = names[::2]
     twice = next((name for name in old if old.count(name) > 1), None)
     if twice is not None:
-        raise ParameterError(f"OLD must be named once, got {one_line(twice)!r} twice")
+        raise ParameterError(f"{one_line(twice)!r} is to be renamed twice; name it once.")
     return dict(zip(old, names[1::2], strict=True))
 
 

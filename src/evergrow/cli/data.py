@@ -63,7 +63,7 @@ def data_command(
 
     if html is not None:
         if not check:
-            raise ParameterError(f"--html must go with --check, got {html} and nothing to show")
+            raise ParameterError("--html is the page of --check; add --check.")
         check_target("--html", html)
     size = 0.0 if test_size is None else test_size
     options = reading.options(layout=layout, root=root, seed=seed, allow_empty=allow_empty, test_size=size)

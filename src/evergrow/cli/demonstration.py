@@ -105,7 +105,7 @@ def write_images(folder: Path) -> dict[str, int]:
     from sklearn.datasets import load_digits
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ParameterError(f"--pictures must be a new or empty folder, got {folder}")
+        raise ParameterError(f"{folder} exists; --pictures needs a new or empty folder.")
     digits = load_digits()
     written = dict.fromkeys(("first", "later", "strange", "test"), 0)
     for digit in range(10):

@@ -144,7 +144,7 @@ def _share(text: str) -> tuple[int, int] | None:
         return None
     place, _, total = text.partition("/")
     if not (place.isdecimal() and total.isdecimal() and int(place) < int(total)):
-        raise ParameterError(f"--shard must be I/N with I from 0 to N - 1, such as 0/8, got {text!r}")
+        raise ParameterError(f"Give shard as I/N with I from 0 to N - 1, such as 0/8, not {text!r}.")
     return int(place), int(total)
 
 

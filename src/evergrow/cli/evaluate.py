@@ -60,7 +60,7 @@ def evaluate_command(
     from evergrow.data.intake import read_labelled, read_unknown
 
     if min_accuracy is not None and not 0 <= min_accuracy <= 1:
-        raise ParameterError(f"--min-accuracy must be a share between 0 and 1, got {min_accuracy:g}")
+        raise ParameterError(f"--min-accuracy is a share between 0 and 1, not {min_accuracy:g}.")
     if report is not None:
         check_target("--report", report)
     learner = load_model(model, run, quiet=as_json)
@@ -100,7 +100,7 @@ def _cautions(result: Evaluation, min_accuracy: float | None) -> list[str]:
     cautions = []
     # Written so that an accuracy that is not a number fails too.
     if min_accuracy is not None and not result.accuracy >= min_accuracy:
-        cautions.append(f"accuracy must be at least {percent(min_accuracy)}, got {share(result.accuracy)}")
+        cautions.append(f"accuracy is {share(result.accuracy)}, below the {percent(min_accuracy)} of --min-accuracy")
     return cautions
 
 

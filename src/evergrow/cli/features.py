@@ -101,7 +101,7 @@ def features_command(
         spread.refuse(test_size=test_size, out_dir=spread.out_dir)
         return _by_shards(data, out, created, reading, run, spread, batch_size, quiet=as_json)
     if out.suffix not in SUFFIXES:
-        raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
+        raise ParameterError(f"{out.name!r} does not end in {' or '.join(SUFFIXES)}; choose one of them for --out.")
     check_target("--out", out, force=force)
     drawn = {"test_size": 0 if test_size is None else test_size}
     loaded = load_data(data, reading.options(**drawn))

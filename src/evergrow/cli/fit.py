@@ -111,10 +111,10 @@ def fit_command(
     """
     check_target("--model", model, force=force, existing=REPLACING)
     if not 0 <= holdout < 1:
-        raise ParameterError(f"--holdout must be a share from 0 to below 1, got {holdout:g}")
+        raise ParameterError(f"--holdout is a share from 0 to below 1, not {holdout:g}.")
     shots = labelled_frames(data, label, video)
     if shots is not None and holdout:
-        raise ParameterError(f"--holdout must be left out for a video, whose frames are all alike, got {holdout:g}")
+        raise ParameterError("Leave --holdout out for a video: its frames are too alike to test with.")
     config = _adaptation(adapt, epochs)
     _check_checkpoint(checkpoint, model, config)
     started = time.perf_counter()
@@ -165,7 +165,7 @@ def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
     """Return the settings of the adaptation; wrong ones are refused before anything is read."""
     if adapt is None:
         if epochs is not None:
-            raise ParameterError(f"epochs must go with --adapt, got {epochs} epochs and nothing to train")
+            raise ParameterError("epochs are for --adapt, and nothing is to be trained; leave them out or add --adapt.")
         return None
     from evergrow.adapt.fsa import adaptation_config
 
@@ -178,10 +178,10 @@ def _check_checkpoint(checkpoint: Path | None, model: Path, config: FsaConfig | 
     if checkpoint is None:
         return
     if config is None:
-        raise ParameterError(f"checkpoint must go with --adapt, got {checkpoint} and nothing to train")
+        raise ParameterError("checkpoint is for --adapt, and nothing is to be trained; leave it out or add --adapt.")
     check_target("checkpoint", checkpoint)
     if checkpoint.resolve() == model.resolve():  # it is removed in the end, and the model is to stay
-        raise ParameterError(f"checkpoint must be another file than --model, got {checkpoint} for both")
+        raise ParameterError(f"{checkpoint} cannot be both checkpoint and --model; name two files.")
 
 
 @contextmanager

@@ -110,11 +110,11 @@ def check_target(name: str, path: Path, *, force: bool = True, existing: str = "
         Advice where it may not.
     """
     if path.is_dir():
-        raise ParameterError(f"{name} must be a file, got the folder {path}")
+        raise ParameterError(f"{path} is a folder; name a file for {name}.")
     if not path.absolute().parent.is_dir():
-        raise ParameterError(f"{name} must be in an existing folder, got {path}")
+        raise ParameterError(f"There is no folder {path.parent} for {name}; make it first.")
     if path.exists() and not force:
-        raise ParameterError(f"{name} must be a new file, got {path}, which exists: {existing}")
+        raise ParameterError(f"{path} exists: {existing}.")
 
 
 def change_values(path: Path, learner: Learner, change: Change, **more: Any) -> dict[str, Any]:

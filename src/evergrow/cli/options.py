@@ -143,9 +143,9 @@ class VideoOptions(OptionGroup):
         from evergrow.data.video import VideoSource
 
         if not 0 < self.every < float("inf"):
-            raise ParameterError(f"every must be a number of seconds above 0, got {self.every:g}")
+            raise ParameterError(f"every is a number of seconds above 0, not {self.every:g}.")
         if self.frames is not None and self.frames < 1:
-            raise ParameterError(f"frames must be at least 1, got {self.frames}")
+            raise ParameterError(f"frames is at least 1, not {self.frames}.")
         most = CAMERA_FRAMES if self.frames is None and name.startswith("camera:") else self.frames
         return VideoSource(name, self.every, most)
 

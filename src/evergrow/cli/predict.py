@@ -146,9 +146,9 @@ def _by_shards(
 ) -> Answer:
     """Ask on an engine: answers as Parquet, or how far a share of the work has come."""
     if len(items) != 1 or items[0] == "-":
-        raise ParameterError(f"ITEMS must be one folder, file or address with --engine, got {len(items)}")
+        raise ParameterError("With --engine name one folder, file or address to ask about.")
     if folder is None:
-        raise ParameterError("--out must name a folder with --engine: the answers are written there")
+        raise ParameterError("With --engine name a folder by --out: the answers are written there.")
     source = source_of(items[0], reading, part="all", labelled=False)
     out = folder / "predict"
 
@@ -256,7 +256,7 @@ def review_lines(
 
     kind = learner.kind_
     if kind == "features" or (kind == "text" and format is Format.FIFTYONE):
-        raise InputError(f"--format must be table, csv or jsonl for a model of {kind}, got {format.value}")
+        raise InputError(f"--format {format.value} does not work for a model of {kind}; take table, csv or jsonl.")
     samples = question.names
     if kind == "text":  # whole, as they came: names are on one line
         samples = [question.items.raw_items().raw(row) for row in range(len(question.names))]

@@ -77,7 +77,7 @@ def merge_command(
     from evergrow.learner.modelfile import commit
 
     if len(models) < 2:
-        raise ParameterError(f"MODEL must be given at least twice, got {len(models)}")
+        raise ParameterError("Name at least two models to merge.")
     check_target("--output", output, force=force, existing=REPLACING)
     learner, origin = load_model(models[0]), None if base is None else load_model(base)
     known = set(learner.class_names_.tolist())

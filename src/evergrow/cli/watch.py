@@ -58,9 +58,9 @@ def watch_command(
 
     for name, value in (("--interval", interval), ("--quiet", quiet)):
         if not 0 <= value < float("inf"):
-            raise ParameterError(f"{name} must be a number of seconds from 0 on, got {value:g}")
+            raise ParameterError(f"{name} is a number of seconds from 0 on, not {value:g}.")
     if not 0 < false_alarm < 1:
-        raise ParameterError(f"--false-alarm must lie between 0 and 1, got {false_alarm:g}")
+        raise ParameterError(f"--false-alarm lies between 0 and 1, not at {false_alarm:g}.")
     run = ImageOptions(device, False, weights, OnError.SKIP)
     load_model(model, run)  # refuses what is no model before anything is moved
     place = WatchedFolder(folder, quiet)
