@@ -124,7 +124,7 @@ def test_formats_of_the_command(model: Path) -> None:
     assert found["classes"] == ["blue", "green", "red"]
     result = command(model, "images", "--format", "label-studio", "--set", "root=elsewhere", "--out", "no.json")
     assert result.exit_code == 2
-    assert "below --root" in result.stderr
+    assert "below root" in result.stderr
     assert not Path("no.json").exists()
 
 

@@ -658,11 +658,14 @@ def test_info_is_plain(fitted: Learner) -> None:
     assert "numerics" not in fitted.info()
 
 
-def test_options_that_cannot_be_saved_are_refused_on_saving(blobs: Data, tmp_path: Path) -> None:
+def test_a_layer_among_the_options_is_kept_in_the_file(blobs: Data, tmp_path: Path) -> None:
     learner = small(layer=GuidedLayer(n_units=40, scales="auto")).fit(blobs)
-    with pytest.raises(InputError, match="layer"):
-        learner.save(tmp_path / "m.evg")
-    assert not (tmp_path / "m.evg").exists()
+    learner.save(tmp_path / "m.evg")
+    again = Learner.load(tmp_path / "m.evg")
+    assert np.array_equal(again.predict(blobs[0]), learner.predict(blobs[0]))
+    assert again.info()["options"] == learner.info()["options"]
+    fresh = Learner(**{name: again.get_params()[name] for name in ("backbone", "method", "options", "random_state")})
+    assert np.array_equal(fresh.fit(blobs).predict(blobs[0]), learner.predict(blobs[0]))
 
 
 # -- real images ------------------------------------------------------------------------------------------

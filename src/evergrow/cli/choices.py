@@ -8,9 +8,6 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-_MODELS = {("model", "MODEL"), ("models", "MODEL MODEL...")}
-"""Arguments that name existing models; those of diff may end in a revision."""
-
 _MARK = re.compile(r"\{([\w.]+):(\w+)\}")
 
 
@@ -54,9 +51,9 @@ class NamesListingCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; what takes a model opens it first, so that data are looked for before."""
-        models = [ctx.params[each.name] for each in self.params if (each.name, each.metavar) in _MODELS]
-        if models:
-            _check_there(models[0], ctx.params.get("data"))
+        for each in self.params:
+            if each.name in ("model", "models") and each.metavar in ("MODEL", "MODEL MODEL..."):
+                _check_there(ctx.params[each.name], ctx.params.get("data"))
         return super().invoke(ctx)
 
 

@@ -9,13 +9,10 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pyarrow import types
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError
@@ -27,6 +24,10 @@ from evergrow.data.samples import Samples, concat_samples, listed
 from evergrow.data.sources import Shard, Source, as_features, class_labels, matching_files, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM, Tree
 from evergrow.data.tables import FILE_COLUMN, IMAGE_COLUMNS, SPLIT_COLUMN, Columns, row_items, split_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 LABEL_COLUMNS = ("label", "fine_label", "labels", "class", "target")
 WIDTHS = "evergrow.widths"
@@ -139,12 +140,16 @@ def _sample_column(schema: pa.Schema, options: DataOptions, title: str) -> tuple
 
 
 def _is_text(schema: pa.Schema, name: str) -> bool:
+    from pyarrow import types
+
     kind = schema.field(name).type
     kind = kind.value_type if types.is_dictionary(kind) else kind
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _is_vectors(schema: pa.Schema, name: str) -> bool:
+    from pyarrow import types
+
     kind = schema.field(name).type
     lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(lists and types.is_floating(kind.value_type))
@@ -152,6 +157,8 @@ def _is_vectors(schema: pa.Schema, name: str) -> bool:
 
 def _is_images(schema: pa.Schema, name: str) -> bool:
     """Return whether a column holds images themselves: bytes, or the ``{bytes, path}`` of Hugging Face."""
+    from pyarrow import types
+
     kind = schema.field(name).type
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return True
@@ -160,6 +167,8 @@ def _is_images(schema: pa.Schema, name: str) -> bool:
 
 def _label_names(schema: pa.Schema, label: str) -> dict[int, str]:
     """Return the names of integer labels where the Hugging Face library left them in the file."""
+    from pyarrow import types
+
     kept = (schema.metadata or {}).get(b"huggingface")
     if kept is None or not types.is_integer(schema.field(label).type):
         return {}
@@ -292,6 +301,8 @@ class ColumnSource(Source):
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the rows of a shard: its columns of its groups."""
+        import pyarrow as pa
+
         where = where_of(shard, _Groups)
         name, part = where.file, (where.first, where.last, where.skip, shard.rows)
         columns = self._columns(name).wanted(bodies=bodies)
@@ -301,6 +312,8 @@ class ColumnSource(Source):
 
     def _table(self, name: str, where: tuple[int, int, int, int], wanted: list[str]) -> pa.Table:
         """Return so many rows of the groups from the first to the last, after those to skip."""
+        import pyarrow as pa
+
         first, last, skip, rows = where
         title = self.tree.place(name)
         left = RATIO * self.tree.size(name) + ROOM
@@ -381,6 +394,8 @@ def _image(cell: Any, folder: Tree, title: str) -> Any:
 
 def _vectors(column: Any, columns: TableColumns, title: str) -> NDArray[Any]:
     """Return lists of numbers as rows of one width."""
+    import pyarrow as pa
+
     n = len(column)
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     values = array.flatten()  # leaves out what a list that is null holds, so that the count tells
@@ -415,6 +430,8 @@ class ParquetSource(ColumnSource):
 
     def _open(self, name: str) -> pq.ParquetFile:
         """Return a file of which the footer is read."""
+        import pyarrow.parquet as pq
+
         with sound(self.tree.place(name), "Parquet file"):
             return pq.ParquetFile(self.tree.open(name), pre_buffer=False)
 
@@ -585,6 +602,8 @@ class ArrowSource(ColumnSource):
         return content
 
     def _stream(self, name: str) -> pa.RecordBatchStreamReader:
+        import pyarrow as pa
+
         if self.tree.on_disk and self.tree.size(name):  # an empty file cannot be mapped
             return pa.ipc.open_stream(pa.memory_map(str(self.tree.root / name)))
         return pa.ipc.open_stream(pa.PythonFile(self.tree.open(name, 2**20), mode="r"))

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-import fsspec  # type: ignore[import-untyped]
-
 from evergrow.core.errors import (
     DatasetNotFoundError,
     EngineError,
@@ -146,6 +144,8 @@ class Tree:
         opened = self.__dict__.get("_opened")
         if opened is None or opened[2] != os.getpid():
             try:
+                import fsspec.core  # type: ignore[import-untyped]
+
                 system, root = fsspec.core.url_to_fs(self.address, **self.storage)
             except ImportError as error:
                 scheme = self.address.partition("://")[0].lower()

@@ -143,7 +143,7 @@ def check_exportable(backbone: Backbone) -> ImageBackbone:
         kind = f"a {backbone.kind} backbone" if isinstance(backbone, Backbone) else type(backbone).__name__
         raise ExportError(
             f"backbone must be one of images, or a sentence encoder, to be exported, got {kind}"
-            f"; head_only exports the head alone, for features"
+            f"; head_only=True exports the head alone, for features"
         )
     return backbone
 

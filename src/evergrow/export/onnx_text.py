@@ -214,4 +214,4 @@ def _tokens(backbone: TextBackbone, texts: list[str]) -> dict[str, Any]:
 
 
 def _head_alone() -> str:
-    return "; head_only exports the head alone, for features"
+    return "; head_only=True exports the head alone, for features"

@@ -70,7 +70,7 @@ def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
     values = {
         "evergrow": __version__,
         "method": now.recipe.method,
-        "options": dict(now.recipe.options),
+        "options": dict(now.recipe.plain().options),
         "kind": now.kind,
         "backbone": None if spec is None else {**spec.to_dict(), "reason": now.reason},
         "adaptation": None if now.adaptation is None else read_adaptation(now.adaptation).describe(),

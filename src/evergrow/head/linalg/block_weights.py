@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import optimize
 from torch import Tensor
 
 from evergrow.core.errors import NumericalError
@@ -207,6 +206,8 @@ class _Search(ABC):
             return (found if math.isfinite(found) else value + _NO_SCORE), bent.numpy()
 
         enough = {"ftol": _ENOUGH / max(abs(value), 1.0), "gtol": _ENOUGH}
+        from scipy import optimize  # takes longer to import than most choices take
+
         found = optimize.minimize(judge, start, jac=True, method="L-BFGS-B", options=enough)
         return torch.from_numpy(found.x)
 
