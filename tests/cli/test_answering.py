@@ -72,10 +72,10 @@ def test_settings_that_do_not_do(shell, model):
         (("--threshold", "antt=0.5"), "nearest: 'ant'"),
         (("--prior", "equal"), "No file 'equal' here for --prior"),
         (("--prior", "bad.csv"), "two columns"),
-        (("--costs", "bad.json"), "--costs must be a CSV or JSON file"),
+        (("--costs", "bad.json"), "bad.json cannot be read as CSV or JSON for --costs"),
         (("--costs", "flat.json"), "costs by class and answer"),
-        (("--costs", "ragged.csv"), "rows of one length"),
-        (("--costs", "empty.csv"), "got none in empty.csv"),
+        (("--costs", "ragged.csv"), "have different lengths"),
+        (("--costs", "empty.csv"), "empty.csv holds no numbers by class"),
     ):
         assert said in shell.error("answering", model, *arguments)
     assert model.read_bytes() == before

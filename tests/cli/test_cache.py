@@ -109,7 +109,7 @@ def test_what_is_in_use_stays_and_is_named(root: Path) -> None:
     ("arguments", "message"),
     [
         (["clear"], "keys, --all or --older-than"),
-        (["clear", "ffff", "--all"], "one of them, got 2"),
+        (["clear", "ffff", "--all"], "one of the three"),
         (["clear", "0123456789"], "begins with '0123456789'"),
         (["clear", "--all", "--json"], "Add --yes to --json"),
     ],

@@ -109,12 +109,10 @@ def _number(option: str, text: Any) -> float:
 
 def _read_prior(path: Path) -> dict[str, float]:
     rows = _read("--prior", path)
-    if isinstance(rows, dict):
-        return {name: _number("--prior", value) for name, value in rows.items()}
-    if any(len(row) != 2 for row in rows):
+    if isinstance(rows, list) and any(len(row) != 2 for row in rows):
         raise InputError(f"{path} needs two columns for --prior, class and weight.")
-    body = rows[1:] if _is_header(rows[0][1]) else rows
-    return {row[0]: _number("--prior", row[1]) for row in body}
+    pairs = list(rows.items()) if isinstance(rows, dict) else rows[_has_header(rows[0][1]) :]
+    return {name: _number("--prior", value) for name, value in pairs}
 
 
 def _read_costs(path: Path) -> dict[str, dict[str, float]]:
@@ -153,7 +151,7 @@ def _read(option: str, path: Path) -> Any:
     return rows
 
 
-def _is_header(cell: str) -> bool:
+def _has_header(cell: str) -> bool:
     try:
         float(cell)
     except ValueError:

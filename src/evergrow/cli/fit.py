@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,15 +16,13 @@ from evergrow.cli.console import Answer, percent, plural, warn_line
 from evergrow.cli.engine import HERE, EngineOptions, source_of
 from evergrow.cli.models import (
     REPLACING,
+    ModelChange,
     adapted_note,
-    change_values,
     check_target,
     classes_note,
-    model_line,
     recipe_note,
     skipped_code,
     trial_lines,
-    written_note,
 )
 from evergrow.cli.options import (
     AS_FOUND,
@@ -228,19 +226,6 @@ def _answer(path: Path, learner: Learner, samples: Samples | None, held: Samples
     spec = info["backbone"] or {}
     tested = None if held is None else learner.evaluate(held)
     resumed = learner.backbone_().log.resumed_epochs if info["adaptation"] else None
-    values: dict[str, Any] = change_values(
-        path,
-        learner,
-        change,
-        seconds=seconds,
-        kind=info["kind"],
-        backbone=spec.get("name"),
-        reason=spec.get("reason", ""),
-        adaptation=info["adaptation"],
-        resumed_epochs=resumed,
-        n_units=info["n_units"],
-        holdout=None if tested is None else {"n_samples": tested.n_known, "accuracy": tested.accuracy},
-    )
     lines = [f"learned {plural(change.samples, 'sample')}{classes_note(change.classes, 'new')} in {seconds:.1f} s"]
     if spec:
         lines.append(
@@ -252,5 +237,15 @@ def _answer(path: Path, learner: Learner, samples: Samples | None, held: Samples
         lines.append(f"adapted: {adapted_note(info['adaptation'])}{earlier}")
     if tested is not None:
         lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
-    code = skipped_code(0 if samples is None else len(samples) - change.samples)
-    return Answer(values, [*lines, model_line(path, learner)], code=code, done=written_note(path, learner))
+    return ModelChange(path, learner).answer(
+        lines,
+        code=skipped_code(0 if samples is None else len(samples) - change.samples),
+        seconds=seconds,
+        kind=info["kind"],
+        backbone=spec.get("name"),
+        reason=spec.get("reason", ""),
+        adaptation=info["adaptation"],
+        resumed_epochs=resumed,
+        n_units=info["n_units"],
+        holdout=None if tested is None else {"n_samples": tested.n_known, "accuracy": tested.accuracy},
+    )

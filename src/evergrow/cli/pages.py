@@ -72,6 +72,11 @@ def _text(text: str, most: int = _LETTERS) -> str:
     return escape(shown if len(shown) <= most else f"{shown[: most - 1]}…", quote=True)
 
 
+def _html_table(columns: Sequence[str], rows: str, attributes: str = "") -> str:
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    return f"<table{attributes}><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table>"
+
+
 def _image(image: Any, name: str = "") -> str:
     """Return a small copy of an image as a tag that holds it; empty where it cannot be read any more."""
     from evergrow.features.images import decode_image
@@ -200,8 +205,7 @@ def _pair_table(evaluation: Evaluation, linked: Collection[tuple[int, int]]) -> 
         f"<td>{share(pair.share)}</td></tr>"
         for pair in pairs
     )
-    head = "<tr><th>true class</th><th>answer</th><th>samples</th><th>of the class</th></tr>"
-    return f'<table class="pairs"><thead>{head}</thead>\n<tbody>\n{rows}\n</tbody></table>'
+    return _html_table(("true class", "answer", "samples", "of the class"), rows, ' class="pairs"')
 
 
 def _link(inner: str, cell: tuple[int, int], linked: Collection[tuple[int, int]]) -> str:
@@ -211,15 +215,13 @@ def _link(inner: str, cell: tuple[int, int], linked: Collection[tuple[int, int]]
 
 def _class_table(scores: Sequence[ClassScore]) -> str:
     """Return the table of all classes, the worst first, so that nobody has to look for them."""
-    head = "<tr><th>class</th><th>samples</th><th>recall</th><th>precision</th></tr>"
     rows = [
         f"<tr><td>{_text(row.name)}</td><td>{row.n}</td><td>{_bar(row.recall)}</td><td>{share(row.precision)}</td></tr>"
         for row in worst_first(scores)[:_ROWS]
     ]
     if len(scores) > _ROWS:
         rows.append(f'<tr><td colspan="4">and {plural(len(scores) - _ROWS, "more class", "more classes")}</td></tr>')
-    body = "\n".join(rows)
-    return f"<table><thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table>"
+    return _html_table(("class", "samples", "recall", "precision"), "\n".join(rows))
 
 
 def worst_first(scores: Sequence[ClassScore]) -> list[ClassScore]:
@@ -632,11 +634,8 @@ def _overlaps(overlaps: tuple[ClassOverlap, ...]) -> str:
         f"<tr><td>{_text(entry.label)}</td><td>{_text(entry.other)}</td><td>{entry.n} of {entry.of}</td></tr>"
         for entry in overlaps[:MOST_SHOWN]
     )
-    head = "<tr><th>class</th><th>holds samples of</th><th>how many</th></tr>"
-    return (
-        f"<section>\n<h2>Classes with another's samples: {len(overlaps):,}</h2>\n"
-        f"<table><thead>{head}</thead>\n<tbody>\n{rows}\n</tbody></table>\n</section>"
-    )
+    found = _html_table(("class", "holds samples of", "how many"), rows)
+    return f"<section>\n<h2>Classes with another's samples: {len(overlaps):,}</h2>\n{found}\n</section>"
 
 
 def _unread(names: tuple[str, ...]) -> str:
