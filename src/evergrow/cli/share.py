@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -81,5 +81,5 @@ def merge_command(
     news = tuple(name for name in learner.class_names_.tolist() if name not in known)
     said = f"added {plural(added, 'sample')}{classes_note(news, 'new')} to what {models[0]} knows"
     merged = [str(path) for path in models]
-    more = {"samples": added, "classes": list(news), "merged": merged, "settled": settled}
+    more: dict[str, Any] = {"samples": added, "classes": list(news), "merged": merged, "settled": settled}
     return ModelChange(output, learner, settled, notes).answer([said], **more)
