@@ -80,9 +80,9 @@ def test_other_data_and_other_shards_are_refused(data: Path, tmp_path: Path) -> 
         ({"first": [5, 4]}, "not ascending"),
         ({"first": [100_000]}, "not ascending"),
         ({"kind": "sound"}, "'kind'"),
-        ({"shards": [{"rows": -1, "size": 0, "where": {}}]}, "'rows'"),
-        ({"division": {"rows": 70}}, "'size'"),
-        ({"schema": None}, "schema version"),
+        ({"shards": [{"number": 0, "rows": -1, "size": 0}]}, "'rows'"),
+        ({"division": {"rows": 71}}, "hash is not that"),
+        ({"schema": None}, "holds None"),
     ],
 )
 def test_a_manifest_from_a_stranger_is_checked(data: Path, tmp_path: Path, change: dict, message: str) -> None:
@@ -96,7 +96,7 @@ def test_a_manifest_from_a_stranger_is_checked(data: Path, tmp_path: Path, chang
 def test_a_newer_manifest_says_what_it_needs(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     plan(read(data), Division()).write(path)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99, "evergrow": "9.0"}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99, "evergrow": "9.0"}))
     with pytest.raises(NewerSchemaError, match=r"newer evergrow \(9\.0\)"):
         read_manifest(path)
 

@@ -48,7 +48,12 @@ def test_a_damaged_job_is_refused(engine: LocalEngine, data: Path, name: str) ->
     engine.fit(learner(), data)
     path = Path(engine.folder) / name
     body = path.read_text()
-    for text in ("{", "[]", body.replace('"schema": 1', '"schema": "x"'), json.dumps({**json.loads(body), "key": "0"})):
+    for text in (
+        "{",
+        "[]",
+        body.replace('"version": 1', '"version": "x"'),
+        json.dumps({**json.loads(body), "key": "0"}),
+    ):
         path.write_text(text)
         if text != body and not (name == "manifest.json" and '"key": "0"' in text):
             with pytest.raises(FileFormatError):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from evergrow.core.archive import archive_digest, read_archive, register_kind, write_archive
+from evergrow.core.archive import archive_digest, write_archive
 from evergrow.core.errors import EngineError
 from evergrow.core.files import locked
-from evergrow.engine.job import Job, begin_job, extraction_settings
+from evergrow.core.record import Spec, read_record, record, require, write_record
+from evergrow.engine.job import Job, Work, begin_job, extraction_settings
 from evergrow.engine.manifest import Manifest
 from evergrow.engine.shard_features import forget_opened, loaded_model
 from evergrow.engine.stages import Running, Tally, check_workers, finish, run_shards
@@ -23,8 +23,6 @@ from evergrow.features import Features
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
 from evergrow.learner.learner import Learner
-
-COMPARED = register_kind("engine-compared")
 
 
 def evaluate(
@@ -55,10 +53,9 @@ def evaluate(
     tally = ask_shards(job, running)
     if tally is None:
         return None
-    found = [_read_compared(job.result("evaluate", shard)) for shard in sorted(tally.rows)]
-    labels = np.concatenate([part.labels for part in found])
-    answers = np.concatenate([part.answers for part in found])
-    novelty = np.concatenate([part.novelty for part in found])
+    found = [read_record(_Compared, job.result("evaluate", shard)) for shard in sorted(tally.rows)]
+    labels, answers = np.concatenate([np.array(part.names, dtype=np.str_)[part.codes] for part in found], axis=1)
+    novelty = np.concatenate([np.empty(0) if part.novelty is None else part.novelty for part in found])
     result = evaluate_predictions(labels.tolist(), answers.tolist(), learner.class_names_.tolist())
     known, compared = np.isin(labels, learner.class_names_), None
     if len(novelty) == len(labels) and known.any() and not known.all():
@@ -68,11 +65,18 @@ def evaluate(
     return replace(result, seconds=seconds, left_out=left_out, unknown=compared), tally
 
 
+@record("engine-compared")
 @dataclass(frozen=True, eq=False)
 class _Compared:
-    labels: NDArray[np.str_]
-    answers: NDArray[np.str_]
-    novelty: NDArray[np.float64]
+    """Labels and answers of a shard, by their place among the names."""
+
+    names: tuple[str, ...]
+    codes: Annotated[NDArray[np.int64], Spec((2, "n"), "int64")]
+    engine: dict[str, Any]
+    novelty: Annotated[NDArray[np.float64], Spec(("n",))] | None = None
+
+    def check(self) -> None:
+        require(bool(((self.codes >= 0) & (self.codes < len(self.names))).all()), "a class has no name")
 
 
 @register_work("evaluate")
@@ -87,26 +91,16 @@ def evaluate_work(job: Job, about: dict[str, Any]) -> dict[str, Any]:
     answered = model.ask(Features(found.X, np.arange(len(found))), false_alarm=FALSE_ALARM if opens else None)
     answers = answered.classes[answered.ranked(1)[:, 0]]
     names, codes = np.unique(np.concatenate([labels, answers]), return_inverse=True)
-    tensors = {"codes": torch.from_numpy(codes.astype(np.int64).reshape(2, -1))}
-    if answered.novelty is not None:
-        tensors["novelty"] = torch.from_numpy(np.ascontiguousarray(answered.novelty, dtype=np.float64))
-    write_archive(prepared(target), COMPARED.archive({"names": names.tolist(), "engine": found.told()}, tensors))
+    novelty = None if answered.novelty is None else np.asarray(answered.novelty, dtype=np.float64)
+    held = _Compared(tuple(names.tolist()), codes.astype(np.int64).reshape(2, -1), found.told(), novelty)
+    write_record(prepared(target), held)
     return found.told()
-
-
-def _read_compared(path: Path) -> _Compared:
-    fields = read_archive(path).open(COMPARED.name, name=str(path))
-    codes, names = fields.tensor("codes", (2, None), dtype="int64").numpy(), fields.texts("names")
-    fields.require(not codes.size or 0 <= codes.min() <= codes.max() < len(names), "a class has no name")
-    called = np.array(names, dtype=np.str_)[codes]
-    novelty = fields.tensor("novelty", (codes.shape[1],)).numpy() if fields.has("novelty") else np.empty(0)
-    return _Compared(called[0], called[1], novelty)
 
 
 # -- what questions share -------------------------------------------------------------------------------------
 
 
-def asking_job(learner: Learner, manifest: Manifest, folder: Path, work: str, **settings: Any) -> Job:
+def asking_job(learner: Learner, manifest: Manifest, folder: Path, work: Work, **settings: Any) -> Job:
     """Begin a job that asks a model, or take it up again.
 
     Parameters

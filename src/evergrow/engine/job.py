@@ -18,24 +18,35 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from evergrow.core.archive import register_kind
-from evergrow.core.documents import open_document, parse_json
-from evergrow.core.errors import EngineError
+from evergrow.core.archive import parse_json
+from evergrow.core.errors import EngineError, FileFormatError
+from evergrow.core.record import from_document, record, write_document
 from evergrow.core.version import __version__
-from evergrow.engine.manifest import Manifest, check_same_data, digest_of, read_manifest, write_json
+from evergrow.engine.manifest import Manifest, check_same_data, digest_of, read_manifest
 from evergrow.learner.encoder import extraction_config
 from evergrow.learner.learner import Learner
 
-JOB = register_kind("engine-job")
+Work = Literal["fit", "update", "features", "predict", "evaluate"]
 
-WORKS = ("fit", "update", "features", "predict", "evaluate")
+WORKS: tuple[str, ...] = get_args(Work)
 """What a job can do."""
 
 
 class ShardError(EngineError):
     """A shard cannot be read; the message names it. A job may go on without it."""
+
+
+@record("engine-job")
+@dataclass(frozen=True)
+class _JobFile:
+    """What ``job.json`` holds."""
+
+    work: Work
+    settings: dict[str, Any]
+    key: str
+    backbone: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ class Job:
 
     folder: Path
     manifest: Manifest
-    work: str
+    work: Work
     settings: dict[str, Any] = field(default_factory=dict)
     backbone: dict[str, Any] | None = None
 
@@ -148,8 +159,7 @@ def begin_job(job: Job) -> Job:
     found = _read_values(job.folder)
     if found is not None:
         _check_same_job(found, job)
-    values = {"schema": JOB.version, "evergrow": __version__, "work": job.work, "settings": job.settings}
-    write_json(job.folder / "job.json", {**values, "backbone": job.backbone, "key": job.key})
+    write_document(job.folder / "job.json", _JobFile(job.work, job.settings, job.key, job.backbone))
     return job
 
 
@@ -167,18 +177,11 @@ def read_job(folder: str | os.PathLike[str]) -> Job:
     values = _read_values(path)
     if values is None or not (path / "manifest.json").is_file():
         raise EngineError(f"folder must be that of a job, with manifest.json and job.json, got {path}")
-    fields = open_document(
-        values, JOB, f"{path / 'job.json'}", version=values.get("schema"), writer=values.get("evergrow")
-    )
-    backbone = fields.mapping("backbone") if fields.has("backbone") else None
-    job = Job(
-        path,
-        read_manifest(path / "manifest.json"),
-        fields.text("work", choices=WORKS),
-        fields.mapping("settings"),
-        backbone,
-    )
-    fields.require(job.key == fields.text("key"), "its key is not that of its manifest and settings")
+    name = os.fspath(path / "job.json")
+    found = from_document(_JobFile, values, name)
+    job = Job(path, read_manifest(path / "manifest.json"), found.work, found.settings, found.backbone)
+    if job.key != found.key:
+        raise FileFormatError(f"{name} was altered: its key is not that of its manifest and settings")
     return job
 
 

@@ -15,26 +15,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.archive import register_kind
-from evergrow.core.documents import open_document, parse_json
+from evergrow.core.archive import parse_json
 from evergrow.core.errors import EngineError, FileFormatError, InputError
-from evergrow.core.fields import Fields
 from evergrow.core.files import atomic_path
+from evergrow.core.record import Between, from_document, record, require, to_document, to_values
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
-from evergrow.core.version import __version__
 from evergrow.data import Shard, Source
 from evergrow.learner.learning import BLOCK
-
-MANIFEST = register_kind("engine-manifest")
-
-KINDS = ("image", "text", "features")
-"""What the samples of a data set can be."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +52,7 @@ class Division:
         check_number("first_rows", self.first_rows, low=2, integer=True)
 
 
+@record("engine-manifest")
 @dataclass(frozen=True)
 class Manifest:
     """A data set in shards.
@@ -98,8 +92,19 @@ class Manifest:
     division: Division
     shards: tuple[Shard, ...]
     first: tuple[int, ...] | None = None
-    widths: tuple[int, ...] = ()
+    widths: tuple[Annotated[int, Between(1, 2**53)], ...] = ()
     unreadable: dict[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where the shards of a file cannot be, or its first samples are not theirs."""
+        require(self.kind in ("image", "text", "features"), f"its 'kind' of samples is {self.kind!r:.60}")
+        require(bool(self.shards), "it has no shards")
+        numbered = [shard.number for shard in self.shards] == list(range(len(self.shards)))
+        require(numbered and all(shard.rows > 0 for shard in self.shards), "its shards are empty or not in order")
+        if self.first is not None:
+            ascending = bool(self.first) and all(a < b for a, b in pairwise(self.first))
+            inside = ascending and self.first[-1] < self.rows
+            require(inside, "its first samples are not ascending rows of its shards")
 
     @property
     def rows(self) -> int:
@@ -125,24 +130,11 @@ class Manifest:
     @cached_property
     def key(self) -> str:
         """A hash of everything but where the data lie."""
-        return digest_of({name: value for name, value in self._values().items() if name != "source"})
-
-    def _values(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "identity": self.identity,
-            "division": vars(self.division),
-            "source": self.source,
-            "shards": [{"rows": shard.rows, "size": shard.size, "where": shard.where} for shard in self.shards],
-            "first": None if self.first is None else list(self.first),
-            "widths": list(self.widths),
-            "unreadable": self.unreadable,
-        }
+        return digest_of({name: value for name, value in to_values(self).items() if name != "source"})
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the manifest, in one step."""
-        values = {"schema": MANIFEST.version, "evergrow": __version__, "hash": self.key, **self._values()}
-        write_json(path, values)
+        write_json(path, {**to_document(self), "hash": self.key})
 
 
 def plan(source: Source, division: Division | None = None, seed: int = 0, *, skip: bool = False) -> Manifest:
@@ -211,49 +203,10 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
         If a newer evergrow wrote it.
     """
     values = parse_json(Path(path).read_bytes(), os.fspath(path))
-    stated = values if isinstance(values, dict) else {}
-    fields = open_document(
-        values, MANIFEST, os.fspath(path), version=stated.get("schema"), writer=stated.get("evergrow")
-    )
-    shards = tuple(_shard(number, entry) for number, entry in enumerate(fields.records("shards")))
-    fields.require(bool(shards), "it has no shards")
-    manifest = Manifest(
-        fields.mapping("source"),
-        fields.text("kind", choices=KINDS),
-        fields.text("identity"),
-        _division(fields.fields("division")),
-        shards,
-        _first(fields, sum(shard.rows for shard in shards)),
-        tuple(fields.integers("widths", low=1, default=[])),
-        _unreadable(fields.fields("unreadable")),
-    )
-    fields.require(manifest.key == fields.text("hash"), "its hash is not that of its contents")
+    manifest = from_document(Manifest, values, os.fspath(path))
+    if values.get("hash") != manifest.key:
+        raise FileFormatError(f"{os.fspath(path)} was altered: its hash is not that of its contents")
     return manifest
-
-
-def _shard(number: int, fields: Fields) -> Shard:
-    return Shard(number, fields.integer("rows", low=1), fields.integer("size"), fields.mapping("where"))
-
-
-def _first(fields: Fields, n: int) -> tuple[int, ...] | None:
-    if not fields.has("first"):
-        return None
-    rows = fields.integers("first")
-    ascending = all(a < b for a, b in pairwise(rows))
-    fields.require(bool(rows) and ascending and rows[-1] < n, "its first samples are not ascending rows of its shards")
-    return tuple(rows)
-
-
-def _unreadable(fields: Fields) -> dict[str, str]:
-    return {name: fields.text(name) for name in fields.names()}
-
-
-def _division(fields: Fields) -> Division:
-    return Division(
-        fields.integer("rows", low=1),
-        fields.integer("size", low=1),
-        fields.integer("first_rows", low=2),
-    )
 
 
 def check_same_data(found: Manifest, wanted: Manifest, path: str | os.PathLike[str]) -> None:

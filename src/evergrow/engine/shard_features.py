@@ -6,20 +6,17 @@ import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from evergrow.core.archive import read_archive, register_kind, write_archive
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, ImageError, InputError
+from evergrow.core.record import Spec, read_record, record, require, write_record
 from evergrow.data import Samples, Shard, Source
 from evergrow.engine.job import EXTRACTION, Job, ShardError, known_job
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.learner.learner import Learner
-
-FEATURES = register_kind("engine-features")
 
 Failures = tuple[tuple[str, str], ...]
 """Names of samples that could not be read, and why."""
@@ -220,24 +217,32 @@ def forget_opened() -> None:
 # -- files ----------------------------------------------------------------------------------------------------
 
 
+@record("engine-features")
+@dataclass(frozen=True, eq=False)
+class _FeaturesFile:
+    X: Annotated[NDArray[np.float32], Spec(("n", None), "float32")]
+    codes: Annotated[NDArray[np.int64], Spec(("n",), "int64")]
+    classes: tuple[str, ...]
+    names: tuple[str, ...]
+    left_out: Failures
+    lost: tuple[str, ...]
+
+    def check(self) -> None:
+        require(bool(((self.codes >= 0) & (self.codes < len(self.classes))).all()), "a class has no name")
+        require(len(self.names) == len(self.X), "its samples are not as many as their names")
+
+
 def write_features(path: Path, found: ShardFeatures) -> None:
     """Write features to a file; the same ones give the same bytes."""
     classes, codes = np.unique(found.required_labels(), return_inverse=True)
-    tensors = {"X": torch.from_numpy(found.X), "codes": torch.from_numpy(codes.astype(np.int64))}
-    meta = {"classes": classes.tolist(), "left_out": [list(pair) for pair in found.left_out], "lost": list(found.lost)}
-    write_archive(path, FEATURES.archive({**meta, "names": list(found.names)}, tensors))
+    held = _FeaturesFile(
+        found.X, codes.astype(np.int64), tuple(classes.tolist()), found.names, found.left_out, found.lost
+    )
+    write_record(path, held)
 
 
 def read_features(path: Path) -> ShardFeatures:
     """Return the features of a file, or raise :class:`FileFormatError`."""
-    fields = read_archive(path).open(FEATURES.name, name=str(path))
-    X = fields.tensor("X", (None, None), dtype="float32")
-    codes, classes = fields.tensor("codes", (len(X),), dtype="int64"), fields.texts("classes")
-    fields.require(not len(codes) or 0 <= int(codes.min()) <= int(codes.max()) < len(classes), "a class has no name")
-    pairs = fields.values("left_out")
-    fields.require(all(isinstance(pair, list) and len(pair) == 2 for pair in pairs), "a sample left out has no reason")
-    names = fields.texts("names")
-    fields.require(len(names) == len(X), "its samples are not as many as their names")
-    labels = np.array(classes, dtype=np.str_)[codes.numpy()] if classes else np.empty(0, dtype=np.str_)
-    left_out = tuple((str(name), str(why)) for name, why in pairs)
-    return ShardFeatures(X.numpy(), tuple(names), labels, left_out, tuple(fields.texts("lost")))
+    held = read_record(_FeaturesFile, path)
+    labels = np.array(held.classes, dtype=np.str_)[held.codes] if held.classes else np.empty(0, dtype=np.str_)
+    return ShardFeatures(held.X, held.names, labels, held.left_out, held.lost)

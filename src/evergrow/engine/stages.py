@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from evergrow.core.documents import parse_json
+from evergrow.core.archive import parse_json
 from evergrow.core.errors import EngineError
 from evergrow.core.files import PARTIAL
 from evergrow.core.progress import Meter, meter

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from evergrow.core.documents import parse_json
+from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, ParameterError
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number

@@ -16,7 +16,7 @@ from pydantic.json_schema import SkipJsonSchema
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from evergrow.core.documents import parse_json
+from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, LabelError
 from evergrow.serve.config import Limits
 from evergrow.serve.idempotency import IdempotencyKey
