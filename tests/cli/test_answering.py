@@ -66,16 +66,16 @@ def test_settings_that_do_not_do(shell, model):
     Path("empty.csv").write_text("")
     before = model.read_bytes()
     for arguments, said in (
-        (("--threshold", "ant"), "--threshold must be CLASS=PROBABILITY, got 'ant'"),
-        (("--threshold", "ant=high"), "--threshold must have a number, got 'high'"),
+        (("--threshold", "ant"), "Give --threshold as CLASS=PROBABILITY"),
+        (("--threshold", "ant=high"), "--threshold: 'high' is not a number"),
         (("--threshold", "ant=2"), "from 1e-12 to 1, got 2.0 for 'ant'"),
         (("--threshold", "antt=0.5"), "nearest: 'ant'"),
-        (("--prior", "equal"), "--prior must be an existing file, got 'equal'"),
+        (("--prior", "equal"), "No file 'equal' here for --prior"),
         (("--prior", "bad.csv"), "two columns"),
-        (("--costs", "bad.json"), "--costs must be a CSV or JSON file"),
+        (("--costs", "bad.json"), "bad.json cannot be read as CSV or JSON for --costs"),
         (("--costs", "flat.json"), "costs by class and answer"),
-        (("--costs", "ragged.csv"), "rows of one length"),
-        (("--costs", "empty.csv"), "got none in empty.csv"),
+        (("--costs", "ragged.csv"), "have different lengths"),
+        (("--costs", "empty.csv"), "empty.csv holds no numbers by class"),
     ):
         assert said in shell.error("answering", model, *arguments)
     assert model.read_bytes() == before

@@ -109,9 +109,9 @@ def test_what_is_in_use_stays_and_is_named(root: Path) -> None:
     ("arguments", "message"),
     [
         (["clear"], "keys, --all or --older-than"),
-        (["clear", "ffff", "--all"], "one of them, got 2"),
+        (["clear", "ffff", "--all"], "one of the three"),
         (["clear", "0123456789"], "begins with '0123456789'"),
-        (["clear", "--all", "--json"], "--json must come with --yes"),
+        (["clear", "--all", "--json"], "Add --yes to --json"),
     ],
 )
 def test_requests_that_make_no_sense(root: Path, arguments: list[str], message: str) -> None:

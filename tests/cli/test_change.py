@@ -227,12 +227,12 @@ def test_copies_are_merged_over_their_base(shell, model, later):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["merge", "m.evg", "-o", "c.evg"], "MODEL must be given at least twice"),
+        (["merge", "m.evg", "-o", "c.evg"], "at least two models"),
         (["merge", "m.evg", "m.evg", "-o", "c.evg"], "counted twice"),
         (["merge", "m.evg", "other.evg", "-o", "c.evg"], "layer"),
-        (["merge", "m.evg", "other.evg", "-o", "m.evg"], "--output must be a new file, got m.evg"),
+        (["merge", "m.evg", "other.evg", "-o", "m.evg"], "m.evg exists: "),
         (["merge", "m.evg", "absent.evg", "-o", "c.evg"], "absent.evg"),
-        (["spawn", "m.evg", "-o", "m.evg"], "--output must be a new file"),
+        (["spawn", "m.evg", "-o", "m.evg"], "m.evg exists: choose another name"),
     ],
 )
 def test_what_cannot_be_merged(shell, model, later, arguments, message):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from evergrow.cli import check_page as check_page_module
-from evergrow.cli.check_page import check_page
+from evergrow.cli import pages
+from evergrow.cli.pages import check_page
 from evergrow.core.items import Images
 from evergrow.data.datacheck import check_samples
 from evergrow.data.intake import read_labelled
@@ -27,7 +27,7 @@ def test_the_page_is_bounded_and_shows_no_markup(monkeypatch: pytest.MonkeyPatch
     assert page.count("<img") == 120
     assert "30 more are not shown" in page
     assert "<script" not in page
-    monkeypatch.setattr(check_page_module, "_LARGEST", 20_000)
+    monkeypatch.setattr(pages, "_ALL_THUMBNAILS", 20_000)
     small = check_page(check, (samples,), title="x")
     assert len(small) < 20_000 + len(page) - sum(map(len, re.findall("<img[^>]*>", page))) + 1
     assert 0 < small.count("<img") < 120

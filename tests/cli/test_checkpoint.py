@@ -167,10 +167,10 @@ def test_checkpoint_that_cannot_be_removed_deserves_a_look(shell, images, monkey
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "checkpoint=c"], "checkpoint must go with --adapt, got c and nothing to train"),
-        (["--adapt", "ssf", "--set", "checkpoint=no/c"], "checkpoint must be in an existing folder, got no/c"),
-        (["--adapt", "ssf", "--set", "checkpoint=images"], "checkpoint must be a file, got the folder images"),
-        (["--adapt", "ssf", "--set", "checkpoint=./m.evg"], "checkpoint must be another file than --model, got m.evg"),
+        (["--set", "checkpoint=c"], "checkpoint is for --adapt, and nothing is to be trained"),
+        (["--adapt", "ssf", "--set", "checkpoint=no/c"], "There is no folder no for checkpoint"),
+        (["--adapt", "ssf", "--set", "checkpoint=images"], "images is a folder; name a file for checkpoint"),
+        (["--adapt", "ssf", "--set", "checkpoint=./m.evg"], "m.evg cannot be both checkpoint and --model"),
     ],
 )
 def test_wrong_uses_are_one_line_and_write_nothing(shell, images, arguments, message):

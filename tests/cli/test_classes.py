@@ -32,8 +32,8 @@ def test_names_that_do_not_do(shell, model):
     for arguments, said in (
         (("antt", "wasp"), "got 'antt'; nearest: 'ant'"),
         (("ant", "bee"), "one class, merge them (merge-classes)"),
-        (("ant", "bee", "cat"), "in pairs OLD NEW, got 3 names"),
-        (("ant", "x", "ant", "y"), "named once, got 'ant' twice"),
+        (("ant", "bee", "cat"), "Give names in pairs, OLD NEW; 3 names cannot be paired"),
+        (("ant", "x", "ant", "y"), "is to be renamed twice"),
         (("ant", ""), "names that can be seen"),
     ):
         assert said in shell.error("rename", model, *arguments)

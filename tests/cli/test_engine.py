@@ -86,15 +86,15 @@ def test_images_that_cannot_be_read_are_named_and_counted(shell: Shell, tmp_path
 
 def test_what_does_not_go_with_an_engine_is_one_line(shell: Shell, data: Path, tmp_path: Path) -> None:
     fit = ("fit", data, "-m", tmp_path / "model.evg", *ENGINE)
-    assert "--holdout must be left out with --engine" in shell.error(*fit, "--holdout", 0.2)
-    assert "--adapt must be left out with --engine" in shell.error(*fit, "--adapt", "ssf")
-    assert "--shard must be I/N" in shell.error(*fit, "--set", "shard=4/3")
+    assert "--holdout does not work with --engine" in shell.error(*fit, "--holdout", 0.2)
+    assert "--adapt does not work with --engine" in shell.error(*fit, "--adapt", "ssf")
+    assert "Give shard as I/N" in shell.error(*fit, "--set", "shard=4/3")
     assert "No folder or file 'no'" in shell.error("fit", tmp_path / "no", "-m", tmp_path / "m.evg", *ENGINE)
     assert "folder must be that of a job" in shell.error("engine", "status", tmp_path)
     shell.run("fit", data, "-m", tmp_path / "model.evg", "--units", 20)
-    assert "--out must name a folder" in shell.error("predict", tmp_path / "model.evg", data, *ENGINE)
+    assert "name a folder by --out" in shell.error("predict", tmp_path / "model.evg", data, *ENGINE)
     assert "one folder, file or address" in shell.error("predict", tmp_path / "model.evg", data, data, *ENGINE)
-    assert "DATA must be images or texts" in shell.error("features", data, "-o", tmp_path / "f", *ENGINE)
+    assert "holds features already" in shell.error("features", data, "-o", tmp_path / "f", *ENGINE)
     assert not list(tmp_path.glob("*.engine"))
 
 

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 from tests.cli.conftest import NAMES, clouds
 
-from evergrow.cli.mistakes import SHOWN
-from evergrow.cli.pages import evaluation_page
+from evergrow.cli.pages import SHOWN, evaluation_page
 from evergrow.core.items import Images, Texts
 from evergrow.learner.evaluation import SampleAnswers, evaluate_predictions
 from evergrow.learner.modelfile import open_model
@@ -114,7 +113,7 @@ def test_bar_for_scripts(shell, model, first):
     X, y = clouds(NAMES[:3], 10, 100)
     np.savez("wrong.npz", X_train=X, y_train=y[::-1], X_test=X, y_test=y[::-1])
     values = shell.json("evaluate", model, "wrong.npz", "--min-accuracy", 0.9, code=1)
-    assert "accuracy must be at least 90.0 %, got 33.3 %" in values["warnings"][0]
+    assert "accuracy is 33.3 %, below the 90.0 %" in values["warnings"][0]
     assert "share between 0 and 1" in shell.error("evaluate", model, first, "--min-accuracy", 90)
 
 
@@ -143,7 +142,7 @@ def test_classes_never_learned_are_told_apart(shell, model, later):
 def test_nothing_is_written_on_bad_input(shell, model):
     assert "absent" in shell.error("evaluate", model, "absent.npz", "--report", "page.html")
     assert not Path("page.html").exists()
-    assert "--report must be in an existing folder" in shell.error("evaluate", model, model, "--report", "no/p.html")
+    assert "There is no folder no for --report" in shell.error("evaluate", model, model, "--report", "no/p.html")
 
 
 def test_images_left_out_deserve_a_look(shell, image_model, images):

@@ -288,7 +288,7 @@ def test_check_by_features_and_its_mistakes(shell: Shell) -> None:
     X, y = clouds(NAMES[:3], 10, 0)
     np.savez("g.npz", X_train=X, y_train=y)
     assert "nothing to look at" in shell.run("data", "g.npz", "--check").stdout
-    assert "--html must go with --check" in shell.error("data", "g.npz", "--html", "x.html")
+    assert "add --check" in shell.error("data", "g.npz", "--html", "x.html")
     assert not Path("x.html").exists()
 
 

@@ -88,7 +88,7 @@ def test_an_unreadable_image_is_named_and_can_be_left_out(folder: Path, tmp_path
     [
         (["--preset", "no-such"], "preset"),
         (["--set", "weights=nowhere.pth"], "nowhere.pth"),
-        (["-o", "x.csv"], "must end in"),
+        (["-o", "x.csv"], "does not end in"),
     ],
 )
 def test_mistakes_leave_nothing(folder: Path, tmp_path: Path, more: list[str], message: str) -> None:

@@ -38,12 +38,12 @@ def test_holdout_is_tested_and_not_learned(shell, first):
     assert values["samples"] == 45
     assert values["holdout"] == {"n_samples": 15, "accuracy": 1.0}
     assert "held out: 100.0 %" in shell.run("fit", first, "-m", "n.evg", "--units", 50, "--holdout", 0.25).stdout
-    assert "--holdout must be a share" in shell.error("fit", first, "-m", "o.evg", "--holdout", 1)
+    assert "--holdout is a share" in shell.error("fit", first, "-m", "o.evg", "--holdout", 1)
 
 
 def test_existing_model_stays_unless_forced(shell, first, later, model):
     before = model.read_bytes()
-    assert "--model must be a new file, got m.evg, which exists" in shell.error("fit", later, "-m", model)
+    assert "m.evg exists: 'evergrow update'" in shell.error("fit", later, "-m", model)
     assert model.read_bytes() == before
     shell.run("fit", later, "-m", model, "--force", "--units", 50)
     assert open_model(model).classes_.tolist() == list(NAMES[3:])
@@ -56,8 +56,8 @@ def test_existing_model_stays_unless_forced(shell, first, later, model):
     [
         (["absent/", "-m", "m.evg"], "absent"),
         (["empty", "-m", "m.evg"], "empty must hold one folder per class"),
-        (["first.npz", "-m", "no/m.evg"], "--model must be in an existing folder, got no/m.evg"),
-        (["first.npz", "-m", "empty"], "--model must be a file, got the folder empty"),
+        (["first.npz", "-m", "no/m.evg"], "There is no folder no for --model"),
+        (["first.npz", "-m", "empty"], "empty is a folder; name a file for --model"),
         (["first.npz", "-m", "m.evg", "--method", "scl"], "'scl-mgsm'"),
         (["first.npz", "-m", "m.evg", "--device", "tpu"], "tpu"),
         (["broken.csv", "-m", "m.evg"], "broken.csv"),
@@ -128,7 +128,7 @@ def test_adapted_model_goes_on_and_back(shell, images):
             "data must be images for a backbone to be adapted to them, got texts: leave adapt out",
         ),
         (["images", *TUNED, "--adapt", "ssh"], "adapt must be one of 'adapter', 'lora', 'ssf'"),
-        (["images", *TUNED, "--set", "epochs=3"], "epochs must go with --adapt, got 3 epochs"),
+        (["images", *TUNED, "--set", "epochs=3"], "epochs are for --adapt"),
         (
             ["images", "--backbone", "test_resnet", "--set", "weights=random", "--adapt", "vpt-deep"],
             "serve test_resnet, got 'vpt",

@@ -100,7 +100,7 @@ def test_answers_in_a_file(shell, model, asked):
     output = shell.run("predict", model, "asked.npy", "--format", "csv", "--out", "answers.csv").stdout
     assert output == "9 answers in answers.csv\n"
     assert len(list(csv.DictReader(io.StringIO(Path("answers.csv").read_text())))) == 9
-    assert "--out must be in an existing folder" in shell.error("predict", model, "asked.npy", "--out", "no/a.csv")
+    assert "There is no folder no for --out" in shell.error("predict", model, "asked.npy", "--out", "no/a.csv")
 
 
 def test_files_folders_and_names_on_standard_input(shell, image_model, images):
@@ -146,10 +146,10 @@ def test_one_image_leaves_nothing_behind(shell, image_model, images):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["predict", "p.evg"], "ITEMS must hold at least one image"),
+        (["predict", "p.evg"], "There is no image to ask about"),
         (["predict", "p.evg", "absent.png"], "absent.png"),
         (["predict", "p.evg", "empty"], "empty must hold images, got none"),
-        (["predict", "p.evg", "images", "--text", "hello"], "--text must be left out for a model of images"),
+        (["predict", "p.evg", "images", "--text", "hello"], "--text is for models of texts, and this one takes images"),
         (["predict", "p.evg", "images", "--reject-unknown", "--false-alarm", "2"], "false_alarm must be a number"),
         (["predict", "absent.evg", "images"], "No model 'absent.evg' here"),
     ],
@@ -160,7 +160,7 @@ def test_bad_input_is_one_line(shell, image_model, arguments, message):
 
 
 def test_nothing_on_standard_input(shell, image_model):
-    assert "ITEMS must hold at least one image" in shell.error("predict", image_model, "-", stdin="\n")
+    assert "There is no image to ask about" in shell.error("predict", image_model, "-", stdin="\n")
 
 
 def test_texts_are_gathered_from_everywhere(shell, monkeypatch):
@@ -171,7 +171,7 @@ def test_texts_are_gathered_from_everywhere(shell, monkeypatch):
     items = asked.items.raw_items()
     assert [items.raw(row) for row in range(len(items))] == ["first", "second", "third", "fourth", "fi\nfth"]
     assert asked.names[-1] == "fi fth"
-    with pytest.raises(InputError, match="at least one text"):
+    with pytest.raises(InputError, match="no text to ask about"):
         read_question("text", [], [])
     with pytest.raises(FileNotFoundError, match='--text "where is it"'):
         read_question("text", ["where is it"], [])

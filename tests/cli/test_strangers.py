@@ -117,7 +117,7 @@ def test_everything_shut() -> None:
 @posix
 def test_standard_input_that_is_shut(shell: Shell, image_model: Path) -> None:
     line = one_line_of(bash(f"evergrow predict {image_model} - <&-"), 2)
-    assert line == "error: - must stand for a standard input that can be read, got Bad file descriptor"
+    assert line == "error: Standard input cannot be read: Bad file descriptor"
 
 
 @posix

@@ -137,12 +137,12 @@ def test_videos_are_learned_and_asked_about(clips: dict[str, Path], tmp_path: Pa
 def test_labels_and_videos_go_together(model: Path, tmp_path: Path) -> None:
     new = str(tmp_path / "new.evg")
     for arguments, message in (
-        (["update", str(model), "clip.mp4"], "--label must name"),
-        (["update", str(model), "camera:0"], "--label must name"),
-        (["update", str(model), str(tmp_path), "--label", "x"], "--label must go with"),
+        (["update", str(model), "clip.mp4"], "by --label"),
+        (["update", str(model), "camera:0"], "by --label"),
+        (["update", str(model), str(tmp_path), "--label", "x"], "--label is for a video"),
         (["fit", "clip.mp4", "-m", new, "--label", "x", "--holdout", "0.2"], "--holdout"),
-        (["fit", "clip.mp4", "-m", new, "--label", "x", "--set", "every=0"], "every must"),
-        (["predict", str(model), "clip.mp4"], "takes features"),
+        (["fit", "clip.mp4", "-m", new, "--label", "x", "--set", "every=0"], "every is a number of seconds"),
+        (["predict", str(model), "clip.mp4"], "takes feature vectors"),
     ):
         result = evergrow(*arguments)
         assert result.exit_code == 2, arguments

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, facts
-from evergrow.cli.models import change_values, changing_model, load_model, written_note
+from evergrow.cli.models import changing_model, load_model
 from evergrow.cli.options import Json, ModelFile, Wait
 from evergrow.cli.registry import command
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
@@ -58,21 +58,18 @@ def answering_command(
     Exit codes: 0 set or shown, 2 a class is not known, a file or a number is wrong, and nothing changed, 3 another
     process is changing the model.
     """
-    from evergrow.learner.modelfile import commit
-
     if prior is None and costs is None and not threshold and not reset:
         learner = load_model(model)
         return Answer({"model": str(model), "answering": learner.answering_.to_dict()}, _lines(learner.answering_))
     given = _read_options(prior, costs, threshold or [])
-    with changing_model(model, wait=wait) as learner:
+    with changing_model(model, wait=wait) as change:
+        learner = change.learner
         before = {} if reset else _settings(learner.answering_)
         limits = {**before.get("thresholds", {}), **given.pop("thresholds")}
         kept = {name: value for name, value in limits.items() if value is not None}
         learner.set_answering(**{**before, **given, "thresholds": kept})
-        commit(model, learner)
-    change, answering = learner.history_[-1], learner.answering_
-    values = change_values(model, learner, change, answering=answering.to_dict())
-    return Answer(values, _lines(answering), done=written_note(model, learner))
+    answering = learner.answering_
+    return change.answer(_lines(answering), answering=answering.to_dict())
 
 
 def _settings(answering: Any) -> dict[str, Any]:
@@ -99,7 +96,7 @@ def _read_options(prior: str | None, costs: str | None, thresholds: list[str]) -
 def _threshold(entry: str) -> tuple[str, float | None]:
     name, sign, text = entry.rpartition("=")
     if not sign:
-        raise ParameterError(f"--threshold must be CLASS=PROBABILITY, got {entry!r}")
+        raise ParameterError(f"Give --threshold as CLASS=PROBABILITY, such as owl=0.1, not {entry!r}.")
     return name, None if text == _NONE else _number("--threshold", text)
 
 
@@ -107,28 +104,26 @@ def _number(option: str, text: Any) -> float:
     try:
         return float(text)
     except (TypeError, ValueError):
-        raise ParameterError(f"{option} must have a number, got {str(text)[:60]!r}") from None
+        raise ParameterError(f"{option}: {str(text)[:60]!r} is not a number.") from None
 
 
 def _read_prior(path: Path) -> dict[str, float]:
     rows = _read("--prior", path)
-    if isinstance(rows, dict):
-        return {name: _number("--prior", value) for name, value in rows.items()}
-    if any(len(row) != 2 for row in rows):
-        raise InputError(f"--prior must have two columns, class and weight, got another number in {path}")
-    body = rows[1:] if _is_header(rows[0][1]) else rows
-    return {row[0]: _number("--prior", row[1]) for row in body}
+    if isinstance(rows, list) and any(len(row) != 2 for row in rows):
+        raise InputError(f"{path} needs two columns for --prior, class and weight.")
+    pairs = list(rows.items()) if isinstance(rows, dict) else rows[_has_header(rows[0][1]) :]
+    return {name: _number("--prior", value) for name, value in pairs}
 
 
 def _read_costs(path: Path) -> dict[str, dict[str, float]]:
     rows = _read("--costs", path)
     if isinstance(rows, dict):
         if not all(isinstance(row, dict) for row in rows.values()):
-            raise InputError(f"--costs must be costs by class and answer, got other values in {path}")
+            raise InputError(f'{path} needs costs by class and answer for --costs, such as {{"ok": {{"broken": 5}}}}.')
         return {true: {name: _number("--costs", cost) for name, cost in row.items()} for true, row in rows.items()}
     header = [cell.strip().casefold() for cell in rows[0]]
     if any(len(row) != len(header) for row in rows):
-        raise InputError(f"--costs must have rows of one length, got others in {path}")
+        raise InputError(f"The rows of {path} have different lengths; --costs needs one.")
     found: dict[str, dict[str, float]] = {}
     if header == ["true", "answer", "cost"]:
         for true, answer, cost in rows[1:]:
@@ -140,9 +135,9 @@ def _read_costs(path: Path) -> dict[str, dict[str, float]]:
 def _read(option: str, path: Path) -> Any:
     """Return the rows of a CSV file, or the object of a JSON file."""
     if not path.is_file():
-        raise DatasetNotFoundError(f"{option} must be an existing file, got {str(path)!r}")
+        raise DatasetNotFoundError(f"No file {str(path)!r} here for {option}.")
     if path.stat().st_size > _MOST_BYTES:
-        raise InputError(f"{option} must be a file of at most {_MOST_BYTES // 2**20} MiB, got {path}")
+        raise InputError(f"{path} is larger than the {_MOST_BYTES // 2**20} MiB that {option} reads.")
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() != ".json":
@@ -150,13 +145,13 @@ def _read(option: str, path: Path) -> Any:
         else:
             rows = json.loads(text)
     except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise InputError(f"{option} must be a CSV or JSON file, got {path}: {error}") from error
+        raise InputError(f"{path} cannot be read as CSV or JSON for {option}: {error}") from error
     if not rows or not isinstance(rows, (list, dict)) or (path.suffix.lower() == ".json") != isinstance(rows, dict):
-        raise InputError(f"{option} must hold numbers by class, got none in {path}")
+        raise InputError(f"{path} holds no numbers by class for {option}.")
     return rows
 
 
-def _is_header(cell: str) -> bool:
+def _has_header(cell: str) -> bool:
     try:
         float(cell)
     except ValueError:

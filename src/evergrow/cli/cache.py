@@ -60,7 +60,7 @@ def clear_command(
     from evergrow.features.cache import FeatureCache
 
     if as_json and not yes:
-        raise ParameterError("--json must come with --yes, since nobody can be asked")
+        raise ParameterError("Add --yes to --json: nobody can be asked.")
     cache = FeatureCache(folder)
     chosen = _chosen(cache, keys or [], everything, older_than)
     if chosen and not yes:
@@ -85,7 +85,7 @@ def _chosen(cache: FeatureCache, keys: list[str], everything: bool, older_than: 
     """Return the entries that a request is about."""
     ways = (bool(keys), everything, older_than is not None)
     if sum(ways) != 1:
-        raise ParameterError(f"clear must be given keys, --all or --older-than, one of them, got {sum(ways)}")
+        raise ParameterError("Say what to clear by keys, --all or --older-than: one of the three.")
     if keys:
         return list({info.key: info for info in map(cache.find, keys)}.values())
     return [info for info in cache.list() if older_than is None or info.age_seconds > older_than * 86400]
@@ -101,7 +101,7 @@ def _remove(cache: FeatureCache, chosen: list[CacheInfo]) -> tuple[list[CacheInf
         except BusyError as error:  # noqa: PERF203  the others can still go
             busy[info.key] = error
         except OSError as error:
-            raise ParameterError(f"cache must be a folder that can be written to, got {cache.root}: {error}") from error
+            raise ParameterError(f"Cannot remove from {cache.root}: {error}") from error
     return removed, busy
 
 

@@ -1,50 +1,53 @@
-"""``evergrow update``, ``forget``, ``unlearn``, ``rollback`` and ``redo``: changes to a model, each atomic."""
+"""Commands that change a model, each in one step: update, forget, unlearn, rollback, redo, rename, merge-classes, ...
+
+Every one of them opens the model for a change, makes it, commits it and says what it was.
+"""
 
 from __future__ import annotations
 
-import time
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.console import Answer, plural
-from evergrow.cli.engine import HERE, Spreading, drop_folder, job_folder, share_answer, source_of
-from evergrow.cli.frames import Every, Frames, Label, labelled_frames
+from evergrow.cli.console import Answer, listed, plural
+from evergrow.cli.engine import HERE, EngineOptions, source_of
 from evergrow.cli.models import (
-    Running,
+    ModelChange,
     change_values,
     changing_model,
     classes_note,
     load_model,
     model_line,
-    settle_model,
     skipped_code,
     trial_lines,
-    written_note,
 )
 from evergrow.cli.options import (
     AS_FOUND,
-    Cache,
+    EACH_SECOND,
+    RUN,
+    RUN_IMAGES,
     Data,
-    Decode,
-    DecodeOption,
-    Device,
+    ImageOptions,
     Json,
+    Label,
     ModelFile,
-    OnError,
-    OnErrorOption,
     Reading,
+    RunOptions,
     Settle,
     TestData,
+    VideoOptions,
     Wait,
-    Weights,
 )
+from evergrow.cli.question import labelled_frames
 from evergrow.cli.registry import command
+from evergrow.core.errors import ParameterError
+from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
-    from evergrow.data import Source
+    from evergrow.engine.engines import Engine
+    from evergrow.engine.stages import Tally
+    from evergrow.learner.changes import Change
 
 
 @command("update", panel="Learn")
@@ -54,16 +57,11 @@ def update_command(
     test: TestData = None,
     reading: Reading = AS_FOUND,
     label: Label = None,
-    every: Every = 1.0,
-    frames: Frames = None,
+    video: VideoOptions = EACH_SECOND,
     settle: Settle = False,
-    on_error: OnErrorOption = OnError.RAISE,
-    decode: DecodeOption = Decode.CPU,
-    cache: Cache = True,
-    device: Device = "auto",
-    weights: Weights = None,
+    run: ImageOptions = RUN_IMAGES,
     wait: Wait = False,
-    spread: Spreading = HERE,
+    spread: EngineOptions = HERE,
     as_json: Json = False,
 ) -> Answer:
     """Teach a model more: new classes, more of old ones, or both. No earlier data is needed or touched.
@@ -91,61 +89,60 @@ def update_command(
     """
     from evergrow.data.intake import read_labelled
     from evergrow.learner.changes import learned_data
-    from evergrow.learner.modelfile import commit
     from evergrow.learner.reference import measured_change
 
-    running = Running(on_error, cache, device, weights, as_json, decode)
     if spread.engine is not None:
         spread.refuse(test=test, label=label)
-        return _update_by_shards(model, running, source_of(data, reading), spread, settle=settle, wait=wait)
-    with changing_model(model, running, wait=wait) as learner:
-        started = time.perf_counter()
-        shots = labelled_frames(data, label, every, frames)
+        return _update_by_shards(model, data, reading, run, spread, settle=settle, wait=wait, quiet=as_json)
+    with changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
+        learner = change.learner
+        shots = labelled_frames(data, label, video)
         samples = read_labelled(data, "train", learner.kind_, reading.options()) if shots is None else None
         before = learned_data(learner.history_)
         with measured_change(learner, test, reading.options()) as trial:
             learner.partial_fit(shots if samples is None else samples)
-        twice = before & set(learner.history_[-1].data)
-        settled, notes = settle_model(learner, settle)
-        commit(model, learner)
-        seconds = time.perf_counter() - started
-    change = learner.history_[-1]
-    code, cautions = skipped_code(0 if samples is None else len(samples) - change.samples), []
-    if twice:
+    code, cautions = skipped_code(0 if samples is None else len(samples) - change.record.samples), []
+    if before & set(change.record.data):
         cautions.append(f"the same data were learned before and now count twice: 'evergrow rollback {model}' undoes it")
-    news = classes_note(change.classes, "new")
-    said = f"learned {plural(change.samples, 'sample')}{news} in {seconds:.1f} s"
-    lines = [said, *trial_lines(learner, trial), *notes, model_line(model, learner)]
     tested = None if trial.tested is None else trial.tested.to_dict()
-    values = change_values(
-        model, learner, change, seconds=seconds, settled=settled, test=tested, test_remark=trial.remark
-    )
-    return Answer(values, lines, cautions, code, done=written_note(model, learner))
+    lines = [_learned(change), *trial_lines(learner, trial)]
+    values = {"seconds": change.seconds, "settled": change.settled, "test": tested, "test_remark": trial.remark}
+    return change.answer(lines, cautions, code, **values)
+
+
+def _learned(change: ModelChange) -> str:
+    news = classes_note(change.record.classes, "new")
+    return f"learned {plural(change.record.samples, 'sample')}{news} in {change.seconds:.1f} s"
 
 
 def _update_by_shards(
-    path: Path, running: Running, source: Source, spread: Spreading, *, settle: bool, wait: bool
+    model: Path,
+    data: str,
+    reading: Reading,
+    run: ImageOptions,
+    spread: EngineOptions,
+    *,
+    settle: bool,
+    wait: bool,
+    quiet: bool,
 ) -> Answer:
     """Update on an engine and write the model, or say how far a share of the work has come."""
-    from evergrow.learner.modelfile import commit
+    source = source_of(data, reading)
 
-    started = time.perf_counter()
-    folder, passing = job_folder(spread, path)
-    # A share of the work leaves the model alone, and others may do theirs at the same time.
-    opened = nullcontext(load_model(path, running)) if spread.shard else changing_model(path, running, wait=wait)
-    with opened as learner:
-        tally = spread.engine_in(folder, quiet=running.quiet).partial_fit(learner, source)
-        if tally is None:
-            return share_answer(folder, started)
-        settled, notes = settle_model(learner, settle)
-        commit(path, learner)
-    drop_folder(folder, passing)
-    change, seconds = learner.history_[-1], time.perf_counter() - started
-    news = classes_note(change.classes, "new")
-    said = f"learned {plural(change.samples, 'sample')}{news} in {seconds:.1f} s"
-    values = change_values(path, learner, change, seconds=seconds, settled=settled, engine=tally.to_values())
-    lines = [said, *notes, model_line(path, learner)]
-    return Answer(values, lines, tally.summary(), done=written_note(path, learner))
+    def job(engine: Engine) -> tuple[ModelChange, Tally] | None:
+        if spread.shard:  # leaves the model alone: others may do their share at the same time
+            engine.partial_fit(load_model(model, run, quiet=quiet), source)
+            return None
+        with changing_model(model, run, settle=settle, wait=wait, quiet=quiet) as change:
+            report = engine.partial_fit(change.learner, source)
+        return None if report is None else (change, report)
+
+    def answer(result: tuple[ModelChange, Tally]) -> Answer:
+        change, report = result
+        values: dict[str, Any] = {"seconds": change.seconds, "settled": change.settled, "engine": report.to_values()}
+        return change.answer([_learned(change)], report.summary(), **values)
+
+    return spread.run(job, answer, model=model, quiet=quiet)
 
 
 @command("forget", panel="Edit")
@@ -170,20 +167,10 @@ def forget_command(
     Exit codes: 0 forgotten, 2 a class is not known and nothing changed (the message has the nearest names), 3 another
     process is changing the model, 130 interrupted and nothing changed.
     """
-    from evergrow.learner.modelfile import commit
-
-    with changing_model(model, wait=wait) as learner:
-        learner.forget_classes(classes)
-        settled, notes = settle_model(learner, settle)
-        commit(model, learner)
-    change = learner.history_[-1]
-    lines = [
-        f"forgot {plural(change.samples, 'sample')}{classes_note(change.classes, 'whole')}",
-        *notes,
-        model_line(model, learner),
-    ]
-    values = change_values(model, learner, change, settled=settled)
-    return Answer(values, lines, done=written_note(model, learner))
+    with changing_model(model, settle=settle, wait=wait) as change:
+        change.learner.forget_classes(classes)
+    said = f"forgot {plural(change.record.samples, 'sample')}{classes_note(change.record.classes, 'whole')}"
+    return change.answer([said], settled=change.settled)
 
 
 @command("unlearn", panel="Edit")
@@ -192,9 +179,7 @@ def unlearn_command(
     data: Data,
     reading: Reading = AS_FOUND,
     settle: Settle = False,
-    cache: Cache = True,
-    device: Device = "auto",
-    weights: Weights = None,
+    run: RunOptions = RUN,
     wait: Wait = False,
     as_json: Json = False,
 ) -> Answer:
@@ -212,18 +197,11 @@ def unlearn_command(
     changing the model, 130 interrupted and nothing changed.
     """
     from evergrow.data.intake import read_labelled
-    from evergrow.learner.modelfile import commit
 
-    running = Running(OnError.RAISE, cache, device, weights, as_json)
-    with changing_model(model, running, wait=wait) as learner:
-        learner.unlearn(read_labelled(data, "train", learner.kind_, reading.options()))
-        settled, notes = settle_model(learner, settle)
-        commit(model, learner)
-    change = learner.history_[-1]
-    news = classes_note(change.classes, "whole")
-    lines = [f"unlearned {plural(change.samples, 'sample')}{news}", *notes, model_line(model, learner)]
-    values = change_values(model, learner, change, settled=settled)
-    return Answer(values, lines, done=written_note(model, learner))
+    with changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
+        change.learner.unlearn(read_labelled(data, "train", change.learner.kind_, reading.options()))
+    said = f"unlearned {plural(change.record.samples, 'sample')}{classes_note(change.record.classes, 'whole')}"
+    return change.answer([said], settled=change.settled)
 
 
 @command("rollback", panel="Edit")
@@ -247,11 +225,7 @@ def rollback_command(
     """
     from evergrow.learner.modelfile import rollback
 
-    change = rollback(model, n, wait=wait)
-    learner = load_model(model)
-    values = change_values(model, learner, change, note=change.note)
-    done = f"{model} is revision {learner.revision_} again"
-    return Answer(values, [change.note or "undone", model_line(model, learner)], done=done)
+    return _restored(model, rollback(model, n, wait=wait))
 
 
 @command("redo", panel="Edit")
@@ -275,8 +249,124 @@ def redo_command(
     """
     from evergrow.learner.modelfile import redo
 
-    change = redo(model, n, wait=wait)
+    return _restored(model, redo(model, n, wait=wait))
+
+
+def _restored(model: Path, change: Change) -> Answer:
     learner = load_model(model)
     values = change_values(model, learner, change, note=change.note)
     done = f"{model} is revision {learner.revision_} again"
-    return Answer(values, [change.note, model_line(model, learner)], done=done)
+    return Answer(values, [change.note or "undone", model_line(model, learner)], done=done)
+
+
+@command("rename", panel="Edit")
+def rename_command(
+    model: ModelFile,
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="OLD NEW...", help="A class and its new name; more pairs may follow.", show_default=False
+        ),
+    ],
+    wait: Wait = False,
+    as_json: Json = False,
+) -> Answer:
+    """Give classes other names: answers are the same under them. Needs no data and no backbone.
+
+    Several pairs are renamed at once, so that two classes may swap their names.
+
+    For example:
+
+      evergrow rename birds.evg "House Sparow" "House Sparrow"
+
+      evergrow rename birds.evg crow raven raven crow --json
+
+    Exit codes: 0 renamed, 2 a class is not known or the new name is that of another and nothing changed, 3 another
+    process is changing the model, 130 interrupted and nothing changed.
+    """
+    pairs = _pairs(names)
+    with changing_model(model, wait=wait) as change:
+        change.learner.rename_classes(pairs)
+    renamed = dict(change.record.names)
+    said = listed([f"{old} -> {new}" for old, new in renamed.items()])
+    return change.answer([f"renamed {said}"], names=renamed)
+
+
+def _pairs(names: list[str]) -> dict[str, str]:
+    """Return new names by old ones from a list of both in turn."""
+    if len(names) % 2:
+        raise ParameterError(f"Give names in pairs, OLD NEW; {plural(len(names), 'name')} cannot be paired.")
+    old = names[::2]
+    twice = next((name for name in old if old.count(name) > 1), None)
+    if twice is not None:
+        raise ParameterError(f"{one_line(twice)!r} is to be renamed twice; name it once.")
+    return dict(zip(old, names[1::2], strict=True))
+
+
+@command("merge-classes", panel="Edit")
+def merge_classes_command(
+    model: ModelFile,
+    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to merge.", show_default=False)],
+    into: Annotated[
+        str, typer.Option("--into", metavar="CLASS", help="Name of the one that they become; may be one of them.")
+    ],
+    settle: Settle = False,
+    wait: Wait = False,
+    as_json: Json = False,
+) -> Answer:
+    """Make several classes one, exactly as if their samples had been learned under one name. Needs no data.
+
+    For example:
+
+      evergrow merge-classes birds.evg "carrion crow" "hooded crow" --into crow
+
+      evergrow merge-classes intents.evg refund money_back --into refund --json
+
+    Exit codes: 0 merged, 2 a class is not known or there is only one and nothing changed, 3 another process is changing
+    the model, 130 interrupted and nothing changed.
+    """
+    with changing_model(model, settle=settle, wait=wait) as change:
+        learner = change.learner
+        before = learner.samples_by_name_
+        learner.merge_classes(classes, into)
+    record = change.record
+    merged = sorted({*record.names, *({into} & before.keys())})
+    total = plural(learner.samples_by_name_[record.classes[0]], "sample")
+    said = f"merged {plural(len(merged), 'class', 'classes')} ({listed(merged)}) into {record.classes[0]}: {total}"
+    return change.answer([said], names=dict(record.names), settled=change.settled, merged=merged)
+
+
+@command("relabel", panel="Edit")
+def relabel_command(
+    model: ModelFile,
+    data: Data,
+    source: Annotated[str, typer.Option("--from", metavar="CLASS", help="The class they were learned as.")],
+    target: Annotated[str, typer.Option("--to", metavar="CLASS", help="The class they are of; it may be new.")],
+    reading: Reading = AS_FOUND,
+    settle: Settle = False,
+    run: RunOptions = RUN,
+    wait: Wait = False,
+    as_json: Json = False,
+) -> Answer:
+    """Take samples out of one class and into another, exactly as if they had been learned as the second.
+
+    Of DATA with labels the samples labelled --from are moved, and of data with a training and a test part those of the
+    training part; a folder of images without classes, or a file of texts or features without labels, is moved whole.
+
+    For example:
+
+      evergrow relabel birds.evg wrong/ --from crow --to raven
+
+      evergrow relabel intents.evg wrong.csv --from refund --to complaint --json
+
+    Exit codes: 0 moved, 2 some were never learned as --from, or cannot be read, and nothing changed, 3 another process
+    is changing the model, 130 interrupted and nothing changed.
+    """
+    from evergrow.learner.edits import read_movable
+
+    with changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
+        learner = change.learner
+        learner.relabel(read_movable(data, learner.kind_, reading.options()), source, target)
+    gone = "" if source in learner.samples_by_name_ else f"; {source} is gone, since none of its samples remained"
+    said = f"moved {plural(change.record.samples, 'sample')} from {source} to {target}{gone}"
+    return change.answer([said], names=dict(change.record.names), settled=change.settled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 import unicodedata
 import warnings
@@ -221,3 +222,15 @@ def percent(value: float) -> str:
     '95.7 %'
     """
     return f"{100 * value:.1f} %"
+
+
+def share(value: float | None) -> str:
+    """Return a share in percent, or a dash where there was nothing to divide by.
+
+    Examples
+    --------
+    >>> from evergrow.cli.console import share
+    >>> share(0.5), share(float("nan"))
+    ('50.0 %', '-')
+    """
+    return "-" if value is None or not math.isfinite(value) else percent(value)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.checking import check_lines, checked_data, write_page
 from evergrow.cli.choices import registered_names
-from evergrow.cli.console import Answer
+from evergrow.cli.console import Answer, plural, table
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.models import check_target
 from evergrow.cli.options import AS_FOUND, Device, Json, Reading
 from evergrow.cli.registry import command
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import DataWarning, ParameterError
 
+if TYPE_CHECKING:
+    from evergrow.data import DataOptions
+    from evergrow.data.datacheck import DataCheck, Encode
+    from evergrow.data.intake import Samples
+
+_NO_FEATURES = "none"
+_SHOWN = 5
 LAYOUTS = registered_names("evergrow.data:list_readers")
 
 
@@ -56,22 +63,25 @@ def data_command(
 
     if html is not None:
         if not check:
-            raise ParameterError(f"--html must go with --check, got {html} and nothing to show")
+            raise ParameterError("--html is the page of --check; add --check.")
         check_target("--html", html)
     size = 0.0 if test_size is None else test_size
     options = reading.options(layout=layout, root=root, seed=seed, allow_empty=allow_empty, test_size=size)
     report = inspect_data(source, options)
     lines, values = report_lines(report.to_dict()), report.to_dict()
-    found = checked_data(source, options, backbone, device) if check else None
-    if found is not None:
-        values["check"] = found.check.to_dict()
-        lines += ["", *check_lines(found.check)]
-    if found is not None and html is not None:
-        write_page(html, found, report.name)
-        lines.append(f"page in {html}")
-    look = found is not None and not found.check.clean
-    done = "" if html is None else f"{html} was written"
-    return Answer(values, lines, code=ExitCode.LOOK if look else ExitCode.OK, done=done)
+    if not check:
+        return Answer(values, lines)
+    found, samples = _checked(source, options, backbone, device)
+    values["check"] = found.to_dict()
+    said = _check_lines(found)
+    lines += ["", *said]
+    code = ExitCode.OK if found.clean else ExitCode.LOOK
+    if html is None:
+        return Answer(values, lines, code=code)
+    from evergrow.cli.pages import check_page, write_page
+
+    write_page(html, check_page(found, samples, title=f"Check of {report.name}", lead=said[0]))
+    return Answer(values, [*lines, f"page in {html}"], code=code, done=f"{html} was written")
 
 
 def report_lines(report: dict[str, object]) -> list[str]:
@@ -98,3 +108,86 @@ def report_lines(report: dict[str, object]) -> list[str]:
         texts = report[key]
         lines += [f"{label:<17} {text}" for text in (texts if isinstance(texts, list) else [])]
     return lines
+
+
+def _checked(source: str, options: DataOptions, backbone: str, device: str) -> tuple[DataCheck, tuple[Samples, ...]]:
+    """Return what looks wrong about data, and the samples that were checked.
+
+    Parameters
+    ----------
+    source : str
+        The data.
+    options : DataOptions
+        How to read them.
+    backbone : str
+        Name of the backbone whose features are compared, ``"auto"``, or ``"none"`` for content alone.
+    device : str
+        Where to compute.
+    """
+    from evergrow.data.datacheck import check_samples
+    from evergrow.data.intake import read_parts
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # the report says it
+        data = read_parts(source, options)
+        train, test = data.part("train"), None if data.whole else data.part("test")
+    encode, name = (
+        (None, "") if backbone == _NO_FEATURES or train.kind == "features" else _encoder(train, backbone, device)
+    )
+    check = check_samples(train, test, encode=encode, backbone=name)
+    return check, (train,) if test is None else (train, test)
+
+
+def _encoder(train: Samples, backbone: str, device: str) -> tuple[Encode, str]:
+    """Return how to compute the features that are compared; images that cannot be read are left out, and listed."""
+    from evergrow.features import best_backbone, create_backbone, encode
+
+    kind = train.raw_items().kind
+    name = best_backbone(kind).name if backbone == "auto" else backbone
+    model = create_backbone(name, None, device=device)
+
+    def run(items: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)
+            found = encode(model, items, on_error="skip")
+        return found.X, found.rows
+
+    return run, name
+
+
+def _check_lines(check: DataCheck) -> list[str]:
+    """Return a check for people: counts, and the first findings of every kind."""
+    how = f"by content and by features of {check.backbone}" if check.backbone else "by content"
+    lines = [f"checked {plural(check.n_samples, 'sample')} {how}", *check.notes]
+    if check.repeated:
+        lines.append(f"{plural(check.repeated, 'sample')} repeated under the same label, which weighs them double")
+    if check.clean:
+        return [*lines, "nothing to look at was found"]
+    for title, pairs in (
+        ("the same under two labels", check.of_kind("two labels")),
+        ("the same in training and test", check.of_kind("training and test")),
+    ):
+        rows = [
+            [
+                pair.names[0],
+                pair.labels[0],
+                pair.names[1],
+                pair.labels[1],
+                "same" if pair.exact else f"{pair.similarity:.3f}",
+            ]
+            for pair in pairs[:_SHOWN]
+        ]
+        lines += _block(title, len(pairs), ["sample", "class", "and sample", "of class", "similarity"], rows)
+    rows = [[entry.name, entry.label, entry.looks_like] for entry in check.misplaced[:_SHOWN]]
+    lines += _block("perhaps of another class", len(check.misplaced), ["sample", "class", "looks like"], rows)
+    rows = [[entry.label, entry.other, f"{entry.n} of {entry.of}"] for entry in check.overlaps[:_SHOWN]]
+    lines += _block("classes with another's samples", len(check.overlaps), ["class", "holds", "how many"], rows)
+    rows = [[name] for name in check.unread[:_SHOWN]]
+    return lines + _block("cannot be read", len(check.unread), ["sample"], rows)
+
+
+def _block(title: str, count: int, columns: list[str], rows: list[list[str]]) -> list[str]:
+    if not count:
+        return []
+    more = [f"({count - len(rows)} more; --html and --json show them)"] if count > len(rows) else []
+    return ["", f"{title}: {count}", *table(columns, rows, right=[]), *more]

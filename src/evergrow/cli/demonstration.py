@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
 from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.items import Images
@@ -107,7 +105,7 @@ def write_images(folder: Path) -> dict[str, int]:
     from sklearn.datasets import load_digits
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ParameterError(f"--pictures must be a new or empty folder, got {folder}")
+        raise ParameterError(f"{folder} exists; --pictures needs a new or empty folder.")
     digits = load_digits()
     written = dict.fromkeys(("first", "later", "strange", "test"), 0)
     for digit in range(10):
@@ -160,10 +158,12 @@ def run_demo(seed: int = 0, units: int = 600, *, quiet: bool = False) -> dict[st
     stream, source = _stream(console, progress=not quiet)
     model = Classifier(n_units=units, random_state=seed, device="cpu")
     tasks: list[DemoTask] = []
-    with Live(_table(tasks, stream), console=console, refresh_per_second=8) as live:
-        for task in learn_stream(model, stream):
-            tasks.append(task)
-            live.update(_table(tasks, stream), refresh=True)
+    console.print("accuracy in % on the test images of each task, after learning ...")
+    for task in learn_stream(model, stream):
+        tasks.append(task)
+        learned = " and ".join(map(str, task.classes))
+        before = "  ".join(f"{100 * accuracy:5.1f}" for accuracy in task.per_task)
+        console.print(f"  {learned:<8} all seen {100 * task.accuracy:5.1f}, task by task {before}", highlight=False)
     joint = _joint_gap(model, stream)
     unknown = _spot_unknown(model, stream)
     forgotten = _forget(model, stream)
@@ -227,20 +227,3 @@ def _forget(model: Classifier, stream: DigitStream) -> dict[str, Any]:
         "predicted_after_forgetting": int((model.predict(X) == digit).sum()),
         "accuracy_on_the_rest": float(model.score(*stream.part(stream.test, rest))),
     }
-
-
-def _table(tasks: list[DemoTask], stream: DigitStream) -> Table:
-    table = Table(title="accuracy in % on the test images of each task, after learning ...", title_justify="left")
-    table.add_column("task")
-    table.add_column("images", justify="right")
-    for classes in stream.tasks:
-        table.add_column(" ".join(map(str, classes)), justify="right")
-    table.add_column("all seen", justify="right", style="bold")
-    table.add_column("update", justify="right", style="dim")
-    for index, task in enumerate(tasks):
-        cells = [f"{100 * accuracy:.1f}" for accuracy in task.per_task]
-        cells += [""] * (len(stream.tasks) - len(cells))
-        learned = " ".join(map(str, task.classes))
-        row = (f"{index + 1}: {learned}", f"{task.samples}", *cells)
-        table.add_row(*row, f"{100 * task.accuracy:.1f}", f"{1000 * task.seconds:.0f} ms")
-    return table

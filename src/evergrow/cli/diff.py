@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergrow.cli.console import Answer, facts, listed, percent, plural, table
-from evergrow.cli.models import Running, load_model
-from evergrow.cli.options import AS_FOUND, Cache, Device, Json, OnError, OnErrorOption, Reading, Weights
+from evergrow.cli.console import Answer, facts, listed, plural, share, table
+from evergrow.cli.models import load_model
+from evergrow.cli.options import AS_FOUND, RUN_IMAGES, ImageOptions, Json, Reading
 from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
@@ -29,10 +29,7 @@ def diff_command(
     data: Annotated[str | None, typer.Option("--data", metavar="DATA", help="Labelled data to ask both about.")] = None,
     reading: Reading = AS_FOUND,
     full: Annotated[bool, typer.Option("--full", help="List all classes and all changed answers.")] = False,
-    on_error: OnErrorOption = OnError.RAISE,
-    cache: Cache = True,
-    device: Device = "auto",
-    weights: Weights = None,
+    run: ImageOptions = RUN_IMAGES,
     as_json: Json = False,
 ) -> Answer:
     """Compare two models, or two revisions of one: classes, samples, and with --data accuracy and changed answers.
@@ -51,8 +48,7 @@ def diff_command(
     from evergrow.data.intake import read_labelled
     from evergrow.learner.comparison import compare_learners
 
-    running = Running(on_error, cache, device, weights, as_json)
-    models = _open(first, running), _open(second, running)
+    models = _open(first, run, quiet=as_json), _open(second, run, quiet=as_json)
     samples = None if data is None else read_labelled(data, "test", models[0].kind_, reading.options())
     found = compare_learners(*models, samples)
     values = {
@@ -66,14 +62,14 @@ def diff_command(
     return Answer(values, _lines((first, second), models, found, None if full else _SHOWN))
 
 
-def _open(name: str, running: Running) -> Learner:
+def _open(name: str, run: ImageOptions, *, quiet: bool) -> Learner:
     """Return a model, or one of its revisions where the name ends in one; a file of that very name comes first."""
     from evergrow.learner.modelfile import open_revision
 
     matched = re.fullmatch(r"(.+)@(\d{1,9})", name)
     if matched is None or Path(name).exists():
-        return load_model(Path(name), running)
-    return open_revision(matched[1], int(matched[2]), **running.loading)
+        return load_model(Path(name), run, quiet=quiet)
+    return open_revision(matched[1], int(matched[2]), **run.loading(quiet=quiet))
 
 
 def _lines(names: tuple[str, str], models: tuple[Learner, Learner], found: Comparison, most: int | None) -> list[str]:
@@ -106,12 +102,12 @@ def _counts(found: Comparison, most: int | None) -> list[str]:
 def _results(found: Comparison, most: int | None) -> list[str]:
     if found.results is None:
         return []
-    figures = [f"{_share(result.accuracy)} of {plural(result.n_known, 'sample')}" for result in found.results]
+    figures = [f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}" for result in found.results]
     different = {name: pair for name, pair in found.recalls().items() if pair[0] != pair[1]}
     order = sorted(different.items(), key=lambda entry: (entry[1][1] or 0.0) - (entry[1][0] or 0.0))
     lines = facts([("accuracy", f"{figures[0]}, then {figures[1]}")])
     if order:
-        rows = [[name, _share(old), _share(new)] for name, (old, new) in order]
+        rows = [[name, share(old), share(new)] for name, (old, new) in order]
         lines += ["", *_shown(["class", "found", "then"], rows, ["found", "then"], most)]
     if not found.changed:
         return [*lines, "no answer changed"]
@@ -129,7 +125,3 @@ def _shown(columns: list[str], rows: list[list[str]], right: list[str], most: in
     kept = rows[:most]
     more = [f"(and {len(rows) - len(kept)} more: --full)"] if len(kept) < len(rows) else []
     return [*table(columns, kept, right), *more]
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None or value != value else percent(value)

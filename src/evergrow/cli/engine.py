@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from evergrow.data import Source
     from evergrow.engine.engines import Engine
     from evergrow.engine.status import Status
+
+Result = TypeVar("Result")
 
 PANEL = "On several processes or machines"
 
@@ -38,7 +41,7 @@ GpusPerWorker = Annotated[float, Rare("GPUs, or a share of one, of each worker")
 
 
 @dataclass(frozen=True)
-class Placing(OptionGroup):
+class EngineOptions(OptionGroup):
     """Where a command does its work: here and at once, or shard by shard on an engine."""
 
     engine: Annotated[
@@ -51,6 +54,10 @@ class Placing(OptionGroup):
             rich_help_panel=PANEL,
         ),
     ] = None
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="Workers at a time.", show_default=False, rich_help_panel=PANEL),
+    ] = None
     address: Address = "auto"
     gpus_per_worker: GpusPerWorker = 0.0
     cpus_per_worker: Annotated[int, Rare("cores of each worker on a cluster: those beside the first decode images")] = 1
@@ -62,18 +69,45 @@ class Placing(OptionGroup):
     shard_mib: Annotated[int, Rare("most bytes of a shard, in MiB")] = 256
     first_rows: Annotated[int, Rare("most samples that the layer is grown on")] = 20_000
 
-    def opened(self, folder: Path, *, workers: int | None, quiet: bool = False) -> Engine:
-        """Return the engine that was asked for.
+    def run(
+        self,
+        job: Callable[[Engine], Result | None],
+        answer: Callable[[Result], Answer],
+        *,
+        model: Path | None = None,
+        folder: Path | None = None,
+        quiet: bool = False,
+    ) -> Answer:
+        """Run a job on the engine that was asked for, and return its answer, or how far a share of it has come.
 
         Parameters
         ----------
-        folder : Path
-            Where manifest and results are kept.
-        workers : int or None
-            How many work at a time.
+        job : callable
+            Does the work; returns None where only a share of it was done.
+        answer : callable
+            Makes the answer of its result.
+        model : Path, optional
+            The model of the job: its folder lies beside it, and goes with the job unless the user named one.
+        folder : Path, optional
+            The folder of a job whose results stay there.
         quiet : bool
-            Whether a bar is out of place.
+            Whether to show no progress bar.
         """
+        started = time.perf_counter()
+        used = folder or self.out_dir
+        temporary = used is None
+        if used is None:
+            assert model is not None
+            used = model.with_name(f"{model.name}.engine")
+        result = job(self._engine(used, quiet))
+        if result is None:
+            return _share_answer(used, started)
+        said = answer(result)
+        if temporary:
+            shutil.rmtree(used, ignore_errors=True)
+        return said
+
+    def _engine(self, folder: Path, quiet: bool) -> Engine:
         from evergrow.engine.engines import LocalEngine, RayEngine
         from evergrow.engine.manifest import Division
 
@@ -87,40 +121,22 @@ class Placing(OptionGroup):
         if self.engine is EngineName.RAY:
             return RayEngine(
                 address=self.address,
-                workers=workers,
+                workers=self.workers or None,
                 gpus_per_worker=self.gpus_per_worker,
                 cpus_per_worker=self.cpus_per_worker,
                 **common,
             )
-        return LocalEngine(workers=1 if workers is None else workers, **common)
+        return LocalEngine(workers=self.workers or 1, **common)
 
     def refuse(self, **given: Any) -> None:
         """Raise :class:`ParameterError` for options that do not go with an engine, by their name without dashes."""
         for name, value in given.items():
             if value:
-                option = f"--{name.replace('_', '-')}"
-                raise ParameterError(f"{option} must be left out with --engine, got {value}")
+                raise ParameterError(f"--{name.replace('_', '-')} does not work with --engine; leave one of them out.")
 
 
-@dataclass(frozen=True)
-class Spreading(Placing):
-    """Where a command does its work, and with how many workers."""
-
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", min=1, help="Workers at a time.", show_default=False, rich_help_panel=PANEL),
-    ] = None
-
-    def engine_in(self, folder: Path, *, quiet: bool = False) -> Engine:
-        """Return the engine that was asked for; arguments as for :meth:`opened`."""
-        return self.opened(folder, workers=self.workers, quiet=quiet)
-
-
-HERE = Spreading()
+HERE = EngineOptions()
 """Here and at once."""
-
-IN_PLACE = Placing()
-"""The same, of a command whose workers are its own."""
 
 
 def _share(text: str) -> tuple[int, int] | None:
@@ -128,7 +144,7 @@ def _share(text: str) -> tuple[int, int] | None:
         return None
     place, _, total = text.partition("/")
     if not (place.isdecimal() and total.isdecimal() and int(place) < int(total)):
-        raise ParameterError(f"--shard must be I/N with I from 0 to N - 1, such as 0/8, got {text!r}")
+        raise ParameterError(f"Give shard as I/N with I from 0 to N - 1, such as 0/8, not {text!r}.")
     return int(place), int(total)
 
 
@@ -148,25 +164,10 @@ def source_of(data: str, reading: Reading = AS_FOUND, *, part: str = "train", la
     """
     from evergrow.data import read
 
-    columns = {"image_column": reading.image_column, "text_column": reading.text_column}
-    named = {**columns, "label_column": reading.label_column, "class_level": reading.class_level}
-    options: dict[str, Any] = {name: value for name, value in named.items() if value}
-    return read(data, **options, part=part, labelled=labelled)
+    return read(data, reading.options(), part=part, labelled=labelled)
 
 
-def job_folder(placing: Placing, model: Path) -> tuple[Path, bool]:
-    """Return the folder of a job that ends in a model, and whether it is to go with the job: one that nobody named."""
-    named = placing.out_dir
-    return (model.with_name(f"{model.name}.engine"), True) if named is None else (named, False)
-
-
-def drop_folder(folder: Path, passing: bool) -> None:
-    """Remove the folder of a job that has come to its end, where nobody named it."""
-    if passing:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def share_answer(folder: Path, started: float) -> Answer:
+def _share_answer(folder: Path, started: float) -> Answer:
     """Return what a share of the work has come to."""
     from evergrow.engine.status import status
 

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergrow.cli.console import Answer, facts, listed, percent, plural, table
-from evergrow.cli.engine import HERE, Spreading, drop_folder, job_folder, share_answer, source_of
-from evergrow.cli.models import Running, check_target, load_model, skipped_code
-from evergrow.cli.options import (
-    AS_FOUND,
-    Cache,
-    Data,
-    Decode,
-    DecodeOption,
-    Device,
-    FalseAlarm,
-    Json,
-    ModelFile,
-    OnError,
-    OnErrorOption,
-    Reading,
-    Weights,
-)
-from evergrow.cli.pages import evaluation_page, share, worst_first
+from evergrow.cli.console import Answer, facts, listed, percent, plural, share, table
+from evergrow.cli.engine import HERE, EngineOptions, source_of
+from evergrow.cli.models import check_target, load_model, skipped_code
+from evergrow.cli.options import AS_FOUND, RUN_IMAGES, Data, FalseAlarm, ImageOptions, Json, ModelFile, Reading
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
+    from evergrow.engine.engines import Engine
+    from evergrow.engine.stages import Tally
     from evergrow.learner.evaluation import Evaluation
-    from evergrow.learner.learner import Learner
 
 _WORST = 10
 
@@ -50,12 +35,8 @@ def evaluate_command(
         float | None, typer.Option("--min-accuracy", help="Accuracy, between 0 and 1, below which to leave with 1.")
     ] = None,
     reading: Reading = AS_FOUND,
-    on_error: OnErrorOption = OnError.RAISE,
-    decode: DecodeOption = Decode.CPU,
-    cache: Cache = True,
-    device: Device = "auto",
-    weights: Weights = None,
-    spread: Spreading = HERE,
+    run: ImageOptions = RUN_IMAGES,
+    spread: EngineOptions = HERE,
     as_json: Json = False,
 ) -> Answer:
     """Compare a model's answers with labels: accuracy, every class, and which classes are confused.
@@ -79,19 +60,33 @@ def evaluate_command(
     from evergrow.data.intake import read_labelled, read_unknown
 
     if min_accuracy is not None and not 0 <= min_accuracy <= 1:
-        raise ParameterError(f"--min-accuracy must be a share between 0 and 1, got {min_accuracy:g}")
+        raise ParameterError(f"--min-accuracy is a share between 0 and 1, not {min_accuracy:g}.")
     if report is not None:
         check_target("--report", report)
-    learner = load_model(model, Running(on_error, cache, device, weights, as_json, decode))
+    learner = load_model(model, run, quiet=as_json)
     if spread.engine is not None:
         spread.refuse(report=report, unknown=unknown)
-        return _by_shards(model, learner, data, reading, spread, false_alarm, min_accuracy, quiet=as_json)
+        source = source_of(data, reading, part="test")
+
+        def answer(found: tuple[Evaluation, Tally]) -> Answer:
+            result, report = found
+            values = {"model": str(model), "data": data, **result.to_dict(), "report": None}
+            cautions = [*_cautions(result, min_accuracy), *report.summary()]
+            return Answer({**values, "engine": report.to_values()}, evaluation_lines(result), cautions)
+
+        def job(engine: Engine) -> tuple[Evaluation, Tally] | None:
+            return engine.evaluate(learner, source, false_alarm=false_alarm)
+
+        return spread.run(job, answer, model=model, quiet=as_json)
     strange = None if unknown is None else read_unknown(unknown, learner.kind_, options=reading.options())
     samples = read_labelled(data, "test", learner.kind_, reading.options())
     kept = report is not None
     result = learner.evaluate(samples, unknown=strange, false_alarm=false_alarm, keep_samples=kept)
     if report is not None:
-        _write_page(report, result, model, data)
+        from evergrow.cli.pages import evaluation_page, write_page
+
+        title, lead = f"{model.stem} on {Path(data).name}", f"{model.name}, asked about {data}"
+        write_page(report, evaluation_page(result, title=title, lead=lead))
     values = {"model": str(model), "data": data, **result.to_dict(), "report": None if report is None else str(report)}
     lines = evaluation_lines(result)
     if report is not None:
@@ -101,40 +96,18 @@ def evaluate_command(
     return Answer(values, lines, cautions, skipped_code(len(result.left_out)), done=done)
 
 
-def _by_shards(
-    model: Path,
-    learner: Learner,
-    data: str,
-    reading: Reading,
-    spread: Spreading,
-    false_alarm: float,
-    min_accuracy: float | None,
-    *,
-    quiet: bool,
-) -> Answer:
-    """Evaluate on an engine, or say how far a share of the work has come."""
-    started = time.perf_counter()
-    folder, passing = job_folder(spread, model)
-    engine = spread.engine_in(folder, quiet=quiet)
-    found = engine.evaluate(learner, source_of(data, reading, part="test"), false_alarm=false_alarm)
-    if found is None:
-        return share_answer(folder, started)
-    result, tally = found
-    drop_folder(folder, passing)
-    values = {"model": str(model), "data": data, **result.to_dict(), "report": None, "engine": tally.to_values()}
-    return Answer(values, evaluation_lines(result), [*_cautions(result, min_accuracy), *tally.summary()])
-
-
 def _cautions(result: Evaluation, min_accuracy: float | None) -> list[str]:
     cautions = []
     # Written so that an accuracy that is not a number fails too.
     if min_accuracy is not None and not result.accuracy >= min_accuracy:
-        cautions.append(f"accuracy must be at least {percent(min_accuracy)}, got {share(result.accuracy)}")
+        cautions.append(f"accuracy is {share(result.accuracy)}, below the {percent(min_accuracy)} of --min-accuracy")
     return cautions
 
 
 def evaluation_lines(result: Evaluation) -> list[str]:
     """Return an evaluation for people: the figures, the worst classes and the commonest mistakes."""
+    from evergrow.cli.pages import worst_first
+
     lines = facts(
         [
             ("accuracy", f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}"),
@@ -174,11 +147,3 @@ def _spotted(result: Evaluation) -> str:
         f"{share(found.detection_rate)} of {plural(found.n_unknown, 'sample')}, at {share(found.false_alarm_rate)} "
         f"false alarms ({share(found.false_alarm)} aimed at); AUROC {share(found.auroc)}"
     )
-
-
-def _write_page(report: Path, result: Evaluation, model: Path, data: str) -> None:
-    from evergrow.core.files import atomic_path
-
-    page = evaluation_page(result, title=f"{model.stem} on {Path(data).name}", lead=f"{model.name}, asked about {data}")
-    with atomic_path(report) as temporary:
-        temporary.write_text(page, encoding="utf-8")

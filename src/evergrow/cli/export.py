@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evergrow.cli.console import Answer, plural
-from evergrow.cli.models import Running, check_target, load_model
-from evergrow.cli.options import Json, ModelFile, Weights
+from evergrow.cli.models import check_target, load_model
+from evergrow.cli.options import Json, ModelFile, RunOptions, Weights
 from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def export_command(
     config = ExportConfig(fold=fold, fold_radius=fold_radius, opset=opset, check=check)
     if fold_tolerance is not None:
         config = replace(config, fold_tolerance=fold_tolerance)
-    learner = load_model(model, Running(device="cpu", weights=weights, quiet=True))
+    learner = load_model(model, RunOptions(device="cpu", weights=weights), quiet=True)
     if learner.spec_ is not None and learner.spec_.kind == "text" and not head_only:
         check_target("the tokenizer beside --onnx", tokenizer_path(onnx), force=force)
     report = export_learner(learner, onnx, config=config, head_only=head_only)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,28 +12,39 @@ import typer
 
 from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer
-from evergrow.cli.engine import IN_PLACE, Placing, share_answer, source_of
+from evergrow.cli.engine import EngineOptions, source_of
 from evergrow.cli.models import check_target, skipped_code
 from evergrow.cli.options import (
     AS_FOUND,
     RECIPE_HELP,
-    Cache,
-    Decode,
-    DecodeOption,
+    RUN_IMAGES,
+    ImageOptions,
     Json,
-    OnError,
-    OnErrorOption,
     Rare,
     Reading,
-    Weights,
     checked_recipe,
 )
 from evergrow.cli.registry import command
+from evergrow.core.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
+    from evergrow.engine.engines import Engine
+    from evergrow.engine.stages import Tally
     from evergrow.features.base import Backbone
 
 PRESETS = registered_names("evergrow.features.preprocess:PRESETS")
+
+
+@dataclass(frozen=True)
+class FeatureEngine(EngineOptions):
+    """Where features are computed; without an engine the workers decode images."""
+
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=0, help="Processes that decode images; workers of --engine.")
+    ] = None
+
+
+HERE = FeatureEngine()
 
 
 @command("features")
@@ -42,23 +54,16 @@ def features_command(
         Path, typer.Option("--out", "-o", help="File to write: .npz or .safetensors; with --engine a folder.")
     ],
     backbone: Annotated[str, typer.Option("--backbone", "-b", help="Name, or 'auto' for the best at hand.")] = "auto",
-    weights: Weights = None,
     preset: Annotated[str, typer.Option(help=f"Preprocessing of images: {PRESETS}.")] = "timm",
     features: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "final",
-    device: Annotated[str, typer.Option(help="'auto', 'cpu', 'cuda', ...")] = "auto",
+    run: ImageOptions = RUN_IMAGES,
     batch_size: Annotated[int | None, Rare("items per batch")] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes that decode images; workers of --engine.")
-    ] = None,
-    on_error: OnErrorOption = OnError.RAISE,
-    decode: DecodeOption = Decode.CPU,
     test_size: Annotated[
         float | None, typer.Option(help="Draw a test part of this share where there is none, for bench.")
     ] = None,
     reading: Reading = AS_FOUND,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
-    cache: Cache = True,
-    placing: Placing = IN_PLACE,
+    spread: FeatureEngine = HERE,
     as_json: Json = False,
 ) -> Answer:
     """Run a backbone over a data set and write the features.
@@ -82,39 +87,36 @@ def features_command(
     Exit codes: 0 written, 1 written but items were left out (--on-error skip), 2 bad input or the file exists, and
     nothing written, 130 interrupted.
     """
-    from evergrow.core.errors import InputError, ParameterError
     from evergrow.data import FeatureSet, load_data, save_features
     from evergrow.data.arrays import SUFFIXES
 
-    if placing.engine is not None:
-        placing.refuse(test_size=test_size, out_dir=placing.out_dir)
-        chosen = _Backbone(backbone, weights, preset, checked_recipe("--features", features), device)
-        kept = on_error.value
-        settings = {"on_error": kept, "batch_size": batch_size, "decode": decode.value}
-        return _by_shards(data, out, chosen, reading, placing, workers, settings, quiet=as_json)
+    def created(kind: Any) -> Backbone:
+        from evergrow.features import best_backbone, create_backbone
+
+        recipe = checked_recipe("--features", features)
+        name = best_backbone(kind).name if backbone == "auto" else backbone
+        return create_backbone(name, run.weights, preset, device=run.device, recipe=recipe)
+
+    if spread.engine is not None:
+        spread.refuse(test_size=test_size, out_dir=spread.out_dir)
+        return _by_shards(data, out, created, reading, run, spread, batch_size, quiet=as_json)
     if out.suffix not in SUFFIXES:
-        raise ParameterError(f"--out must end in {' or '.join(SUFFIXES)}, got {out.name!r}")
+        raise ParameterError(f"{out.name!r} does not end in {' or '.join(SUFFIXES)}; choose one of them for --out.")
     check_target("--out", out, force=force)
     drawn = {"test_size": 0 if test_size is None else test_size}
     loaded = load_data(data, reading.options(**drawn))
     if isinstance(loaded, FeatureSet):
-        raise InputError(f"DATA must be images or texts, got features already: {data}")
+        raise InputError(f"{data} holds features already; name images or texts.")
     from evergrow.adapt.features import featurize
-    from evergrow.features import (  # now that the data are known to be there
-        EncodeConfig,
-        best_backbone,
-        create_backbone,
-    )
+    from evergrow.features import EncodeConfig  # now that the data are known to be there
 
-    wanted = checked_recipe("--features", features)
-    name = best_backbone(loaded.train.raw_items().kind).name if backbone == "auto" else backbone
-    model = create_backbone(name, weights, preset, device=device, recipe=wanted)
+    model = created(loaded.train.raw_items().kind)
     config = EncodeConfig(
         batch_size=batch_size,
-        workers="auto" if workers is None else workers,
-        on_error=on_error.value,
-        decode=decode.value,
-        cache=None if cache else False,
+        workers="auto" if spread.workers is None else spread.workers,
+        on_error=run.on_error.value,
+        decode=run.decode.value,
+        cache=None if run.cache else False,
         progress=not as_json,
     )
     started = time.perf_counter()
@@ -125,57 +127,41 @@ def features_command(
     values = {"file": str(out), **result.describe(), "left_out": left_out, "seconds": seconds}
     line = (
         f"{out}: {len(result.y_train):,} training and {len(result.y_test):,} test features of width "
-        f"{result.X_train.shape[1]}{_blocks(result.widths)} from {name}, {result.n_classes} classes, in {seconds:.1f} s"
+        f"{result.X_train.shape[1]}{_blocks(result.widths)} from {model.spec.name}, {result.n_classes} classes, "
+        f"in {seconds:.1f} s"
     )
     return Answer(values, [line], code=skipped_code(left_out), done=f"{out} was written")
-
-
-@dataclass(frozen=True)
-class _Backbone:
-    """A backbone as it was asked for."""
-
-    name: str
-    weights: str | None
-    preset: str
-    recipe: Any
-    device: str
-
-    def created(self, kind: Any) -> Backbone:
-        """Return it, or the best at hand for a kind of samples."""
-        from evergrow.features import best_backbone, create_backbone
-
-        name = best_backbone(kind).name if self.name == "auto" else self.name
-        return create_backbone(name, self.weights, self.preset, device=self.device, recipe=self.recipe)
 
 
 def _by_shards(
     data: str,
     out: Path,
-    backbone: _Backbone,
+    created: Callable[[Any], Backbone],
     reading: Reading,
-    placing: Placing,
-    workers: int | None,
-    settings: dict[str, Any],
+    run: ImageOptions,
+    spread: EngineOptions,
+    batch_size: int | None,
     *,
     quiet: bool,
 ) -> Answer:
-    """Extract on an engine: features as Parquet, or how far a share of the work has come."""
-    from evergrow.core.errors import InputError
-
+    """Encode on an engine: features as Parquet, or how far a share of the work has come."""
     started = time.perf_counter()
     source = source_of(data, reading, part="all")
     if source.kind == "features":
-        raise InputError(f"DATA must be images or texts, got features already: {data}")
-    model = backbone.created(source.kind)
-    engine = placing.opened(out, workers=workers or None, quiet=quiet)
-    tally = engine.features(model, source, **settings)
-    if tally is None:
-        return share_answer(out, started)
-    found, seconds = tally.to_values(), time.perf_counter() - started
-    values = {"folder": str(out / "features"), "backbone": model.spec.name, "seconds": seconds, "engine": found}
-    line = f"{out / 'features'}: {found['rows']:,} features of width {model.n_features} from {model.spec.name}"
-    said = f"{line} in {seconds:.1f} s"
-    return Answer(values, [said], tally.summary(), done=f"{out} was written")
+        raise InputError(f"{data} holds features already; name images or texts.")
+    model = created(source.kind)
+
+    def job(engine: Engine) -> Tally | None:
+        settings = {"on_error": run.on_error.value, "batch_size": batch_size, "decode": run.decode.value}
+        return engine.features(model, source, **settings)
+
+    def answer(report: Tally) -> Answer:
+        found, seconds = report.to_values(), time.perf_counter() - started
+        values = {"folder": str(out / "features"), "backbone": model.spec.name, "seconds": seconds, "engine": found}
+        line = f"{out / 'features'}: {found['rows']:,} features of width {model.n_features} from {model.spec.name}"
+        return Answer(values, [f"{line} in {seconds:.1f} s"], report.summary(), done=f"{out} was written")
+
+    return spread.run(job, answer, folder=out, quiet=quiet)
 
 
 def _blocks(widths: tuple[int, ...]) -> str:

@@ -7,51 +7,46 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer, percent, plural, warn_line
-from evergrow.cli.engine import HERE, Spreading, drop_folder, job_folder, share_answer, source_of
-from evergrow.cli.frames import Every, Frames, Label, labelled_frames
+from evergrow.cli.engine import HERE, EngineOptions, source_of
 from evergrow.cli.models import (
     REPLACING,
-    Running,
+    ModelChange,
     adapted_note,
-    change_values,
     check_target,
     classes_note,
-    model_line,
     recipe_note,
     skipped_code,
     trial_lines,
-    written_note,
 )
 from evergrow.cli.options import (
     AS_FOUND,
+    EACH_SECOND,
     RECIPE_HELP,
-    Cache,
+    RUN_IMAGES,
     Data,
-    Decode,
-    DecodeOption,
-    Device,
+    ImageOptions,
     Json,
-    OnError,
-    OnErrorOption,
+    Label,
     Rare,
     Reading,
     TestData,
-    Weights,
+    VideoOptions,
     checked_recipe,
 )
+from evergrow.cli.question import labelled_frames
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
-    from evergrow.data import Source
     from evergrow.data.intake import Samples
+    from evergrow.engine.stages import Tally
     from evergrow.learner.learner import Learner
 
 
@@ -83,14 +78,9 @@ def fit_command(
     test: TestData = None,
     reading: Reading = AS_FOUND,
     label: Label = None,
-    every: Every = 1.0,
-    frames: Frames = None,
-    on_error: OnErrorOption = OnError.RAISE,
-    decode: DecodeOption = Decode.CPU,
-    cache: Cache = True,
-    device: Device = "auto",
-    weights: Weights = None,
-    spread: Spreading = HERE,
+    video: VideoOptions = EACH_SECOND,
+    run: ImageOptions = RUN_IMAGES,
+    spread: EngineOptions = HERE,
     force: Annotated[bool, typer.Option("--force", help="Replace a model, keeping what it was for rollback.")] = False,
     as_json: Json = False,
 ) -> Answer:
@@ -119,13 +109,12 @@ def fit_command(
     """
     check_target("--model", model, force=force, existing=REPLACING)
     if not 0 <= holdout < 1:
-        raise ParameterError(f"--holdout must be a share from 0 to below 1, got {holdout:g}")
-    shots = labelled_frames(data, label, every, frames)
+        raise ParameterError(f"--holdout is a share from 0 to below 1, not {holdout:g}.")
+    shots = labelled_frames(data, label, video)
     if shots is not None and holdout:
-        raise ParameterError(f"--holdout must be left out for a video, whose frames are all alike, got {holdout:g}")
+        raise ParameterError("Leave --holdout out for a video: its frames are too alike to test with.")
     config = _adaptation(adapt, epochs)
     _check_checkpoint(checkpoint, model, config)
-    running = Running(on_error, cache, device, weights, as_json, decode)
     started = time.perf_counter()
     if spread.engine is not None:
         spread.refuse(holdout=holdout, adapt=adapt, label=label, test=test)
@@ -142,15 +131,23 @@ def fit_command(
         config,
         features=checked_recipe("--features", features),
         options=None if units is None else {"n_units": units},
-        weights=weights,
+        weights=run.weights,
         preset=preset,
-        device=device,
+        device=run.device,
         random_state=seed,
-        cache=running.keeping,
-        extract=running.extract,
+        cache=run.cache_setting,
+        extract=run.encode_settings(quiet=as_json),
     )
     if spread.engine is not None:
-        return _fit_by_shards(model, learner, source_of(data, reading), spread, started, quiet=as_json)
+        source = source_of(data, reading)
+
+        def answer_of(report: Tally) -> Answer:
+            commit(model, learner)
+            answer = _answer(model, learner, None, None, time.perf_counter() - started)
+            values = {**answer.values, "engine": report.to_values()}
+            return replace(answer, values=values, cautions=[*answer.cautions, *report.summary()])
+
+        return spread.run(lambda engine: engine.fit(learner, source), answer_of, model=model, quiet=as_json)
     with _resumable(checkpoint):
         with measured_change(learner, test, reading.options()) as trial:
             learner.fit(shots if samples is None else samples, checkpoint=checkpoint)
@@ -162,29 +159,11 @@ def fit_command(
     return replace(answer, values={**answer.values, "test": tested}, lines=lines, cautions=[*answer.cautions, *left])
 
 
-def _fit_by_shards(
-    path: Path, learner: Learner, source: Source, spread: Spreading, started: float, *, quiet: bool
-) -> Answer:
-    """Fit on an engine and write the model, or say how far a share of the work has come."""
-    from evergrow.learner.modelfile import commit
-
-    folder, passing = job_folder(spread, path)
-    engine = spread.engine_in(folder, quiet=quiet)
-    tally = engine.fit(learner, source)
-    if tally is None:
-        return share_answer(folder, started)
-    commit(path, learner)
-    drop_folder(folder, passing)
-    answer = _answer(path, learner, None, None, time.perf_counter() - started)
-    values = {**answer.values, "engine": tally.to_values()}
-    return replace(answer, values=values, cautions=[*answer.cautions, *tally.summary()])
-
-
 def _adaptation(adapt: str | None, epochs: int | None) -> FsaConfig | None:
     """Return the settings of the adaptation; wrong ones are refused before anything is read."""
     if adapt is None:
         if epochs is not None:
-            raise ParameterError(f"epochs must go with --adapt, got {epochs} epochs and nothing to train")
+            raise ParameterError("epochs are for --adapt, and nothing is to be trained; leave them out or add --adapt.")
         return None
     from evergrow.adapt.fsa import adaptation_config
 
@@ -197,10 +176,10 @@ def _check_checkpoint(checkpoint: Path | None, model: Path, config: FsaConfig | 
     if checkpoint is None:
         return
     if config is None:
-        raise ParameterError(f"checkpoint must go with --adapt, got {checkpoint} and nothing to train")
+        raise ParameterError("checkpoint is for --adapt, and nothing is to be trained; leave it out or add --adapt.")
     check_target("checkpoint", checkpoint)
     if checkpoint.resolve() == model.resolve():  # it is removed in the end, and the model is to stay
-        raise ParameterError(f"checkpoint must be another file than --model, got {checkpoint} for both")
+        raise ParameterError(f"{checkpoint} cannot be both checkpoint and --model; name two files.")
 
 
 @contextmanager
@@ -247,19 +226,6 @@ def _answer(path: Path, learner: Learner, samples: Samples | None, held: Samples
     spec = info["backbone"] or {}
     tested = None if held is None else learner.evaluate(held)
     resumed = learner.backbone_().log.resumed_epochs if info["adaptation"] else None
-    values: dict[str, Any] = change_values(
-        path,
-        learner,
-        change,
-        seconds=seconds,
-        kind=info["kind"],
-        backbone=spec.get("name"),
-        reason=spec.get("reason", ""),
-        adaptation=info["adaptation"],
-        resumed_epochs=resumed,
-        n_units=info["n_units"],
-        holdout=None if tested is None else {"n_samples": tested.n_known, "accuracy": tested.accuracy},
-    )
     lines = [f"learned {plural(change.samples, 'sample')}{classes_note(change.classes, 'new')} in {seconds:.1f} s"]
     if spec:
         lines.append(
@@ -271,5 +237,15 @@ def _answer(path: Path, learner: Learner, samples: Samples | None, held: Samples
         lines.append(f"adapted: {adapted_note(info['adaptation'])}{earlier}")
     if tested is not None:
         lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
-    code = skipped_code(0 if samples is None else len(samples) - change.samples)
-    return Answer(values, [*lines, model_line(path, learner)], code=code, done=written_note(path, learner))
+    return ModelChange(path, learner).answer(
+        lines,
+        code=skipped_code(0 if samples is None else len(samples) - change.samples),
+        seconds=seconds,
+        kind=info["kind"],
+        backbone=spec.get("name"),
+        reason=spec.get("reason", ""),
+        adaptation=info["adaptation"],
+        resumed_epochs=resumed,
+        n_units=info["n_units"],
+        holdout=None if tested is None else {"n_samples": tested.n_known, "accuracy": tested.accuracy},
+    )

@@ -1,15 +1,19 @@
-"""``evergrow inspect``: classes, layer, backbone and history of a model."""
+"""``evergrow inspect`` and ``evergrow log``: what a model knows, and who changed it when and how."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.console import Answer, facts, listed, plural, table
+from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.models import adapted_note, load_model, recipe_note
 from evergrow.cli.options import Json, ModelFile
 from evergrow.cli.registry import command
+
+if TYPE_CHECKING:
+    from evergrow.learner.changes import Change
 
 _CLASSES, _CHANGES = 20, 10
 
@@ -39,11 +43,43 @@ def inspect_command(
     from evergrow.learner.modelfile import history
 
     # The file's own history, which knows what was rolled back too.
-    changes = [change.to_dict() for change in history(model)]
-    info = {**load_model(model).info(numerics=numerics), "history": changes}
+    changes = history(model)
+    info = {**load_model(model).info(numerics=numerics), "history": [change.to_dict() for change in changes]}
     size = model.stat().st_size
-    lines = [*facts(_about(info, size)), "", *_classes(info["classes"], full), "", *_history(info["history"], full)]
+    lines = [
+        *facts(_about(info, size)),
+        "",
+        *_classes(info["classes"], full),
+        "",
+        *_history(changes, None if full else _CHANGES),
+    ]
     return Answer({"model": str(model), "bytes": size, **info}, lines)
+
+
+@command("log", panel="Ask")
+def log_command(
+    model: ModelFile,
+    n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many of the latest changes to list.")] = 20,
+    full: Annotated[bool, typer.Option("--full", help="List all changes.")] = False,
+    as_json: Json = False,
+) -> Answer:
+    """List the changes of a model, the latest first: who, when, what, and accuracy where it was tested.
+
+    What was rolled back stays in the list. A user is named as [bold]EVERGROW_AUTHOR[/bold] says, where that is set.
+
+    For example:
+
+      evergrow log birds.evg
+
+      evergrow log birds.evg --full --json
+
+    Exit codes: 0 listed, 2 no model or a damaged one.
+    """
+    from evergrow.learner.modelfile import history
+
+    changes = history(model)
+    values = {"model": str(model), "history": [change.to_dict() for change in changes]}
+    return Answer(values, _history(changes, None if full else n))
 
 
 def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
@@ -145,22 +181,34 @@ def _classes(classes: list[dict[str, Any]], full: bool) -> list[str]:
     return [*lines, f"(and {rest} more: --full)"] if rest else lines
 
 
-def _history(changes: list[dict[str, Any]], full: bool) -> list[str]:
-    shown = changes if full else changes[-_CHANGES:]
+def _history(changes: Sequence[Change], most: int | None) -> list[str]:
+    """Return the latest changes as a table, the last one first."""
+    shown = changes if most is None else changes[-most:]
     rows = [
-        [str(row["revision"]), row["when"][:19].replace("T", " "), row["what"], f"{row['samples']:,}", _what(row)]
-        for row in reversed(shown)
+        [
+            str(change.revision),
+            change.when[:19].replace("T", " "),
+            change.who,
+            change.what,
+            f"{change.samples:,}",
+            _described(change),
+        ]
+        for change in reversed(shown)
     ]
-    lines = table(["revision", "when (UTC)", "what", "samples", "classes"], rows, right=["revision", "samples"])
+    lines = table(["revision", "when (UTC)", "who", "what", "samples", "details"], rows, right=["revision", "samples"])
     rest = len(changes) - len(shown)
-    return [*lines, f"(and {rest} earlier: --full)"] if rest else lines
+    return [*lines, f"({plural(rest, 'earlier change')}: --full)"] if rest else lines
 
 
-def _what(change: dict[str, Any]) -> str:
-    if change.get("names"):
-        moved = listed([f"{old} -> {new}" for old, new in change["names"].items()], 3)
-        return "; ".join(part for part in (moved, change["note"]) if part)
-    names = change["classes"]
-    sign = "-" if change["what"] in ("forget", "unlearn") else "+"
-    said = f"{sign}{len(names)}: {listed(names, 3)}" if names else ""
-    return "; ".join(part for part in (said, change["note"]) if part)
+def _described(change: Change) -> str:
+    """Return what a change did to classes and accuracy, in a few words."""
+    parts = []
+    if change.names:
+        parts.append(listed([f"{old} -> {new}" for old, new in change.names.items()], 3))
+    elif change.classes:
+        sign = "-" if change.what in ("forget", "unlearn") else "+"
+        parts.append(f"{sign}{len(change.classes)}: {listed(change.classes, 3)}")
+    if change.tested is not None and change.tested.after is not None:
+        before = "" if change.tested.before is None else f"{percent(change.tested.before)} -> "
+        parts.append(f"accuracy {before}{percent(change.tested.after)}")
+    return "; ".join([*parts, *([change.note] if change.note else [])])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evergrow.cli.console import listed, percent, plural
+from evergrow.cli.console import Answer, listed, percent, plural
 from evergrow.cli.exits import ExitCode
-from evergrow.cli.options import Decode, OnError
+from evergrow.cli.options import RUN, RunOptions
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -21,65 +20,75 @@ if TYPE_CHECKING:
     from evergrow.learner.reference import Trial
 
 
-@dataclass(frozen=True)
-class Running:
-    """How a model's backbone is to be run.
-
-    Parameters
-    ----------
-    on_error : OnError
-        What to do about images that cannot be read.
-    cache : bool
-        Whether features are kept and fetched.
-    device : str
-        Where to compute.
-    weights : str or None
-        Where the backbone's weights are, if not where they were.
-    quiet : bool
-        Whether progress bars are out of place.
-    decode : Decode
-        What decodes JPEG files.
-    """
-
-    on_error: OnError = OnError.RAISE
-    cache: bool = True
-    device: str = "auto"
-    weights: str | None = None
-    quiet: bool = False
-    decode: Decode = Decode.CPU
-
-    @property
-    def keeping(self) -> bool | None:
-        """The cache as a learner takes it."""
-        return None if self.cache else False
-
-    @property
-    def extract(self) -> dict[str, Any]:
-        """Settings of the extraction as a learner takes them."""
-        shown = not self.quiet and sys.stderr.isatty()
-        return {"on_error": self.on_error.value, "decode": self.decode.value, "progress": shown}
-
-    @property
-    def loading(self) -> dict[str, Any]:
-        """Settings of :meth:`evergrow.Learner.load`."""
-        device = None if self.device == "auto" else self.device
-        return {"weights": self.weights, "device": device, "cache": self.keeping, "extract": self.extract}
-
-
-def load_model(path: Path, running: Running | None = None) -> Learner:
+def load_model(path: Path, run: RunOptions = RUN, *, quiet: bool = False) -> Learner:
     """Return a model to be asked, not changed."""
     from evergrow.learner.modelfile import open_model
 
-    return open_model(path, **(running or Running()).loading)
+    return open_model(path, **run.loading(quiet=quiet))
+
+
+@dataclass
+class ModelChange:
+    """A model that is being changed, and what there is to say about it afterwards.
+
+    Parameters
+    ----------
+    path : Path
+        The model file.
+    learner : Learner
+        The model.
+    settled : dict or None
+        What settling came to, where it was asked for.
+    notes : list of str
+        The same for people.
+    seconds : float
+        How long the change took.
+    """
+
+    path: Path
+    learner: Learner
+    settled: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def record(self) -> Change:
+        """The change, as the history has it."""
+        return self.learner.history_[-1]
+
+    def answer(
+        self, said: list[str], cautions: Sequence[str] = (), code: ExitCode | None = None, **more: Any
+    ) -> Answer:
+        """Return the answer of a command that made the change.
+
+        Parameters
+        ----------
+        said : list of str
+            What was done, for people.
+        cautions, code
+            As for :class:`Answer`.
+        **more
+            Further values for ``--json``.
+        """
+        lines = [*said, *self.notes, model_line(self.path, self.learner)]
+        values = change_values(self.path, self.learner, self.record, **more)
+        return Answer(values, lines, list(cautions), code, done=written_note(self.path, self.learner))
 
 
 @contextmanager
-def changing_model(path: Path, running: Running | None = None, *, wait: bool = False) -> Iterator[Learner]:
-    """Yield a model that nobody else changes meanwhile; changes that are not committed are lost."""
-    from evergrow.learner.modelfile import locked_model
+def changing_model(
+    path: Path, run: RunOptions = RUN, *, settle: bool = False, wait: bool = False, quiet: bool = False
+) -> Iterator[ModelChange]:
+    """Yield a model that nobody else changes meanwhile; it is settled and committed where the block ends well."""
+    from evergrow.learner.modelfile import commit, locked_model
 
-    with locked_model(path, wait=wait, **(running or Running()).loading) as learner:
-        yield learner
+    with locked_model(path, wait=wait, **run.loading(quiet=quiet)) as learner:
+        started = time.perf_counter()
+        change = ModelChange(path, learner)
+        yield change
+        change.settled, change.notes = settle_model(learner, settle)
+        commit(path, learner)
+        change.seconds = time.perf_counter() - started
 
 
 REPLACING = "'evergrow update' teaches it more, --force replaces it and keeps what it was for rollback"
@@ -101,11 +110,11 @@ def check_target(name: str, path: Path, *, force: bool = True, existing: str = "
         Advice where it may not.
     """
     if path.is_dir():
-        raise ParameterError(f"{name} must be a file, got the folder {path}")
+        raise ParameterError(f"{path} is a folder; name a file for {name}.")
     if not path.absolute().parent.is_dir():
-        raise ParameterError(f"{name} must be in an existing folder, got {path}")
+        raise ParameterError(f"There is no folder {path.parent} for {name}; make it first.")
     if path.exists() and not force:
-        raise ParameterError(f"{name} must be a new file, got {path}, which exists: {existing}")
+        raise ParameterError(f"{path} exists: {existing}.")
 
 
 def change_values(path: Path, learner: Learner, change: Change, **more: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.choices import registered_names
+from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
+    from evergrow.data.video import VideoSource
 
 WEIGHT_SOURCES = registered_names("evergrow.features.sources:WEIGHT_SOURCES")
 
@@ -92,6 +95,11 @@ Settle = Annotated[
     bool, typer.Option("--settle", help="Solve for the class weights now, so that no later predict has to.")
 ]
 
+Label = Annotated[str | None, typer.Option("--label", help="Class of the frames, where DATA is a video or camera:N.")]
+
+CAMERA_FRAMES = 10
+"""Frames of a camera, unless another number is asked for: it has no end."""
+
 TestData = Annotated[
     str | None,
     typer.Option(
@@ -120,10 +128,70 @@ class Reading(OptionGroup):
         """Return the settings of reading, with what else a command has to say about it."""
         from evergrow.data import DataOptions
 
-        named = {"image_column": self.image_column, "text_column": self.text_column, "label_column": self.label_column}
-        given: dict[str, Any] = {name: value for name, value in named.items() if value}
-        return DataOptions(**given, class_level=self.class_level, **more)
+        return DataOptions(**vars(self), **more)
 
+
+@dataclass(frozen=True)
+class VideoOptions(OptionGroup):
+    """Which frames a command takes of a video or a camera."""
+
+    every: Annotated[float, Rare("seconds between frames of a video or camera")] = 1.0
+    frames: Annotated[int | None, Rare("frames to take at most of a video; of a camera 10 by default")] = None
+
+    def source(self, name: str) -> VideoSource:
+        """Return the frames of a file or camera."""
+        from evergrow.data.video import VideoSource
+
+        if not 0 < self.every < float("inf"):
+            raise ParameterError(f"every is a number of seconds above 0, not {self.every:g}.")
+        if self.frames is not None and self.frames < 1:
+            raise ParameterError(f"frames is at least 1, not {self.frames}.")
+        most = CAMERA_FRAMES if self.frames is None and name.startswith("camera:") else self.frames
+        return VideoSource(name, self.every, most)
+
+
+EACH_SECOND = VideoOptions()
+"""One frame in a second."""
+
+
+@dataclass(frozen=True)
+class RunOptions(OptionGroup):
+    """How a command runs a model's backbone."""
+
+    device: Device = "auto"
+    cache: Cache = True
+    weights: Weights = None
+
+    @property
+    def cache_setting(self) -> bool | None:
+        """The cache as a learner takes it."""
+        return None if self.cache else False
+
+    def encode_settings(self, *, quiet: bool = False) -> dict[str, Any]:
+        """Return the settings of encoding; ``quiet`` shows no progress bar."""
+        return {"progress": not quiet and sys.stderr.isatty()}
+
+    def loading(self, *, quiet: bool = False) -> dict[str, Any]:
+        """Return the settings of :meth:`evergrow.Learner.load`."""
+        device = None if self.device == "auto" else self.device
+        extract = self.encode_settings(quiet=quiet)
+        return {"weights": self.weights, "device": device, "cache": self.cache_setting, "extract": extract}
+
+
+@dataclass(frozen=True)
+class ImageOptions(RunOptions):
+    """How a command runs a model's backbone, and what it does about images that cannot be read."""
+
+    on_error: OnErrorOption = OnError.RAISE
+    decode: DecodeOption = Decode.CPU
+
+    def encode_settings(self, *, quiet: bool = False) -> dict[str, Any]:
+        """Return the settings of encoding; ``quiet`` shows no progress bar."""
+        return {**super().encode_settings(quiet=quiet), "on_error": self.on_error.value, "decode": self.decode.value}
+
+
+RUN, RUN_IMAGES = RunOptions(), ImageOptions()
+"""As the machine suggests; images that cannot be read stop a command."""
 
 AS_FOUND = Reading()
 """Reading as the data suggest."""

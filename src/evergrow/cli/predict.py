@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import time
-from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,30 +12,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, percent, plural, table
-from evergrow.cli.engine import HERE, Spreading, share_answer, source_of
-from evergrow.cli.frames import Every, Frames, video_question
-from evergrow.cli.models import Running, check_target, load_model, skipped_code
+from evergrow.cli.engine import HERE, EngineOptions, source_of
+from evergrow.cli.models import check_target, load_model, skipped_code
 from evergrow.cli.options import (
     AS_FOUND,
-    Cache,
-    Decode,
-    DecodeOption,
-    Device,
+    EACH_SECOND,
+    RUN_IMAGES,
     FalseAlarm,
+    ImageOptions,
     Json,
     ModelFile,
-    OnError,
-    OnErrorOption,
     Rare,
     Reading,
-    Weights,
+    VideoOptions,
 )
-from evergrow.cli.question import Question, check_items, read_question
+from evergrow.cli.question import Question, check_items, read_question, video_question
 from evergrow.cli.registry import command
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
+    from evergrow.engine.engines import Engine
+    from evergrow.engine.stages import Tally
     from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
 
@@ -81,14 +77,9 @@ def predict_command(
         Rare("for --format label-studio: the folder that Label Studio serves images from"),
     ] = Path("."),
     reading: Reading = AS_FOUND,
-    on_error: OnErrorOption = OnError.RAISE,
-    decode: DecodeOption = Decode.CPU,
-    every: Every = 1.0,
-    frames: Frames = None,
-    cache: Cache = True,
-    device: Device = "auto",
-    weights: Weights = None,
-    spread: Spreading = HERE,
+    video: VideoOptions = EACH_SECOND,
+    run: ImageOptions = RUN_IMAGES,
+    spread: EngineOptions = HERE,
     as_json: Json = False,
 ) -> Answer:
     """Say what images or texts show.
@@ -118,27 +109,27 @@ def predict_command(
     if out is not None and spread.engine is None:
         check_target("--out", out)
     check_items(list(items or ()))
-    learner = load_model(model, Running(on_error, cache, device, weights, as_json, decode))
+    learner = load_model(model, run, quiet=as_json)
     if spread.engine is not None:
         spread.refuse(text=text)
         alarm = false_alarm if reject_unknown else None
         return _by_shards(model, learner, list(items or ()), reading, spread, out, top, alarm, quiet=as_json)
-    question = video_question(learner, list(items or ()), every, frames)
+    question = video_question(learner, list(items or ()), video)
     if question is None:
         question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
     found = learner.ask(question.items, false_alarm=false_alarm if reject_unknown else None)
-    answers = answer_table(found, question.names, top=top)
-    code = skipped_code(len(answers.left_out))
-    values: dict[str, Any] = {"model": str(model), "answered": len(answers.rows), "left_out": dict(answers.left_out)}
+    rows = answer_rows(found, question.names, top)
+    code = skipped_code(len(found.failures))
+    values: dict[str, Any] = {"model": str(model), "answered": len(rows), "left_out": dict(found.failures)}
     if format in (Format.LABEL_STUDIO, Format.FIFTYONE):
         lines = review_lines(format, learner, question, found, title=f"{model.name} {learner.revision_}", root=root)
     else:
-        lines = answers.lines(format)
+        lines = answer_lines(format, rows, found.measure)
     if out is not None:
         _write(out, lines)
         values["out"] = str(out)
-        return Answer(values, [f"{plural(len(answers.rows), 'answer')} in {out}"], code=code, done=f"{out} was written")
-    return Answer({**values, "predictions": [row.to_dict() for row in answers.rows]}, lines, code=code)
+        return Answer(values, [f"{plural(len(rows), 'answer')} in {out}"], code=code, done=f"{out} was written")
+    return Answer({**values, "predictions": rows}, lines, code=code)
 
 
 def _by_shards(
@@ -146,7 +137,7 @@ def _by_shards(
     learner: Learner,
     items: list[str],
     reading: Reading,
-    spread: Spreading,
+    spread: EngineOptions,
     folder: Path | None,
     top: int,
     false_alarm: float | None,
@@ -155,161 +146,26 @@ def _by_shards(
 ) -> Answer:
     """Ask on an engine: answers as Parquet, or how far a share of the work has come."""
     if len(items) != 1 or items[0] == "-":
-        raise ParameterError(f"ITEMS must be one folder, file or address with --engine, got {len(items)}")
+        raise ParameterError("With --engine name one folder, file or address to ask about.")
     if folder is None:
-        raise ParameterError("--out must name a folder with --engine: the answers are written there")
-    started = time.perf_counter()
-    engine = spread.engine_in(folder, quiet=quiet)
+        raise ParameterError("With --engine name a folder by --out: the answers are written there.")
     source = source_of(items[0], reading, part="all", labelled=False)
-    tally = engine.predict(learner, source, top=top, false_alarm=false_alarm)
-    if tally is None:
-        return share_answer(folder, started)
-    found = tally.to_values()
     out = folder / "predict"
-    values = {"model": str(model), "answered": found["rows"], "left_out": dict(found["left_out"]), "out": str(out)}
-    line = f"{plural(found['rows'], 'answer')} in {out}"
-    return Answer({**values, "engine": found}, [line], tally.summary(), done=f"{out} was written")
+
+    def answer(report: Tally) -> Answer:
+        found = report.to_values()
+        values = {"model": str(model), "answered": found["rows"], "left_out": dict(found["left_out"]), "out": str(out)}
+        line = f"{plural(found['rows'], 'answer')} in {out}"
+        return Answer({**values, "engine": found}, [line], report.summary(), done=f"{out} was written")
+
+    def job(engine: Engine) -> Tally | None:
+        return engine.predict(learner, source, top=top, false_alarm=false_alarm)
+
+    return spread.run(job, answer, folder=folder, quiet=quiet)
 
 
-@dataclass(frozen=True)
-class AnswerRow:
-    """The answer about one item.
-
-    Parameters
-    ----------
-    item : str
-        Its name.
-    ranked : list of (str, float)
-        Likely classes with their probability or score, the likeliest first.
-    novelty : Novelty or None
-        How unlike anything learned it is, where that was asked for.
-    measure : {"probability", "score"}
-        What the numbers of the classes are.
-    """
-
-    item: str
-    ranked: list[tuple[str, float]]
-    novelty: Novelty | None = None
-    measure: str = "probability"
-
-    @property
-    def unknown(self) -> bool:
-        """Whether it belongs to no learned class; nothing does where that was not asked for."""
-        return self.novelty is not None and self.novelty.unknown
-
-    @property
-    def answer(self) -> tuple[str, float] | None:
-        """The class with its probability or score, or None for an unknown thing, which has neither."""
-        return None if self.unknown else self.ranked[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        name, value = self.answer or (None, None)
-        values: dict[str, Any] = {"item": self.item, "class": name, self.measure: value}
-        top = [{"class": name, self.measure: value} for name, value in self.ranked]
-        if self.novelty is not None:
-            values |= {**asdict(self.novelty), "nearest": top[0]}
-        return {**values, "top": top}
-
-
-@dataclass(frozen=True)
-class Novelty:
-    """How unlike anything learned an item is.
-
-    Parameters
-    ----------
-    unknown : bool
-        Whether it belongs to no learned class, as far as can be told.
-    novelty, threshold : float
-        Its novelty, and the one above which it is unknown.
-    """
-
-    unknown: bool
-    novelty: float
-    threshold: float
-
-
-@dataclass(frozen=True)
-class AnswerTable:
-    """The answers about all items, and the items that could not be read."""
-
-    rows: list[AnswerRow]
-    measure: str
-    rejects: bool
-    top: int
-    left_out: tuple[tuple[str, str], ...] = ()
-
-    def lines(self, format: Format) -> list[str]:
-        """Return the answers as lines of a table, of CSV or of JSON."""
-        if format is Format.JSONL:
-            return [json.dumps(row.to_dict()) for row in self.rows]
-        return self._csv() if format is Format.CSV else self._table()
-
-    def _csv(self) -> list[str]:
-        columns = ["item", "class", self.measure]
-        if self.rejects:
-            columns += ["unknown", "novelty", "threshold", "nearest_class", f"nearest_{self.measure}"]
-        ranks = range(1, self.top + 1) if self.top > 1 else ()
-        columns += [f"{name}_{rank}" for rank in ranks for name in ("class", self.measure)]
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        for row in self.rows:
-            name, value = row.answer or ("", None)
-            cells = [csv_text(row.item), csv_text(name), "" if value is None else f"{value:.6g}"]
-            if row.novelty is not None:
-                cells += [str(row.unknown).lower(), f"{row.novelty.novelty:.6g}", f"{row.novelty.threshold:.6g}"]
-                cells += [csv_text(row.ranked[0][0]), f"{row.ranked[0][1]:.6g}"]
-            if ranks:
-                cells += [cell for name, value in row.ranked for cell in (csv_text(name), f"{value:.6g}")]
-            writer.writerow(cells)
-        return text.getvalue().removesuffix("\n").split("\n")
-
-    def _table(self) -> list[str]:
-        """Return a table; of unknown things the nearest class stands apart, since its certainty is not theirs."""
-        columns, right = ["item", "class", self.measure], [self.measure]
-        if self.rejects:
-            columns, right = [*columns, "novelty", "threshold", "nearest"], [*right, "novelty", "threshold"]
-        cells = []
-        for row in self.rows:
-            name, value = row.answer or (UNKNOWN, None)
-            line = [row.item, name, "" if value is None else self._shown(value)]
-            if row.novelty is not None:
-                line += [f"{row.novelty.novelty:.4g}", f"{row.novelty.threshold:.4g}"]
-                line.append(f"{row.ranked[0][0]} {self._shown(row.ranked[0][1])}" if row.unknown else "")
-            cells.append(line)
-            for name, value in row.ranked[1:]:
-                more = [name, self._shown(value)]
-                cells.append(
-                    ["", "", "", "", "", " ".join(more)] if row.unknown else ["", *more, *[""] * (len(line) - 3)]
-                )
-        return table(columns, cells, right=right)
-
-    def _shown(self, value: float) -> str:
-        return percent(value) if self.measure == "probability" else f"{value:.4g}"
-
-
-def review_lines(
-    format: Format, learner: Learner, question: Question, found: Answers, *, title: str, root: Path
-) -> list[str]:
-    """Return answers as the lines of a file that an annotation tool loads."""
-    from evergrow.export.review import fiftyone_labels, label_studio_tasks
-
-    kind = learner.kind_
-    if kind == "features" or (kind == "text" and format is Format.FIFTYONE):
-        raise InputError(f"--format must be table, csv or jsonl for a model of {kind}, got {format.value}")
-    samples = question.names
-    if kind == "text":  # whole, as they came: names are on one line
-        samples = [question.items.raw_items().raw(row) for row in range(len(question.names))]
-    if format is Format.FIFTYONE:
-        content: Any = fiftyone_labels(found, samples)
-    else:
-        content = label_studio_tasks(found, samples, kind, version=title, root=root)
-    return json.dumps(content, indent=1, ensure_ascii=False).split("\n")
-
-
-def answer_table(found: Answers, names: list[str], *, top: int = 1) -> AnswerTable:
-    """Return answers as rows for people.
+def answer_rows(found: Answers, names: list[str], top: int) -> list[dict[str, Any]]:
+    """Return the answer about each item as plain values; an unknown thing has no class, only a nearest one.
 
     Parameters
     ----------
@@ -320,22 +176,95 @@ def answer_table(found: Answers, names: list[str], *, top: int = 1) -> AnswerTab
     top : int
         How many classes to give of each.
     """
-    ranked = _ranked(found, top)
     rows = []
-    for place, row in enumerate(found.rows.tolist()):
-        novelty = None
+    for place, columns in enumerate(found.ranked(top).tolist()):
+        ranked = [
+            {"class": str(found.classes[column]), found.measure: float(found.values[place, column])}
+            for column in columns
+        ]
+        row: dict[str, Any] = {"item": names[found.rows[place]], **ranked[0]}
         if found.novelty is not None and found.unknown is not None and found.threshold is not None:
-            values = float(found.novelty[place]), float(found.threshold[place])
-            novelty = Novelty(bool(found.unknown[place]), *values)
-        rows.append(AnswerRow(names[row], ranked[place], novelty, found.measure))
-    return AnswerTable(rows, found.measure, found.novelty is not None, min(top, len(found.classes)), found.failures)
+            row |= {"unknown": bool(found.unknown[place]), "novelty": float(found.novelty[place])}
+            row |= {"threshold": float(found.threshold[place]), "nearest": ranked[0]}
+            if row["unknown"]:
+                row |= {"class": None, found.measure: None}
+        rows.append({**row, "top": ranked})
+    return rows
 
 
-def _ranked(found: Answers, top: int) -> list[list[tuple[str, float]]]:
-    return [
-        [(str(found.classes[column]), float(found.values[row, column])) for column in columns]
-        for row, columns in enumerate(found.ranked(top).tolist())
-    ]
+def answer_lines(format: Format, rows: list[dict[str, Any]], measure: str) -> list[str]:
+    """Return answers as lines of a table, of CSV or of JSON."""
+    if format is Format.JSONL:
+        return [json.dumps(row) for row in rows]
+    return _csv(rows, measure) if format is Format.CSV else _table(rows, measure)
+
+
+def _csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
+    columns = ["item", "class", measure]
+    first = rows[0] if rows else {"top": []}
+    if "novelty" in first:
+        columns += ["unknown", "novelty", "threshold", "nearest_class", f"nearest_{measure}"]
+    ranks = range(1, len(first["top"]) + 1) if len(first["top"]) > 1 else ()
+    columns += [f"{name}_{rank}" for rank in ranks for name in ("class", measure)]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        cells = [csv_text(row["item"]), *_csv_cells(row, measure)]
+        if "novelty" in row:
+            cells += [str(row["unknown"]).lower(), f"{row['novelty']:.6g}", f"{row['threshold']:.6g}"]
+            cells += _csv_cells(row["nearest"], measure)
+        for _, entry in zip(ranks, row["top"], strict=False):
+            cells += _csv_cells(entry, measure)
+        writer.writerow(cells)
+    return text.getvalue().removesuffix("\n").split("\n")
+
+
+def _csv_cells(entry: dict[str, Any], measure: str) -> list[str]:
+    return ["", ""] if entry["class"] is None else [csv_text(entry["class"]), f"{entry[measure]:.6g}"]
+
+
+def _table(rows: list[dict[str, Any]], measure: str) -> list[str]:
+    """Return a table; of unknown things the nearest class stands apart, since its certainty is not theirs."""
+
+    def shown(entry: dict[str, Any]) -> list[str]:
+        value = entry[measure]
+        return [entry["class"], percent(value) if measure == "probability" else f"{value:.4g}"]
+
+    columns, right = ["item", "class", measure], [measure]
+    if rows and "novelty" in rows[0]:
+        columns, right = [*columns, "novelty", "threshold", "nearest"], [*right, "novelty", "threshold"]
+    cells = []
+    for row in rows:
+        unknown = row["class"] is None
+        line = [row["item"], *([UNKNOWN, ""] if unknown else shown(row))]
+        if "novelty" in row:
+            line += [f"{row['novelty']:.4g}", f"{row['threshold']:.4g}"]
+            line.append(" ".join(shown(row["nearest"])) if unknown else "")
+        cells.append(line)
+        for entry in row["top"][1:]:
+            more = ["", "", "", "", "", " ".join(shown(entry))] if unknown else ["", *shown(entry)]
+            cells.append([*more, *[""] * (len(line) - len(more))])
+    return table(columns, cells, right=right)
+
+
+def review_lines(
+    format: Format, learner: Learner, question: Question, found: Answers, *, title: str, root: Path
+) -> list[str]:
+    """Return answers as the lines of a file that an annotation tool loads."""
+    from evergrow.export.review import fiftyone_labels, label_studio_tasks
+
+    kind = learner.kind_
+    if kind == "features" or (kind == "text" and format is Format.FIFTYONE):
+        raise InputError(f"--format {format.value} does not work for a model of {kind}; take table, csv or jsonl.")
+    samples = question.names
+    if kind == "text":  # whole, as they came: names are on one line
+        samples = [question.items.raw_items().raw(row) for row in range(len(question.names))]
+    if format is Format.FIFTYONE:
+        content: Any = fiftyone_labels(found, samples)
+    else:
+        content = label_studio_tasks(found, samples, kind, version=title, root=root)
+    return json.dumps(content, indent=1, ensure_ascii=False).split("\n")
 
 
 def _write(out: Path, lines: list[str]) -> None:

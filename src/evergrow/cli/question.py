@@ -1,19 +1,21 @@
-"""Reading what ``evergrow predict`` is asked about: files, folders, texts, feature vectors and standard input."""
+"""Reading what commands are asked about or learn: files, folders, texts, videos, features and standard input."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evergrow.cli.options import AS_FOUND, Reading
+from evergrow.cli.options import AS_FOUND, Reading, VideoOptions
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
     from evergrow.core.items import Items
+    from evergrow.learner.learner import Learner
 
 STDIN = "-"
 
@@ -34,7 +36,7 @@ def check_items(items: list[str]) -> None:
     for item in items:
         if item != STDIN and not is_video(item) and not os.path.exists(item) and not is_pattern(item):
             text = f"; give a text itself by --text {_quoted(item)}" if not os.path.splitext(item)[1] else ""
-            raise DatasetNotFoundError(f"ITEMS must be existing files or folders, got {item!r}{text}")
+            raise DatasetNotFoundError(f"No file or folder {item!r} here{text}.")
 
 
 def read_question(kind: str, items: list[str], texts: list[str], reading: Reading = AS_FOUND) -> Question:
@@ -52,9 +54,9 @@ def read_question(kind: str, items: list[str], texts: list[str], reading: Readin
         Names of the columns of tables.
     """
     if texts and kind != "text":
-        raise InputError(f"--text must be left out for a model of {_kinds(kind)}, got {texts[0]!r}")
+        raise InputError(f"--text is for models of texts, and this one takes {_kinds(kind)}.")
     if items.count(STDIN) > 1:
-        raise ParameterError("- must be given once, since standard input can be read once")
+        raise ParameterError("Give - once: standard input can be read only once.")
     if kind == "text":
         return _texts(items, texts, reading)
     return _vectors(items) if kind == "features" else _images(items, reading)
@@ -73,14 +75,12 @@ def _texts(items: list[str], texts: list[str], reading: Reading) -> Question:
             found += [line.strip() for line in _piped()]
             continue
         if not os.path.isfile(item):
-            raise DatasetNotFoundError(
-                f"ITEMS must be existing files of texts, got {item!r}; give a text itself by --text {_quoted(item)}"
-            )
+            raise DatasetNotFoundError(f"No file {item!r} here; give a text itself by --text {_quoted(item)}.")
         samples = read_items(Path(item), "text", reading.options()).raw_items()
         found += [samples.raw(row) for row in range(len(samples))]
     found += texts
     if not found:
-        raise InputError("ITEMS must hold at least one text, got none: name a file, give --text or pipe lines into -")
+        raise InputError("There is no text to ask about: name a file, give --text or pipe lines into -.")
     for text in found:
         _check_letters(text)
     return Question(read_items(found, "text"), [one_line(text) for text in found])
@@ -95,7 +95,7 @@ def _piped() -> list[str]:
 
 
 def _unreadable(error: OSError) -> InputError:
-    return InputError(f"- must stand for a standard input that can be read, got {error.strerror or error}")
+    return InputError(f"Standard input cannot be read: {error.strerror or error}")
 
 
 def _check_letters(text: str) -> None:
@@ -103,7 +103,7 @@ def _check_letters(text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InputError(f"texts must be UTF-8, got {one_line(text)!r}") from error
+        raise InputError(f"The text {one_line(text)!r} is not UTF-8.") from error
 
 
 def _quoted(text: str) -> str:
@@ -114,7 +114,7 @@ def _vectors(items: list[str]) -> Question:
     from evergrow.data.intake import read_items
 
     if len(items) != 1 or items[0] == STDIN:
-        raise InputError(f"ITEMS must be one .npy or .npz file, since the model takes feature vectors, got {items}")
+        raise InputError("This model takes feature vectors: name one .npy or .npz file.")
     samples = read_items(Path(items[0]), "features")
     return Question(samples, samples.names())
 
@@ -130,9 +130,7 @@ def _images(items: list[str], reading: Reading) -> Question:
         names += shown
         parts += images
     if not names:
-        raise InputError(
-            "ITEMS must hold at least one image, got none: name files or folders, or pipe names or one image into -"
-        )
+        raise InputError("There is no image to ask about: name files or folders, or pipe names or one image into -.")
     return Question(concat_items(parts), names)
 
 
@@ -158,6 +156,47 @@ def _listed_images(lines: list[str], reading: Reading) -> tuple[list[str], list[
     return [name for names, _ in found for name in names], [part for _, parts in found for part in parts]
 
 
+def video_question(learner: Learner, items: list[str], video: VideoOptions) -> Question | None:
+    """Return the frames of videos and cameras as a question; None where no item is one.
+
+    Raises
+    ------
+    InputError
+        If the model is not one of images, or other items are among them.
+    """
+    from evergrow.data.video import is_video
+
+    videos = [item for item in items if is_video(item)]
+    if not videos:
+        return None
+    if learner.kind_ != "image":
+        raise InputError(f"{videos[0]} is a video, and the model takes {_kinds(learner.kind_)}.")
+    if len(items) > 1:
+        raise InputError(f"Ask about one video or camera at a time, such as {videos[0]} alone.")
+    source = video.source(videos[0])
+    features = learner.features(iter(source))  # one chunk of frames is held at a time
+    return Question(features, [source.name(number) for number in range(len(features) + len(features.failures))])
+
+
+def labelled_frames(data: str, label: str | None, video: VideoOptions) -> Iterator[tuple[Any, str]] | None:
+    """Return the frames of a video or camera with the class that was given; None where DATA is no such.
+
+    Raises
+    ------
+    ParameterError
+        If a class is missing, or given for other data.
+    """
+    from evergrow.data.video import is_video
+
+    if not is_video(data):
+        if label is not None:
+            raise ParameterError(f"--label is for a video or camera:N, and {data} is neither; leave it out.")
+        return None
+    if label is None:
+        raise ParameterError(f"A video has no labels: name the class of the frames of {data} by --label.")
+    return video.source(data).labelled(label)
+
+
 # -- an image on standard input -------------------------------------------------------------------------------
 
 _LONGEST = 256 * 2**20
@@ -173,6 +212,8 @@ def _is_image(body: bytes) -> bool:
 
 def _piped_images(reading: Reading) -> tuple[list[str], list[Items]]:
     """Return the one image that standard input holds, or the images whose names it lists."""
+    from evergrow.core.items import Images
+
     source = getattr(sys.stdin, "buffer", None)
     if source is None:
         return _listed_images(_piped(), reading)
@@ -181,14 +222,8 @@ def _piped_images(reading: Reading) -> tuple[list[str], list[Items]]:
     except OSError as error:
         raise _unreadable(error) from error
     if len(body) > _LONGEST:
-        raise InputError(f"- must stand for one image or names in at most {_LONGEST // 2**20} MiB, got more")
+        raise InputError(f"Standard input holds more than the {_LONGEST // 2**20} MiB that are read of it.")
     if _is_image(body):
-        return [STDIN], _held(body)
+        return [STDIN], [Images((body,), (STDIN,))]
     lines = body.decode("utf-8", "surrogateescape").split("\n")
     return _listed_images([line.rstrip("\r") for line in lines if line.strip()], reading)
-
-
-def _held(image: bytes) -> list[Items]:
-    from evergrow.core.items import Images
-
-    return [Images((image,), (STDIN,))]

@@ -23,6 +23,9 @@ from evergrow.core.plugins import load_plugins
 
 ABOUT = "Classifiers that keep learning new classes, without old data and without forgetting."
 
+OTHERS = "Data and tools"
+"""Heading of the commands that name none; the help would else list them before all others."""
+
 Function = TypeVar("Function", bound=Callable[..., Answer])
 
 
@@ -120,12 +123,11 @@ def build_app() -> typer.Typer:
         if second:
             if first not in groups:
                 groups[first] = typer.Typer(help=GROUPS.get(first), no_args_is_help=True, rich_markup_mode="rich")
-                app.add_typer(groups[first], name=first)
+                app.add_typer(groups[first], name=first, rich_help_panel=OTHERS)
             parent = groups[first]
         about = reflowed(entry.function.__doc__ or "")
-        parent.command(second or first, cls=NamesListingCommand, help=about, rich_help_panel=entry.panel)(
-            _printing(entry)
-        )
+        panel = entry.panel if second else entry.panel or OTHERS
+        parent.command(second or first, cls=NamesListingCommand, help=about, rich_help_panel=panel)(_printing(entry))
     return app
 
 

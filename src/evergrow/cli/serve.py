@@ -17,7 +17,7 @@ from evergrow.core.escaping import printable
 from evergrow.core.optional import require
 
 ONE_WRITER = (
-    "--workers must be left out: one process writes a model, so that no change is lost and no answer mixes two "
+    "Leave --workers out: one process writes a model, so that no change is lost and no answer mixes two "
     "revisions. More processes may read: start them on the same folder with --read-only and another --port"
 )
 
@@ -102,7 +102,7 @@ def serve_command(
 
 def _level(name: str) -> str:
     if name not in ("debug", "info", "warning", "error"):
-        raise ParameterError(f"--log-level must be debug, info, warning or error, got {name!r}")
+        raise ParameterError(f"--log-level is debug, info, warning or error, not {name!r}.")
     return name
 
 
@@ -112,6 +112,4 @@ def _secret(path: Path | None) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(
-            f"--label-studio-token-file must be a file that can be read, got {path}: {error}"
-        ) from error
+        raise ParameterError(f"The file of --label-studio-token-file cannot be read: {path}: {error}") from error

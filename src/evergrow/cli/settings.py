@@ -92,4 +92,4 @@ def _converted(name: str, value: str, kind: Any) -> Any:
         choices = [member.value for member in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
         names = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path"}
         wanted = ", ".join(map(str, choices)) or names.get(kind, "something else")
-        raise ParameterError(f"{name} must be {wanted}, got {value!r}") from error
+        raise ParameterError(f"{name} is {wanted}, not {value!r}.") from error

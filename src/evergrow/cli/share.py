@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from evergrow.cli.console import Answer, plural
-from evergrow.cli.models import (
-    REPLACING,
-    change_values,
-    check_target,
-    classes_note,
-    load_model,
-    model_line,
-    settle_model,
-    written_note,
-)
+from evergrow.cli.models import REPLACING, ModelChange, check_target, classes_note, load_model, settle_model
 from evergrow.cli.options import Json, ModelFile, Settle
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
@@ -77,7 +68,7 @@ def merge_command(
     from evergrow.learner.modelfile import commit
 
     if len(models) < 2:
-        raise ParameterError(f"MODEL must be given at least twice, got {len(models)}")
+        raise ParameterError("Name at least two models to merge.")
     check_target("--output", output, force=force, existing=REPLACING)
     learner, origin = load_model(models[0]), None if base is None else load_model(base)
     known = set(learner.class_names_.tolist())
@@ -88,12 +79,7 @@ def merge_command(
     commit(output, learner)
     added = sum(learner.n_samples_.values()) - samples
     news = tuple(name for name in learner.class_names_.tolist() if name not in known)
-    lines = [
-        f"added {plural(added, 'sample')}{classes_note(news, 'new')} to what {models[0]} knows",
-        *notes,
-        model_line(output, learner),
-    ]
+    said = f"added {plural(added, 'sample')}{classes_note(news, 'new')} to what {models[0]} knows"
     merged = [str(path) for path in models]
-    values = change_values(output, learner, learner.history_[-1], merged=merged, settled=settled)
-    values |= {"samples": added, "classes": list(news)}
-    return Answer(values, lines, done=written_note(output, learner))
+    more: dict[str, Any] = {"samples": added, "classes": list(news), "merged": merged, "settled": settled}
+    return ModelChange(output, learner, settled, notes).answer([said], **more)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, listed, note_line, plural, warn_line
-from evergrow.cli.models import Running, load_model, model_line
-from evergrow.cli.options import Device, FalseAlarm, Json, ModelFile, OnError, Wait, Weights
+from evergrow.cli.models import load_model, model_line
+from evergrow.cli.options import Device, FalseAlarm, ImageOptions, Json, ModelFile, OnError, Wait, Weights
 from evergrow.cli.registry import command
 from evergrow.core.errors import BusyError, ParameterError
 
@@ -58,16 +58,16 @@ def watch_command(
 
     for name, value in (("--interval", interval), ("--quiet", quiet)):
         if not 0 <= value < float("inf"):
-            raise ParameterError(f"{name} must be a number of seconds from 0 on, got {value:g}")
+            raise ParameterError(f"{name} is a number of seconds from 0 on, not {value:g}.")
     if not 0 < false_alarm < 1:
-        raise ParameterError(f"--false-alarm must lie between 0 and 1, got {false_alarm:g}")
-    running = Running(OnError.SKIP, False, device, weights, as_json)
-    load_model(model, running)  # refuses what is no model before anything is moved
+        raise ParameterError(f"--false-alarm lies between 0 and 1, not at {false_alarm:g}.")
+    run = ImageOptions(device, False, weights, OnError.SKIP)
+    load_model(model, run)  # refuses what is no model before anything is moved
     place = WatchedFolder(folder, quiet)
-    settings = {"false_alarm": false_alarm if reject_unknown else None, "wait": wait, **running.loading}
+    settings = {"false_alarm": false_alarm if reject_unknown else None, "wait": wait, **run.loading(quiet=as_json)}
     with place.held():
         total = _look_once(model, place, settings) if once else _look_on(model, place, interval, settings)
-    return _answer(model, total, running)
+    return _answer(model, total)
 
 
 def _look_once(model: Path, place: WatchedFolder, settings: dict[str, Any]) -> Watched:
@@ -113,8 +113,8 @@ def _told(done: Watched) -> str:
     return ", ".join(parts)
 
 
-def _answer(model: Path, total: Watched, running: Running) -> Answer:
-    learner = load_model(model, running)
+def _answer(model: Path, total: Watched) -> Answer:
+    learner = load_model(model)
     values = {
         "model": str(model),
         "revision": learner.revision_,
