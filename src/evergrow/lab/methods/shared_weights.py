@@ -145,6 +145,4 @@ class SharedWeightsClassifier(TaskwiseClassifier):
         require(learned.weight.shape[1] == self.base_.n_features, "its weights are for features of another width")
         require(set(learned.modules) == set(self.modules), "it lacks a module, or has one too many")
         modules = {name: learned.modules[name].tensors for name in self.modules}
-        # Class weights are kept on the CPU, as they are while it learns.
-        weights = ClassWeights(learned.weight.cpu(), learned.bias.cpu())
-        return SharedWeightsState(learned.n_tasks, weights, modules)
+        return SharedWeightsState(learned.n_tasks, ClassWeights(learned.weight, learned.bias), modules)
