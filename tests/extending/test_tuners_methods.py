@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -20,13 +20,12 @@ from evergrow.adapt.tuners import TUNERS, Tuner, TunerConfig, adapting_tuners, c
 from evergrow.adapt.tuners.base import layer_parameter
 from evergrow.cli.registry import build_app
 from evergrow.core.errors import ParameterError
-from evergrow.core.fields import Fields
 from evergrow.core.items import Items
+from evergrow.core.record import Spec, kind_of, require
 from evergrow.core.validation import check_number
 from evergrow.head import HEADS
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.labels import LabelUpdate
-from evergrow.head.saving import Contents
 from evergrow.lab.methods import (
     IMAGE_METHODS,
     ImageClassifier,
@@ -150,8 +149,15 @@ def test_without_it_the_help_does_not_name_it() -> None:
 # -- a head ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Rows:
+    rows: Annotated[Tensor, Spec(("C", "d"))]
+
+
 class LastRow(IncrementalClassifier):
     """Scores a class by the distance to the last row that came of it."""
+
+    learned_as: ClassVar[type] = Rows
 
     def __init__(self, power: float = 2.0, *, device: str = "auto") -> None:
         self.power = power
@@ -171,12 +177,14 @@ class LastRow(IncrementalClassifier):
         rows = torch.stack([self._rows[label] for label in self.classes_.tolist()])
         return -(torch.cdist(Z, rows) ** self.power)
 
-    def _contents(self) -> Contents:
-        return Contents(tensors={"rows": torch.stack([self._rows[label] for label in self.classes_.tolist()])})
+    def _contents(self) -> Rows:
+        return Rows(torch.stack([self._rows[label] for label in self.classes_.tolist()]))
 
-    def _restore(self, fields: Fields) -> None:
-        rows = fields.tensor("rows", (len(self.classes_), self.n_features_in_))
-        self._rows = dict(zip(self.classes_.tolist(), rows, strict=True))
+    def _restore(self, learned: Rows) -> None:
+        require(
+            learned.rows.shape == (len(self.classes_), self.n_features_in_), "its rows are not those of its classes"
+        )
+        self._rows = dict(zip(self.classes_.tolist(), learned.rows, strict=True))
 
 
 @pytest.fixture
@@ -199,7 +207,7 @@ class TestHead:
         again = LastRow.load(tmp_path / "m")
         assert again.get_params() == model.get_params()
         assert again.predict(self.X).tolist() == self.y.tolist()
-        assert again.archive_kind().name == "head/last-row"
+        assert kind_of(type(again)) == "head/last-row"
 
     def test_it_sits_on_an_adapted_backbone(self, tmp_path: Path) -> None:
         items, y = stripes(3, 4)
@@ -221,8 +229,15 @@ class TestHead:
 # -- an image method ------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Colours:
+    colours: Annotated[Tensor, Spec(("C", 3), "float32")]
+
+
 class MeanColour(ImageClassifier):
     """Scores a class by the distance of mean colours; trains nothing."""
+
+    learned_as: ClassVar[type] = Colours
 
     def __init__(
         self, backbone: Any = None, *, scale: float = 1.0, random_state: Any = 0, device: str = "auto"
@@ -250,11 +265,12 @@ class MeanColour(ImageClassifier):
     def _scores(self, items: Items) -> Tensor:
         return -self.scale * torch.cdist(self._mean(items), self._colours)
 
-    def _contents(self) -> Contents:
-        return Contents(tensors={"colours": self._colours})
+    def _contents(self) -> Colours:
+        return Colours(self._colours)
 
-    def _restore(self, fields: Fields) -> None:
-        self._colours = fields.tensor("colours", (len(self.arrival_), 3), dtype=torch.float32)
+    def _restore(self, learned: Colours) -> None:
+        require(len(learned.colours) == len(self.arrival_), "its colours are not those of its classes")
+        self._colours = learned.colours
 
 
 @pytest.fixture
@@ -275,7 +291,7 @@ class TestImageMethod:
         assert model.score(items, y) == 1.0
         model.save(tmp_path / "m")
         again = MeanColour.load(tmp_path / "m", backbone=tiny_vit())
-        assert again.archive_kind().name == "method/mean-colour"
+        assert kind_of(type(again)) == "method/mean-colour"
         np.testing.assert_array_equal(again.decision_function(items), model.decision_function(items))
 
     def test_commands_know_it(self) -> None:

@@ -137,7 +137,7 @@ def test_the_last_ridge_outlives_a_change() -> None:
     ("change", "match"),
     [
         (lambda meta, tensors: tensors.update(weights=tensors["weights"][:, :2]), "'weights'"),
-        (lambda meta, tensors: tensors.update(offset=tensors["offset"] * float("nan")), "'offset' as finite"),
+        (lambda meta, tensors: tensors.update(offset=tensors["offset"] * float("nan")), "'offset' should have finite"),
         (lambda meta, tensors: tensors.pop("offset"), "'offset'"),
         (lambda meta, tensors: tensors.update(weights=tensors["weights"].float()), "'weights'"),
         (lambda meta, tensors: meta.update(alpha=-1.0), "'alpha'"),

@@ -1,17 +1,10 @@
-"""One contract for everything that is written to disk and read again: nested archives with a kind and a version.
+"""One container for everything that is written to disk and read again: nested archives with a kind and a version.
 
 An :class:`Archive` has a kind (a registered name, never that of a Python class), the version of that kind's layout,
 plain values, tensors, and further archives inside it. It is written as one safetensors file whose header holds the
 plain values, a checksum over everything and the oldest evergrow that can read it. Loading parses JSON and raw numbers;
-nothing in a file is ever executed, and nothing is allocated from a number in it.
-
-Whoever can be written registers its kind::
-
-    KIND = register_kind("ridge-state/dense")
-
-A newer archive is refused with the evergrow it needs.
-A field that this version does not know, in an archive of a version that it does, is optional: :meth:`Fields.unknown`
-returns it, so that the owner can write it again.
+nothing in a file is ever executed, and nothing is allocated from a number in it. What an archive of a kind holds is
+declared in :mod:`evergrow.core.record`.
 """
 
 from __future__ import annotations
@@ -29,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 import safetensors
 
 from evergrow.core.errors import FileFormatError, NewerSchemaError
-from evergrow.core.fields import Fields
 from evergrow.core.files import atomic_path
-from evergrow.core.plugins import load_plugins
-from evergrow.core.registry import nearest
 
 if TYPE_CHECKING:
     import torch
 
 SCHEMA_VERSION = 3
 """Layout of the file itself. Evergrow 0.1 and 0.2, which were never released, wrote 1 and 2."""
+
+_NEEDS = "0.3"
+"""The first evergrow that reads this layout; whoever cannot read a file says so."""
 
 _KEY = "evergrow"
 _SEPARATOR = "/"
@@ -55,7 +48,7 @@ class Archive:
     Parameters
     ----------
     kind : str
-        Registered name, for example ``"ridge-state/dense"``; files of version 0.1 have the name of a class.
+        Registered name, for example ``"ridge-statistics"``.
     meta : dict
         JSON-serialisable values.
     tensors : dict of str to torch.Tensor
@@ -83,117 +76,11 @@ class Archive:
     version: int = 1
     digest: str = field(default="", compare=False)
 
-    def open(self, *kinds: str, name: str = "the archive") -> Fields:
-        """Return checked access to the contents.
-
-        Parameters
-        ----------
-        *kinds : str
-            Kinds that will do.
-        name : str
-            What to call the archive in messages: a path, or a path and what is inside it.
-
-        Raises
-        ------
-        FileFormatError
-            If it is of another kind or version.
-        NewerSchemaError
-            If a newer evergrow wrote it.
-        """
-        check_kind(self, name)
-        if self.kind not in kinds:
-            wanted = " or ".join(repr(kind) for kind in kinds)
-            raise FileFormatError(f"{name} must hold {wanted}, got {self.kind!r}")
-        return Fields(self.meta, self.tensors, self.parts, name)
-
     def walk(self) -> Iterator[Archive]:
         """Yield this archive and everything inside it."""
         yield self
         for part in self.parts.values():
             yield from part.walk()
-
-
-# -- kinds and their versions ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of archive.
-
-    Parameters
-    ----------
-    name : str
-        What files call it.
-    version : int
-        The layout that this evergrow reads and writes.
-    since : str
-        The first evergrow that reads that layout.
-    """
-
-    name: str
-    version: int = 1
-    since: str = "0.3"
-
-    def archive(
-        self,
-        meta: dict[str, Any],
-        tensors: dict[str, torch.Tensor] | None = None,
-        parts: dict[str, Archive] | None = None,
-    ) -> Archive:
-        """Return an archive of this kind in the present version."""
-        return Archive(self.name, meta, tensors or {}, parts or {}, self.version)
-
-
-KINDS: dict[str, Kind] = {}
-
-
-def register_kind(name: str, version: int = 1, *, since: str = "0.3") -> Kind:
-    """Make a kind of archive known and return it.
-
-    Parameters
-    ----------
-    name : str
-        What files call it; never the name of a class, which may change.
-    version : int
-        The layout that is written from now on.
-    since : str
-        The first evergrow that reads that layout.
-
-    Raises
-    ------
-    ValueError
-        If the name is taken.
-    """
-    kind = Kind(name, version, since)
-    if KINDS.setdefault(name, kind) != kind:
-        raise ValueError(f"archive kind {name!r} is registered twice")
-    return kind
-
-
-def check_kind(archive: Archive, name: str = "the archive") -> None:
-    """Raise unless an archive is of a known kind and of its present version.
-
-    Raises
-    ------
-    FileFormatError
-        If the kind or its version is not known.
-    NewerSchemaError
-        If the version is newer than this evergrow knows.
-    """
-    if archive.kind not in KINDS:
-        load_plugins()
-    kind = KINDS.get(archive.kind)
-    if kind is None:
-        raise FileFormatError(
-            f"{name} holds {archive.kind!r}, which is unknown; nearest: {nearest(archive.kind, KINDS)}"
-        )
-    if archive.version > kind.version:
-        raise NewerSchemaError(
-            f"{name} must have version {kind.version} or older of {kind.name!r}, got {archive.version}: "
-            "it was written by a newer evergrow; upgrade with 'pip install -U evergrow'"
-        )
-    if archive.version != kind.version:
-        raise FileFormatError(f"{name} must have version {kind.version} of {kind.name!r}, got {archive.version}")
 
 
 # -- files ----------------------------------------------------------------------------------------------------
@@ -218,8 +105,8 @@ def write_archive(path: str | os.PathLike[str], archive: Archive, *, like: str |
     OSError
         If it cannot be written, for example because the disk is full; what was there before stays.
     """
-    needs, text, tensors, digest = _prepared(archive)
-    head = {"schema": SCHEMA_VERSION, "needs": needs, "digest": digest, "archive": text}
+    text, tensors, digest = _prepared(archive)
+    head = {"schema": SCHEMA_VERSION, "needs": _NEEDS, "digest": digest, "archive": text}
     # One key only: safetensors writes several in no fixed order, and the same model must give the same file.
     metadata = {_KEY: json.dumps(head, sort_keys=True)}
     with atomic_path(path, like=like) as temporary:
@@ -232,26 +119,25 @@ def write_archive(path: str | os.PathLike[str], archive: Archive, *, like: str |
 
 def archive_digest(archive: Archive) -> str:
     """Return the checksum that the file of an archive would have."""
-    return _prepared(archive)[3]
+    return _prepared(archive)[2]
 
 
-def _prepared(archive: Archive) -> tuple[str, str, dict[str, torch.Tensor], str]:
-    """Return what is written of an archive: what it needs, its description, its tensors and the checksum of all."""
+def _prepared(archive: Archive) -> tuple[str, dict[str, torch.Tensor], str]:
+    """Return what is written of an archive: its description, its tensors and the checksum of both."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _flat_tensors(archive)}
     text = json.dumps(_described(archive), sort_keys=True, allow_nan=False)
-    needs = _needs(archive)
-    return needs, text, tensors, _digest(needs + text, tensors)
+    return text, tensors, _digest(_NEEDS + text, tensors)
 
 
 def read_archive(path: str | os.PathLike[str], kind: str | None = None) -> Archive:
-    """Read an archive, checking layout and checksum; :meth:`Archive.open` then checks kind and contents.
+    """Read an archive, checking layout and checksum; :func:`~evergrow.core.record.from_archive` checks contents.
 
     Parameters
     ----------
     path : path-like
         The file.
     kind : str, optional
-        The kind that it must have, where it is not opened through a registered one.
+        The kind that it must have.
 
     Raises
     ------
@@ -328,14 +214,8 @@ def _described(archive: Archive) -> dict[str, Any]:
     return {"kind": archive.kind, "version": archive.version, "meta": archive.meta, "parts": parts}
 
 
-def _needs(archive: Archive) -> str:
-    """Return the oldest evergrow that reads every kind in an archive."""
-    versions = [KINDS[part.kind].since for part in archive.walk() if part.kind in KINDS]
-    return max(versions, key=lambda version: [int(number) for number in version.split(".")], default="0.3")
-
-
 def _load_tensors(data: bytes) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file; torch is imported here, so that kinds can be registered without it."""
+    """Return the tensors of a file; torch is imported here, so that headers can be read without it."""
     from safetensors.torch import load
 
     return load(data)

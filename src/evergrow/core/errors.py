@@ -124,7 +124,3 @@ class FewSamplesWarning(DataWarning):
 
 class CacheWarning(EvergrowWarning):
     """The feature cache cannot be used; work goes on without it."""
-
-
-class DeprecatedWarning(EvergrowWarning, FutureWarning):
-    """Something that still works and will go; the message says in which version, and what to use instead."""

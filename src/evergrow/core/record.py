@@ -58,7 +58,7 @@ from typing import (
 
 import numpy as np
 
-from evergrow.core.archive import Archive, parse_json, read_archive, register_kind, write_archive
+from evergrow.core.archive import Archive, parse_json, read_archive, write_archive
 from evergrow.core.errors import EvergrowError, FileFormatError, NewerSchemaError
 from evergrow.core.files import atomic_path
 from evergrow.core.plugins import load_plugins
@@ -157,7 +157,7 @@ _CLASSES: dict[str, type] = {}
 _KINDS: dict[type, _Kind] = {}
 
 
-def record(kind: str, version: int = 1, *, since: str = "0.3") -> Callable[[type[T]], type[T]]:
+def record(kind: str, version: int = 1) -> Callable[[type[T]], type[T]]:
     """Return a class decorator that makes objects writable under a kind.
 
     Parameters
@@ -166,8 +166,6 @@ def record(kind: str, version: int = 1, *, since: str = "0.3") -> Callable[[type
         What files call it; never the name of a class, which may change.
     version : int
         The layout that is written. A new optional field is no new version; a file of a newer version is refused.
-    since : str
-        The first evergrow that reads that layout.
 
     Notes
     -----
@@ -190,16 +188,10 @@ def record(kind: str, version: int = 1, *, since: str = "0.3") -> Callable[[type
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        register_kind(kind, version, since=since)
-        register_class(kind, version, cls)
+        _CLASSES[kind], _KINDS[cls] = cls, _Kind(kind, version)
         return cls
 
     return decorate
-
-
-def register_class(kind: str, version: int, cls: type) -> None:
-    """Let a class read and write archives of a kind that is registered."""
-    _CLASSES[kind], _KINDS[cls] = cls, _Kind(kind, version)
 
 
 def kind_of(cls: type) -> str:
@@ -235,7 +227,7 @@ def to_archive(item: Any) -> Archive:
         if not isinstance(archive, Archive):
             raise TypeError(f"to_archive of {type(item).__name__} must return an Archive, got {type(archive).__name__}")
         return archive
-    return make_archive(type(item), _field_values(item))
+    return make_archive(type(item), written_values(item))
 
 
 def make_archive(cls: type, values: Mapping[str, Any]) -> Archive:
@@ -277,7 +269,7 @@ def to_values(item: Any) -> Any:
     {'sides': [1, 2], 'folder': 'attic'}
     """
     if is_dataclass(item) and not isinstance(item, type):
-        values = _field_values(item)
+        values = written_values(item)
         extra = next((value for value in values.values() if isinstance(value, Extra)), NOTHING)
         return {**extra.values, **{key: to_values(v) for key, v in values.items() if not isinstance(v, Extra)}}
     if isinstance(item, Mapping):
@@ -295,11 +287,11 @@ def _kind(cls: type) -> _Kind:
     for base in cls.__mro__:
         if base in _KINDS:
             return _KINDS[base]
-    raise TypeError(f"{cls.__name__} is no record: it needs the decorator @record(kind) to be written")
+    raise TypeError(f"{cls.__name__} is no record: it must be registered, or decorated by @record(kind), to be written")
 
 
-def _field_values(item: Any) -> dict[str, Any]:
-    """Return what is written of a dataclass by field, without what is empty by default."""
+def written_values(item: Any) -> dict[str, Any]:
+    """Return what is written of a dataclass by field, without what is empty by default; see :func:`make_archive`."""
     values = {}
     for entry in _written_fields(type(item)):  # type: ignore[arg-type]
         value = getattr(item, entry.name)
@@ -380,7 +372,21 @@ def from_archive(
     _check_version(found, archive.version, name)
     if not is_dataclass(found):
         return found.from_archive(archive, device=device, name=name)  # type: ignore[no-any-return]
-    return _Reader(archive, device, name).build(found)  # type: ignore[arg-type, return-value]
+    return read_fields(found, archive, device=device, name=name)  # type: ignore[arg-type, return-value]
+
+
+def check_kind(cls: type, archive: Archive, name: str = "the archive") -> None:
+    """Raise :class:`FileFormatError` unless an archive is of the kind of a class, in the version that is read."""
+    if archive.kind != kind_of(cls):
+        raise FileFormatError(f"{name} holds {archive.kind!r}, not {kind_of(cls)!r}")
+    _check_version(cls, archive.version, name)
+
+
+def read_fields(
+    cls: type[T], archive: Archive, *, device: str | torch.device | None = None, name: str = "the archive"
+) -> T:
+    """Return a plain dataclass of what an archive of any kind holds; what it has no field for is passed over."""
+    return _Reader(archive, device, name).build(cls)
 
 
 def from_values(cls: type[T], values: Any, name: str) -> T:
@@ -451,7 +457,7 @@ class _Reader:
             found = self.several(key, *_container(bare))
         else:
             meta = self.archive.meta
-            return _value(hint, meta[key], f"{self.name}: {key!r}") if key in meta else MISSING
+            return _loader(hint)(meta[key], f"{self.name}: {key!r}") if key in meta else MISSING
         return None if found is MISSING and optional and key in self.archive.meta else found
 
     def several(self, key: str, form: type, hint: Any) -> Any:
@@ -505,11 +511,6 @@ class _Reader:
             if spec.largest is not None and float(tensor.abs().amax()) > spec.largest:
                 raise FileFormatError(f"{name} should have numbers of at most {spec.largest:g}, but has larger ones")
         return tensor
-
-
-def _value(hint: Any, value: Any, name: str) -> Any:
-    """Return a plain value of the type that a hint names, or raise :class:`FileFormatError`."""
-    return _loader(hint)(value, name)
 
 
 Loader = Callable[[Any, str], Any]

@@ -21,9 +21,6 @@ RandomState = int | np.integer | np.random.RandomState | np.random.Generator | N
 
 _SEED_BITS = 63
 
-SEEDS = {"low": -(2**63), "high": 2**64}
-"""Bounds of a seed in a file."""
-
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
     """Hash a seed and a purpose into a new 63-bit seed.

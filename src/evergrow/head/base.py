@@ -6,8 +6,8 @@ import copy
 import inspect
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,15 +18,13 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, LabelError, NumericalError, UnsupportedError
-from evergrow.core.families import Family
-from evergrow.core.fields import Fields
-from evergrow.core.record import from_archive
+from evergrow.core.record import Between, require
 from evergrow.core.validation import as_weights, check_matrix
 from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, update_labels
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.saving import SavedClassifier
+from evergrow.head.saving import Methods, Saved, SavedClassifier
 
-HEADS: Family[IncrementalClassifier] = Family("method", "head")
+HEADS: Methods[IncrementalClassifier] = Methods("head")
 """Every head by the name users know it under; filled by ``@HEADS.register(name)``."""
 
 OPTIONAL = {
@@ -52,6 +50,19 @@ EASY_ORDER = 1200
 """Systems of up to this order are solved in about a second, which an update can afford."""
 
 COMPUTE_DTYPE = torch.float64
+
+
+@dataclass(frozen=True)
+class SavedHead(Saved):
+    """What files hold of every head."""
+
+    n_features: Annotated[int, Between(1, 2**53)]
+    feature_names: tuple[str, ...] | None = None
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where the names are not those of the features."""
+        named = self.feature_names is None or len(self.feature_names) == self.n_features
+        require(named, "it has another number of features than names for them")
 
 
 class IncrementalClassifier(SavedClassifier):
@@ -81,7 +92,7 @@ class IncrementalClassifier(SavedClassifier):
     evergrow.core.errors.UnsupportedError: method 'simplecil' cannot start an empty learner with the same layer
     """
 
-    family: ClassVar[Family[Any]] = HEADS
+    saved_as: ClassVar[type[Saved]] = SavedHead
     takes_weights: ClassVar[bool] = False
     """Whether samples may count for more or less than one."""
     n_features_in_: int
@@ -424,22 +435,19 @@ class IncrementalClassifier(SavedClassifier):
             archive.meta["feature_names"] = self.feature_names_in_.tolist()
         return archive
 
-    def _read_model(self, fields: Fields, key: str) -> RidgeModel:
-        """Return a ridge model inside a file that fits the head's features and classes."""
-        model = from_archive(RidgeModel, fields.part(key), device=self.device_, name=fields.inside(key))
+    def _check_model(self, model: RidgeModel) -> RidgeModel:
+        """Return a ridge model of a file that fits the head's features and classes."""
         width = model.layer.n_features_in if model.blocks is None else model.blocks.n_features_in
-        fields.require(width == self.n_features_in_, "its layer is for features of another width")
-        fields.require(len(model.counts) == len(self.classes_), f"{key!r} has another number of classes")
+        require(width == self.n_features_in_, "its layer is for features of another width")
+        require(len(model.counts) == len(self.classes_), "its statistics are of another number of classes")
         return model
 
     @classmethod
-    def _from_settings(cls, fields: Fields, device: str | torch.device | None) -> Self:
-        made = super()._from_settings(fields, device)
-        made.n_features_in_ = fields.integer("n_features", low=1)
-        names = fields.texts("feature_names", default=None)
-        if names is not None:
-            fields.require(len(names) == made.n_features_in_, "it has another number of features than names for them")
-            made.feature_names_in_ = np.asarray(names, dtype=object)
+    def _from_settings(cls, saved: SavedHead, device: str | torch.device | None, name: str) -> Self:
+        made = super()._from_settings(saved, device, name)
+        made.n_features_in_ = saved.n_features
+        if saved.feature_names is not None:
+            made.feature_names_in_ = np.asarray(saved.feature_names, dtype=object)
         return made
 
 

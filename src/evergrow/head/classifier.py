@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive, register_kind
-from evergrow.core.errors import LabelError, MergeError, NothingLeftError, ParameterError, UnlearnError
-from evergrow.core.fields import Fields
-from evergrow.core.record import from_archive, to_archive
+from evergrow.core.archive import Archive
+from evergrow.core.errors import FileFormatError, LabelError, MergeError, NothingLeftError, ParameterError, UnlearnError
+from evergrow.core.record import Between, Spec, from_archive, record, require, to_archive
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
@@ -39,19 +38,49 @@ from evergrow.head.maps import LayerMap, ShapeMap, layer_map
 from evergrow.head.novelty import NoveltyStandard, bounded
 from evergrow.head.readout import READOUTS, Choice, Readout, column_scale
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.saving import SEEDS, Contents
+from evergrow.head.saving import Positive, Seed
 from evergrow.head.shapes import ShapeModel
 from evergrow.head.solved import SolvedCache
-
-SOLUTION = register_kind("head-solution")
-"""What follows from the statistics: class weights, offset, ridge and temperature."""
 
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
 
-T = TypeVar("T")
-
 _TERM_ROWS = 4096  # rows whose terms of novelty are worked out at once
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Learned:
+    """What files hold of what was learned."""
+
+    seed: Seed
+    model: RidgeModel
+    temperature: Positive | None = None
+    novelty: NoveltyStandard | None = None
+
+
+@record("head-solution")
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Solution:
+    """What follows from the statistics: class weights, offset, ridge and temperature."""
+
+    last_ridge: Positive | None = None
+    offset: Annotated[Tensor, Spec(("C",), largest=LARGEST_WEIGHT)] | None = None
+    weights: Annotated[Tensor, Spec(("L", "C"), largest=LARGEST_WEIGHT)] | None = None
+    alpha: Annotated[float, Between(0.0)] | None = None
+    minimiser: Annotated[float, Between(0.0)] | None = None
+    jitter: Annotated[float, Between(0.0)] | None = None
+    temperature: Positive | None = None
+    choice: Choice | None = None
+
+    def check(self) -> None:
+        absent = {value is None for value in (self.offset, self.weights, self.alpha, self.minimiser, self.jitter)}
+        require(len(absent) == 1, "it lacks one of 'offset', 'weights', 'alpha', 'minimiser' and 'jitter'")
+
+    def readout(self) -> Readout | None:
+        """Return the class weights, None where there are none."""
+        if self.weights is None:
+            return None
+        return Readout(self.weights, self.offset, self.alpha, self.minimiser, self.jitter)  # type: ignore[arg-type]
 
 
 @HEADS.register("evergrow")
@@ -116,6 +145,7 @@ class Classifier(IncrementalClassifier):
     True
     """
 
+    learned_as: ClassVar[type] = Learned
     takes_weights: ClassVar[bool] = True
     solver: str = "auto"
     """Form of the statistics: the one that costs least."""
@@ -588,14 +618,11 @@ class Classifier(IncrementalClassifier):
         ``temperature``.
         """
         self._require_started()
-        solved, readout = self._solved, self._solved.solution
-        meta: dict[str, Any] = {"last_ridge": self.last_ridge_}
+        solved, readout, last = self._solved, self._solved.solution, self.last_ridge_
         if readout is None:
-            return None if self.last_ridge_ is None else SOLUTION.archive(meta)
-        meta |= {"alpha": readout.alpha, "minimiser": readout.minimiser, "jitter": readout.jitter}
-        meta |= {"temperature": solved.warmth}  # a calibrated one is no matter of the statistics
-        parts = {} if solved.choice is None else {"choice": to_archive(solved.choice)}
-        return SOLUTION.archive(meta, {"weights": readout.weights, "offset": readout.offset}, parts)
+            return None if last is None else to_archive(_Solution(last))
+        # A calibrated temperature is no matter of the statistics.
+        return to_archive(_Solution(last, **vars(readout), temperature=solved.warmth, choice=solved.choice))
 
     def adopt_solution(self, archive: Archive, *, name: str = "the solution") -> None:
         """Take over what :meth:`solution` gave for the same statistics.
@@ -613,46 +640,29 @@ class Classifier(IncrementalClassifier):
             If it does not fit the classes and the layer of the head, or holds numbers that are not finite.
         """
         self._require_started()
-        fields, model, classes = archive.open(SOLUTION.name, name=name), self._model, len(self.classes_)
-        last = fields.optional_number("last_ridge", low=0.0)
-        choice = _part(fields, "choice", Choice)
-        solved = SolvedCache(model, self.readout, self._fixed_alpha(), last, choice)
-        if fields.has("weights") or fields.has("offset"):
-            solved.solution = Readout(
-                fields.tensor("weights", (model.layer.n_outputs, classes)).to(self.device_),
-                fields.tensor("offset", (classes,)).to(self.device_),
-                fields.number("alpha", low=0.0),
-                fields.number("minimiser", low=0.0),
-                fields.number("jitter", low=0.0),
-            )
-            parts = (solved.solution.weights, solved.solution.offset)
-            largest = max(float(part.abs().max()) for part in parts if part.numel())
-            fields.require(largest < LARGEST_WEIGHT, "its class weights are larger than any data can make them")
-            fields.require(self.readout == "ridge" or choice is not None, "it does not say how it was chosen")
-            solved.warmth = fields.optional_number("temperature", low=0.0)
-        fields.require(last != 0.0 and solved.warmth != 0.0, "a ridge or a temperature is zero")
-        if choice is not None:
+        found, model = from_archive(_Solution, archive, device=self.device_, name=name), self._model
+        solved = SolvedCache(model, self.readout, self._fixed_alpha(), found.last_ridge, found.choice)
+        solved.solution = found.readout()
+        if solved.solution is not None:
+            if solved.solution.weights.shape != (model.layer.n_outputs, len(self.classes_)):
+                raise FileFormatError(f"{name}: 'weights' are of another layer or of other classes than the head")
+            if self.readout != "ridge" and found.choice is None:
+                raise FileFormatError(f"{name} does not say how it was chosen")
+            solved.warmth = found.temperature
+        if found.choice is not None:
             wanted = 0 if model.blocks is None else len(model.blocks.kept)
-            fields.require(len(choice.weights) in (0, wanted), "it has weights of another number of blocks")
-            solved.is_fresh = choice.rows == model.rows
+            if len(found.choice.weights) not in (0, wanted):
+                raise FileFormatError(f"{name} has weights of another number of blocks")
+            solved.is_fresh = found.choice.rows == model.rows
         self._solved = solved
 
-    def _contents(self) -> Contents:
-        temperature, standard = self._calibrated()
-        meta: dict[str, Any] = {"seed": self._seed}
-        if temperature is not None:
-            meta["temperature"] = temperature
-        parts = {"model": to_archive(self._model)}
-        if standard is not None:
-            parts["novelty"] = to_archive(standard)
-        return Contents(meta, parts=parts)
+    def _contents(self) -> Learned:
+        return Learned(self._seed, self._model, *self._calibrated())
 
-    def _restore(self, fields: Fields) -> None:
-        self._seed = fields.integer("seed", **SEEDS)
-        self._commit(self._read_model(fields, "model"))
-        self._temperature = fields.optional_number("temperature", low=0.0)
-        fields.require(self._temperature != 0.0, "its temperature is zero")
-        self._standard = _part(fields, "novelty", NoveltyStandard)
+    def _restore(self, learned: Learned) -> None:
+        self._seed = learned.seed
+        self._commit(self._check_model(learned.model))
+        self._temperature, self._standard = learned.temperature, learned.novelty
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""
@@ -764,11 +774,6 @@ class Classifier(IncrementalClassifier):
             "error_bound": model.state.error_bound(alpha),
             "state_bytes": model.state.nbytes,
         }
-
-
-def _part(fields: Fields, key: str, kind: type[T]) -> T | None:
-    """Return a record inside a file, None where there is none."""
-    return from_archive(kind, fields.part(key), name=fields.inside(key)) if fields.has(key) else None
 
 
 def _energy(layer: FeatureMap, Z: Tensor) -> float:

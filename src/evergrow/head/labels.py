@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, LabelError
-from evergrow.core.fields import Fields
+from evergrow.core.record import require
 from evergrow.core.registry import nearest
 
 _KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers", "U": "strings", "S": "bytes"}
@@ -193,25 +193,42 @@ def _label_array(values: list[Any]) -> NDArray[Any]:
 # -- files ----------------------------------------------------------------------------------------------------
 
 
-def written_labels(labels: NDArray[Any]) -> dict[str, Any]:
-    """Return labels in a form that JSON holds, or raise :class:`InputError`."""
-    if labels.dtype.kind not in _STORED:
-        raise InputError(f"labels must be integers, numbers, strings or booleans to be saved, got {labels.dtype}")
-    return {"kind": labels.dtype.kind, "values": labels.tolist()}
+@dataclass(frozen=True)
+class StoredLabels:
+    """Labels in a form that JSON holds.
 
+    Parameters
+    ----------
+    kind : str
+        Letter of their type in NumPy.
+    values : list
+        The labels.
+    """
 
-def read_labels(fields: Fields, *, in_order: bool = True) -> NDArray[Any]:
-    """Return the labels that :func:`written_labels` wrote: of one kind, each once, and sorted unless told otherwise."""
-    dtype, types = _STORED[fields.text("kind", choices=_STORED)]
-    values = fields.values("values")
-    if any(not isinstance(value, types) or (isinstance(value, bool) and bool not in types) for value in values):
-        fields.require(False, "labels are not all of their kind")
-    try:
-        labels = np.asarray(values, dtype=dtype)
-    except (OverflowError, ValueError, TypeError) as error:
-        fields.require(False, f"a label is out of range: {error}")
-    fields.require(dtype is not np.float64 or bool(np.isfinite(labels).all()), "a label is not finite")
-    found = np.unique(labels)
-    fields.require(len(found) == len(labels), "a label occurs twice")
-    fields.require(not in_order or bool((found == labels).all()), "labels are not sorted")
-    return labels
+    kind: str
+    values: list[Any]
+
+    @classmethod
+    def of(cls, labels: NDArray[Any]) -> StoredLabels:
+        """Return labels as a file holds them, or raise :class:`InputError`."""
+        if labels.dtype.kind not in _STORED:
+            raise InputError(f"labels must be integers, numbers, strings or booleans to be saved, got {labels.dtype}")
+        return cls(labels.dtype.kind, labels.tolist())
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless the labels are of one kind, and each is there once."""
+        require(self.kind in _STORED, f"'kind' should be one of {', '.join(map(repr, _STORED))}")
+        dtype, types = _STORED[self.kind]
+        for value in self.values:
+            right = isinstance(value, types) and (not isinstance(value, bool) or bool in types)
+            require(right, "labels are not all of their kind")
+        try:
+            labels = self.table()
+        except (OverflowError, ValueError, TypeError) as error:
+            require(False, f"a label is out of range: {error}")
+        require(dtype is not np.float64 or bool(np.isfinite(labels).all()), "a label is not finite")
+        require(len(np.unique(labels)) == len(labels), "a label occurs twice")
+
+    def table(self) -> NDArray[Any]:
+        """Return the labels as they were."""
+        return np.asarray(self.values, dtype=_STORED[self.kind][0])

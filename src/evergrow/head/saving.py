@@ -1,51 +1,76 @@
 """Saving and loading of classifiers, on features or on images.
 
 A classifier is written as one archive of kind ``<family>/<name>``, under the name that users know it by. The base
-writes its settings, its labels and its device; what was learned goes through two hooks, ``_contents`` and ``_restore``.
+writes its settings, its labels and its device. What was learned is a dataclass, ``learned_as``, whose types say what a
+file may hold (:mod:`evergrow.core.record`); ``_contents`` returns it and ``_restore`` takes it over.
 """
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive, Kind, read_archive, write_archive
+from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import EvergrowError, FileFormatError, InputError
-from evergrow.core.families import Family
-from evergrow.core.fields import Fields
-from evergrow.core.registry import nearest
-from evergrow.core.seeding import SEEDS as SEEDS
+from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError
+from evergrow.core.record import (
+    Between,
+    check_kind,
+    make_archive,
+    read_fields,
+    record,
+    require,
+    to_values,
+    written_values,
+)
+from evergrow.core.registry import Registry, nearest
 from evergrow.head.estimator import Estimator, not_fitted
-from evergrow.head.labels import read_labels, written_labels
+from evergrow.head.labels import StoredLabels
 from evergrow.head.layers import Layer
 
+Seed = Annotated[int, Between(-(2**63), 2**64)]
+"""A seed in a file."""
 
-@dataclass(frozen=True)
-class Contents:
-    """What a classifier has learned, as an archive holds it.
+Positive = Annotated[float, Between(above=0.0)]
+"""A number above zero in a file."""
+
+T = TypeVar("T")
+
+
+class Methods(Registry[type[T]]):
+    """Classifiers by name; what they write is an archive of kind ``<prefix>/<name>``.
 
     Parameters
     ----------
-    meta : dict
-        JSON-serialisable values.
-    tensors : dict of str to Tensor
-        Tensors by name.
-    parts : dict of str to Archive
-        What is inside, by name.
+    prefix : str
+        What kinds of archives begin with.
     """
 
-    meta: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    parts: dict[str, Archive] = field(default_factory=dict)
+    def __init__(self, prefix: str) -> None:
+        super().__init__("method", plugins=True)
+        self.prefix = prefix
+
+    def register(self, name: str) -> Callable[[type[T]], type[T]]:
+        """Return a decorator that files a class under a name, in settings and in files."""
+        known, written = super().register(name), record(f"{self.prefix}/{name}")
+        return lambda cls: written(known(cls))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What files hold of every classifier: its settings and its labels."""
+
+    params: dict[str, Any]
+    labels: StoredLabels
 
 
 class SavedClassifier(Estimator, ABC):
@@ -62,8 +87,10 @@ class SavedClassifier(Estimator, ABC):
         Where it computes.
     """
 
-    family: ClassVar[Family[Any]]
-    """The registry that it is in."""
+    saved_as: ClassVar[type[Saved]]
+    """What files hold of every classifier of its family."""
+    learned_as: ClassVar[type]
+    """The dataclass of what it learns, as files hold it; its tensors are read onto the classifier's device."""
     sorted_labels: ClassVar[bool] = True
     """Whether files hold the labels sorted; False for classifiers that number classes as they come."""
     classes_: NDArray[Any]
@@ -78,14 +105,14 @@ class SavedClassifier(Estimator, ABC):
         """Raise :class:`~evergrow.core.errors.ParameterError` for settings out of range."""
 
     @abstractmethod
-    def _contents(self) -> Contents:
-        """Return what was learned; settings and labels are written by the base."""
+    def _contents(self) -> Any:
+        """Return what was learned, a ``learned_as``; settings and labels are written by the base."""
 
     @abstractmethod
-    def _restore(self, fields: Fields) -> None:
-        """Take over what :meth:`_contents` gave, checked; settings, labels and device are there.
+    def _restore(self, learned: Any) -> None:
+        """Take over what :meth:`_contents` gave; settings, labels and device are there.
 
-        Whatever does not fit raises :class:`~evergrow.core.errors.FileFormatError`.
+        What does not fit them is refused by :func:`~evergrow.core.record.require`.
         """
 
     def _plain_param(self, name: str, value: Any) -> Any:
@@ -123,11 +150,6 @@ class SavedClassifier(Estimator, ABC):
 
     # -- files ----------------------------------------------------------------------------------------------
 
-    @classmethod
-    def archive_kind(cls) -> Kind:
-        """Return the kind of archive that classifiers of this class are written as."""
-        return cls.family.kind_of(cls)
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the classifier to one safetensors file, atomically.
 
@@ -144,12 +166,13 @@ class SavedClassifier(Estimator, ABC):
         """Return what :meth:`save` writes, for those who put a classifier into a file of their own."""
         if not self._is_started():
             self._require_fitted()
-        contents = self._contents()
+        archive = make_archive(type(self), written_values(self._contents()))
         params = {name: self._plain_param(name, value) for name, value in self.get_params(deep=False).items()}
-        meta = {"params": params, "labels": written_labels(self._label_table()), **contents.meta}
         # What a later version wrote beside that, and this one does not know, goes back where it was.
-        meta = {**vars(self).get("_unknown_fields", {}), **meta}
-        return self.archive_kind().archive(meta, contents.tensors, contents.parts)
+        for name, value in vars(self).get("_unknown_fields", {}).items():
+            archive.meta.setdefault(name, value)
+        archive.meta.update(params=params, labels=to_values(StoredLabels.of(self._label_table())))
+        return archive
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | torch.device | None = None) -> Self:
@@ -191,25 +214,36 @@ class SavedClassifier(Estimator, ABC):
         FileFormatError
             If it is of another kind, or its contents do not fit each other.
         """
-        fields = archive.open(cls.archive_kind().name, name=name)
-        return cls._from_settings(fields, device)._restored(fields)
+        saved = cls._read_settings(archive, name)
+        return cls._from_settings(saved, device, name)._restored(archive, name)
 
-    def _restored(self, fields: Fields) -> Self:
+    @classmethod
+    def _read_settings(cls, archive: Archive, name: str) -> Any:
+        check_kind(cls, archive, name)
+        return read_fields(cls.saved_as, archive, name=name)
+
+    def _restored(self, archive: Archive, name: str) -> Self:
         """Take over what was learned, and keep what this version does not know, to be written again."""
-        self._restore(fields)
-        self._unknown_fields = fields.unknown()
+        learned: Any = read_fields(self.learned_as, archive, device=self.device_, name=name)
+        with _consistent(name):
+            self._restore(learned)
+        known = {field.name for part in (self.saved_as, self.learned_as) for field in fields(part)}
+        self._unknown_fields = {key: value for key, value in archive.meta.items() if key not in known}
         return self
 
     @classmethod
-    def _from_settings(cls, fields: Fields, device: str | torch.device | None) -> Self:
+    def _from_settings(cls, saved: Any, device: str | torch.device | None, name: str) -> Self:
         """Return a classifier with the settings and labels of a file, on its device, that has learned nothing yet."""
-        made = cls._with_params(fields)
+        made = cls._with_params(saved.params, name)
         if device is not None:
             made.device = device
             made.device_ = resolve_device(device)
         else:
-            made.device_ = _usable_device(fields, made.device)
-        made._adopt_labels(read_labels(fields.fields("labels"), in_order=cls.sorted_labels))
+            made.device_ = _usable_device(name, made.device)
+        labels = saved.labels.table()
+        with _consistent(name):
+            require(not cls.sorted_labels or bool((labels[:-1] < labels[1:]).all()), "labels are not sorted")
+        made._adopt_labels(labels)
         return made
 
     @classmethod
@@ -218,22 +252,29 @@ class SavedClassifier(Estimator, ABC):
         return cls._param_names()
 
     @classmethod
-    def _with_params(cls, fields: Fields) -> Self:
-        params = fields.mapping("params")
+    def _with_params(cls, params: dict[str, Any], name: str) -> Self:
         known = cls._known_params(params)
-        strange = [key for key in params if key not in known]
-        if strange:
-            fields.require(
-                False, f"setting {strange[0]!r} is none of this method; nearest: {nearest(strange[0], known)}"
-            )
+        strange = next((key for key in params if key not in known), None)
+        if strange is not None:
+            close = nearest(strange, known)
+            raise FileFormatError(f"{name}: setting {strange!r} is none of this method; nearest: {close}")
         try:
             made = cls(**{key: cls._param_from_file(key, value) for key, value in params.items()})
             made._check_params()
         except FileFormatError:
             raise
         except (EvergrowError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
-            raise FileFormatError(f"{fields.name} must have settings that the method takes: {error}") from error
+            raise FileFormatError(f"{name} must have settings that the method takes: {error}") from error
         return made
+
+
+@contextmanager
+def _consistent(name: str) -> Iterator[None]:
+    """Say which file it is that contradicts itself."""
+    try:
+        yield
+    except (FileFormatError, InputError, ParameterError) as error:
+        raise FileFormatError(f"{name} is damaged or contradicts itself: {error}") from error
 
 
 def plain_value(name: str, value: Any) -> Any:
@@ -265,13 +306,13 @@ def plain_value(name: str, value: Any) -> Any:
     raise InputError(f"{name} must be a plain value to be saved, got {type(value).__name__}")
 
 
-def _usable_device(fields: Fields, device: Any) -> torch.device:
+def _usable_device(name: str, device: Any) -> torch.device:
     """Return the device that a file asks for, or the CPU where this machine has no such one."""
     try:
         if device == "auto":
             return resolve_device(device)
         wanted = torch.device(device)
     except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
-        raise FileFormatError(f"{fields.name} must name a device, got {device!r}") from error
+        raise FileFormatError(f"{name} must name a device, got {device!r}") from error
     usable = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     return wanted if (wanted.index or 0) < usable.get(wanted.type, 0) else torch.device("cpu")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from evergrow.core.fields import Fields
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS
-from evergrow.head.classifier import Classifier
+from evergrow.head.classifier import Classifier, Learned
 from evergrow.head.layers import FeatureMap, GuidedLayer, Layer, Scales
 from evergrow.head.linalg import PAPER_ALPHAS, SOLVERS, choose_by_holdout, create_state
-from evergrow.head.saving import Contents
+from evergrow.head.saving import Positive
+
+
+@dataclass(frozen=True, eq=False)
+class _Learned(Learned):
+    holdout_alpha: Positive | None = None
 
 
 @HEADS.register("scl-mgsm")
@@ -83,6 +88,7 @@ class SCLClassifier(Classifier):
     readout = "ridge"
     normalize = "none"
     shape_directions = 0
+    learned_as: ClassVar[type] = _Learned
     blocks = None
     max_features = None
 
@@ -164,14 +170,10 @@ class SCLClassifier(Classifier):
         state = state.accumulate((H, Y[train][rows]) for rows, H in layer.iter_transform(Z[train]))
         return choose_by_holdout(state.reduced(), layer.transform(Z[test]), Y[test]).alpha
 
-    def _contents(self) -> Contents:
-        contents = super()._contents()
-        contents.meta["holdout_alpha"] = vars(self).get("_held_out_alpha")
-        return contents
+    def _contents(self) -> _Learned:
+        return _Learned(**vars(super()._contents()), holdout_alpha=vars(self).get("_held_out_alpha"))
 
-    def _restore(self, fields: Fields) -> None:
-        chosen = fields.optional_number("holdout_alpha", low=0.0)
-        fields.require(chosen != 0.0, "its ridge is zero")
-        if chosen is not None:
-            self._held_out_alpha = chosen
-        super()._restore(fields)
+    def _restore(self, learned: _Learned) -> None:  # type: ignore[override]
+        if learned.holdout_alpha is not None:
+            self._held_out_alpha = learned.holdout_alpha
+        super()._restore(learned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,7 @@ import torch
 from torch import Tensor
 
 from evergrow.core.errors import UnknownNameError
-from evergrow.core.fields import Fields
 from evergrow.head.labels import LabelUpdate
-from evergrow.head.saving import Contents
 from evergrow.lab.checks import CHECKS, iter_checks, run_checks
 from evergrow.lab.heads import SimpleCILClassifier
 
@@ -30,8 +29,15 @@ class Impure(SimpleCILClassifier):
         return out
 
 
+@dataclass(frozen=True)
+class Kept(SimpleCILClassifier.learned_as):  # type: ignore[name-defined, misc]
+    kept: Tensor
+
+
 class Growing(SimpleCILClassifier):
     """Keeps every batch."""
+
+    learned_as = Kept
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         super()._learn(Z, labels)
@@ -41,14 +47,12 @@ class Growing(SimpleCILClassifier):
         super()._reset()
         self._kept = []
 
-    def _contents(self) -> Contents:
-        contents = super()._contents()
-        contents.tensors["kept"] = torch.cat(self._kept)
-        return contents
+    def _contents(self) -> Kept:
+        return Kept(**vars(super()._contents()), kept=torch.cat(self._kept))
 
-    def _restore(self, fields: Fields) -> None:
-        super()._restore(fields)
-        self._kept = [fields.tensor("kept")]
+    def _restore(self, learned: Kept) -> None:
+        super()._restore(learned)
+        self._kept = [learned.kept]
 
 
 class HalfLearned(SimpleCILClassifier):
@@ -77,10 +81,9 @@ class Recent(SimpleCILClassifier):
 class Forgetful(SimpleCILClassifier):
     """Loses its numbers in a file."""
 
-    def _contents(self) -> Contents:
+    def _contents(self) -> Any:
         contents = super()._contents()
-        contents.tensors["sums"] = contents.tensors["sums"].half().double()
-        return contents
+        return replace(contents, sums=contents.sums.half().double())
 
 
 class Neighbourly(SimpleCILClassifier):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from evergrow.adapt import FsaConfig, adapt
-from evergrow.core.fields import Fields
+from evergrow.core.record import from_values, to_values
 from evergrow.lab.methods import FsaClassifier, JointFineTuning
 from evergrow.lab.methods.cost import Cost, adaptation_cost, count_parameters, inference_gflops, training_gflops
 
@@ -46,7 +46,7 @@ def test_counting_leaves_no_trace() -> None:
 def test_costs_add_up_over_tasks() -> None:
     total = Cost(10, 1.0, 0.5, 6.0, 2, 100, 7) + Cost(8, 2.0, 0.7, 1.0, 3, 50, 9)
     assert total == Cost(10, 3.0, 0.7, 7.0, 5, 150, 9)
-    assert Cost.from_fields(Fields(total.to_dict(), {}, {}, "cost")) == total
+    assert from_values(Cost, to_values(total), "cost") == total
 
 
 def test_adaptation_says_what_it_cost() -> None:

@@ -18,6 +18,7 @@ from evergrow.adapt.tuners import UnsupportedModelError, tuners_of
 from evergrow.core.archive import read_archive
 from evergrow.core.errors import ImageError, LabelError, ParameterError, WeightsError
 from evergrow.core.items import Images
+from evergrow.core.record import kind_of
 from evergrow.features import create_backbone, hash_weights
 from evergrow.features.backbones import ImageBackbone
 from evergrow.lab.methods import IMAGE_METHODS
@@ -127,7 +128,7 @@ def test_a_file_holds_the_trained_parts_only(kind: type[TaskwiseClassifier], tmp
     model = two_tasks(kind)
     path = tmp_path / "model.evg"
     model.save(path)
-    archive = read_archive(path, kind.archive_kind().name)
+    archive = read_archive(path, kind_of(kind))
     stored = sum(tensor.numel() for part in archive.walk() for tensor in part.tensors.values())
     backbone = sum(parameter.numel() for parameter in small_backbone().module.parameters())
     assert stored < 0.5 * backbone

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from evergrow.core.errors import UnsupportedError
-from evergrow.core.fields import Fields
-from evergrow.core.record import from_archive, to_archive
+from evergrow.core.record import Spec, require
 from evergrow.core.seeding import derive_seed, generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
@@ -20,8 +19,8 @@ from evergrow.head.layers import FeatureMap, chunk_rows, normalize
 from evergrow.head.linalg import check_gram, safe_cholesky
 from evergrow.head.maps import ContrastMap, layer_map
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.saving import SEEDS, Contents
-from evergrow.lab.heads.prototypes import SharedGaussian, read_counts, target_prototypes
+from evergrow.head.saving import Seed
+from evergrow.lab.heads.prototypes import SharedGaussian, check_counts, target_prototypes
 from evergrow.lab.heads.random_layer import empty_model, one_hot
 from evergrow.lab.layers import GaussianLayer
 
@@ -49,6 +48,16 @@ class _Maps:
     heads: list[Tensor]
     prototypes: Tensor
     output: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Learned:
+    seed: Seed
+    heads: tuple[RidgeModel, ...]
+    output: FeatureMap
+    counts: Annotated[Tensor, Spec(("C",), "int64")]
+    spread: Annotated[Tensor, Spec(("d", "d"))]
+    sums: Annotated[Tensor, Spec(("d", "C"))]
 
 
 @HEADS.register("anacp")
@@ -108,6 +117,8 @@ class AnaCPClassifier(IncrementalClassifier):
     >>> model.score(X, y) > 0.93
     True
     """
+
+    learned_as: ClassVar[type] = _Learned
 
     def __init__(
         self,
@@ -251,24 +262,20 @@ class AnaCPClassifier(IncrementalClassifier):
 
     # -- files ------------------------------------------------------------------------------------------
 
-    def _contents(self) -> Contents:
-        parts = {f"head{index}": to_archive(head) for index, head in enumerate(self._heads)}
+    def _contents(self) -> _Learned:
         gaussian = self._gaussian
-        tensors = {"sums": gaussian.sums, "counts": gaussian.counts, "spread": gaussian.spread}
-        return Contents({"seed": self._seed}, tensors, {**parts, "output": to_archive(self._output)})
+        return _Learned(self._seed, tuple(self._heads), self._output, gaussian.counts, gaussian.spread, gaussian.sums)
 
-    def _restore(self, fields: Fields) -> None:
-        self._seed, width = fields.integer("seed", **SEEDS), self.n_features_in_
-        count = len(fields.part_names()) - 1
-        fields.require(count == self.n_ensembles, f"it has {count} heads of {self.n_ensembles}")
-        heads = [self._read_model(fields, f"head{index}") for index in range(count)]
-        output = from_archive(FeatureMap, fields.part("output"), device=self.device_, name=fields.inside("output"))
-        layers = [output, *(head.layer for head in heads)]
+    def _restore(self, learned: _Learned) -> None:
+        width, counts, count = self.n_features_in_, learned.counts, len(learned.heads)
+        require(count == self.n_ensembles, f"it has {count} heads of {self.n_ensembles}")
+        heads = [self._check_model(head) for head in learned.heads]
+        layers = [learned.output, *(head.layer for head in heads)]
         right = all((layer.n_features_in, layer.n_outputs) == (width, self.n_units) for layer in layers)
-        fields.require(right, "its layers are of another width than its settings say")
-        counts = read_counts(fields, "counts", len(self.classes_)).to(self.device_)
-        fields.require(all(torch.equal(head.counts, counts) for head in heads), "its heads learned other samples")
-        sums = fields.tensor("sums", (width, len(counts))).to(self.device_)
-        spread = fields.tensor("spread", (width, width)).to(self.device_)
-        check_gram("spread", spread)
-        self._commit(heads, SharedGaussian(sums, counts, spread, self.variant), output)
+        require(right, "its layers are of another width than its settings say")
+        check_counts(counts, len(self.classes_))
+        require(all(torch.equal(head.counts, counts) for head in heads), "its heads learned other samples")
+        require(len(learned.sums) == width, "'sums' are of features of another width")
+        check_gram("spread", learned.spread)
+        self._seed = learned.seed
+        self._commit(heads, SharedGaussian(learned.sums, counts, learned.spread, self.variant), learned.output)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from evergrow.core.fields import Fields
-from evergrow.core.record import to_archive
+from evergrow.core.errors import FileFormatError
+from evergrow.core.record import Spec, require
 from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
@@ -19,7 +20,15 @@ from evergrow.head.linalg import RidgeStatistics
 from evergrow.head.maps import LayerMap, layer_map
 from evergrow.head.readout import Readout, solve_ridge
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.saving import SEEDS, Contents
+from evergrow.head.saving import Seed
+
+
+@dataclass(frozen=True, eq=False)
+class _Learned:
+    seed: Seed
+    model: RidgeModel | None = None
+    kept: Annotated[Tensor, Spec(("n", None), "float32")] | None = None
+    codes: Annotated[Tensor, Spec(("n",), "int64")] | None = None
 
 
 @HEADS.register("joint-lp")
@@ -61,6 +70,8 @@ class JointLinearProbe(IncrementalClassifier):
     >>> model.score(X, y) > 0.93
     True
     """
+
+    learned_as: ClassVar[type] = _Learned
 
     def __init__(
         self,
@@ -196,22 +207,23 @@ class JointLinearProbe(IncrementalClassifier):
         learned = (scale * torch.nn.functional.normalize(weights)).detach().T.to(torch.float64)
         return Readout(learned, learned.new_zeros(n_classes), 0.0, 0.0, 0.0)
 
-    def _contents(self) -> Contents:
-        meta = {"seed": self._seed}
+    def _contents(self) -> _Learned:
         if self.solver == "sgd":
-            return Contents(meta, {"kept": self._kept, "codes": self._codes})
-        return Contents(meta, parts={"model": to_archive(self._model)})
+            return _Learned(self._seed, kept=self._kept, codes=self._codes)
+        return _Learned(self._seed, self._model)
 
-    def _restore(self, fields: Fields) -> None:
-        self._seed = fields.integer("seed", **SEEDS)
+    def _restore(self, learned: _Learned) -> None:
+        self._seed = learned.seed
         if self.solver == "analytic":
-            self._model = self._read_model(fields, "model")
+            require(learned.model is not None, "it lacks 'model'")
+            self._model = self._check_model(learned.model)  # type: ignore[arg-type]
             return
-        kept = fields.tensor("kept", (None, self.n_features_in_), dtype=torch.float32)
-        codes = fields.tensor("codes", (kept.shape[0],), dtype=torch.int64)
+        kept, codes = learned.kept, learned.codes
+        if kept is None or codes is None or kept.shape[1] != self.n_features_in_:
+            raise FileFormatError("it lacks samples, or they have features of another width")
         known = bool(((codes >= 0) & (codes < len(self.classes_))).all())
-        fields.require(len(codes) > 0 and known, "samples that it keeps are of classes that it does not know")
-        self._kept, self._codes = kept.to(self.device_), codes.to(self.device_)
+        require(len(codes) > 0 and known, "samples that it keeps are of classes that it does not know")
+        self._kept, self._codes = kept, codes
 
 
 def _storable(Z: Tensor) -> Tensor:

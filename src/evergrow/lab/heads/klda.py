@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from evergrow.core.fields import Fields
-from evergrow.core.record import to_archive
+from evergrow.core.record import Between, require
 from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
@@ -18,7 +17,7 @@ from evergrow.head.layers import FourierLayer, check_contrast
 from evergrow.head.linalg import ClassGeometry, symmetric_eigh
 from evergrow.head.maps import HeadMap, VoteMap, layer_map
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.saving import SEEDS, Contents
+from evergrow.head.saving import Seed
 from evergrow.lab.heads.random_layer import empty_model
 
 
@@ -36,6 +35,13 @@ class Discriminant:
 
     weights: Tensor
     offset: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Learned:
+    seed: Seed
+    gamma: Annotated[float, Between(0.0)]
+    members: tuple[RidgeModel, ...]
 
 
 @HEADS.register("klda")
@@ -91,6 +97,8 @@ class KLDAClassifier(IncrementalClassifier):
     >>> model.score(X, y) > 0.97
     True
     """
+
+    learned_as: ClassVar[type] = _Learned
 
     def __init__(
         self,
@@ -188,17 +196,16 @@ class KLDAClassifier(IncrementalClassifier):
         offset = -0.5 * torch.einsum("kc,kc->c", geometry.means, reduced)
         return Discriminant(geometry.stats.lift(reduced), offset)
 
-    def _contents(self) -> Contents:
-        parts = {str(index): to_archive(member) for index, member in enumerate(self._members)}
-        return Contents({"seed": self._seed, "gamma": self._gamma}, parts=parts)
+    def _contents(self) -> _Learned:
+        return _Learned(self._seed, self._gamma, tuple(self._members))
 
-    def _restore(self, fields: Fields) -> None:
-        self._seed, self._gamma = fields.integer("seed", **SEEDS), fields.number("gamma", low=0.0)
-        names = fields.part_names()
-        fields.require(len(names) == self.n_ensembles, f"it has {len(names)} members of {self.n_ensembles}")
-        members = [self._read_model(fields, str(index)) for index in range(len(names))]
+    def _restore(self, learned: _Learned) -> None:
+        count = len(learned.members)
+        require(count == self.n_ensembles, f"it has {count} members of {self.n_ensembles}")
+        members = [self._check_model(member) for member in learned.members]
         same = all(torch.equal(member.counts, members[0].counts) for member in members)
-        fields.require(same, "its members learned other samples")
+        require(same, "its members learned other samples")
+        self._seed, self._gamma = learned.seed, learned.gamma
         self._commit(members)
 
     @property

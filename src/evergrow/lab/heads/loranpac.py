@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from evergrow.core.fields import Fields
-from evergrow.core.record import from_archive, to_archive
+from evergrow.core.record import Between, Spec, require
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
@@ -17,13 +17,23 @@ from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap, check_contrast
 from evergrow.head.linalg import check_gram, check_size, sum_columns, take_columns
 from evergrow.head.maps import LayerMap
-from evergrow.head.saving import SEEDS, Contents
+from evergrow.head.saving import Seed
 from evergrow.lab.heads.random_layer import one_hot
 from evergrow.lab.layers import GaussianLayer
 from evergrow.lab.truncated import TruncatedBasis
 
 DOUBLE_UP_TO = 20_000
 """Widest layer that ``dtype="auto"`` computes in float64; beyond, the basis alone would take gigabytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Learned:
+    seed: Seed
+    count: Annotated[int, Between(1, 2**53)]
+    layer: FeatureMap
+    cross: Annotated[Tensor, Spec(("L", "C"), dtype=None)]
+    basis: Annotated[Tensor, Spec(("L", "k"), dtype=None)]
+    core: Annotated[Tensor, Spec(("k", "k"))]
 
 
 @HEADS.register("loranpac")
@@ -84,6 +94,8 @@ class LoRanPACClassifier(IncrementalClassifier):
     >>> model.score(X / 16, y) > 0.95, model.rank_
     (True, 300)
     """
+
+    learned_as: ClassVar[type] = _Learned
 
     def __init__(
         self,
@@ -185,20 +197,18 @@ class LoRanPACClassifier(IncrementalClassifier):
         parts = [H @ self._weights for _, H in self._layer.iter_transform(Z.to(self._weights.dtype))]
         return torch.cat(parts).to(Z.dtype)
 
-    def _contents(self) -> Contents:
-        tensors = {"basis": self._kept.basis, "core": self._kept.core, "cross": self._cross}
-        return Contents({"count": self._count, "seed": self._seed}, tensors, {"layer": to_archive(self._layer)})
+    def _contents(self) -> _Learned:
+        return _Learned(self._seed, self._count, self._layer, self._cross, self._kept.basis, self._kept.core)
 
-    def _restore(self, fields: Fields) -> None:
-        self._seed, dtype, place = fields.integer("seed", **SEEDS), self._work_dtype(), self.device_
-        layer = from_archive(FeatureMap, fields.part("layer"), device=place, name=fields.inside("layer"))
-        fields.require(layer.n_features_in == self.n_features_in_, "its layer is for features of another width")
-        cross = fields.tensor("cross", (layer.n_outputs, len(self.classes_)), dtype=dtype)
-        basis = fields.tensor("basis", (layer.n_outputs, None), dtype=dtype)
-        core = fields.tensor("core", (basis.shape[1], basis.shape[1])).to(place)
-        check_gram("core", core)
-        kept = TruncatedBasis(basis.to(place), core)
-        self._commit(layer, kept, cross.to(place), fields.integer("count", low=1))
+    def _restore(self, learned: _Learned) -> None:
+        layer, basis, cross, dtype = learned.layer, learned.basis, learned.cross, self._work_dtype()
+        require(layer.n_features_in == self.n_features_in_, "its layer is for features of another width")
+        require(basis.dtype == dtype and len(basis) == layer.n_outputs, "'basis' does not fit its layer and settings")
+        fits = cross.dtype == dtype and cross.shape[1] == len(self.classes_)
+        require(fits, "'cross' does not fit its classes and settings")
+        check_gram("core", learned.core)
+        self._seed = learned.seed
+        self._commit(layer, TruncatedBasis(basis, learned.core), cross, learned.count)
 
     @property
     def rank_(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from evergrow.core.fields import Fields
+from evergrow.core.record import require
 from evergrow.head.layers import normalize
 from evergrow.head.linalg import symmetric_eigh, take_columns
 from evergrow.head.ridge_model import select_counts
@@ -167,8 +167,7 @@ def cosine_gradient(left: Tensor, values: Tensor) -> Tensor:
     return 2.0 * (pull - push) / (n * (n - 1)) / values.clamp_min(1e-300)
 
 
-def read_counts(fields: Fields, key: str, n_classes: int) -> Tensor:
-    """Return the samples of every class, at least one of each, or raise :class:`FileFormatError`."""
-    counts = fields.tensor(key, (n_classes,), dtype=torch.int64)
-    fields.require(bool(((counts > 0) & (counts < 2**53)).all()), f"{key!r} has a class of no or too many samples")
-    return counts
+def check_counts(counts: Tensor, n_classes: int) -> None:
+    """Raise :class:`FileFormatError` unless there are samples of every class."""
+    require(len(counts) == n_classes, "it has another number of classes than labels")
+    require(bool(((counts > 0) & (counts < 2**53)).all()), "'counts' has a class of no or too many samples")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from evergrow.core.fields import Fields
-from evergrow.core.record import to_archive
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_number
 from evergrow.head.base import IncrementalClassifier
@@ -18,7 +17,7 @@ from evergrow.head.layers import FeatureMap, Layer, check_contrast
 from evergrow.head.linalg import RidgeSolution, create_state
 from evergrow.head.maps import LayerMap, layer_map
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.saving import SEEDS, Contents
+from evergrow.head.saving import Seed
 
 EXACTNESS = 1e-4
 """Share of the smallest ridge that the compact form of the statistics is told to stay exact for: what it may
@@ -49,12 +48,22 @@ def empty_model(layer: FeatureMap, floor: float, alpha: float | None = None, rul
     return RidgeModel.start(layer, rule, state)
 
 
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """What files hold of what was learned."""
+
+    seed: Seed
+    model: RidgeModel
+
+
 class RandomLayerRidge(IncrementalClassifier):
     """A frozen random layer and recursive ridge regression; kinds differ in the layer and in the ridge.
 
     The statistics are sums over samples, so the classifier after any sequence of batches is the ridge
     regression on all of them together.
     """
+
+    learned_as: ClassVar[type] = Learned
 
     n_units: int
     alpha: float
@@ -129,12 +138,12 @@ class RandomLayerRidge(IncrementalClassifier):
         self._require_fitted()
         return layer_map(self._model, self._solved().weights)
 
-    def _contents(self) -> Contents:
-        return Contents({"seed": self._seed}, parts={"model": to_archive(self._model)})
+    def _contents(self) -> Learned:
+        return Learned(self._seed, self._model)
 
-    def _restore(self, fields: Fields) -> None:
-        self._seed = fields.integer("seed", **SEEDS)
-        self._commit(self._read_model(fields, "model"))
+    def _restore(self, learned: Learned) -> None:
+        self._seed = learned.seed
+        self._commit(self._check_model(learned.model))
 
     # -- looking inside ---------------------------------------------------------------------------------
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from evergrow.core.fields import Fields
+from evergrow.core.record import require
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS
@@ -17,8 +17,7 @@ from evergrow.head.labels import LabelUpdate
 from evergrow.head.layers import FeatureMap, link_only
 from evergrow.head.linalg import AlphaChoice, symmetric_eigh
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.saving import Contents
-from evergrow.lab.heads.random_layer import RandomLayerRidge, empty_model, one_hot
+from evergrow.lab.heads.random_layer import Learned, RandomLayerRidge, empty_model, one_hot
 from evergrow.lab.layers import GaussianLayer
 
 RANPAC_ALPHAS = tuple(10.0**power for power in range(-8, 9))
@@ -26,6 +25,11 @@ RANPAC_ALPHAS = tuple(10.0**power for power in range(-8, 9))
 
 TRAIN_SHARE = 0.8
 """Share of a task's samples that the candidates are fitted on; the rest judges them."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Learned(Learned):
+    alphas: list[float]
 
 
 @HEADS.register("ranpac")
@@ -74,6 +78,8 @@ class RanPACClassifier(RandomLayerRidge):
     >>> model.score(X / 16, y) > 0.97, len(model.alphas_)
     (True, 2)
     """
+
+    learned_as: ClassVar[type] = _Learned
 
     alpha: float | str  # type: ignore[assignment]
 
@@ -136,14 +142,13 @@ class RanPACClassifier(RandomLayerRidge):
             return earlier[-1] if earlier else 1.0
         return choice.alpha
 
-    def _contents(self) -> Contents:
-        contents = super()._contents()
-        return dataclasses.replace(contents, meta={**contents.meta, "alphas": self._alphas})
+    def _contents(self) -> _Learned:
+        return _Learned(self._seed, self._model, self._alphas)
 
-    def _restore(self, fields: Fields) -> None:
-        self._alphas = fields.numbers("alphas")
-        fields.require(bool(self._alphas) and min(self._alphas) > 0.0, "its ridges are not all positive")
-        super()._restore(fields)
+    def _restore(self, learned: _Learned) -> None:  # type: ignore[override]
+        require(bool(learned.alphas) and min(learned.alphas) > 0.0, "its ridges are not all positive")
+        self._alphas = learned.alphas
+        super()._restore(learned)
 
     @property
     def alphas_(self) -> list[float]:

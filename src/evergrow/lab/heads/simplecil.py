@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -10,14 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evergrow.core.errors import NumericalError
-from evergrow.core.fields import Fields
+from evergrow.core.record import Spec, require
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import normalize
 from evergrow.head.linalg import sum_columns
 from evergrow.head.maps import LayerMap
-from evergrow.head.saving import Contents
-from evergrow.lab.heads.prototypes import read_counts
+from evergrow.lab.heads.prototypes import check_counts
+
+
+@dataclass(frozen=True, eq=False)
+class _Learned:
+    counts: Annotated[Tensor, Spec(("C",), "int64")]
+    sums: Annotated[Tensor, Spec(("d", "C"))]
 
 
 @HEADS.register("simplecil")
@@ -51,6 +57,8 @@ class SimpleCILClassifier(IncrementalClassifier):
     >>> model.predict([[5.0, 1.0], [1.0, 5.0]]).tolist()
     ['east', 'north']
     """
+
+    learned_as: ClassVar[type] = _Learned
 
     _sums: Tensor
     _counts: Tensor
@@ -94,14 +102,13 @@ class SimpleCILClassifier(IncrementalClassifier):
         linear = normalize(self._sums, "l2").T.cpu()
         return LayerMap("l2", None, None, linear, linear.new_zeros(linear.shape[1]))
 
-    def _contents(self) -> Contents:
-        return Contents(tensors={"sums": self._sums.T, "counts": self._counts})
+    def _contents(self) -> _Learned:
+        return _Learned(self._counts, self._sums.T)
 
-    def _restore(self, fields: Fields) -> None:
-        classes = len(self.classes_)
-        sums = fields.tensor("sums", (self.n_features_in_, classes))
-        self._sums = sums.T.contiguous().to(self.device_)
-        self._counts = read_counts(fields, "counts", classes).to(self.device_)
+    def _restore(self, learned: _Learned) -> None:
+        check_counts(learned.counts, len(self.classes_))
+        require(len(learned.sums) == self.n_features_in_, "'sums' are of features of another width")
+        self._sums, self._counts = learned.sums.T.contiguous(), learned.counts
 
     @property
     def class_counts_(self) -> NDArray[np.int64]:

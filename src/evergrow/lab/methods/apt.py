@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from evergrow.adapt.settings import TrainPrecision
-from evergrow.core.fields import Fields
+from evergrow.core.record import require
 from evergrow.core.seeding import RandomState
 from evergrow.core.validation import check_number
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
@@ -151,8 +151,8 @@ class APTClassifier(SharedWeightsClassifier):
         with temporary_tuner(self._model, *self._tuner(), modules["merged"]) as tuner:
             yield TaskNetwork(self._model, tuner)
 
-    def _read_state(self, fields: Fields) -> SharedWeightsState:
-        state = super()._read_state(fields)
+    def _read_state(self, learned: Any) -> SharedWeightsState:
+        state = super()._read_state(learned)
         current, merged = ({name: t.shape for name, t in state.modules[part].items()} for part in self.modules)
-        fields.require(current == merged, "current and averaged vectors differ in shape")
+        require(current == merged, "current and averaged vectors differ in shape")
         return state

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from typing_extensions import Self
 
 from evergrow.adapt.fsa import AdaptedBackbone, Network, training_head
-from evergrow.core.fields import Fields
+from evergrow.core.record import Between
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
@@ -55,9 +54,9 @@ class Cost:
     """
 
     trainable_parameters: int = 0
-    train_seconds: float = 0.0
-    inference_gflops: float = 0.0
-    train_gflops: float = 0.0
+    train_seconds: Annotated[float, Between(0.0)] = 0.0
+    inference_gflops: Annotated[float, Between(0.0)] = 0.0
+    train_gflops: Annotated[float, Between(0.0)] = 0.0
     epochs: int = 0
     samples: int = 0
     peak_memory_bytes: int = 0
@@ -74,20 +73,6 @@ class Cost:
             self.epochs + later.epochs,
             self.samples + later.samples,
             max(self.peak_memory_bytes, later.peak_memory_bytes),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> Self:
-        """Return the cost in a file."""
-        counts = ("trainable_parameters", "epochs", "samples", "peak_memory_bytes")
-        amounts = ("train_seconds", "inference_gflops", "train_gflops")
-        return cls(
-            **{name: fields.integer(name) for name in counts},
-            **{name: fields.number(name, low=0) for name in amounts},  # type: ignore[arg-type]
         )
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,15 +17,14 @@ from evergrow.adapt.fsa import CosineHead, Network
 from evergrow.adapt.settings import TrainPrecision
 from evergrow.adapt.tuners import Tuner
 from evergrow.core.errors import ParameterError
-from evergrow.core.fields import Fields
 from evergrow.core.items import Items
+from evergrow.core.record import Spec, require
 from evergrow.core.seeding import RandomState, derive_seed
 from evergrow.core.validation import check_number
-from evergrow.head.saving import Contents
 from evergrow.lab.methods.block_means import BlockMeans
 from evergrow.lab.methods.cost import Cost, inference_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, TaskLabels
-from evergrow.lab.methods.module_states import MODULE, module_state
+from evergrow.lab.methods.module_states import ModuleState
 from evergrow.lab.methods.taskwise import TaskwiseClassifier
 from evergrow.lab.methods.tuned_passes import copy_state, run_network, temporary_tuner
 
@@ -88,6 +87,15 @@ class _Scoring(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self._means.scores(self.stacked.blocks(images), self._weights)
+
+
+@dataclass(frozen=True, eq=False)
+class _Learned:
+    adapters: tuple[ModuleState, ...]
+    sums: Annotated[Tensor, Spec(("B", "C", "d"))]
+    counts: Annotated[Tensor, Spec(("B", "C"), "int64")]
+    home: Annotated[Tensor, Spec(("C",), "int64")]
+    prototypes: Annotated[Tensor, Spec(("B", "C", "d"))]
 
 
 @IMAGE_METHODS.register("ease")
@@ -164,6 +172,8 @@ class EASEClassifier(TaskwiseClassifier):
     >>> model.n_adapters_, model.decision_function(images).shape
     (2, (8, 4))
     """
+
+    learned_as: ClassVar[type] = _Learned
 
     method = "ease"
     protocol: ClassVar[dict[str, Any]] = {"optimizer": "sgd", "schedule": "cosine", "momentum": 0.9}
@@ -292,27 +302,18 @@ class EASEClassifier(TaskwiseClassifier):
 
     # -- files ------------------------------------------------------------------------------------------
 
-    def _contents(self) -> Contents:
+    def _contents(self) -> _Learned:
         state: EaseState = self._state
-        means = state.means
-        tensors = {"sums": means.sums, "counts": means.counts, "home": means.home, "prototypes": means.prototypes}
-        parts = {str(number): MODULE.archive({}, adapter) for number, adapter in enumerate(state.adapters)}
-        return Contents({}, tensors, parts)
+        return _Learned(tuple(ModuleState(adapter) for adapter in state.adapters), **vars(state.means))
 
-    def _read_state(self, fields: Fields) -> EaseState:
-        count = len(fields.part_names())
-        fields.require(count > 0, "it has no adapter")
-        adapters = tuple(module_state(fields, str(number), self.device_) for number in range(count))
-        blocks, classes = count + self.use_init_ptm, len(self.arrival_)
+    def _read_state(self, learned: _Learned) -> EaseState:
+        adapters = tuple(adapter.tensors for adapter in learned.adapters)
+        require(len(adapters) > 0, "it has no adapter")
+        blocks, classes = len(adapters) + self.use_init_ptm, len(self.arrival_)
         shape = (blocks, classes, self.base_.n_features)
-        means = BlockMeans(
-            fields.tensor("sums", shape),
-            fields.tensor("counts", shape[:2], dtype=torch.int64),
-            fields.tensor("home", shape[1:2], dtype=torch.int64),
-            fields.tensor("prototypes", shape),
-        )
-        home = means.home
-        fields.require(bool(((home >= 0) & (home < blocks)).all()), "a class is at home in no block")
-        fields.require(bool((means.counts >= 0).all()), "some counts are negative")
-        fields.require(bool((means.counts[home, torch.arange(classes)] > 0).all()), "a class has no image at home")
-        return EaseState(adapters, means.to(self.device_))
+        require(tuple(learned.sums.shape) == shape, "'sums' do not fit its adapters, classes and backbone")
+        counts, home = learned.counts, learned.home
+        require(bool(((home >= 0) & (home < blocks)).all()), "a class is at home in no block")
+        require(bool((counts >= 0).all()), "some counts are negative")
+        require(bool((counts[home, torch.arange(classes)] > 0).all()), "a class has no image at home")
+        return EaseState(adapters, BlockMeans(learned.sums, counts, home, learned.prototypes))

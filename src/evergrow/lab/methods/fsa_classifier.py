@@ -6,8 +6,8 @@ import inspect
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,17 +18,14 @@ import evergrow.head  # noqa: F401 (fills the registry)
 from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adaptation_config, adapted_from, shared_copy
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import adapting_tuners
-from evergrow.core.archive import Kind, register_kind
 from evergrow.core.errors import LabelError, ParameterError, UnknownNameError
-from evergrow.core.fields import Fields
 from evergrow.core.items import Items
-from evergrow.core.record import from_archive, to_archive
+from evergrow.core.record import record, require
 from evergrow.core.registry import nearest
 from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
 from evergrow.features import EncodeConfig, ImageBackbone, encode
 from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
-from evergrow.head.saving import Contents
 from evergrow.lab.methods.cost import Cost, adaptation_cost, inference_gflops
 from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels
 
@@ -38,9 +35,13 @@ FSA_SUFFIX = "+fsa"
 _OWN = ("backbone", "random_state", "device")
 
 
-KIND = register_kind("method/first-session")
+@dataclass(frozen=True, eq=False)
+class _Learned:
+    head: IncrementalClassifier
+    adaptation: Adaptation | None = None
 
 
+@record("method/first-session")
 class FsaClassifier(ImageClassifier):
     """First-session adaptation, then an analytic head on the adapted features.
 
@@ -94,6 +95,8 @@ class FsaClassifier(ImageClassifier):
     >>> model.decision_function(images).shape, model.backbone_.spec.name
     ((24, 4), 'test_vit+ssf')
     """
+
+    learned_as: ClassVar[type] = _Learned
 
     backbone_: ImageBackbone
     head_: IncrementalClassifier
@@ -233,31 +236,23 @@ class FsaClassifier(ImageClassifier):
     # -- files ------------------------------------------------------------------------------------------
 
     @classmethod
-    def archive_kind(cls) -> Kind:
-        """Return the kind of archive that it is written as, whatever the head."""
-        return KIND
-
-    @classmethod
     def _known_params(cls, params: dict[str, Any]) -> list[str]:
         head = params.get("head")
         options = head_options(head) if isinstance(head, str) and head in HEADS else {}
         return [*super()._known_params(params), *options]
 
-    def _contents(self) -> Contents:
-        parts = {"head": self.head_.to_archive()}
-        if isinstance(self.backbone_, AdaptedBackbone):
-            parts["adaptation"] = to_archive(self.backbone_.adaptation())
-        return Contents(parts=parts)
+    def _contents(self) -> _Learned:
+        backbone = self.backbone_
+        return _Learned(self.head_, backbone.adaptation() if isinstance(backbone, AdaptedBackbone) else None)
 
-    def _restore(self, fields: Fields) -> None:
-        head = HEADS[self.head].from_archive(fields.part("head"), self.device_, name=fields.inside("head"))
-        fields.require(bool(np.array_equal(head.classes_, self.classes_)), "its head knows other classes")
-        fields.require(head.n_features_in_ == self.base_.n_features, "its head takes features of another width")
-        backbone = self.base_
-        if fields.has("adaptation"):
-            adaptation = from_archive(Adaptation, fields.part("adaptation"), name=fields.inside("adaptation"))
+    def _restore(self, learned: _Learned) -> None:
+        head, adaptation, backbone = learned.head, learned.adaptation, self.base_
+        require(type(head) is HEADS[self.head], "its head is of another method")
+        require(bool(np.array_equal(head.classes_, self.classes_)), "its head knows other classes")
+        require(head.n_features_in_ == self.base_.n_features, "its head takes features of another width")
+        require((self.adapt is not None) == (adaptation is not None), "its settings and its backbone differ")
+        if adaptation is not None:
             backbone = adapted_from(self.base_, adaptation).to(self.device_)
-        fields.require((self.adapt is not None) == fields.has("adaptation"), "its settings and its backbone differ")
         self.backbone_, self.head_ = backbone, head
 
 

@@ -16,19 +16,18 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive, read_archive
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError, WeightsError
-from evergrow.core.families import Family
-from evergrow.core.fields import Fields
 from evergrow.core.items import Images, Items
+from evergrow.core.record import require, to_values
 from evergrow.core.seeding import resolve_seed
 from evergrow.features import BackboneSpec, ImageBackbone, backbone_from_spec, best_backbone, create_backbone
 from evergrow.features.base import Backbone
 from evergrow.head.labels import as_labels, check_kind
-from evergrow.head.saving import SEEDS, SavedClassifier
+from evergrow.head.saving import Methods, Saved, SavedClassifier, Seed
 from evergrow.lab.methods.cost import Cost
 
 __all__ = ["IMAGE_METHODS", "Cost", "ImageClassifier", "TaskLabels", "as_items", "resolve_backbone"]
 
-IMAGE_METHODS: Family[ImageClassifier] = Family("method", "method")
+IMAGE_METHODS: Methods[ImageClassifier] = Methods("method")
 """Every method that trains a network, by the name users know it under; filled by ``@IMAGE_METHODS.register(name)``."""
 
 
@@ -62,6 +61,19 @@ class TaskLabels:
     n_classes: int
 
 
+@dataclass(frozen=True)
+class SavedMethod(Saved):
+    """What files hold of every method that trains a network; the backbone is described, not contained."""
+
+    backbone: dict[str, Any]
+    seed: Seed
+    cost: Cost
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where there is no class."""
+        require(bool(self.labels.values), "it knows no class")
+
+
 class ImageClassifier(SavedClassifier):
     """A classifier that learns from images, task by task, over an open set of classes.
 
@@ -83,7 +95,7 @@ class ImageClassifier(SavedClassifier):
         What learning has cost so far, and what an answer costs.
     """
 
-    family: ClassVar[Family[Any]] = IMAGE_METHODS
+    saved_as: ClassVar[type[Saved]] = SavedMethod
     sorted_labels: ClassVar[bool] = False
     joint: ClassVar[bool] = False
     """Whether it learns everything at once, so that only its answers after the last task mean anything."""
@@ -244,7 +256,7 @@ class ImageClassifier(SavedClassifier):
         """Return the archive that :meth:`save` writes; the backbone is described in it, not contained."""
         archive = super().to_archive()
         stored = {name: value for name, value in archive.meta["params"].items() if name not in OF_THE_CALL}
-        own = {"backbone": self.base_.spec.to_dict(), "seed": self.seed_, "cost": self.cost_.to_dict()}
+        own = {"backbone": self.base_.spec.to_dict(), "seed": self.seed_, "cost": to_values(self.cost_)}
         archive.meta.update(own, params=stored)
         return archive
 
@@ -292,17 +304,16 @@ class ImageClassifier(SavedClassifier):
         name : str
             What messages call the source.
         """
-        fields = archive.open(cls.archive_kind().name, name=name)
-        made = cls._from_settings(fields, device)
-        made._place(fields, device, backbone)
-        return made._restored(fields)
+        saved = cls._read_settings(archive, name)
+        made = cls._from_settings(saved, device, name)
+        made._place(saved, device, backbone)
+        return made._restored(archive, name)
 
-    def _place(self, fields: Fields, device: str | torch.device | None, backbone: Any) -> None:
+    def _place(self, saved: SavedMethod, device: str | torch.device | None, backbone: Any) -> None:
         """Take over backbone, seed, device and cost; :meth:`_restore` comes after it."""
-        fields.require(len(self.arrival_) > 0, "it knows no class")
         self.device = "auto" if device is None else device
-        self.seed_, self.cost_ = fields.integer("seed", **SEEDS), Cost.from_fields(fields.fields("cost"))
-        spec = BackboneSpec.from_dict(fields.mapping("backbone"))
+        self.seed_, self.cost_ = saved.seed, saved.cost
+        spec = BackboneSpec.from_dict(saved.backbone)
         required = _required_backbone(spec, backbone, self.device)
         self.backbone = self.base_ = required.with_recipe(spec.recipe or "final")
         self.device_ = self.base_.device if device is None else resolve_device(device)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,12 +16,16 @@ from evergrow.adapt.fsa import CosineHead, Network, own_copy
 from evergrow.adapt.loop import train
 from evergrow.adapt.settings import TrainConfig
 from evergrow.core.errors import InputError
-from evergrow.core.fields import Fields
 from evergrow.core.items import Items, concat_items
+from evergrow.core.record import Spec, require
 from evergrow.features import ImageBackbone, encode
-from evergrow.head.saving import Contents
 from evergrow.lab.methods.cost import Cost, count_parameters, inference_gflops, training_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels
+
+
+@dataclass(frozen=True, eq=False)
+class _Learned:
+    network: dict[str, Annotated[Tensor, Spec(dtype=None)]]
 
 
 @IMAGE_METHODS.register("joint-ft")
@@ -65,6 +69,8 @@ class JointFineTuning(ImageClassifier):
     >>> model.fit(images[y < 2], y[y < 2]).partial_fit(images[y == 2], y[y == 2]).predict(images).shape
     (12,)
     """
+
+    learned_as: ClassVar[type] = _Learned
 
     joint = True
 
@@ -184,16 +190,14 @@ class JointFineTuning(ImageClassifier):
         logits = encode(ImageBackbone(network, spec, self.device_), items, cache=False).X
         return torch.from_numpy(np.array(logits))
 
-    def _contents(self) -> Contents:
-        return Contents({}, dict(self.network().state_dict()))
+    def _contents(self) -> _Learned:
+        return _Learned(dict(self.network().state_dict()))
 
-    def _restore(self, fields: Fields) -> None:
-        shapes = {f"backbone.{name}": value for name, value in self.base_.module.state_dict().items()}
-        head = {"head.weight": (len(self.arrival_), self.base_.n_features), "head.scale": (1,)}
-        tensors = {name: fields.tensor(name, value.shape, dtype=value.dtype) for name, value in shapes.items()}
-        tensors |= {name: fields.tensor(name, shape, dtype=torch.float32) for name, shape in head.items()}
-        strange = set(fields.tensor_names()) - set(tensors)
-        fields.require(not strange, f"{min(strange, default='')!r} is no part of the network")
+    def _restore(self, learned: _Learned) -> None:
         network = self._new_network()
-        network.load_state_dict(tensors)
+        wanted = {name: (value.shape, value.dtype) for name, value in network.state_dict().items()}
+        found = {name: (value.shape, value.dtype) for name, value in learned.network.items()}
+        differing = {name for name in {**wanted, **found} if wanted.get(name) != found.get(name)}
+        require(not differing, f"{min(differing, default='')!r} is not as in the network")
+        network.load_state_dict(learned.network)
         self._network = network.requires_grad_(False).eval()

@@ -6,20 +6,19 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evergrow.core.fields import Fields
 from evergrow.core.items import Items
+from evergrow.core.record import Between, Spec, require
 from evergrow.core.seeding import generator
-from evergrow.head.saving import Contents
 from evergrow.lab.methods.class_weights import ClassWeights, TrainableWeights
 from evergrow.lab.methods.cost import Cost
 from evergrow.lab.methods.image_classifier import TaskLabels
-from evergrow.lab.methods.module_states import MODULE, ModuleStates, module_state
+from evergrow.lab.methods.module_states import ModuleState, ModuleStates
 from evergrow.lab.methods.taskwise import TaskwiseClassifier
 
 
@@ -40,6 +39,14 @@ class SharedWeightsState:
     n_tasks: int
     weights: ClassWeights
     modules: ModuleStates
+
+
+@dataclass(frozen=True, eq=False)
+class _Learned:
+    n_tasks: Annotated[int, Between(1, 2**53)]
+    weight: Annotated[Tensor, Spec(("C", "d"), "float32")]
+    bias: Annotated[Tensor, Spec(("C",), "float32")]
+    modules: dict[str, ModuleState]
 
 
 class TaskNetwork(nn.Module):
@@ -72,6 +79,8 @@ class SharedWeightsClassifier(TaskwiseClassifier):
     Subclasses say how a network is made for training (:meth:`_training_network`), which states of its modules stay
     (:meth:`_learned`), and how it is made for answers (:meth:`_answering_network`).
     """
+
+    learned_as: ClassVar[type] = _Learned
 
     normalized: ClassVar[bool] = False
     """Whether rows have length 1 and features are standardised; see :class:`TrainableWeights`."""
@@ -126,18 +135,16 @@ class SharedWeightsClassifier(TaskwiseClassifier):
 
     # -- files ------------------------------------------------------------------------------------------
 
-    def _contents(self) -> Contents:
+    def _contents(self) -> _Learned:
         state: SharedWeightsState = self._state
-        return Contents(
-            {"n_tasks": state.n_tasks},
-            {"weight": state.weights.weight, "bias": state.weights.bias},
-            {name: MODULE.archive({}, tensors) for name, tensors in state.modules.items()},
-        )
+        modules = {name: ModuleState(tensors) for name, tensors in state.modules.items()}
+        return _Learned(state.n_tasks, state.weights.weight, state.weights.bias, modules)
 
-    def _read_state(self, fields: Fields) -> SharedWeightsState:
-        shape = (len(self.arrival_), self.base_.n_features)
-        weights = ClassWeights(
-            fields.tensor("weight", shape, dtype=torch.float32), fields.tensor("bias", shape[:1], dtype=torch.float32)
-        )
-        modules = {name: module_state(fields, name, self.device_) for name in self.modules}
-        return SharedWeightsState(fields.integer("n_tasks", low=1), weights, modules)
+    def _read_state(self, learned: _Learned) -> SharedWeightsState:
+        require(len(learned.bias) == len(self.arrival_), "it has weights of another number of classes")
+        require(learned.weight.shape[1] == self.base_.n_features, "its weights are for features of another width")
+        require(set(learned.modules) == set(self.modules), "it lacks a module, or has one too many")
+        modules = {name: learned.modules[name].tensors for name in self.modules}
+        # Class weights are kept on the CPU, as they are while it learns.
+        weights = ClassWeights(learned.weight.cpu(), learned.bias.cpu())
+        return SharedWeightsState(learned.n_tasks, weights, modules)

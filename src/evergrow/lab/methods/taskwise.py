@@ -19,8 +19,7 @@ from torch.nn.functional import cross_entropy
 from evergrow.adapt.fsa import shared_copy
 from evergrow.adapt.loop import train
 from evergrow.adapt.settings import TrainConfig
-from evergrow.core.errors import FileFormatError, InputError, ParameterError
-from evergrow.core.fields import Fields
+from evergrow.core.errors import ParameterError
 from evergrow.core.items import Items
 from evergrow.features.backbones import ImageBackbone
 from evergrow.features.weights import hash_weights
@@ -74,8 +73,8 @@ class TaskwiseClassifier(ImageClassifier):
         """Put a network on the backbone that gives scores (n, C), for the time of a ``with`` statement."""
 
     @abstractmethod
-    def _read_state(self, fields: Fields) -> Any:
-        """Return the state in a file: finite numbers, of shapes that fit each other and the classes."""
+    def _read_state(self, learned: Any) -> Any:
+        """Return the state that a ``learned_as`` of a file describes, if it fits the classes and the backbone."""
 
     # -- what the base asks for -------------------------------------------------------------------------
 
@@ -91,13 +90,10 @@ class TaskwiseClassifier(ImageClassifier):
         with temporary_tuner(shared_copy(backbone.module), name, settings, None):
             pass  # a backbone that the tuner cannot serve is refused when it is put on
 
-    def _restore(self, fields: Fields) -> None:
-        state = self._read_state(fields)
-        try:
-            with self._answering(state):
-                pass  # what does not fit the backbone or the settings is refused when it is put together
-        except (InputError, ParameterError) as error:
-            raise FileFormatError(f"{fields.name} must fit its settings and its backbone: {error}") from error
+    def _restore(self, learned: Any) -> None:
+        state = self._read_state(learned)
+        with self._answering(state):
+            pass  # what does not fit the backbone or the settings is refused when it is put together
         self._state = state
 
     def _reset(self) -> None:
