@@ -255,7 +255,7 @@ def test_the_command_and_the_example_of_the_manual(
     Path("intents.tokenizer.json").write_text("precious")
     kept = evergrow("export", "intents.evg", "-o", "intents.onnx")
     assert kept.exit_code == 2
-    assert "the tokenizer beside --onnx must be a new file, got intents.tokenizer.json" in kept.stderr
+    assert "intents.tokenizer.json exists: --force replaces it" in kept.stderr
     assert Path("intents.tokenizer.json").read_text() == "precious"
     assert not Path("intents.onnx").exists()
     done = evergrow("export", "intents.evg", "-o", "intents.onnx", "--force")
