@@ -69,8 +69,8 @@ def check_left(folder: Path) -> None:
 
 
 def workers_here() -> list[int]:
-    """Return the actors that descend from this process: no others are to be killed."""
-    parents, actors = {}, []
+    """Return the workers at a task that descend from this process: no others are to be killed."""
+    parents, workers = {}, []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -79,15 +79,15 @@ def workers_here() -> list[int]:
             except OSError:
                 continue
             parents[int(entry.name)] = int(parent)
-            if title.startswith(b"ray::_Worker") and state != "Z":
-                actors.append(int(entry.name))
+            if title.startswith(b"ray::_ray_outcome") and state != "Z":
+                workers.append(int(entry.name))
 
     def ours(pid: int) -> bool:
         while pid > 1 and pid != os.getpid():
             pid = parents.get(pid, 0)
         return pid == os.getpid()
 
-    return [pid for pid in actors if ours(pid)]
+    return [pid for pid in workers if ours(pid)]
 
 
 def files(folder: Path) -> int:

@@ -135,4 +135,4 @@ def test_feature_vectors_are_for_no_reviewer(tmp_path: Path, monkeypatch: pytest
     np.save("X.npy", X)
     result = command("f.evg", "X.npy", "--format", "fiftyone")
     assert result.exit_code == 2
-    assert "--format must be table, csv or jsonl for a model of features, got fiftyone" in result.stderr
+    assert "--format fiftyone does not work for a model of features; take table, csv or jsonl." in result.stderr

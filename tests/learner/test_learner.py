@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.learner.toys import Colours, Letters, image, write_folder
 
-from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import (
     DatasetNotFoundError,
     DataWarning,
@@ -703,7 +703,7 @@ def test_birds_learned_in_two_steps_equal_birds_learned_at_once(shared: Path, bi
     assert result.accuracy >= 0.85
     assert result.confusion.sum() == 60
     learner.save(tmp_path / "m.evg")
-    assert read_archive(tmp_path / "m.evg", "learner").meta["backbone"]["name"] == "tf_efficientnet_lite0"
+    assert Learner.load(tmp_path / "m.evg").info()["backbone"]["name"] == "tf_efficientnet_lite0"
 
 
 # -- a few items --------------------------------------------------------------------------------------------
