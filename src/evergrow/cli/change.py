@@ -80,7 +80,7 @@ def update_command(
 
       evergrow update birds.evg more-birds/ --test birds/test
 
-      evergrow update birds.evg camera:0 --label heron --frames 20
+      evergrow update birds.evg camera:0 --label heron --set frames=20
 
       evergrow update birds.evg s3://bucket/more-birds/ --engine ray
 

@@ -191,7 +191,10 @@ command_group("engine", "Look after work on several processes or machines.")
 @command("engine status")
 def status_command(
     folder: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The folder of --out-dir, or MODEL.engine.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="OUT", help="MODEL.engine, or the folder that --set out_dir=... named.", show_default=False
+        ),
     ],
     as_json: Json = False,
 ) -> Answer:

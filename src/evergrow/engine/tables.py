@@ -16,7 +16,6 @@ import numpy as np
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, ParameterError
-from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.engine.asking import ask_shards, asked_model, asking_job
@@ -69,7 +68,6 @@ def extract_features(
         raise ParameterError(f"data must be {spec.kind}s for {spec.name}, got {manifest.kind}")
     if spec.weights == "module":
         raise ParameterError("backbone must be one that workers can load by its name, got a module")
-    require("pyarrow", extra="parquet", purpose="writing Parquet")
     settings = {
         "backbone": spec.decisive(),
         "on_error": on_error,
@@ -112,7 +110,6 @@ def predict(
         What was written; None where this was a share of the work.
     """
     check_number("top", top, low=1, integer=True)
-    require("pyarrow", extra="parquet", purpose="writing Parquet")
     if false_alarm is not None:
         learner.threshold(false_alarm)  # raises where there is none, before any work is done
     job = asking_job(learner, manifest, folder, "predict", top=top, false_alarm=false_alarm)

@@ -103,7 +103,7 @@ def register_weight_source(name: str) -> Callable[[SourceT], SourceT]:
     Parameters
     ----------
     name : str
-        What ``create_backbone(weights=...)`` and ``--weights`` call it, and what a saved model remembers.
+        What ``create_backbone(weights=...)`` and ``--set weights=...`` call it, and what a saved model remembers.
 
     Examples
     --------

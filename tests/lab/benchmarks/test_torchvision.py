@@ -110,5 +110,5 @@ def test_torchvision_names() -> None:
 
 def test_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision.datasets", None)
-    with pytest.raises(MissingExtraError, match=r"evergrow\[datasets\]"):
+    with pytest.raises(MissingExtraError, match=r"evergrow\[lab\]"):
         load_benchmark("torchvision:MNIST")

@@ -78,7 +78,7 @@ def read_torchvision(name: str, options: DataOptions) -> Dataset:
             f"torchvision data set must be one with a label per image, got {name!r}; nearest: {nearest(name, _SPLITS)}"
         )
     name = known[name.lower()]
-    module = require("torchvision.datasets", extra="datasets", purpose=f"reading torchvision:{name}")
+    module = require("torchvision.datasets", extra="lab", purpose=f"reading torchvision:{name}")
     if not hasattr(module, name):
         raise DatasetNotFoundError(f"torchvision must have {name}, but the installed version does not: upgrade it")
     root = options.root_path or next(iter(search_path()[:1] if os.environ.get("EVERGROW_DATA") else ()), Path("data"))
