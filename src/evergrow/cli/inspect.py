@@ -117,12 +117,8 @@ def _layer(info: dict[str, Any]) -> str:
 def _blocks(blocks: list[dict[str, Any]] | None) -> str:
     if not blocks:
         return ""
-    said = [f"{block['weight']:.2f} x {block['columns']:,} columns{_reduced(block)}" for block in blocks]
+    said = [f"{block['weight']:.2f} x {block['columns']:,} columns" for block in blocks]
     return "weight and width: " + ", ".join(said)
-
-
-def _reduced(block: dict[str, Any]) -> str:
-    return f" (reduced to {block['kept']:,})" if block["kept"] < block["columns"] else ""
 
 
 def _numerics(found: dict[str, Any] | None) -> str:

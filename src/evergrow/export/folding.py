@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
-from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, Units
+from evergrow.export.head_maps import ExportError, LayerMap, Units
 from evergrow.export.straightening import Lines, ball_bound, best_lines, ordinary_bound, slopes_at_bias
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.ridge_model import RidgeModel
@@ -124,7 +124,7 @@ def rms_norm(model: RidgeModel) -> float:
     if link is not None and layer.centre is not None:
         centre = layer.centre.cpu().to(means)
         per_column = squares[link] / layer.scale**2 + centre * (2 * means[link] / layer.scale + centre)
-        if model.blocks is not None:  # of features as they come, as far as a budget of width kept them
+        if model.blocks is not None:  # of features as they come
             per_column = per_column / model.blocks.column_weights().to(per_column).square()
         return math.sqrt(max(float(per_column.sum()), 0.0))
     return _norm_from_units(layer, means, squares)
@@ -147,7 +147,9 @@ def score_gap(model: RidgeModel, found: LayerMap, readout: Tensor) -> float:
     stats = model.state.reduced()
     means = stats.lift(stats.cross / model.counts.to(stats.cross).clamp_min(1.0)).cpu().to(readout)
     if found.linear is not None and not model.layer.intercept:
-        linear = found.linear if model.blocks is None else model.blocks.to(found.linear.device).lower(found.linear)
+        linear = found.linear
+        if model.blocks is not None:
+            linear = linear / model.blocks.column_weights().to(linear)[:, None]
         readout = torch.cat([readout, linear / model.layer.scale])
     at_means = means.T @ readout
     return float((at_means.diagonal() - at_means.mean(dim=1)).mean())
@@ -156,14 +158,16 @@ def score_gap(model: RidgeModel, found: LayerMap, readout: Tensor) -> float:
 # -- folding --------------------------------------------------------------------------------------------------
 
 
-def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None = None) -> tuple[LayerMap, FoldReport]:
+def fold(
+    found: LayerMap, tolerance: float = FOLD_TOLERANCE, radius: float | None = None
+) -> tuple[LayerMap, FoldReport]:
     """Return a head without hidden units whose scores are the same within a bound, and what was done.
 
     Normalisation of the features and the terms of class shapes stay as they are.
 
     Parameters
     ----------
-    found : LayerMap, VoteMap or ContrastMap
+    found : LayerMap
         From :func:`~evergrow.export.head_maps.read_head`.
     tolerance : float
         Largest change of a score, relative to how far a class stands out on average.
@@ -192,9 +196,6 @@ def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None
     check_number("fold_tolerance", tolerance, low=0, low_open=True)
     if radius is not None:
         check_number("fold_radius", radius, low=0, low_open=True)
-    if not isinstance(found, LayerMap):
-        what = "two layers one after the other" if isinstance(found, ContrastMap) else "members that vote"
-        raise FoldError(f"a head must have a single hidden layer to be folded, got {what}")
     if found.units is None or found.readout is None:
         if found.linear is None:
             raise ParameterError("a head must have units or linear weights, got neither")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from evergrow.core.errors import EvergrowError, UnsupportedError
 from evergrow.head.base import IncrementalClassifier
-from evergrow.head.layers import Units
-from evergrow.head.maps import ContrastMap, HeadMap, LayerMap, ShapeMap, VoteMap
+from evergrow.head.layers.feature_map import Units
+from evergrow.head.maps import LayerMap, ShapeMap
 
-__all__ = ["ContrastMap", "ExportError", "HeadMap", "LayerMap", "ShapeMap", "Units", "VoteMap", "read_head"]
+__all__ = ["ExportError", "LayerMap", "ShapeMap", "Units", "read_head"]
 
 
 class ExportError(EvergrowError, RuntimeError):
     """A model cannot be written in the wanted form; nothing was written."""
 
 
-def read_head(head: IncrementalClassifier) -> tuple[HeadMap, float | None]:
+def read_head(head: IncrementalClassifier) -> tuple[LayerMap, float | None]:
     """Return what a fitted head computes, and the temperature of its probabilities where it has them.
 
     Parameters

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.core.optional import require
-from evergrow.export.head_maps import ExportError, HeadMap
+from evergrow.export.head_maps import ExportError, LayerMap
 from evergrow.export.onnx_inputs import GraphInput, random_features
 from evergrow.head.base import IncrementalClassifier
 
@@ -40,7 +40,7 @@ class CheckReport:
 
 
 def check_graph(
-    source: GraphInput, head: IncrementalClassifier, data: bytes, found: HeadMap, exact: HeadMap
+    source: GraphInput, head: IncrementalClassifier, data: bytes, found: LayerMap, exact: LayerMap
 ) -> CheckReport:
     """Run a graph on samples, one by one and together, and compare its scores with ours.
 
@@ -52,7 +52,7 @@ def check_graph(
         What answers.
     data : bytes
         The graph.
-    found, exact : LayerMap, VoteMap or ContrastMap
+    found, exact : LayerMap
         The head as it is in the graph, and before folding; the same object where nothing was folded.
 
     Raises
@@ -87,7 +87,7 @@ def score_spread(scores: NDArray[np.float64]) -> float:
     return max(spread, 1e-6 * float(np.abs(scores).max()), 1e-12)
 
 
-def needs_double(found: HeadMap, width: int) -> bool:
+def needs_double(found: LayerMap, width: int) -> bool:
     """Return whether float32 would round scores by more than 1e-5 of their spread.
 
     Log-likelihoods of a discriminant share a part that is the same for all classes and may be thousands of times larger

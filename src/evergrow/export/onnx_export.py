@@ -19,7 +19,7 @@ from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.export.folding import FOLD_TOLERANCE, FoldReport, fold
-from evergrow.export.head_maps import ExportError, HeadMap, read_head
+from evergrow.export.head_maps import ExportError, LayerMap, read_head
 from evergrow.export.onnx_backbone import FEATURES, export_network
 from evergrow.export.onnx_check import CheckReport, check_graph, needs_double
 from evergrow.export.onnx_graph import PURPOSE, GraphBuilder, add_answers, add_scores
@@ -266,7 +266,7 @@ def _check_request(onnx: Any, config: ExportConfig, target: Path) -> None:
         require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
 
 
-def _check_size(source: GraphInput, found: HeadMap) -> None:
+def _check_size(source: GraphInput, found: LayerMap) -> None:
     """Raise early if the weights alone are too large for one file."""
     total = _nbytes(found) + source.nbytes
     if total >= SIZE_LIMIT:
@@ -304,7 +304,7 @@ def _assemble(
     onnx: Any,
     source: GraphInput,
     head: IncrementalClassifier,
-    found: HeadMap,
+    found: LayerMap,
     temperature: float | None,
     opset: int,
 ) -> tuple[Any, str]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from evergrow.core.optional import require
-from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, ShapeMap, Units
+from evergrow.export.head_maps import ExportError, LayerMap, ShapeMap, Units
 from evergrow.head.layers import ACTIVATIONS
 
 PURPOSE = "writing ONNX files"
@@ -101,24 +101,19 @@ class GraphBuilder:
         return self.node("Max", self.node("Sqrt", total), self.number(1e-12))
 
 
-def add_scores(graph: GraphBuilder, found: HeadMap, features: str) -> str:
+def add_scores(graph: GraphBuilder, found: LayerMap, features: str) -> str:
     """Add everything from features in the head's type (n, d) to scores (n, C); return the scores' name.
 
     Parameters
     ----------
     graph : GraphBuilder
         Where to.
-    found : LayerMap, VoteMap or ContrastMap
+    found : LayerMap
         The head.
     features : str
         Name of the features.
     """
-    if isinstance(found, LayerMap):
-        return _add_layer(graph, found, _add_normalization(graph, found.normalization, features))
-    if isinstance(found, ContrastMap):
-        return _add_contrast(graph, found, features)
-    votes = [graph.node("Softmax", add_scores(graph, member, features), axis=1) for member in found.members]
-    return graph.node("Div", graph.node("Sum", *votes), graph.number(len(votes)))
+    return _add_layer(graph, found, _add_normalization(graph, found.normalization, features))
 
 
 def _add_normalization(graph: GraphBuilder, rule: str, features: str) -> str:
@@ -192,18 +187,6 @@ def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
     erf = graph.cast(graph.node("Erf", inner), graph.onnx_dtype)
     half = graph.node("Mul", pre, graph.number(0.5))
     return graph.node("Mul", half, graph.node("Add", erf, graph.number(1.0)))
-
-
-def _add_contrast(graph: GraphBuilder, found: ContrastMap, features: str) -> str:
-    """Add AnaCP's ``g(mean_h(l_h / |l_h P|) O) K``."""
-    prototypes, unit = graph.constant(found.prototypes), []
-    normalized = _add_normalization(graph, found.heads[0].normalization, features)
-    for head in found.heads:
-        scores = _add_layer(graph, head, normalized)
-        unit.append(graph.node("Div", scores, graph.row_norm(graph.node("MatMul", scores, prototypes))))
-    mean = graph.node("Div", graph.node("Sum", *unit), graph.number(len(unit)))
-    lifted = _add_activation(graph, "gelu", graph.node("MatMul", mean, graph.constant(found.output)))
-    return graph.node("MatMul", lifted, graph.constant(found.classifier))
 
 
 def add_answers(graph: GraphBuilder, scores: str, temperature: float | None, *, double: bool) -> list[str]:

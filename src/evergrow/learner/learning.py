@@ -143,7 +143,7 @@ def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], 
 def _learn_block(before: Learned, block: Block, history: Iterable[Change], seed: int) -> Learned:
     """Teach a head one more block; the head itself changes, all else is a new record."""
     head, calibration = before.head, before.calibration
-    first = not head._is_started()
+    first = "classes_" not in vars(head)
     if not first:
         calibration = before_new_classes(calibration, head, block)
     if first and block.weights is None:

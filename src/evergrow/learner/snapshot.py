@@ -18,7 +18,7 @@ from evergrow.core.record import NOTHING, Between, Extra, from_archive, record, 
 from evergrow.core.settings import check_keys
 from evergrow.features.base import BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
-from evergrow.head.saving import plain_value
+from evergrow.head.estimator import plain_value
 from evergrow.learner.answering import Answering
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.changes import Change, Lineage, check_history
@@ -151,7 +151,7 @@ class Snapshot:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is learned, so that the head has no layer."""
-        return not self.head._is_started()
+        return "classes_" not in vars(self.head)
 
     @property
     def classes(self) -> NDArray[np.str_]:

@@ -21,8 +21,8 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.data.items import Images, Items
 from evergrow.features import BackboneSpec, ImageBackbone, backbone_from_spec, best_backbone, create_backbone
 from evergrow.features.base import Backbone
+from evergrow.head.estimator import Methods, Saved, SavedClassifier, Seed
 from evergrow.head.labels import as_labels, check_kind
-from evergrow.head.saving import Methods, Saved, SavedClassifier, Seed
 from evergrow.lab.methods.cost import Cost
 
 __all__ = ["IMAGE_METHODS", "Cost", "ImageClassifier", "TaskLabels", "as_items", "resolve_backbone"]
