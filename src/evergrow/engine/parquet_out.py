@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.data.columnar import WIDTHS
+from evergrow.data.parquet import WIDTHS
 from evergrow.data.storage import write_file
 from evergrow.learner.answers import Answers
 
