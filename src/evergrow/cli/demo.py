@@ -156,7 +156,7 @@ def _features(console: Console, *, progress: bool) -> tuple[Digits, str]:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    from evergrow.core.items import Images
+    from evergrow.data.items import Images
     from evergrow.features import create_backbone, encode
 
     X, y = load_digits(return_X_y=True)

@@ -21,7 +21,7 @@ from evergrow.core.errors import ImageError
 from evergrow.core.escaping import printable
 
 if TYPE_CHECKING:
-    from evergrow.core.items import Items
+    from evergrow.data.items import Items
     from evergrow.data.datacheck import DataCheck
     from evergrow.data.intake import Samples
     from evergrow.learner.evaluation import ClassScore, Evaluation, SampleAnswers
@@ -352,7 +352,7 @@ def check_page(check: DataCheck, samples: tuple[Samples, ...], *, title: str, le
     Examples
     --------
     >>> from evergrow.cli.pages import check_page
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> from evergrow.data.datacheck import check_samples
     >>> from evergrow.data.intake import read_labelled
     >>> mail = read_labelled((Texts(("<b>hi</b>", "<b>hi</b>")), ["ham", "spam"]), "train")
