@@ -21,9 +21,8 @@ from evergrow.core.errors import ImageError
 from evergrow.core.escaping import printable
 
 if TYPE_CHECKING:
-    from evergrow.data.items import Items
     from evergrow.data.datacheck import DataCheck
-    from evergrow.data.intake import Samples
+    from evergrow.data.items import Items, Samples
     from evergrow.learner.evaluation import ClassScore, Evaluation, SampleAnswers
 
 Array = NDArray[np.float64]
