@@ -12,8 +12,8 @@ from tests.engine.clouds import OPTIONS, SMALL, learner, points, write_points
 
 from evergrow import Learner
 from evergrow.core.errors import EngineError, ParameterError
-from evergrow.core.items import Images
 from evergrow.data import read
+from evergrow.data.items import Images
 from evergrow.engine import LocalEngine
 from evergrow.engine.parquet_out import write_answers
 from evergrow.engine.status import status

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from evergrow.core.errors import ParameterError, WeightsError
-from evergrow.core.items import Images
+from evergrow.data.items import Images
 from evergrow.features import Backbone, create_backbone, encode
 from evergrow.head import Classifier
 

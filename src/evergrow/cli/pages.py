@@ -546,7 +546,7 @@ def check_page(check: DataCheck, samples: tuple[Samples, ...], *, title: str, le
     Examples
     --------
     >>> from evergrow.cli.pages import check_page
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> from evergrow.data.datacheck import check_samples
     >>> from evergrow.data.intake import read_labelled
     >>> mail = read_labelled((Texts(("<b>hi</b>", "<b>hi</b>")), ["ham", "spam"]), "train")

@@ -26,9 +26,9 @@ from evergrow.core.errors import FileFormatError, InputError, LabelError, Parame
 from evergrow.core.escaping import one_line
 from evergrow.core.feature_blocks import check_widths, join_blocks
 from evergrow.core.files import atomic_path
-from evergrow.core.items import Images
 from evergrow.core.record import NOTHING, Between, Extra, from_document, record, to_document
 from evergrow.data.archives import sound
+from evergrow.data.items import Images
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.samples import Dataset, Samples, concat_samples, listed
 from evergrow.data.sources import Shard, Source, as_features, class_labels, where_of

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError
 from evergrow.core.feature_blocks import check_widths
-from evergrow.core.items import Images, Texts
 from evergrow.data.archives import sound
+from evergrow.data.items import Images, Texts
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.samples import Samples, concat_samples, listed
 from evergrow.data.sources import Shard, Source, as_features, class_labels, matching_files, spans, where_of

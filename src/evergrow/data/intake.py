@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
-from evergrow.core.image_formats import is_image
-from evergrow.core.items import Images, Items, Texts
 from evergrow.core.optional import is_instance_of
 from evergrow.data.arrays import FeatureSet, read_npy
 from evergrow.data.frames import frame_values, is_frame, single_column
+from evergrow.data.items import Images, Items, Texts, is_image
 from evergrow.data.load import name_of, read, warn_of
 from evergrow.data.readers import DataOptions, reader_of_file
 from evergrow.data.samples import Dataset, Samples

@@ -10,10 +10,9 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
-from evergrow.core.image_formats import is_image
-from evergrow.core.items import Images, Texts
 from evergrow.core.optional import require
 from evergrow.data.folders import partner_name, training_file
+from evergrow.data.items import Images, Texts, is_image
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.samples import Dataset, Label, integers, listed, shown
 from evergrow.data.storage import Tree

@@ -509,7 +509,7 @@ def inspect_data(
 
     Examples
     --------
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> from evergrow.data import Dataset, inspect_data
     >>> report = inspect_data(Dataset.of(Texts(("a", "b", "c")), ["one", "two", "two"]))
     >>> report.smallest[0], report.cautions

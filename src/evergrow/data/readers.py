@@ -171,7 +171,7 @@ def register_reader(
 
     Examples
     --------
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> from evergrow.data import Dataset, list_readers, register_reader
     >>> from evergrow.data.readers import READERS
     >>> @register_reader("letters", suffixes=(".letters",))

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, LabelError
-from evergrow.core.items import Items, concat_items
 from evergrow.core.seeding import derive_seed
+from evergrow.data.items import Items, concat_items
 
 Label = str | int
 
@@ -137,7 +137,7 @@ class Dataset:
 
     Examples
     --------
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> from evergrow.data import Dataset
     >>> mail = Dataset.of(Texts(("buy now", "see you", "free")), ["spam", "ham", "spam"])
     >>> mail.class_names, mail.y_train.tolist(), mail.whole

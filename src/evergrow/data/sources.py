@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, ParameterError
-from evergrow.core.items import Images, Stored
 from evergrow.core.record import from_values
 from evergrow.core.validation import check_number
 from evergrow.data.folders import TEST_WORDS, images_below, is_hidden, unwrapped
+from evergrow.data.items import Images, Stored
 from evergrow.data.readers import READERS, DataOptions
 from evergrow.data.samples import Dataset, Samples, concat_samples, integers, listed
 from evergrow.data.storage import LARGEST_IMAGE, Tree, public_storage

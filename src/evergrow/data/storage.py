@@ -29,7 +29,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.escaping import one_line, printable
 from evergrow.core.files import atomic_path
-from evergrow.core.items import Images, Stored
+from evergrow.data.items import Images, Stored
 from evergrow.data.samples import shown
 
 RATIO, ROOM = 100, 64 * 2**20

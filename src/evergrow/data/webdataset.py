@@ -17,10 +17,9 @@ from typing import Any
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError
 from evergrow.core.escaping import printable
-from evergrow.core.image_formats import is_image
-from evergrow.core.items import Images
 from evergrow.data.archives import Member, check_size, tar_members
 from evergrow.data.folders import is_hidden
+from evergrow.data.items import Images, is_image
 from evergrow.data.readers import register_reader
 from evergrow.data.samples import Samples, listed
 from evergrow.data.sources import Shard, Source, class_labels, spans, where_of

@@ -14,8 +14,8 @@ import pytest
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError
-from evergrow.core.items import Texts
 from evergrow.data import Samples, Shard, Source, read, source_from
+from evergrow.data.items import Texts
 from evergrow.data.readers import READERS, register_reader
 from evergrow.data.sources import expanded, make_source, part_of_files, spans
 

@@ -103,7 +103,7 @@ def check_benchmark(data: Dataset | FeatureSet, name: str | None = None) -> list
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> from evergrow.data import Dataset
     >>> from evergrow.lab.benchmarks import check_benchmark
     >>> y, texts = np.array([0, 1]), Texts(("a", "b"))

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
-from evergrow.core.items import Images
 from evergrow.data import Dataset
+from evergrow.data.items import Images
 from evergrow.data.samples import listed
 from evergrow.data.storage import Tree
 

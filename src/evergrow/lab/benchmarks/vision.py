@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from evergrow.core.errors import DatasetNotFoundError, EvergrowError, InputError, UnknownNameError
-from evergrow.core.items import Images, Stored
 from evergrow.core.optional import require
 from evergrow.core.registry import nearest
 from evergrow.data import DataOptions, Dataset, search_path
+from evergrow.data.items import Images, Stored
 from evergrow.data.samples import Label
 
 _SPLITS: dict[str, tuple[str, str]] = {

@@ -1,16 +1,17 @@
-"""What a backbone can be shown: images and texts, as sequences that hand out parts of themselves.
+"""Images and texts as sequences, and which file names are images; nothing is decoded here.
 
-An item has a name for messages, and all items together have a stamp for caches. Nothing is decoded here.
+An item has a name for messages, and all items together have a stamp for caches.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -44,6 +45,16 @@ class Items(ABC):
     @abstractmethod
     def raw(self, row: int) -> Any:
         """Return one item as it is held: a path, the bytes of a file, an array, a PIL image or a text."""
+
+    def batch(self, rows: Iterable[int]) -> list[tuple[str, Any]]:
+        """Return name and content of these rows; the error stands in the place of an item that cannot be read."""
+        return [(self.name(row), self._raw_or_error(row)) for row in rows]
+
+    def _raw_or_error(self, row: int) -> Any:
+        try:
+            return self.raw(row)
+        except (ImageError, OSError) as error:
+            return error
 
     @abstractmethod
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Self:
@@ -94,7 +105,7 @@ class Images(Items):
     --------
     >>> from pathlib import Path
     >>> import numpy as np
-    >>> from evergrow.core.items import Images
+    >>> from evergrow.data.items import Images
     >>> Images(("cat/1.jpg", "dog/1.jpg"), root=Path("data")).take([1]).raw(0).as_posix()
     'data/dog/1.jpg'
     >>> len(Images(np.zeros((5, 32, 32, 3), dtype=np.uint8)).take([0, 4]))
@@ -230,7 +241,7 @@ class Texts(Items):
 
     Examples
     --------
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> Texts(("hello", "world")).take([1]).raw(0)
     'world'
     """
@@ -279,7 +290,7 @@ def concat_items(parts: Sequence[Items]) -> Items:
     Examples
     --------
     >>> from pathlib import Path
-    >>> from evergrow.core.items import Images, concat_items
+    >>> from evergrow.data.items import Images, concat_items
     >>> concat_items([Images(("1.jpg",), root=Path("a")), Images(("2.jpg",), root=Path("a/b"))]).names
     ('1.jpg', 'b/2.jpg')
     """
@@ -320,3 +331,87 @@ def _concat_files(parts: Sequence[Images]) -> Images:
         for name in part.values
     ]
     return Images(tuple(names), root=root)
+
+
+# -- file names -----------------------------------------------------------------------------------------------
+
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+)
+"""Endings of images that are read without any plugin."""
+
+
+@dataclass(frozen=True)
+class PluginFormat:
+    """A kind of images that needs a plugin.
+
+    Parameters
+    ----------
+    title : str
+        What people call it.
+    suffixes : frozenset of str
+        Endings of such files, in lower case.
+    module : str
+        Module that reads it; empty where evergrow knows none.
+    extra : str
+        The extra of evergrow that brings the module.
+    """
+
+    title: str
+    suffixes: frozenset[str]
+    module: str = ""
+    extra: str = ""
+
+    @property
+    def installed(self) -> bool:
+        """Whether the module is there; nothing is imported."""
+        return bool(self.module) and _is_there(self.module)
+
+    @property
+    def remedy(self) -> str:
+        """How to have such images read."""
+        return f"pip install 'evergrow[{self.extra}]' reads them" if self.module else "save them as JPEG or PNG"
+
+
+HEIC = PluginFormat("HEIC", frozenset({".heic", ".heif", ".hif"}), "pillow_heif", "heic")
+RAW = PluginFormat(
+    "camera RAW",
+    frozenset({".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw"}),
+    "rawpy",
+    "raw",
+)
+OTHERS = PluginFormat("AVIF, JPEG XL, JPEG 2000, SVG or PSD", frozenset({".avif", ".jxl", ".jp2", ".svg", ".psd"}))
+PLUGIN_FORMATS = (HEIC, RAW, OTHERS)
+
+
+@cache
+def _is_there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def plugin_format(name: str) -> PluginFormat | None:
+    """Return the kind of images that a file name belongs to and that needs a plugin, or None.
+
+    Examples
+    --------
+    >>> from evergrow.data.items import plugin_format
+    >>> plugin_format("IMG_0001.HEIC").title, plugin_format("a.jpg")
+    ('HEIC', None)
+    """
+    suffix = os.path.splitext(name)[1].lower()
+    return next((entry for entry in PLUGIN_FORMATS if suffix in entry.suffixes), None)
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file name ends like that of an image that can be read here.
+
+    Examples
+    --------
+    >>> from evergrow.data.items import is_image
+    >>> is_image("a.JPEG"), is_image("labels.txt"), is_image("drawing.psd")
+    (True, False, False)
+    """
+    if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+        return True
+    kind = plugin_format(name)
+    return kind is not None and kind.installed
