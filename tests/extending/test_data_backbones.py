@@ -57,7 +57,7 @@ def haiku(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     (folder / "poems.haiku").write_text("old pond\nold frog\nnew splash\nnew rain\n" * 3)
     yield folder
-    READERS.remove("haiku")
+    del READERS["haiku"]
 
 
 def test_a_layout_is_recognised_named_and_listed(haiku: Path) -> None:

@@ -45,7 +45,7 @@ from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
-    from evergrow.data.intake import Samples
+    from evergrow.data.items import Samples
     from evergrow.engine.job_steps import JobReport
     from evergrow.learner.learner import Learner
 
@@ -210,8 +210,8 @@ def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Sampl
     """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
+    from evergrow.data.dataset import stratified_split
     from evergrow.data.intake import read_labelled
-    from evergrow.data.samples import stratified_split
 
     samples = read_labelled(data, "train", options=reading.options())
     if not holdout:

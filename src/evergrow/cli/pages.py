@@ -23,7 +23,7 @@ from evergrow.core.escaping import printable
 
 if TYPE_CHECKING:
     from evergrow.data.datacheck import ClassOverlap, DataCheck, Misplaced, SamplePair
-    from evergrow.data.intake import Samples
+    from evergrow.data.items import Samples
     from evergrow.learner.evaluation import ClassScore, Evaluation, OpenWorld, SampleAnswers
 
 Array = NDArray[np.float64]

@@ -160,7 +160,7 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
         assert [source_from(source.describe()).read(shard).items.raw(0) for shard in source.shards(9, 9)] == ["hello"]
         assert source.dataset().train.items.texts == ("hello",)
     finally:
-        READERS.remove("lines")
+        del READERS["lines"]
 
 
 def _labels(description: dict[str, Any], shard: Shard, source: Source, answers: Any) -> None:
