@@ -9,8 +9,8 @@ import pytest
 
 from evergrow.data import datacheck
 from evergrow.data.datacheck import check_samples
-from evergrow.data.intake import Samples, read_labelled
-from evergrow.data.items import Images, Texts
+from evergrow.data.intake import read_labelled
+from evergrow.data.items import Images, Samples, Texts
 
 
 def features(X: np.ndarray, labels: list[str]) -> Samples:

@@ -57,7 +57,7 @@ def haiku(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     (folder / "poems.haiku").write_text("old pond\nold frog\nnew splash\nnew rain\n" * 3)
     yield folder
-    READERS.remove("haiku")
+    del READERS["haiku"]
 
 
 def test_a_layout_is_recognised_named_and_listed(haiku: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_layout_is_recognised_named_and_listed(haiku: Path) -> None:
     for options in ({}, {"layout": "haiku"}):
         data = load_data(haiku, **options)
         assert (data.layout, data.class_names) == ("haiku", ("new", "old"))
-    assert "haiku, arrow" in help_of("data")
+    assert "haiku, webdataset" in help_of("data")
     result = CliRunner().invoke(build_app(), ["data", str(haiku), "--layout", "haiku", "--json"])
     assert json.loads(result.stdout)["layout"] == "haiku"
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import ImageError, InputError
 from evergrow.core.seeding import generator
-from evergrow.data.items import Items
-from evergrow.data.samples import Samples
+from evergrow.data.items import Items, Samples
 
 SIMILAR = {"image": 0.88, "text": 0.95, "features": 0.99}
 """Cosine of the features from which on two samples count as nearly the same. On the training images of 20 species of

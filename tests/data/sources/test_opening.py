@@ -122,7 +122,7 @@ def test_shards_that_say_nothing_are_refused(vectors: Path) -> None:
     for where in ({}, {**shard.where, "start": -1}, {**shard.where, "file": 5}, {**shard.where, "stop": 10**9}):
         with pytest.raises(FileFormatError):
             source.read(replace(shard, where=where))
-    for name in ("arrays", "parquet", "arrow", "webdataset", "table"):
+    for name in ("arrays", "parquet", "webdataset", "table"):
         with pytest.raises(EvergrowError):
             make_source(name, source.tree, "a.npz", source.options).read(Shard(0, 1, 0, {}))
 
@@ -160,7 +160,7 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
         assert [source_from(source.describe()).read(shard).items.raw(0) for shard in source.shards(9, 9)] == ["hello"]
         assert source.dataset().train.items.texts == ("hello",)
     finally:
-        READERS.remove("lines")
+        del READERS["lines"]
 
 
 def _labels(description: dict[str, Any], shard: Shard, source: Source, answers: Any) -> None:
