@@ -13,10 +13,10 @@ import pytest
 from tests.data.conftest import PNG, Tree
 
 from evergrow.core.errors import DataWarning, FileFormatError, ImageError, InputError
-from evergrow.core.items import concat_items
 from evergrow.data import DataOptions, archives, load_data
 from evergrow.data.archives import ARCHIVE_SUFFIXES
 from evergrow.data.intake import read_items, read_parts
+from evergrow.data.items import concat_items
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -88,8 +88,8 @@ def test_tables_and_single_files_in_an_archive(tmp_path: Path) -> None:
     mail = write_zip(tmp_path / "mail.zip", {"mail.csv": b"text,label\n" + b"hi,ham\nbuy,spam\n" * 5})
     assert load_data(mail, test_size=0).kind == "text"
     (tmp_path / "bad.zip").write_bytes(mail.read_bytes())
-    with pytest.raises(InputError, match="must be unpacked to be read as 'arrow'"):
-        load_data(mail, layout="arrow")
+    with pytest.raises(InputError, match="must be unpacked to be read as 'parquet'"):
+        load_data(mail, layout="parquet")
 
 
 def test_images_of_an_archive_without_labels(tmp_path: Path) -> None:

@@ -20,6 +20,14 @@ from evergrow.core.escaping import one_line
 from evergrow.core.settings import with_changes
 from evergrow.data.archives import ARCHIVE_SUFFIXES, Archive
 from evergrow.data.arrays import FeatureSet
+from evergrow.data.dataset import (
+    Dataset,
+    check_test_classes,
+    listed,
+    spelled_alike,
+    stratified_split,
+    with_test_part,
+)
 from evergrow.data.folders import (
     Walk,
     images_below,
@@ -31,20 +39,13 @@ from evergrow.data.folders import (
     unwrapped,
 )
 from evergrow.data.readers import (
+    DEFAULTS,
     READERS,
     DataOptions,
     file_suffixes,
     reader_of_file,
     reader_of_folder,
     register_reader,
-)
-from evergrow.data.samples import (
-    Dataset,
-    check_test_classes,
-    listed,
-    spelled_alike,
-    stratified_split,
-    with_test_part,
 )
 from evergrow.data.sources import ListedSource, Source, has_magic, make_source
 from evergrow.data.storage import Tree, check_address, is_remote
@@ -63,9 +64,9 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
     ----------
     source : str or path-like
         - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class,
-          training and test lists or tables, WebDataset tars, Parquet or feature files, a saved Hugging Face set;
+          training and test lists or tables, WebDataset tars, Parquet or feature files;
         - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
-          ``text,label`` or ``path,label``, a ``.txt`` or ``.yaml`` list of images, a ``.json`` export of COCO or Label
+          ``text,label`` or ``path,label``, a ``.txt`` list of images, a ``.json`` export of COCO or Label
           Studio, a ``.zip`` or ``.tar`` of a folder, which is not unpacked;
         - a pattern such as ``photos/*/*.jpg``, where the folder of an image is its class, or
           ``s3://bucket/train-{000..099}.tar``;
@@ -97,13 +98,13 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
     ...     [source.read(shard).labels.tolist() for shard in source.shards(rows=1, size=1 << 20)]
     [['spam'], ['mail']]
     """
-    chosen = with_changes(options or DataOptions(), settings, "data setting")
+    chosen = with_changes(options or DEFAULTS, settings, "data setting") if settings else options or DEFAULTS
     text = os.fspath(source)
     if not text.strip():
         raise ParameterError(f"an address must be a path, or have a scheme, got {text!r}")
     check_address(text)
     scheme, _, rest = text.partition(":")
-    named = [name for name in READERS if READERS[name].scheme == scheme.lower()]
+    named = [each.name for each in READERS.values() if each.scheme == scheme.lower()]
     if named and rest and not rest.startswith("//"):
         return ListedSource(Tree("."), rest, chosen, named[0])
     if is_pattern(text) and not _is_data_file(text) and not is_remote(text):
@@ -210,7 +211,7 @@ def check_source(source: str | os.PathLike[str]) -> None:
     """
     text = os.fspath(source)
     scheme = text.partition(":")[0].lower()
-    named = any(READERS[name].scheme == scheme for name in READERS)
+    named = any(each.scheme == scheme for each in READERS.values())
     if is_remote(text) or is_video(text) or is_pattern(text) or (named and ":" in text):
         return  # their readers say what is wrong
     _existing(text.removeprefix("file://"), DataOptions())
@@ -220,6 +221,10 @@ def _reader(tree: Tree, pattern: str) -> str:
     if not pattern:
         if tree.remote and not tree.listing(deep=False):
             tree.sizes  # noqa: B018  says where there is nothing at all
+        if tree.is_file("dataset_dict.json") or tree.is_file("state.json"):
+            raise InputError(
+                f"{tree.place()} was written by save_to_disk; write it by to_parquet, which evergrow reads"
+            )
         return reader_of_folder(unwrapped(tree))
     known = reader_of_file(pattern)
     if known is None:
@@ -509,7 +514,7 @@ def inspect_data(
 
     Examples
     --------
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> from evergrow.data import Dataset, inspect_data
     >>> report = inspect_data(Dataset.of(Texts(("a", "b", "c")), ["one", "two", "two"]))
     >>> report.smallest[0], report.cautions

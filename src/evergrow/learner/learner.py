@@ -20,9 +20,17 @@ from evergrow.core.errors import InputError, MergeError, NotFittedError, Paramet
 from evergrow.core.record import Extra, to_archive
 from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice, check_number
-from evergrow.data.frames import check_columns, is_pandas
-from evergrow.data.intake import Samples, read_items, read_unknown
-from evergrow.data.streams import check_whole, is_stream, labelled_chunks, read_chunks
+from evergrow.data.intake import (
+    check_columns,
+    check_whole,
+    is_pandas,
+    is_stream,
+    labelled_chunks,
+    read_chunks,
+    read_items,
+    read_unknown,
+)
+from evergrow.data.items import Samples
 from evergrow.features import Features
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.estimator import Estimator

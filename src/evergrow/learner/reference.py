@@ -19,7 +19,8 @@ from evergrow.core.errors import EvergrowError
 from evergrow.core.record import Between, require
 from evergrow.core.settings import from_mapping
 from evergrow.data import DataOptions
-from evergrow.data.intake import Samples, read_labelled
+from evergrow.data.intake import read_labelled
+from evergrow.data.items import Samples
 from evergrow.learner.changes import Tested, fingerprint, renamed
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 

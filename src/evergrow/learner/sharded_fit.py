@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from evergrow.core.errors import MergeError, ParameterError
-from evergrow.data.intake import Samples
+from evergrow.data.items import Samples
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.changes import Change, fingerprint
 from evergrow.learner.encoder import Encoder
