@@ -34,8 +34,7 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.feature_blocks import block_slices, join_blocks
-from evergrow.core.settings import check_keys
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_keys, check_number
 from evergrow.data.items import Items
 from evergrow.features import cache
 from evergrow.features.base import Backbone
