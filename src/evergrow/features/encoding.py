@@ -33,8 +33,7 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.feature_blocks import block_slices, join_blocks
-from evergrow.core.settings import with_changes
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_number, with_changes
 from evergrow.data.items import Items, Kind
 from evergrow.features import cache
 from evergrow.features.base import Backbone

@@ -20,8 +20,7 @@ from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import adapting_tuners
 from evergrow.core.errors import LabelError, ParameterError, UnknownNameError
 from evergrow.core.registry import nearest
-from evergrow.core.settings import check_keys
-from evergrow.core.validation import check_choice
+from evergrow.core.validation import check_choice, check_keys
 from evergrow.data.items import Items
 from evergrow.features import EncodeConfig, ImageBackbone, encode
 from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
