@@ -452,4 +452,4 @@ def test_damaged_files_are_refused(data: Any, damage: Callable[[Archive], None])
     model.tensors["masses"] = model.tensors["masses"].clone()
     damage(archive)
     with pytest.raises(FileFormatError):
-        Learner.from_archive(archive)
+        Learner.load(archive)

@@ -25,7 +25,7 @@ from evergrow.core.errors import EngineError, FileFormatError
 from evergrow.core.record import from_document, record, write_document
 from evergrow.core.version import __version__
 from evergrow.engine.manifest import Manifest, check_same_data, digest_of, read_manifest
-from evergrow.learner.encoder import extraction_config
+from evergrow.learner.encoder import encode_config
 from evergrow.learner.learner import Learner
 
 Work = Literal["fit", "update", "features", "predict", "evaluate"]
@@ -137,7 +137,7 @@ EXTRACTION = ("on_error", "batch_size", "precision", "decode")
 
 def extraction_settings(learner: Learner) -> dict[str, Any]:
     """Return those settings of a learner that decide features, and the version that computes them."""
-    config = extraction_config(learner.extract, False, lasting=False)
+    config = encode_config(learner.extract, False)
     decisive = {name: getattr(config, name) for name in EXTRACTION}
     return {**decisive, "evergrow": __version__}
 

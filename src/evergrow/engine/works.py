@@ -193,7 +193,7 @@ def _told_shards(archive: Archive, path: Path) -> dict[str, Any]:
 
 def part_of(archive: Archive, path: Path) -> Learner:
     """Return the model of a part; it computes on the CPU, where sums are added the same everywhere."""
-    return Learner.from_archive(archive, name=str(path), device="cpu", cache=False)
+    return Learner.load(archive, name=str(path), device="cpu", cache=False)
 
 
 def write_part(path: Path, part: Learner, told: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.record import Spec, from_archive, record, require, to_archive
-from evergrow.learner.changes import Change
 from evergrow.learner.learner import Learner
+from evergrow.learner.snapshot import Change
 
 PART = "annotations"
 _REMEMBERED = 10_000  # ids of deleted annotations, in case one of them still comes
@@ -125,8 +125,7 @@ def annotate(learner: Learner, annotations: Iterable[Annotation]) -> None:
     if ledger is not before:
         ledger.attach(learner)
         if len(learner.history_) == n_changes:  # the ids of deleted annotations must be remembered too
-            note = "an annotation was deleted before it came"
-            learner._snapshot = learner._state().after(Change.now("update", 0, note=note))
+            learner.note("an annotation was deleted before it came")
 
 
 def _annotated(learner: Learner, ledger: Ledger, annotation: Annotation) -> Ledger:

@@ -393,8 +393,7 @@ class BackbonePool:
 
         A file names the weights of its backbone, and a stranger's could name any path or address.
         """
-        spec, adaptation = learner.spec_, learner._encoder.adaptation
-        base = spec if adaptation is None else adaptation.base
+        base = learner.base_spec_
         if base is None:
             return
         try:

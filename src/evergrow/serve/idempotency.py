@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evergrow.learner.changes import Change
+from evergrow.learner.snapshot import Change
 from evergrow.serve.problems import Problem
 
 FIELD = "requests"

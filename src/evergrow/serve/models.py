@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from evergrow.core.errors import BusyError, FileFormatError, ParameterError, PathError
 from evergrow.core.files import PARTIAL, locked
-from evergrow.learner.changes import Change
 from evergrow.learner.history import Header, History
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
@@ -32,6 +31,7 @@ from evergrow.learner.modelfile import (
     redo,
     rollback,
 )
+from evergrow.learner.snapshot import Change
 from evergrow.serve.backbones import FEW_SAMPLES, cores, torch_threads
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.idempotency import requests_of
@@ -263,13 +263,13 @@ class ServedModel:
             commit(self.path, learner, Change("update", "", 0, note=request.note, extra=extra), who=request.who)
         signature = signature_of(self.path)
         # Another process may have been faster between the commit and the line above.
-        ours = learner._origin is not None and Header.read(self.path).digest == learner._origin[1]
+        ours = learner.origin_ is not None and Header.read(self.path).digest == learner.origin_[1]
         self._version = Version(learner, signature if ours else None)
         return ChangeResult(self._version, self._version.changes[-1], version.counts, [])
 
     def _restored(self, version: Version, work: Callable[[Learner], Change]) -> ChangeResult:
         with locked_model(self.path, **self._settings) as learner:
-            if learner._origin != version.learner._origin:
+            if learner.origin_ != version.learner.origin_:
                 raise BusyError("another process changed the model meanwhile")
             change = work(learner)
         return ChangeResult(self._refreshed(), change, version.counts, [])

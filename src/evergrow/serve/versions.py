@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from evergrow.core.errors import InputError, NotFittedError
 from evergrow.features import Features
 from evergrow.learner.answers import Answers
-from evergrow.learner.changes import Change
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
+from evergrow.learner.snapshot import Change
 from evergrow.serve.schemas import SAMPLE_KINDS, SampleKind
 
 Signature = tuple[int, int, int]
