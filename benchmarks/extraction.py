@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.timing import Row, seconds
-from evergrow.core.items import Images, Items, Kind
+from evergrow.data.items import Images, Items, Kind
 from evergrow.features import create_backbone, encode, encode_chunks
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.images import decode_image

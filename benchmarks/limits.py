@@ -46,7 +46,7 @@ def _digits() -> tuple[Array, Array]:
 
 def _features(pixels: Array) -> Array:
     """Return the features of EfficientNet-Lite0."""
-    from evergrow.core.items import Images
+    from evergrow.data.items import Images
     from evergrow.features import create_backbone, encode
 
     backbone = create_backbone("tf_efficientnet_lite0", "bundled", device="cpu")

@@ -16,7 +16,7 @@ from benchmarks.timing import Row, seconds
 from evergrow.adapt import TrainConfig, train
 from evergrow.adapt.fsa import CosineHead, Network
 from evergrow.adapt.tuners import create_tuner
-from evergrow.core.items import Images
+from evergrow.data.items import Images
 from evergrow.features import Preprocessing
 
 SEED = 0

@@ -22,9 +22,9 @@ from evergrow.core.errors import (
     UnknownNameError,
     WeightsError,
 )
-from evergrow.core.items import Texts
 from evergrow.core.record import read_record, write_record
 from evergrow.core.seeding import derive_seed
+from evergrow.data.items import Texts
 from evergrow.features import ImageBackbone, create_backbone, encode, hash_weights
 from evergrow.features.base import Backbone
 from evergrow.head import HEADS

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from evergrow.adapt import CheckpointError, TrainConfig, TrainingError, train
 from evergrow.adapt.training_images import Cropper, Crops, TrainingSeed, draw_crops, train_transform, training_images
 from evergrow.core.errors import FileFormatError, ImageError, InputError, ParameterError, UnknownNameError
-from evergrow.core.items import Images, Texts
+from evergrow.data.items import Images, Texts
 from evergrow.features import Preprocessing, decode_image
 
 SIDE = 8

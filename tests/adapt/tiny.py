@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from evergrow.core.items import Images
+from evergrow.data.items import Images
 from evergrow.features import ImageBackbone, create_backbone
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}

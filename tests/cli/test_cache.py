@@ -10,7 +10,7 @@ import pytest
 from tests.commands import evergrow
 from tests.features.extraction_toys import LetterCounter, Toy, write_images
 
-from evergrow.core.items import Texts
+from evergrow.data.items import Texts
 from evergrow.features import FeatureRecipe, encode
 from evergrow.features.cache import CacheEntry, Chunk, FeatureCache
 from evergrow.features.loader import Failure

@@ -12,9 +12,9 @@ from PIL import Image
 
 from evergrow.cli import pages
 from evergrow.cli.pages import check_page
-from evergrow.core.items import Images
 from evergrow.data.datacheck import check_samples
 from evergrow.data.intake import read_labelled
+from evergrow.data.items import Images
 
 
 def test_the_page_is_bounded_and_shows_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 from tests.cli.conftest import NAMES, clouds
 
 from evergrow.cli.pages import SHOWN, evaluation_page
-from evergrow.core.items import Images, Texts
+from evergrow.data.items import Images, Texts
 from evergrow.learner.evaluation import SampleAnswers, evaluate_predictions
 from evergrow.learner.modelfile import open_model
 

@@ -7,17 +7,14 @@ from types import ModuleType
 
 import pytest
 
-from evergrow.core.optional import is_instance_of
-from evergrow.data.frames import is_pandas
-from evergrow.data.intake import is_pil_image
-from evergrow.data.streams import is_stream
+from evergrow.data.intake import _is_pil_image, is_instance_of, is_pandas, is_stream
 
 
 def test_a_module_that_another_thread_is_importing_has_no_classes_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pandas", "PIL.Image", "torch.utils.data"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert not is_pandas([1])
-    assert not is_pil_image([1])
+    assert not _is_pil_image([1])
     assert not is_stream([1])
 
 

@@ -13,10 +13,10 @@ import pytest
 from tests.data.conftest import PNG, Tree
 
 from evergrow.core.errors import DataWarning, FileFormatError, ImageError, InputError
-from evergrow.core.items import concat_items
 from evergrow.data import DataOptions, archives, load_data
 from evergrow.data.archives import ARCHIVE_SUFFIXES
 from evergrow.data.intake import read_items, read_parts
+from evergrow.data.items import concat_items
 
 pytestmark = pytest.mark.usefixtures("alone")
 

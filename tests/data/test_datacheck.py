@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evergrow.core.items import Images, Texts
 from evergrow.data import datacheck
 from evergrow.data.datacheck import check_samples
-from evergrow.data.intake import Samples, read_labelled
+from evergrow.data.intake import read_labelled
+from evergrow.data.items import Images, Samples, Texts
 
 
 def features(X: np.ndarray, labels: list[str]) -> Samples:

@@ -16,8 +16,8 @@ from evergrow.core.errors import (
     ImageError,
     InputError,
 )
-from evergrow.core.items import Images, Texts, concat_items
 from evergrow.data import load_data
+from evergrow.data.items import Images, Texts, concat_items
 
 pytestmark = pytest.mark.usefixtures("alone")
 

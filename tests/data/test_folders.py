@@ -11,9 +11,9 @@ import pytest
 from tests.data.conftest import PNG, Tree
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, InputError, LabelError
-from evergrow.core.items import Images
 from evergrow.data import DataOptions, Dataset, load_data
 from evergrow.data.intake import read_parts
+from evergrow.data.items import Images
 from evergrow.lab.streams import Protocol, stream_of
 
 pytestmark = pytest.mark.usefixtures("alone")

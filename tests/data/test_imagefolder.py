@@ -9,8 +9,8 @@ import pytest
 from tests.data.conftest import PNG, Tree
 from tests.data.test_archives import pack
 
-from evergrow.core import image_formats
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError
+from evergrow.data import items as image_formats
 from evergrow.data import load_data
 from evergrow.data.intake import read_parts
 

@@ -10,9 +10,9 @@ from PIL import Image
 from tests.learner.toys import image, write_folder
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError, LabelError
-from evergrow.core.items import Images, Texts
 from evergrow.data import Dataset, FeatureSet, load_data
 from evergrow.data.intake import as_names, read_items, read_labelled, read_unknown
+from evergrow.data.items import Images, Texts
 
 PIXELS = np.zeros((3, 8, 8, 3), dtype=np.uint8)
 

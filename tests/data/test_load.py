@@ -10,8 +10,8 @@ import pytest
 from tests.data.conftest import PNG, Tree
 
 from evergrow.core.errors import DataWarning, FileFormatError, LabelError, ParameterError, UnknownNameError
-from evergrow.core.items import Images, Texts
 from evergrow.data import DataOptions, Dataset, FeatureSet, inspect_data, load_data, load_features
+from evergrow.data.items import Images, Texts
 from evergrow.lab.streams import stream_of
 
 pytestmark = pytest.mark.usefixtures("alone")

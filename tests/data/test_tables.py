@@ -10,8 +10,8 @@ import pytest
 from tests.data.conftest import Tree
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError
-from evergrow.core.items import Texts
 from evergrow.data import load_data
+from evergrow.data.items import Texts
 
 pytestmark = pytest.mark.usefixtures("alone")
 

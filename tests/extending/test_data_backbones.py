@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from evergrow.cli.registry import build_app
 from evergrow.core.errors import ParameterError, WeightsError
-from evergrow.core.items import Texts
 from evergrow.data import DataOptions, Dataset, list_readers, load_data, register_reader
+from evergrow.data.items import Texts
 from evergrow.data.readers import READERS
 from evergrow.data.storage import Tree
 from evergrow.features import (
@@ -57,7 +57,7 @@ def haiku(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     (folder / "poems.haiku").write_text("old pond\nold frog\nnew splash\nnew rain\n" * 3)
     yield folder
-    READERS.remove("haiku")
+    del READERS["haiku"]
 
 
 def test_a_layout_is_recognised_named_and_listed(haiku: Path) -> None:

@@ -20,9 +20,9 @@ from evergrow.adapt.tuners import TUNERS, Tuner, TunerConfig, adapting_tuners, c
 from evergrow.adapt.tuners.base import layer_parameter
 from evergrow.cli.registry import build_app
 from evergrow.core.errors import ParameterError
-from evergrow.core.items import Items
 from evergrow.core.record import Spec, kind_of, require
 from evergrow.core.validation import check_number
+from evergrow.data.items import Items
 from evergrow.head import HEADS
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.labels import LabelUpdate

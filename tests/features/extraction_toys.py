@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from evergrow.core.items import Images, Items, Kind
+from evergrow.data.items import Images, Items, Kind
 from evergrow.features.base import Backbone, BackboneSpec
 
 SIDE = 8

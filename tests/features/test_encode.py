@@ -27,7 +27,7 @@ from evergrow.core.errors import (
     ParameterError,
     UnknownNameError,
 )
-from evergrow.core.items import Images, Texts
+from evergrow.data.items import Images, Texts
 from evergrow.features import EncodeConfig, create_backbone, encode, encode_batch, encode_chunks
 from evergrow.features import cache as cache_module
 from evergrow.features import images as decoding

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from evergrow.core.errors import ImageError, ParameterError
-from evergrow.core.items import Images
+from evergrow.data.items import Images
 from evergrow.features import Preprocessing, create_backbone, decode_image, encode
 from evergrow.features.gpu_jpeg import EncodedImages, decoded_batches, gpu_decoder, read_jpeg
 from evergrow.features.loader import ImageBatches, ImageLoader, plan_batches

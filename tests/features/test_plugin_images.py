@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from evergrow.core import image_formats
 from evergrow.core.errors import ImageError
+from evergrow.data import items as image_formats
 from evergrow.features import decode_image
 
 

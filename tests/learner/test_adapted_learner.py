@@ -30,7 +30,7 @@ from evergrow.core.errors import (
     UnknownNameError,
     WeightsError,
 )
-from evergrow.core.items import Images
+from evergrow.data.items import Images
 from evergrow.features import create_backbone, encode
 from evergrow.features.base import LazyBackbone
 from evergrow.head import Classifier

@@ -232,7 +232,7 @@ def test_many_blocks_are_one_change_and_the_same_sums(data: Any, monkeypatch: py
     start = small(alpha=1.0).fit(X, y)
     whole = copy.copy(start).partial_fit(X + 0.1, y).settle()
     monkeypatch.setattr(learning.gathered, "__defaults__", (70,))
-    monkeypatch.setattr("evergrow.data.streams.CHUNK", 30)
+    monkeypatch.setattr("evergrow.data.intake.CHUNK", 30)
     parts = copy.copy(start).partial_fit(zip(X + 0.1, y, strict=True)).settle()
     np.testing.assert_allclose(parts.decision_function(X), whole.decision_function(X), rtol=1e-7, atol=1e-7)
     assert parts.n_samples_ == whole.n_samples_
@@ -246,7 +246,7 @@ def test_a_stream_that_breaks_leaves_the_learner_as_it_was(
 ) -> None:
     X, y = data
     monkeypatch.setattr(learning.gathered, "__defaults__", (50,))
-    monkeypatch.setattr("evergrow.data.streams.CHUNK", 25)
+    monkeypatch.setattr("evergrow.data.intake.CHUNK", 25)
     learner = Learner(None, method).fit(X, y)
     before = learner.decision_function(X)
 
@@ -412,8 +412,8 @@ def test_representations(data: Any) -> None:
     assert shown.count("<tr>") == 2 + 12 + 2
     with measured_change(learner, (X, names)):
         learner.partial_fit(X + 0.1, names)
-    del learner._measured  # as after loading: what a change was tested with is in the file
-    assert re.search(r"accuracy \d+\.\d% on 240\)$", repr(learner))
+    loaded = Learner.load(learner.to_archive())  # what a change was tested with is in the file
+    assert re.search(r"accuracy \d+\.\d% on 240\)$", repr(loaded))
     many = small().fit(X, [f"class {number % 40}" for number in range(len(y))])
     assert "and 20 more" in many._repr_html_()
 

@@ -30,11 +30,11 @@ from evergrow.adapt.tuners import (
 )
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, LabelError, ParameterError, WeightsError
-from evergrow.core.items import Items
 from evergrow.core.record import NOTHING, Extra, record, require
 from evergrow.core.seeding import generator
 from evergrow.core.settings import to_plain
 from evergrow.core.validation import check_choice
+from evergrow.data.items import Items
 from evergrow.features import Backbone, BackboneSpec, ImageBackbone
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Adaptation:
     --------
     >>> import numpy as np
     >>> from evergrow.features import create_backbone
-    >>> from evergrow.core.items import Images
+    >>> from evergrow.data.items import Images
     >>> from evergrow.adapt import Adaptation, FsaConfig, adapt, adapted_from
     >>> from evergrow.core.record import from_archive, to_archive
     >>> backbone = create_backbone("test_vit", weights="random", device="cpu")
@@ -495,7 +495,7 @@ def adapt(
     --------
     >>> import numpy as np
     >>> from evergrow.features import create_backbone
-    >>> from evergrow.core.items import Images
+    >>> from evergrow.data.items import Images
     >>> from evergrow.adapt import FsaConfig, adapt
     >>> backbone = create_backbone("test_vit", weights="random", device="cpu")
     >>> y = np.arange(12) % 3

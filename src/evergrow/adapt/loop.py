@@ -24,9 +24,9 @@ from evergrow.adapt.settings import OPTIMIZERS, Precision, TrainConfig, TrainPre
 from evergrow.adapt.training_images import TrainingImages, TrainingSeed, training_images
 from evergrow.core.devices import synchronize
 from evergrow.core.errors import NumericalError, ParameterError
-from evergrow.core.items import Items
 from evergrow.core.progress import Meter, meter
 from evergrow.core.seeding import derive_seed
+from evergrow.data.items import Items
 from evergrow.features.preprocess import Preprocessing
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -170,7 +170,7 @@ def train(
     --------
     >>> import numpy as np, torch
     >>> from evergrow.features import Preprocessing
-    >>> from evergrow.core.items import Images
+    >>> from evergrow.data.items import Images
     >>> from evergrow.adapt import TrainConfig, train
     >>> y = np.arange(40) % 2
     >>> images = Images(np.repeat(255 * y, 64).reshape(40, 8, 8).astype(np.uint8))

@@ -22,9 +22,9 @@ from evergrow.core.errors import (
     InputError,
     ParameterError,
 )
-from evergrow.core.items import Images, Items
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_number
+from evergrow.data.items import Images, Items
 from evergrow.features.loader import choose_workers, loaded_batches
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from evergrow.core.errors import DataWarning, ParameterError
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
     from evergrow.data.datacheck import DataCheck, Encode
-    from evergrow.data.intake import Samples
+    from evergrow.data.items import Samples
 
 _NO_FEATURES = "none"
 _SHOWN = 5

@@ -45,8 +45,8 @@ from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
-    from evergrow.data.intake import Samples
-    from evergrow.engine.stages import Tally
+    from evergrow.data.items import Samples
+    from evergrow.engine.job_steps import JobReport
     from evergrow.learner.learner import Learner
 
 
@@ -141,7 +141,7 @@ def fit_command(
     if spread.engine is not None:
         source = source_of(data, reading)
 
-        def answer_of(report: Tally) -> Answer:
+        def answer_of(report: JobReport) -> Answer:
             commit(model, learner)
             answer = _answer(model, learner, None, None, time.perf_counter() - started)
             values = {**answer.values, "engine": report.to_values()}
@@ -210,8 +210,8 @@ def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Sampl
     """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
+    from evergrow.data.dataset import stratified_split
     from evergrow.data.intake import read_labelled
-    from evergrow.data.samples import stratified_split
 
     samples = read_labelled(data, "train", options=reading.options())
     if not holdout:

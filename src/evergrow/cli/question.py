@@ -14,7 +14,7 @@ from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterErro
 from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
-    from evergrow.core.items import Items
+    from evergrow.data.items import Items
     from evergrow.learner.learner import Learner
 
 STDIN = "-"
@@ -121,7 +121,7 @@ def _vectors(items: list[str]) -> Question:
 
 def _images(items: list[str], reading: Reading) -> Question:
     """Return images by the names they were given by; a single folder stays one, so that it is found in the cache."""
-    from evergrow.core.items import concat_items
+    from evergrow.data.items import concat_items
 
     parts: list[Items] = []
     names: list[str] = []
@@ -136,9 +136,9 @@ def _images(items: list[str], reading: Reading) -> Question:
 
 def _named_images(name: str, reading: Reading) -> tuple[list[str], list[Items]]:
     """Return the images of a file, a folder, an archive, a table or a pattern, with a name of each."""
-    from evergrow.core.image_formats import is_image
     from evergrow.data.folders import is_pattern, patterns_of, read_patterns
     from evergrow.data.intake import read_items
+    from evergrow.data.items import is_image
     from evergrow.data.readers import reader_of_file
 
     if is_pattern(name):
@@ -212,7 +212,7 @@ def _is_image(body: bytes) -> bool:
 
 def _piped_images(reading: Reading) -> tuple[list[str], list[Items]]:
     """Return the one image that standard input holds, or the images whose names it lists."""
-    from evergrow.core.items import Images
+    from evergrow.data.items import Images
 
     source = getattr(sys.stdin, "buffer", None)
     if source is None:

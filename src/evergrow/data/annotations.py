@@ -11,10 +11,10 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
-from evergrow.core.items import Items, Texts
+from evergrow.data.dataset import Dataset, listed
 from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, partner_name
+from evergrow.data.items import Items, Texts
 from evergrow.data.readers import DataOptions, register_reader
-from evergrow.data.samples import Dataset, listed
 from evergrow.data.storage import Tree
 
 _FILES = ("annotations.json", "result.json", "labels.json", "_annotations.coco.json")
@@ -49,7 +49,7 @@ class Annotated:
     notes: list[str] = field(default_factory=list)
 
 
-@register_reader("annotations", suffixes=(".json",), fits=lambda tree: bool(_files_in(tree)), rank=48)
+@register_reader("annotations", suffixes=(".json",), fits=lambda tree: bool(_files_in(tree)), marks=(".json",), rank=48)
 def read_annotations(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read an export of COCO or Label Studio, or a folder with one in it, and the test file that goes with it.
 

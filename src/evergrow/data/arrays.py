@@ -26,11 +26,11 @@ from evergrow.core.errors import FileFormatError, InputError, LabelError, Parame
 from evergrow.core.escaping import one_line
 from evergrow.core.feature_blocks import check_widths, join_blocks
 from evergrow.core.files import atomic_path
-from evergrow.core.items import Images
 from evergrow.core.record import NOTHING, Between, Extra, from_document, record, to_document
 from evergrow.data.archives import sound
+from evergrow.data.dataset import Dataset, listed
+from evergrow.data.items import Images, Samples, concat_samples
 from evergrow.data.readers import DataOptions, register_reader
-from evergrow.data.samples import Dataset, Samples, concat_samples, listed
 from evergrow.data.sources import Shard, Source, as_features, class_labels, where_of
 from evergrow.data.storage import RATIO, ROOM, Tree
 
@@ -626,7 +626,7 @@ def _has_arrays(tree: Tree) -> bool:
     return any(name.lower().endswith(SUFFIXES) for name in tree.files()) and not tree.folders()
 
 
-register_reader("arrays", suffixes=SUFFIXES, fits=_has_arrays, rank=40)(ArraySource)
+register_reader("arrays", suffixes=SUFFIXES, fits=_has_arrays, marks=SUFFIXES, rank=40)(ArraySource)
 
 
 def _check_labels(part: str, labels: NDArray[Any], n: int, names: tuple[str, ...]) -> None:

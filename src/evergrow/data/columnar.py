@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError
 from evergrow.core.feature_blocks import check_widths
-from evergrow.core.items import Images, Texts
 from evergrow.data.archives import sound
+from evergrow.data.dataset import listed
+from evergrow.data.items import Images, Samples, Texts, concat_samples
 from evergrow.data.readers import DataOptions, register_reader
-from evergrow.data.samples import Samples, concat_samples, listed
 from evergrow.data.sources import Shard, Source, as_features, class_labels, matching_files, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM, Tree
 from evergrow.data.tables import FILE_COLUMN, IMAGE_COLUMNS, SPLIT_COLUMN, Columns, row_items, split_rows
@@ -516,7 +516,7 @@ def _has_parquet(tree: Tree) -> bool:
     return any(name.lower().endswith(".parquet") for place in places for name in tree.files(place))
 
 
-register_reader("parquet", suffixes=(".parquet",), fits=_has_parquet, rank=20)(ParquetSource)
+register_reader("parquet", suffixes=(".parquet",), fits=_has_parquet, marks=(".parquet",), rank=20)(ParquetSource)
 
 
 # -- Arrow ------------------------------------------------------------------------------------------------------
@@ -632,4 +632,4 @@ def _is_saved(tree: Tree) -> bool:
     return tree.is_file("dataset_dict.json") or tree.is_file("state.json")
 
 
-register_reader("arrow", suffixes=(".arrow",), fits=_is_saved, rank=10)(ArrowSource)
+register_reader("arrow", suffixes=(".arrow",), fits=_is_saved, marks=(".json",), rank=10)(ArrowSource)

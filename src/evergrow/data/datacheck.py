@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import ImageError, InputError
-from evergrow.core.items import Items
 from evergrow.core.seeding import generator
-from evergrow.data.samples import Samples
+from evergrow.data.items import Items, Samples
 
 SIMILAR = {"image": 0.88, "text": 0.95, "features": 0.99}
 """Cosine of the features from which on two samples count as nearly the same. On the training images of 20 species of
@@ -202,7 +201,7 @@ def check_samples(
 
     Examples
     --------
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> from evergrow.data.datacheck import check_samples
     >>> from evergrow.data.intake import read_labelled
     >>> mail = (Texts(("Buy  now", "see you", "buy now")), ["spam", "ham", "ham"])

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evergrow.core.errors import DatasetNotFoundError, InputError
-from evergrow.core.image_formats import PluginFormat, is_image, plugin_format
-from evergrow.core.items import Images
+from evergrow.data.dataset import Dataset, check_test_classes, listed, shown
+from evergrow.data.items import Images, PluginFormat, is_image, plugin_format
 from evergrow.data.readers import DataOptions, file_suffixes, register_reader
-from evergrow.data.samples import Dataset, check_test_classes, listed, shown
 from evergrow.data.storage import Tree
 
 TRAIN_WORDS = ("train", "training")

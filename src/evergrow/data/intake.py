@@ -1,10 +1,16 @@
-"""Whatever users hand over, as samples of one kind: paths, images, arrays, texts, features, data frames."""
+"""Whatever users hand over, as samples of one kind: paths, images, arrays, texts, features, data frames, streams.
+
+Data frames of pandas and polars, PIL images and loaders of torch are told by their classes; none of these libraries is
+imported here.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,20 +18,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
-from evergrow.core.image_formats import is_image
-from evergrow.core.items import Images, Items, Texts
-from evergrow.core.optional import is_instance_of
+from evergrow.core.validation import as_weights
 from evergrow.data.arrays import FeatureSet, read_npy
-from evergrow.data.frames import frame_values, is_frame, single_column
+from evergrow.data.dataset import Dataset, listed
+from evergrow.data.items import Images, Items, Samples, Texts, is_image
 from evergrow.data.load import name_of, read, warn_of
-from evergrow.data.readers import DataOptions, reader_of_file
-from evergrow.data.samples import Dataset, Samples
+from evergrow.data.readers import DEFAULTS, DataOptions, reader_of_file
 from evergrow.data.sources import ListedSource, as_features
-
-__all__ = ["Part", "Samples", "as_names", "kind_of", "read_items", "read_labelled", "read_parts", "read_unknown"]
+from evergrow.data.video import VideoSource
 
 Part = Literal["train", "test", "all"]
 """Which part of a source is wanted; a source without parts is always whole."""
+
+CHUNK = 256
+"""Samples of a stream that are held at a time, before they are feature vectors."""
+
+_TORCH = "torch.utils.data"
+_NONE = object()
+
+
+def is_instance_of(value: Any, module: str, *names: str) -> bool:
+    """Return whether something is an instance of a class of a module that may not be imported, without importing it.
+
+    Whoever has such an object has imported it. Another thread may be about to: then the module is there and its classes
+    are not yet.
+
+    Examples
+    --------
+    >>> from decimal import Decimal
+    >>> from evergrow.data.intake import is_instance_of
+    >>> is_instance_of(Decimal(1), "decimal", "Decimal"), is_instance_of(1, "never.imported", "Thing")
+    (True, False)
+    """
+    found = sys.modules.get(module)
+    return isinstance(value, tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type)))
+
+
+# -- labels -----------------------------------------------------------------------------------------------------
 
 
 def as_names(labels: Any, n: int) -> NDArray[np.str_]:
@@ -79,6 +108,9 @@ def kind_of(values: Sequence[Any]) -> str:
 
 def _plain_type(value: Any) -> str:
     return type(value.item() if isinstance(value, np.generic) else value).__name__
+
+
+# -- with labels ------------------------------------------------------------------------------------------------
 
 
 def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataOptions | None = None) -> Samples:
@@ -165,8 +197,8 @@ def read_items(items: Any, kind: str | None = None, options: DataOptions | None 
     if isinstance(items, Items):
         return Samples(items.kind, items, lasting=isinstance(items, Images) and items.lasting)
     if isinstance(items, (str, os.PathLike)):
-        return _of_name(items, kind, options or DataOptions())
-    if is_pil_image(items):
+        return _of_name(items, kind, options or DEFAULTS)
+    if _is_pil_image(items):
         return Samples("image", Images((items,)))
     if hasattr(items, "detach"):
         items = items.detach().cpu().numpy()
@@ -228,18 +260,12 @@ def _of_paths(paths: Sequence[str | os.PathLike[str]]) -> Samples:
     return Samples("image", Images(names, root=root), lasting=True)
 
 
-def _of_texts(texts: Sequence[str], *, lasting: bool = False) -> Samples:
-    if not texts:
-        raise InputError("items must hold at least one item, got none")
-    return Samples("text", Texts(tuple(texts)), lasting=lasting)
-
-
 def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
     if len(items) == 0:
         raise InputError("items must hold at least one item, got none")
     if all(isinstance(item, (str, os.PathLike)) for item in items):
         return _of_strings(items, kind)
-    if all(is_pil_image(item) or is_pixels(item) for item in items) and kind != "features":
+    if all(_is_pil_image(item) or _is_pixels(item) for item in items) and kind != "features":
         return Samples("image", Images(tuple(items)))
     try:
         array = np.asarray(items, dtype=np.float64)
@@ -255,7 +281,7 @@ def _of_strings(items: Sequence[Any], kind: str | None) -> Samples:
         return _of_paths(items)
     if kind is None and all(is_image(item) for item in items):
         return _of_paths(items)  # raises, and names the files that are missing
-    return _of_texts(items)
+    return Samples("text", Texts(tuple(items)))
 
 
 def _of_array(array: NDArray[Any], kind: str | None) -> Samples:
@@ -284,16 +310,14 @@ def _features(array: NDArray[Any]) -> NDArray[Any]:
     return as_features(array, "features")
 
 
-# -- images in memory -----------------------------------------------------------------------------------------
+# -- images in memory --------------------------------------------------------------------------------------------
 
 
-def is_pil_image(item: Any) -> bool:
-    """Return whether an object is a PIL image; where PIL was never imported, nothing is."""
+def _is_pil_image(item: Any) -> bool:
     return is_instance_of(item, "PIL.Image", "Image")
 
 
-def is_pixels(item: Any) -> bool:
-    """Return whether an object is an image as an array of bytes."""
+def _is_pixels(item: Any) -> bool:
     return isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3)
 
 
@@ -329,3 +353,327 @@ def channels_last(array: NDArray[Any]) -> NDArray[Any]:
         array = np.moveaxis(array, -3, -1)
         array = array[..., 0] if array.shape[-1] == 1 else array
     return np.ascontiguousarray(array)
+
+
+# -- data frames -------------------------------------------------------------------------------------------------
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether something is a data frame: a table of named columns that can be numbers.
+
+    Examples
+    --------
+    >>> import pandas
+    >>> from evergrow.data.intake import is_frame
+    >>> is_frame(pandas.DataFrame({"a": [1]})), is_frame(pandas.Series([1])), is_frame([[1]])
+    (True, False, False)
+    """
+    return hasattr(value, "columns") and hasattr(value, "to_numpy") and len(getattr(value, "shape", ())) == 2
+
+
+def is_pandas(value: Any) -> bool:
+    """Return whether something is a frame or column of pandas, whose index its answers can have."""
+    return is_instance_of(value, "pandas", "DataFrame", "Series")
+
+
+def single_column(frame: Any) -> Any:
+    """Return the column of a frame that has one, such as ``frame[["label"]]``."""
+    names = list(frame.columns)
+    if len(names) != 1:
+        raise InputError(f"a frame must have one column to be labels or texts, got {len(names)}")
+    return frame[names[0]]
+
+
+def frame_values(frame: Any, kind: str | None) -> tuple[NDArray[Any] | list[Any], tuple[str, ...]]:
+    """Return the contents of a frame: a matrix of its numbers with the names of its columns, or its one column.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Of pandas or polars.
+    kind : {"image", "text", "features"} or None
+        What the model takes, where that is settled.
+
+    Returns
+    -------
+    values : ndarray of shape (n, d) or list
+        Numbers; texts or paths where the frame has one column and they are none.
+    names : tuple of str
+        Names of the columns; none where they are no strings, or it is one of texts or paths.
+
+    Examples
+    --------
+    >>> import pandas
+    >>> from evergrow.data.intake import frame_values
+    >>> frame_values(pandas.DataFrame({"a": [1, 2], "b": [0.5, 1.5]}), None)[1]
+    ('a', 'b')
+    >>> frame_values(pandas.DataFrame({"text": ["hello", "hi"]}), None)[0]
+    ['hello', 'hi']
+    """
+    if frame.shape[0] == 0:
+        raise InputError("items must hold at least one item, got a frame without rows")
+    array = np.asarray(frame.to_numpy())
+    if array.dtype.kind in "fiu":
+        return array, _names(frame)
+    if frame.shape[1] == 1 and kind != "features" and array.dtype.kind in "OUT":
+        return list(single_column(frame)), ()
+    return np.column_stack([_numbers(frame, name) for name in frame.columns]), _names(frame)
+
+
+def _names(frame: Any) -> tuple[str, ...]:
+    """Return the names of columns, where they are names: scikit-learn goes by the same rule."""
+    names = list(frame.columns)
+    strings = [isinstance(name, str) for name in names]
+    if all(strings):
+        return tuple(names)
+    if any(strings):
+        raise InputError("columns of a frame must all have strings for names, or none of them, got some of each")
+    return ()
+
+
+def _numbers(frame: Any, name: Any) -> NDArray[np.float64]:
+    """Return a column as numbers; gaps become NaN, which is refused where rows are named."""
+    column = np.asarray(frame[name].to_numpy())
+    try:
+        if column.dtype.kind not in "biufO":
+            raise TypeError
+        return column.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"columns of a frame must be numbers to be features, got {name!r} of {frame[name].dtype}; texts and paths "
+            "are one column, such as frame['text']"
+        ) from None
+
+
+def check_columns(given: Sequence[str], learned: Sequence[str]) -> None:
+    """Raise :class:`InputError` unless named columns are those that were learned, in their order.
+
+    What has no names, an array or a file, goes by position.
+
+    Examples
+    --------
+    >>> from evergrow.data.intake import check_columns
+    >>> check_columns(["b", "a"], ["a", "b"])
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.InputError: columns must be in the order that was learned, got 'b' where 'a' was
+    >>> check_columns(["a", "c"], ["a", "b"])
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.InputError: columns must be those that were learned; missing: 'b'; not learned: 'c'
+    """
+    if not given or not learned or list(given) == list(learned):
+        return
+    missing = [name for name in learned if name not in set(given)]
+    more = [name for name in given if name not in set(learned)]
+    if missing or more:
+        named = (("missing", missing), ("not learned", more))
+        parts = [f"{what}: {listed(names)}" for what, names in named if names]
+        raise InputError(f"columns must be those that were learned; {'; '.join(parts)}")
+    if len(given) != len(learned):
+        raise InputError(f"columns must have different names, got {len(given)} of {len(learned)}")
+    place = next(number for number, pair in enumerate(zip(given, learned, strict=True)) if pair[0] != pair[1])
+    raise InputError(
+        f"columns must be in the order that was learned, got {given[place]!r} where {learned[place]!r} was"
+    )
+
+
+# -- streams -----------------------------------------------------------------------------------------------------
+
+
+def is_stream(data: Any) -> bool:
+    """Return whether data come one after the other: an iterator, a video, or a dataset or loader of torch.
+
+    Examples
+    --------
+    >>> from evergrow.data.intake import is_stream
+    >>> is_stream(row for row in range(3)), is_stream([1, 2])
+    (True, False)
+    """
+    return isinstance(data, (Iterator, VideoSource)) or is_instance_of(data, _TORCH, "Dataset", "DataLoader")
+
+
+def check_whole(data: Any) -> None:
+    """Raise :class:`InputError` for a stream where images are needed more than once."""
+    if is_stream(data):
+        raise InputError(
+            f"data must be a folder, a table or (items, labels) for a backbone to be adapted to, since "
+            f"they are seen many times, got {type(data).__name__}"
+        )
+
+
+def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str | None) -> Iterable[Samples]:
+    """Return labelled samples of anything that a learner takes: all at once, or of a stream one chunk after another.
+
+    Parameters
+    ----------
+    data, y : object
+        As for :meth:`evergrow.Learner.fit`.
+    sample_weight : array-like or None
+        What each sample counts for.
+    part : {"train", "test", "all"}
+        Which part of a source that has two.
+    kind : {"image", "text", "features"}, optional
+        What the model takes.
+
+    Raises
+    ------
+    InputError
+        If there is no sample, or weights are not one per sample.
+    """
+    if not is_stream(data):
+        samples = read_labelled(data if y is None else (data, y), part, kind)
+        if not len(samples):
+            raise InputError("data must hold at least one sample, got none")
+        weights = as_weights(sample_weight, len(samples))
+        return [samples if weights is None else replace(samples, weights=weights)]
+    return _weighted_chunks(data, y, sample_weight, kind)
+
+
+def _weighted_chunks(data: Any, y: Any, sample_weight: Any, kind: str | None) -> Iterator[Samples]:
+    weights = None if sample_weight is None else as_weights(sample_weight, np.size(sample_weight))
+    seen = 0
+    for samples in read_chunks(data, kind, y):
+        start, seen = seen, seen + len(samples)
+        yield samples if weights is None else replace(samples, weights=as_weights(weights[start:seen], len(samples)))
+    if not seen:
+        raise InputError("data must hold at least one sample, got none")
+    if sample_weight is not None and np.size(sample_weight) != seen:
+        raise InputError(f"sample_weight must be one number per sample ({seen}), got {np.size(sample_weight)}")
+
+
+def item_chunks(items: Any, kind: str | None) -> Iterable[Samples]:
+    """Return items without labels as samples: all at once, or of a stream one chunk after another.
+
+    Parameters
+    ----------
+    items : object
+        As for :meth:`evergrow.Learner.predict`.
+    kind : {"image", "text", "features"}, optional
+        What the model takes.
+
+    Raises
+    ------
+    InputError
+        If a stream has no item.
+    """
+    if not is_stream(items):
+        return [read_items(items, kind)]
+    chunks = read_chunks(items, kind, labelled=False)
+    first = next(chunks, None)
+    if first is None:
+        raise InputError("items must hold at least one item, got none")
+    return chain([first], chunks)
+
+
+def read_chunks(data: Any, kind: str | None, labels: Any = None, *, labelled: bool = True) -> Iterator[Samples]:
+    """Yield samples of a stream, :data:`CHUNK` at a time, each of them read once.
+
+    Parameters
+    ----------
+    data : iterator, Dataset or DataLoader
+        Samples: pairs (item, label) or whole batches (items, labels); items alone where ``labels`` has the labels or
+        none are wanted.
+    kind : {"image", "text", "features"}, optional
+        What the model takes.
+    labels : iterable, optional
+        Labels of the items, where these come without.
+    labelled : bool
+        Whether labels are wanted; those of pairs are else passed over.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.data.intake import read_chunks
+    >>> pairs = ((row, f"class {number % 2}") for number, row in enumerate(np.eye(300)))
+    >>> [len(samples) for samples in read_chunks(pairs, "features")]
+    [256, 44]
+    """
+    pairs = _pairs(data, labelled=labelled and labels is None)
+    if labels is not None:
+        pairs = _together((item for item, _ in pairs), labels)
+    held: list[tuple[Any, Any]] = []
+    for pair in pairs:
+        held.append(pair)
+        if len(held) == CHUNK:
+            yield _samples(held, kind, labelled)
+            held = []
+    if held:
+        yield _samples(held, kind, labelled)
+
+
+def _samples(pairs: Sequence[tuple[Any, Any]], kind: str | None, labelled: bool) -> Samples:
+    items = [item for item, _ in pairs]
+    return read_labelled((items, [label for _, label in pairs]), "all", kind) if labelled else read_items(items, kind)
+
+
+def _together(items: Iterator[Any], labels: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    if isinstance(labels, (str, bytes)) or not hasattr(labels, "__iter__"):
+        raise LabelError(f"labels must be a sequence of class names, got {type(labels).__name__}")
+    rest = iter(labels.tolist() if hasattr(labels, "tolist") else labels)
+    number = 0
+    for item in items:
+        label = next(rest, _NONE)
+        if label is _NONE:
+            raise LabelError(f"labels must be one per sample, got {number} and more samples")
+        number += 1
+        yield item, label
+    if next(rest, _NONE) is not _NONE:
+        raise LabelError(f"labels must be one per sample ({number}), got more")
+
+
+def _elements(data: Any) -> Iterator[Any]:
+    if is_instance_of(data, _TORCH, "Dataset") and hasattr(data, "__len__") and not hasattr(data, "__iter__"):
+        return (data[row] for row in range(len(data)))  # iter() would ask beyond the end, which few refuse
+    return iter(data)
+
+
+def _pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
+    """Yield single items with their label, or None where there is none."""
+    batches = is_instance_of(data, _TORCH, "DataLoader") and data.batch_size is not None
+    for element in _elements(data):
+        pair = tuple(element) if isinstance(element, (tuple, list)) and len(element) <= 2 else (element,)
+        if len(pair) != 2 and labelled:
+            what = (
+                f"{type(element).__name__} of {len(element)}" if hasattr(element, "__len__") else type(element).__name__
+            )
+            raise InputError(f"data must come as pairs (item, label) or (items, labels), got a {what}")
+        if len(pair) == 2 and (batches or _is_batch(pair[1])):
+            yield from _unbatched(*pair)
+        elif batches:
+            yield from ((item, None) for item in _split(pair[0]))
+        else:
+            yield _item(pair[0]), _label(pair[1]) if len(pair) == 2 else None
+
+
+def _is_batch(labels: Any) -> bool:
+    return not isinstance(labels, (str, bytes)) and (
+        isinstance(labels, (list, tuple)) or getattr(labels, "ndim", 0) > 0
+    )
+
+
+def _unbatched(items: Any, labels: Any) -> Iterator[tuple[Any, Any]]:
+    names, parts = [_label(label) for label in labels], list(_split(items))
+    if len(names) != len(parts):
+        raise LabelError(f"labels must be one per sample ({len(parts)}), got {len(names)}")
+    yield from zip(parts, names, strict=True)
+
+
+def _split(items: Any) -> Iterator[Any]:
+    return (_item(item) for item in items)
+
+
+def _label(label: Any) -> Any:
+    if hasattr(label, "item") and getattr(label, "ndim", 1) == 0:
+        return label.item()
+    return label
+
+
+def _item(item: Any) -> Any:
+    """Return one item as an array, an image or a text; images of tensors have their channels last from here on."""
+    if hasattr(item, "detach"):
+        array = item.detach().cpu().numpy()
+        return channels_last(array) if array.ndim == 3 else array
+    if isinstance(item, np.ndarray) and item.ndim == 3 and item.dtype.kind == "f":
+        return channels_last(item)
+    return item

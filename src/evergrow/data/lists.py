@@ -10,12 +10,11 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
-from evergrow.core.image_formats import is_image
-from evergrow.core.items import Images, Texts
 from evergrow.core.optional import require
+from evergrow.data.dataset import Dataset, Label, integers, listed, shown
 from evergrow.data.folders import partner_name, training_file
+from evergrow.data.items import Images, Texts, is_image
 from evergrow.data.readers import DataOptions, register_reader
-from evergrow.data.samples import Dataset, Label, integers, listed, shown
 from evergrow.data.storage import Tree
 
 LIST_SUFFIXES = (".txt", ".yaml", ".yml")
@@ -29,7 +28,9 @@ class ImageList(NamedTuple):
     labels: Sequence[Label]
 
 
-@register_reader("lists", suffixes=LIST_SUFFIXES, fits=lambda tree: _training_list(tree) is not None, rank=60)
+@register_reader(
+    "lists", suffixes=LIST_SUFFIXES, fits=lambda tree: _training_list(tree) is not None, marks=LIST_SUFFIXES, rank=60
+)
 def read_lists(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read a training list on disk and, if there is one, the test list; without labels, the lines of a ``.txt``.
 

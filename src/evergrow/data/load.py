@@ -20,6 +20,14 @@ from evergrow.core.escaping import one_line
 from evergrow.core.settings import with_changes
 from evergrow.data.archives import ARCHIVE_SUFFIXES, Archive
 from evergrow.data.arrays import FeatureSet
+from evergrow.data.dataset import (
+    Dataset,
+    check_test_classes,
+    listed,
+    spelled_alike,
+    stratified_split,
+    with_test_part,
+)
 from evergrow.data.folders import (
     Walk,
     images_below,
@@ -31,20 +39,13 @@ from evergrow.data.folders import (
     unwrapped,
 )
 from evergrow.data.readers import (
+    DEFAULTS,
     READERS,
     DataOptions,
     file_suffixes,
     reader_of_file,
     reader_of_folder,
     register_reader,
-)
-from evergrow.data.samples import (
-    Dataset,
-    check_test_classes,
-    listed,
-    spelled_alike,
-    stratified_split,
-    with_test_part,
 )
 from evergrow.data.sources import ListedSource, Source, has_magic, make_source
 from evergrow.data.storage import Tree, check_address, is_remote
@@ -97,13 +98,13 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
     ...     [source.read(shard).labels.tolist() for shard in source.shards(rows=1, size=1 << 20)]
     [['spam'], ['mail']]
     """
-    chosen = with_changes(options or DataOptions(), settings, "data setting")
+    chosen = with_changes(options or DEFAULTS, settings, "data setting") if settings else options or DEFAULTS
     text = os.fspath(source)
     if not text.strip():
         raise ParameterError(f"an address must be a path, or have a scheme, got {text!r}")
     check_address(text)
     scheme, _, rest = text.partition(":")
-    named = [name for name in READERS if READERS[name].scheme == scheme.lower()]
+    named = [each.name for each in READERS.values() if each.scheme == scheme.lower()]
     if named and rest and not rest.startswith("//"):
         return ListedSource(Tree("."), rest, chosen, named[0])
     if is_pattern(text) and not _is_data_file(text) and not is_remote(text):
@@ -210,7 +211,7 @@ def check_source(source: str | os.PathLike[str]) -> None:
     """
     text = os.fspath(source)
     scheme = text.partition(":")[0].lower()
-    named = any(READERS[name].scheme == scheme for name in READERS)
+    named = any(each.scheme == scheme for each in READERS.values())
     if is_remote(text) or is_video(text) or is_pattern(text) or (named and ":" in text):
         return  # their readers say what is wrong
     _existing(text.removeprefix("file://"), DataOptions())
@@ -509,7 +510,7 @@ def inspect_data(
 
     Examples
     --------
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> from evergrow.data import Dataset, inspect_data
     >>> report = inspect_data(Dataset.of(Texts(("a", "b", "c")), ["one", "two", "two"]))
     >>> report.smallest[0], report.cautions

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from typing_extensions import Self
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.registry import Registry
 from evergrow.core.settings import from_mapping
 from evergrow.core.validation import check_choice, check_number
 
 if TYPE_CHECKING:
-    from evergrow.data.samples import Dataset
+    from evergrow.data.dataset import Dataset
     from evergrow.data.sources import Source
     from evergrow.data.storage import Tree
 
@@ -29,7 +28,12 @@ Read: TypeAlias = "Callable[[Tree, str, DataOptions], Dataset | Source]"
 ReadT = TypeVar("ReadT", bound="Callable[..., Dataset | Source]")
 
 PARTS = ("train", "test", "all")
-_TEXTS = ("part", "kind", "text_column", "label_column", "image_column")
+_TYPES: dict[str, tuple[Any, str]] = {
+    "str": (str, "a string"),
+    "bool": (bool, "true or false"),
+    "str | os.PathLike[str] | None": ((str, os.PathLike, type(None)), "a path"),
+    "Mapping[str, Any]": (Mapping, "values by name"),
+}
 
 
 @dataclass(frozen=True)
@@ -100,16 +104,10 @@ class DataOptions:
         check_number("test_size", self.test_size, low=0, high=1, high_open=True)
         check_number("seed", self.seed, low=0, high=2**32 - 1, integer=True)
         check_number("class_level", self.class_level, low=0, high=32, integer=True)
-        for name in ("allow_empty", "download", "labelled"):
-            if not isinstance(getattr(self, name), bool):
-                raise ParameterError(f"{name} must be true or false, got {getattr(self, name)!r}")
-        for name in _TEXTS:
-            if not isinstance(getattr(self, name), str):
-                raise ParameterError(f"{name} must be a string, got {getattr(self, name)!r}")
-        if self.root is not None and not isinstance(self.root, (str, os.PathLike)):
-            raise ParameterError(f"root must be a path, got {self.root!r}")
-        if not isinstance(self.storage, Mapping):
-            raise ParameterError(f"storage must be values by name, got {type(self.storage).__name__}")
+        for entry in fields(self):
+            value, (kind, wanted) = getattr(self, entry.name), _TYPES.get(str(entry.type), (object, ""))
+            if not isinstance(value, kind):
+                raise ParameterError(f"{entry.name} must be {wanted}, got {value!r}")
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
@@ -132,14 +130,18 @@ class DataOptions:
 class Reader:
     """A way of reading data; see :func:`register_reader`."""
 
+    name: str
     read: Read
     suffixes: tuple[str, ...] = ()
     fits: Callable[[Tree], bool] | None = None
+    marks: tuple[str, ...] = ()
     rank: int = 0
     scheme: str = ""
 
 
-READERS: Registry[Reader] = Registry("reader of data")
+READERS: dict[str, Reader] = {}
+DEFAULTS = DataOptions()
+"""How data are read where nobody says otherwise."""
 
 
 def register_reader(
@@ -147,6 +149,7 @@ def register_reader(
     *,
     suffixes: tuple[str, ...] = (),
     fits: Callable[[Tree], bool] | None = None,
+    marks: tuple[str, ...] = (),
     rank: int = 0,
     scheme: str = "",
 ) -> Callable[[ReadT], ReadT]:
@@ -163,6 +166,9 @@ def register_reader(
         Endings of files that it reads, in lower case.
     fits : callable, optional
         Tells from a :class:`~evergrow.data.storage.Tree` whether it reads that folder; must be quick.
+    marks : tuple of str
+        Endings, in lower case, of the files that such a folder holds at its top or in a folder called train, test,
+        data, splits or annotations. Without such a file ``fits`` is not asked.
     rank : int
         Folders are tried from the lowest rank up. Readers of evergrow have 10 (files of telling names) to 100 (one
         folder per class, which fits any folder), so that others come first unless they ask for more.
@@ -171,8 +177,8 @@ def register_reader(
 
     Examples
     --------
-    >>> from evergrow.core.items import Texts
     >>> from evergrow.data import Dataset, list_readers, register_reader
+    >>> from evergrow.data.items import Texts
     >>> from evergrow.data.readers import READERS
     >>> @register_reader("letters", suffixes=(".letters",))
     ... def read_letters(tree, name, options):
@@ -180,11 +186,13 @@ def register_reader(
     ...     return Dataset.of(Texts(tuple(texts)), [text[0] for text in texts])
     >>> "letters" in list_readers()
     True
-    >>> READERS.remove("letters")
+    >>> del READERS["letters"]
     """
 
     def decorate(read: ReadT) -> ReadT:
-        READERS.register(name)(Reader(read, suffixes, fits, rank, scheme))
+        if name in READERS:
+            raise ValueError(f"reader of data {name!r} is registered twice")
+        READERS[name] = Reader(name, read, suffixes, fits, marks, rank, scheme)
         return read
 
     return decorate
@@ -199,21 +207,25 @@ def list_readers() -> list[str]:
     >>> list_readers()[-2:]
     ['single-table', 'class-folders']
     """
-    return sorted(READERS, key=lambda name: (READERS[name].fits is not None, READERS[name].rank))
+    return [reader.name for reader in sorted(READERS.values(), key=lambda each: (each.fits is not None, each.rank))]
 
 
 def reader_of_folder(tree: Tree) -> str:
     """Return the first reader that fits a folder."""
-    found = (name for name in list_readers() if (fits := READERS[name].fits) is not None and fits(tree))
-    return next(found)  # one folder per class fits any
+    files = tuple(tree.telling_files())
+    for reader in sorted(READERS.values(), key=lambda each: each.rank):
+        asked = reader.fits is not None and (not reader.marks or any(name.endswith(reader.marks) for name in files))
+        if asked and reader.fits is not None and reader.fits(tree):
+            return reader.name
+    raise LookupError("one folder per class fits any folder")
 
 
 def reader_of_file(name: str) -> str | None:
     """Return the reader of a file by its ending, or None where it is no data file."""
     lower = name.lower()  # some endings have two dots, such as .tar.gz
-    return next((reader for reader in READERS if lower.endswith(READERS[reader].suffixes or ("\0",))), None)
+    return next((each.name for each in READERS.values() if each.suffixes and lower.endswith(each.suffixes)), None)
 
 
 def file_suffixes() -> tuple[str, ...]:
     """Return the endings of all data files."""
-    return tuple(suffix for name in READERS for suffix in READERS[name].suffixes)
+    return tuple(suffix for reader in READERS.values() for suffix in reader.suffixes)

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, ParameterError
-from evergrow.core.items import Images, Stored
 from evergrow.core.record import from_values
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_choice, check_number
+from evergrow.data.dataset import Dataset, integers, listed
 from evergrow.data.folders import TEST_WORDS, images_below, is_hidden, unwrapped
+from evergrow.data.items import Images, Samples, Stored, concat_samples
 from evergrow.data.readers import READERS, DataOptions
-from evergrow.data.samples import Dataset, Samples, concat_samples, integers, listed
 from evergrow.data.storage import LARGEST_IMAGE, Tree, public_storage
 
 if TYPE_CHECKING:
@@ -456,6 +456,7 @@ def source_from(description: Mapping[str, Any]) -> Source:
     """
     given = from_values(_Description, description, "description of a source")
     options = DataOptions.from_dict(given.options)
+    check_choice("format", given.format, READERS)
     source = make_source(given.format, Tree(given.address, options.storage), given.pattern, options)
     source.known_kind = given.kind
     return source

@@ -29,8 +29,8 @@ from evergrow.core.errors import (
 )
 from evergrow.core.escaping import one_line, printable
 from evergrow.core.files import atomic_path
-from evergrow.core.items import Images, Stored
-from evergrow.data.samples import shown
+from evergrow.data.dataset import shown
+from evergrow.data.items import Images, Stored
 
 RATIO, ROOM = 100, 64 * 2**20
 """Packed data of strangers may unpack to so many times their size, and so many bytes; real data do not come near."""
@@ -46,6 +46,9 @@ PUBLIC_STORAGE = frozenset(
 _AT_ONCE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci", "r2", "hf", "memory"})
 """Storages on which one upload appears whole or not at all."""
 
+_TELLING = frozenset(
+    {"train", "training", "test", "testing", "val", "valid", "validation", "data", "splits", "annotations"}
+)
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _REMOTE = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -242,6 +245,18 @@ class Tree:
     def folders(self, folder: str = "") -> dict[str, str]:
         """Return the names of the folders in a folder by their lower case."""
         return {name.lower(): name for name, kind in self.entries(folder) if kind == "folder"}
+
+    def telling_files(self) -> Iterator[str]:
+        """Yield the files at the top in lower case, and those in folders that often hold lists, tables or packed data.
+
+        These are the folders of such a name, and the only folder where there is one.
+        """
+        entries = [(name, kind) for name, kind in self.entries() if not name.startswith(".")]
+        folders = [name for name, kind in entries if kind == "folder"]
+        yield from (name.lower() for name, kind in entries if kind == "file")
+        for folder in folders:
+            if len(folders) == 1 or folder.lower() in _TELLING:
+                yield from (name.lower() for name in self.files(folder))
 
     def is_file(self, name: str) -> bool:
         """Return whether there is a file of that name."""

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
-from evergrow.core.items import Items, Texts
+from evergrow.data.dataset import Dataset, integers, listed
 from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, Walk, is_hidden, partner_name, training_file
+from evergrow.data.items import Items, Texts
 from evergrow.data.readers import DataOptions, register_reader
-from evergrow.data.samples import Dataset, integers, listed
 from evergrow.data.storage import Tree
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -86,7 +86,9 @@ def _read_pair(tree: Tree, train: str, test: str | None, options: DataOptions) -
     return _labelled(tree, train, (columns, test_columns), (rows, test_rows), notes)
 
 
-@register_reader("tables", fits=lambda tree: training_file(tree, TABLE_SUFFIXES) is not None, rank=70)
+@register_reader(
+    "tables", fits=lambda tree: training_file(tree, TABLE_SUFFIXES) is not None, marks=TABLE_SUFFIXES, rank=70
+)
 def read_tables(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read a folder that holds a training table and a test table."""
     train = training_file(tree, TABLE_SUFFIXES)
@@ -103,7 +105,7 @@ def _single_table(tree: Tree) -> str | None:
     return tables[0] if len(tables) == 1 and len(folders) <= 1 else None
 
 
-@register_reader("single-table", fits=lambda tree: _single_table(tree) is not None, rank=80)
+@register_reader("single-table", fits=lambda tree: _single_table(tree) is not None, marks=TABLE_SUFFIXES, rank=80)
 def read_single_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read the one table of a folder, and images in the folder beside it."""
     table = _single_table(tree)
@@ -130,7 +132,7 @@ def _metadata_in(tree: Tree, folder: str) -> str | None:
     return next(right, None)
 
 
-@register_reader("imagefolder", fits=lambda tree: bool(_metadata(tree)), rank=45)
+@register_reader("imagefolder", fits=lambda tree: bool(_metadata(tree)), marks=_METADATA, rank=45)
 def read_imagefolder(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read images that ``metadata.csv`` or ``metadata.jsonl`` names by ``file_name``, and their labels.
 

@@ -17,12 +17,11 @@ from typing import Any
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError
 from evergrow.core.escaping import printable
-from evergrow.core.image_formats import is_image
-from evergrow.core.items import Images
 from evergrow.data.archives import Member, check_size, tar_members
+from evergrow.data.dataset import listed
 from evergrow.data.folders import is_hidden
+from evergrow.data.items import Images, Samples, is_image
 from evergrow.data.readers import register_reader
-from evergrow.data.samples import Samples, listed
 from evergrow.data.sources import Shard, Source, class_labels, spans, where_of
 from evergrow.data.storage import Tree
 
@@ -229,4 +228,4 @@ def _has_tars(tree: Tree) -> bool:
     return bool(tars) and not tree.folders() and is_webdataset(tree, tars[0])
 
 
-register_reader("webdataset", fits=_has_tars, rank=15)(WebDatasetSource)
+register_reader("webdataset", fits=_has_tars, marks=(".tar",), rank=15)(WebDatasetSource)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evergrow.core.errors import InputError
-from evergrow.core.items import Images, Items
 from evergrow.core.optional import require
 from evergrow.core.version import __version__
+from evergrow.data.items import Images, Items
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner

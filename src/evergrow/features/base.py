@@ -14,8 +14,8 @@ from typing_extensions import Self
 
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import ParameterError
-from evergrow.core.items import Kind
 from evergrow.core.record import NOTHING, Between, Extra, from_values, require, to_values
+from evergrow.data.items import Kind
 from evergrow.features.recipes import FINAL, FeatureRecipe
 
 

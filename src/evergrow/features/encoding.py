@@ -33,9 +33,9 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.feature_blocks import block_slices, join_blocks
-from evergrow.core.items import Items, Kind
 from evergrow.core.settings import with_changes
 from evergrow.core.validation import check_choice, check_number
+from evergrow.data.items import Items, Kind
 from evergrow.features import cache
 from evergrow.features.base import Backbone
 from evergrow.features.cache import CacheEntry, Chunk, FeatureCache, describe, feature_key
@@ -204,7 +204,7 @@ def encode(
     Examples
     --------
     >>> import torch
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> from evergrow.features import Backbone, BackboneSpec, encode
     >>> class Length(Backbone):
     ...     spec = BackboneSpec("length", "text", 1, "module", "0", "", {}, {})

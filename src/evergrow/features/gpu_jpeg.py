@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from evergrow.core.errors import ImageError, ParameterError
-from evergrow.core.items import Items
+from evergrow.data.items import Items
 from evergrow.features.base import Backbone
 from evergrow.features.images import opened_image
 from evergrow.features.loader import Failure, ImageBatches, ImageLoader, LoadedBatch

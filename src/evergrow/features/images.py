@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import ImageError
-from evergrow.core.image_formats import HEIC, RAW, plugin_format
+from evergrow.data.items import HEIC, RAW, plugin_format
 
 if TYPE_CHECKING:
     from PIL.Image import Image

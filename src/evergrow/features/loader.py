@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from evergrow.core.errors import ImageError, InputError
-from evergrow.core.items import Items
 from evergrow.core.record import UNWRITTEN
 from evergrow.core.seeding import generator
+from evergrow.data.items import Items
 from evergrow.features.preprocess import Preprocessing
 
 Precision = Literal["float32", "float16"]

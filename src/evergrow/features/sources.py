@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from evergrow.core.errors import WeightsError
-from evergrow.core.items import Kind
 from evergrow.core.registry import Registry, nearest
 from evergrow.core.validation import check_choice
+from evergrow.data.items import Kind
 from evergrow.features.base import BackboneSpec
 
 PREFIX = "sentence:"

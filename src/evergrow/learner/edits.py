@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from evergrow.core.errors import LabelError, MergeError, NothingLeftError, UnlearnError
 from evergrow.core.registry import nearest
 from evergrow.data import DataOptions
-from evergrow.data.intake import Samples, as_names, read_items, read_unknown
+from evergrow.data.intake import as_names, read_items, read_unknown
+from evergrow.data.items import Samples
 from evergrow.features.base import BackboneSpec
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.learning import Block

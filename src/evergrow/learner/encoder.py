@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
-from evergrow.data.intake import Samples
+from evergrow.data.items import Samples
 from evergrow.features import Backbone, BackboneSpec, EncodeConfig, Features, encode
 from evergrow.features.encoding import OnError
 from evergrow.features.recipes import FINAL, check_recipe

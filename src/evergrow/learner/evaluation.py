@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.core.items import Items, concat_items
+from evergrow.data.items import Items, concat_items
 
 PAIRS = 10
 """How many confused pairs are listed."""

@@ -20,9 +20,8 @@ from evergrow.core.errors import InputError, MergeError, NotFittedError, Paramet
 from evergrow.core.record import Extra, to_archive
 from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice, check_number
-from evergrow.data.frames import check_columns, is_pandas
-from evergrow.data.intake import Samples, read_unknown
-from evergrow.data.streams import check_whole, item_chunks, labelled_chunks
+from evergrow.data.intake import check_columns, check_whole, is_pandas, item_chunks, labelled_chunks, read_unknown
+from evergrow.data.items import Samples
 from evergrow.features import Features
 from evergrow.features.encoding import OnError
 from evergrow.head.base import IncrementalClassifier
@@ -84,7 +83,8 @@ class Learner(Estimator):
     cache : None, False or path-like
         Where features are kept: the default cache (features of files and tables only), nowhere, or a folder.
     extract : EncodeConfig or dict, optional
-        Settings of the extraction: ``batch_size``, ``workers``, ``on_error``, ``precision``, ``progress``.
+        Settings of the extraction: ``batch_size``, ``workers``, ``on_error``, ``precision``, ``progress``. They and
+        ``cache`` are read when the model begins or is loaded.
 
     Attributes
     ----------
@@ -688,8 +688,13 @@ class Learner(Estimator):
     def spawn(self) -> Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
         head, now, child = self._able("spawn").spawn(), self._taught(), self._twin()
-        kept = {"announced": now.announced, "label_kind": now.label_kind, "columns": now.columns}
-        child._snapshot = dataclasses.replace(self._blank(self._encoder), head=head, **kept)
+        child._snapshot = dataclasses.replace(
+            self._blank(self._encoder),
+            head=head,
+            announced=now.announced,
+            label_kind=now.label_kind,
+            columns=now.columns,
+        )
         return child
 
     def merge(self, other: Learner, *, base: Learner | None = None) -> Self:
@@ -1035,7 +1040,8 @@ class Learner(Estimator):
             If a newer evergrow wrote it.
         """
         if not isinstance(source, Archive):
-            source, name = read_archive(source), name or os.fspath(source)
+            name = os.fspath(source) if name is None else name
+            source = read_archive(source)
         now = read_snapshot(source, device, name or "the archive")
         adaptation = None if now.adaptation is None else read_adaptation(now.adaptation)
         recipe: Any = "auto"
@@ -1248,7 +1254,9 @@ class Learner(Estimator):
         """Return an encoder whose backbone was adapted to samples, and those of them that can be read."""
         encoder.check_tuner(config)
         if encoder.config.on_error == "skip":  # training stops at the first one that cannot be read
-            samples = samples.take(self._encoded(samples, encoder).rows)
+            rows, labels = self._encoded(samples, encoder).rows, samples.required_labels()
+            _check_kept(labels.tolist(), labels[rows].tolist())
+            samples = samples.take(rows)
         return encoder.adapted(samples, config, seed=self._seed(), checkpoint=checkpoint), samples
 
     def _twin(self) -> Learner:
@@ -1300,9 +1308,14 @@ class Learner(Estimator):
                     yield Block(found.X[counted], labels[rows], weights[counted], samples.label_kind)
 
         yield from gathered(encoded())
-        lost = sorted(wanted - kept)
-        if lost:
-            raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
+        _check_kept(wanted, kept)
+
+
+def _check_kept(wanted: Iterable[str], kept: Iterable[str]) -> None:
+    """Raise :class:`InputError` for a class of which no sample could be read."""
+    lost = sorted(set(wanted) - set(kept))
+    if lost:
+        raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
 
 
 def _check_alone(engine: Any, **given: Any) -> None:

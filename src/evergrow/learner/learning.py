@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +86,7 @@ def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], 
         What the history calls it.
     """
     counts, calibration, samples = base.counts, base.calibration, 0
-    kind = base.label_kind if counts else None
+    kind: str | None = base.label_kind if counts else None
     data: list[str] = []
     for block in blocks:
         known = np.asarray(sorted(counts), dtype=np.str_)
@@ -105,14 +104,23 @@ def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], 
         counts, samples = counted(counts, block.labels), samples + len(block.labels)
         calibration = calibrated_on(calibration, head, block, counts, seed)
         data += fingerprints(block.X, block.labels, base.history, block.weights)
-    return learned(base, what, samples, data, head=head, counts=counts, calibration=calibration, label_kind=kind)
+    return learned(base, what, samples, data, head, counts, calibration, kind)
 
 
-def learned(base: Snapshot, what: Event, samples: int, data: Iterable[str], **known: Any) -> Snapshot:
-    """Return what a model knows after it learned; ``known`` are the fields that differ from what it knew before."""
-    warn_few(base.counts, known["counts"])
-    change = Change.now(what, samples, sorted(set(known["counts"]) - set(base.counts)), data=tuple(data))
-    return base.after(change, **{**known, "label_kind": known["label_kind"] or "name"})
+def learned(
+    base: Snapshot,
+    what: Event,
+    samples: int,
+    data: Iterable[str],
+    head: IncrementalClassifier,
+    counts: dict[str, int],
+    calibration: Calibration,
+    label_kind: str | None,
+) -> Snapshot:
+    """Return what a model knows after it learned samples; its record of the change names the new classes."""
+    warn_few(base.counts, counts)
+    change = Change.now(what, samples, sorted(set(counts) - set(base.counts)), data=tuple(data))
+    return base.after(change, head=head, counts=counts, calibration=calibration, label_kind=label_kind or "name")
 
 
 def before_new_classes(

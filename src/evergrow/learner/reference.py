@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import EvergrowError
 from evergrow.data import DataOptions
-from evergrow.data.intake import Samples, read_labelled
+from evergrow.data.intake import read_labelled
+from evergrow.data.items import Samples
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.snapshot import READING, Reference, Tested, fingerprint
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from evergrow.core.errors import MergeError, ParameterError
-from evergrow.data.intake import Samples
+from evergrow.data.items import Samples
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.encoder import Encoder
 from evergrow.learner.labels import check_announced, common_kind, warn_alike
@@ -188,9 +188,8 @@ def complete_fit(learner: Learner, total: Learner, sample: Block) -> Learner:
     known, blank = total._state(), learner._blank(total._encoder)
     head = known.head.branch().settle()
     calibration = calibrated_on(Calibration(), head, sample, known.counts, learner._seed())
-    values = {"head": head, "counts": known.counts, "calibration": calibration, "label_kind": known.label_kind}
-    now = learner._numbered(learned(blank, "fit", *_record(known, sample), **values), blank)
-    learner._encoder, learner._snapshot = total._encoder, now
+    now = learned(blank, "fit", *_record(known, sample), head, known.counts, calibration, known.label_kind)
+    learner._encoder, learner._snapshot = total._encoder, learner._numbered(now, blank)
     return learner
 
 
@@ -212,8 +211,7 @@ def complete_update(learner: Learner, total: Learner, sample: Block) -> Learner:
     counts = summed(now.counts, more.counts)
     head = now.head.branch().merge(more.head).settle(cheap_only=True)
     calibration = calibrated_on(calibration, head, sample, counts, learner._seed())
-    values = {"head": head, "counts": counts, "calibration": calibration, "label_kind": now.label_kind}
-    learner._snapshot = learned(now, "update", *_record(more, sample), **values)
+    learner._snapshot = learned(now, "update", *_record(more, sample), head, counts, calibration, now.label_kind)
     return learner
 
 

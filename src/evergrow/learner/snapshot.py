@@ -553,7 +553,7 @@ def read_adaptation(archive: Archive, name: str = "the adaptation") -> Any:
 def with_widths(head: IncrementalClassifier, widths: Sequence[int]) -> IncrementalClassifier:
     """Tell a fresh head how wide several blocks of features are, where it has a parameter for them."""
     if len(widths) > 1 and getattr(head, "blocks", widths) is None:
-        head.blocks = tuple(widths)
+        setattr(head, "blocks", tuple(widths))  # noqa: B010 (a parameter that not every head has)
     return head
 
 

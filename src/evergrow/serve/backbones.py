@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.core.errors import FileFormatError, UnknownNameError
-from evergrow.core.items import Kind
 from evergrow.core.registry import nearest
+from evergrow.data.items import Kind
 from evergrow.features import encode_batch
 from evergrow.features.backbones import ImageBackbone, create_backbone
 from evergrow.features.base import Backbone, BackboneSpec

@@ -29,9 +29,9 @@ from pydantic import BaseModel, ValidationError
 from evergrow.core.errors import EvergrowError, FileFormatError, ImageError, InputError
 from evergrow.core.escaping import one_line, printable
 from evergrow.core.files import atomic_path
-from evergrow.core.image_formats import IMAGE_SUFFIXES
 from evergrow.data.archives import Archive
 from evergrow.data.folders import is_hidden
+from evergrow.data.items import IMAGE_SUFFIXES
 from evergrow.data.storage import Tree
 from evergrow.serve.backbones import Batcher, Prepared, cores
 from evergrow.serve.config import Limits

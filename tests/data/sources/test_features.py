@@ -14,8 +14,8 @@ from tests.data.sources.conftest import Traffic
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError
-from evergrow.core.items import Images
 from evergrow.data import FeatureSet, Samples, Source, load_features, read, save_features, source_from
+from evergrow.data.items import Images
 
 LARGE = 1 << 30
 

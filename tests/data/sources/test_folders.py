@@ -20,8 +20,8 @@ from evergrow.core.errors import (
     ImageError,
     InputError,
 )
-from evergrow.core.items import Images
 from evergrow.data import load_data, read, source_from, sources
+from evergrow.data.items import Images
 
 LARGE = 1 << 30
 

@@ -14,8 +14,8 @@ import pytest
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError
-from evergrow.core.items import Texts
 from evergrow.data import Samples, Shard, Source, read, source_from
+from evergrow.data.items import Texts
 from evergrow.data.readers import READERS, register_reader
 from evergrow.data.sources import expanded, make_source, part_of_files, spans
 
@@ -160,7 +160,7 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
         assert [source_from(source.describe()).read(shard).items.raw(0) for shard in source.shards(9, 9)] == ["hello"]
         assert source.dataset().train.items.texts == ("hello",)
     finally:
-        READERS.remove("lines")
+        del READERS["lines"]
 
 
 def _labels(description: dict[str, Any], shard: Shard, source: Source, answers: Any) -> None:

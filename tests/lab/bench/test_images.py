@@ -9,8 +9,8 @@ import pytest
 from sklearn.metrics import confusion_matrix
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.items import Images
 from evergrow.data import load_data
+from evergrow.data.items import Images
 from evergrow.features import create_backbone, encode
 from evergrow.lab.bench import SpecError, expand, load_spec, run_grid
 from evergrow.lab.methods import create_method

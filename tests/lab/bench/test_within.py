@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from tests.commands import evergrow
 
-from evergrow.core.items import Images
 from evergrow.data import load_data, load_features
+from evergrow.data.items import Images
 from evergrow.features import create_backbone
 from evergrow.lab.bench import load_spec, run_grid
 from evergrow.lab.methods import create_method

@@ -15,8 +15,8 @@ from scipy.io import savemat
 from tests.data.conftest import PNG, Tree
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, UnknownNameError
-from evergrow.core.items import Items, Texts
 from evergrow.data import Dataset, FeatureSet
+from evergrow.data.items import Items, Texts
 from evergrow.lab.benchmarks import check_benchmark, list_benchmarks, load_benchmark
 from evergrow.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, Counts, expected_names, find_benchmark
 

@@ -13,8 +13,8 @@ import pytest
 from tests.data.conftest import PNG
 
 from evergrow.core.errors import DatasetNotFoundError, MissingExtraError, UnknownNameError
-from evergrow.core.items import Images
 from evergrow.data import Dataset
+from evergrow.data.items import Images
 from evergrow.lab.benchmarks import load_benchmark
 from evergrow.lab.benchmarks.vision import list_torchvision
 

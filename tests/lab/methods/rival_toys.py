@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from evergrow.core.items import Images
+from evergrow.data.items import Images
 from evergrow.features import Preprocessing, create_backbone
 from evergrow.features.backbones import ImageBackbone
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from evergrow.adapt.tuners import create_tuner
 from evergrow.core.errors import ParameterError
-from evergrow.core.items import Images
+from evergrow.data.items import Images
 from evergrow.features.backbones import ImageBackbone
 from evergrow.lab.methods.ease import EASEClassifier, EaseState
 

@@ -8,7 +8,7 @@ import torch
 from tests.adapt.tiny import stripes, tiny_vit
 
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.items import Texts
+from evergrow.data.items import Texts
 from evergrow.features import hash_weights
 from evergrow.lab.methods import IMAGE_METHODS, JointFineTuning
 

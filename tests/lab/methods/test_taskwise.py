@@ -17,8 +17,8 @@ from evergrow.adapt import CheckpointError, TrainingError, loop
 from evergrow.adapt.tuners import UnsupportedModelError, tuners_of
 from evergrow.core.archive import read_archive
 from evergrow.core.errors import ImageError, LabelError, ParameterError, WeightsError
-from evergrow.core.items import Images
 from evergrow.core.record import kind_of
+from evergrow.data.items import Images
 from evergrow.features import create_backbone, hash_weights
 from evergrow.features.backbones import ImageBackbone
 from evergrow.lab.methods import IMAGE_METHODS

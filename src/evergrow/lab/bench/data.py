@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from evergrow.adapt.features import describe_features, featurize
 from evergrow.core.errors import ParameterError
-from evergrow.core.items import Items
 from evergrow.data import Dataset, FeatureSet
+from evergrow.data.items import Items
 from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
 from evergrow.lab.benchmarks import load_benchmark
 from evergrow.lab.methods.cost import inference_gflops

@@ -13,9 +13,9 @@ from evergrow.core.registry import nearest
 from evergrow.core.settings import with_changes
 from evergrow.data import DataOptions, Dataset, FeatureSet, inspect_data, load_data, read, search_path
 from evergrow.data.arrays import SUFFIXES
+from evergrow.data.dataset import listed
 from evergrow.data.lists import read_image_lists
 from evergrow.data.load import finish
-from evergrow.data.samples import listed
 from evergrow.lab.benchmarks.catalogue import (
     BENCHMARKS,
     Benchmark,
@@ -103,7 +103,7 @@ def check_benchmark(data: Dataset | FeatureSet, name: str | None = None) -> list
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> from evergrow.data import Dataset
     >>> from evergrow.lab.benchmarks import check_benchmark
     >>> y, texts = np.array([0, 1]), Texts(("a", "b"))

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from evergrow.core.errors import DatasetNotFoundError, EvergrowError, InputError, UnknownNameError
-from evergrow.core.items import Images, Stored
 from evergrow.core.optional import require
 from evergrow.core.registry import nearest
 from evergrow.data import DataOptions, Dataset, search_path
-from evergrow.data.samples import Label
+from evergrow.data.dataset import Label
+from evergrow.data.items import Images, Stored
 
 _SPLITS: dict[str, tuple[str, str]] = {
     "CIFAR10": ("", ""),

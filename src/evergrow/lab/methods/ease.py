@@ -17,10 +17,10 @@ from evergrow.adapt.fsa import CosineHead, Network
 from evergrow.adapt.settings import TrainPrecision
 from evergrow.adapt.tuners import Tuner
 from evergrow.core.errors import ParameterError
-from evergrow.core.items import Items
 from evergrow.core.record import Spec, require
 from evergrow.core.seeding import RandomState, derive_seed
 from evergrow.core.validation import check_number
+from evergrow.data.items import Items
 from evergrow.lab.methods.block_means import BlockMeans
 from evergrow.lab.methods.cost import Cost, inference_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, TaskLabels

@@ -19,11 +19,11 @@ from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adaptation_co
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import adapting_tuners
 from evergrow.core.errors import LabelError, ParameterError, UnknownNameError
-from evergrow.core.items import Items
 from evergrow.core.record import record, require
 from evergrow.core.registry import nearest
 from evergrow.core.settings import check_keys
 from evergrow.core.validation import check_choice
+from evergrow.data.items import Items
 from evergrow.features import EncodeConfig, ImageBackbone, encode
 from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
 from evergrow.lab.methods.cost import Cost, adaptation_cost, inference_gflops

@@ -16,9 +16,9 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive, read_archive
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError, WeightsError
-from evergrow.core.items import Images, Items
 from evergrow.core.record import require, to_values
 from evergrow.core.seeding import resolve_seed
+from evergrow.data.items import Images, Items
 from evergrow.features import BackboneSpec, ImageBackbone, backbone_from_spec, best_backbone, create_backbone
 from evergrow.features.base import Backbone
 from evergrow.head.labels import as_labels, check_kind

@@ -16,8 +16,8 @@ from evergrow.adapt.fsa import CosineHead, Network, own_copy
 from evergrow.adapt.loop import train
 from evergrow.adapt.settings import TrainConfig
 from evergrow.core.errors import InputError
-from evergrow.core.items import Items, concat_items
 from evergrow.core.record import Spec, require
+from evergrow.data.items import Items, concat_items
 from evergrow.features import ImageBackbone, encode
 from evergrow.lab.methods.cost import Cost, count_parameters, inference_gflops, training_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels

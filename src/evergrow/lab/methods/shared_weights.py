@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evergrow.core.items import Items
 from evergrow.core.record import Between, Spec, require
 from evergrow.core.seeding import generator
+from evergrow.data.items import Items
 from evergrow.lab.methods.class_weights import ClassWeights, TrainableWeights
 from evergrow.lab.methods.cost import Cost
 from evergrow.lab.methods.image_classifier import TaskLabels

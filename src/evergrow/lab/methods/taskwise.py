@@ -20,7 +20,7 @@ from evergrow.adapt.fsa import shared_copy
 from evergrow.adapt.loop import train
 from evergrow.adapt.settings import TrainConfig
 from evergrow.core.errors import ParameterError
-from evergrow.core.items import Items
+from evergrow.data.items import Items
 from evergrow.features.backbones import ImageBackbone
 from evergrow.features.weights import hash_weights
 from evergrow.lab.methods.cost import Cost, count_parameters, inference_gflops, training_gflops

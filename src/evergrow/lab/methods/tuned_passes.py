@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from evergrow.adapt.tuners import Tuner, create_tuner, restore_tuner
 from evergrow.adapt.tuners.base import SavedTuner
-from evergrow.core.items import Items
+from evergrow.data.items import Items
 from evergrow.features.backbones import ImageBackbone
 from evergrow.features.base import Backbone
 from evergrow.features.encoding import encode

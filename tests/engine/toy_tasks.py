@@ -77,7 +77,7 @@ def _die_if_odd(number: int, folder: str) -> dict[str, Any]:
 
 def _decode(number: int, folder: str, decoders: int) -> dict[str, Any]:
     """Decode images in processes of its own, as an extraction does."""
-    from evergrow.core.items import Images
+    from evergrow.data.items import Images
     from evergrow.features.loader import ImageBatches, ImageLoader, loaded_batches, plan_batches
 
     items = Images(np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2))

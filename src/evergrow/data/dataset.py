@@ -1,116 +1,22 @@
-"""Samples, the one record of rows with labels, and data sets: a training part and perhaps a test part of them."""
+"""Data sets: a training part and perhaps a test part of samples, and how a test part is drawn."""
 
 from __future__ import annotations
 
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import InputError, LabelError
-from evergrow.core.items import Items, concat_items
+from evergrow.core.errors import LabelError
 from evergrow.core.seeding import derive_seed
+from evergrow.data.items import Items, Samples, concat_samples
 
 Label = str | int
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Samples of one kind, with labels where they have some.
-
-    Parameters
-    ----------
-    kind : {"image", "text", "features"}
-        What they are.
-    items : Items or None
-        Images or texts.
-    features : ndarray of shape (n, d) or None
-        Feature vectors, their blocks joined.
-    labels : ndarray of str of shape (n,) or None
-        Class names.
-    lasting : bool
-        Whether they lie on disk, so that it pays to keep what was computed from them.
-    origin : mapping
-        What computed the features, as far as that is known.
-    widths : tuple of int
-        Columns of each block of the features, as far as that is known.
-    label_kind : {"name", "integer", "boolean"} or None
-        What the labels were before they became names; None for names out of a file.
-    weights : ndarray of shape (n,) or None
-        What each counts for; None where each counts as one.
-    columns : tuple of str
-        Names of the columns of the features, where they came in a data frame that has names.
-    row_names : tuple of str
-        Names of the samples for people, where they are not those of the items.
-    """
-
-    kind: str
-    items: Items | None = None
-    features: NDArray[Any] | None = None
-    labels: NDArray[np.str_] | None = None
-    lasting: bool = False
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    widths: tuple[int, ...] = ()
-    label_kind: str | None = None
-    weights: NDArray[np.float64] | None = None
-    columns: tuple[str, ...] = ()
-    row_names: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.features) if self.features is not None else len(self.raw_items())
-
-    def raw_items(self) -> Items:
-        """Return the images or texts."""
-        if self.items is None:
-            raise InputError("samples must be images or texts, got feature vectors")
-        return self.items
-
-    def required_labels(self) -> NDArray[np.str_]:
-        """Return the labels, or raise :class:`LabelError` where there are none."""
-        if self.labels is None:
-            raise LabelError("data must have labels, got none")
-        return self.labels
-
-    def names(self) -> list[str]:
-        """Return a name of every sample for people."""
-        if self.row_names:
-            return list(self.row_names)
-        if self.items is None:
-            return [f"row {row}" for row in range(len(self))]
-        return [self.items.name(row) for row in range(len(self))]
-
-    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Samples:
-        """Return the samples of these rows."""
-        rows = np.asarray(rows, dtype=np.int64)
-        return replace(
-            self,
-            items=None if self.items is None else self.items.take(rows),
-            features=None if self.features is None else self.features[rows],
-            labels=None if self.labels is None else self.labels[rows],
-            weights=None if self.weights is None else self.weights[rows],
-            row_names=tuple(self.row_names[row] for row in rows) if self.row_names else (),
-        )
-
-
-def concat_samples(parts: Sequence[Samples]) -> Samples:
-    """Return samples of one kind one after another."""
-    if len(parts) == 1:
-        return parts[0]
-    vectors = [part.features for part in parts if part.features is not None]
-    items = [part.items for part in parts if part.items is not None]
-    labels = [part.labels for part in parts if part.labels is not None]
-    return replace(
-        parts[0],
-        items=concat_items(items) if items else None,
-        features=np.concatenate(vectors) if vectors else None,
-        labels=np.concatenate(labels) if labels else None,
-        row_names=tuple(name for part in parts for name in part.row_names),
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +43,7 @@ class Dataset:
 
     Examples
     --------
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> from evergrow.data import Dataset
     >>> mail = Dataset.of(Texts(("buy now", "see you", "free")), ["spam", "ham", "spam"])
     >>> mail.class_names, mail.y_train.tolist(), mail.whole
@@ -309,7 +215,7 @@ def stratified_split(
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.data.samples import stratified_split
+    >>> from evergrow.data.dataset import stratified_split
     >>> train, test, single = stratified_split(np.array([0, 0, 0, 0, 0, 1]), ["a", "b"], 0.2, seed=1993)
     >>> len(train), len(test), single
     (5, 1, ['b'])
@@ -369,7 +275,7 @@ def integers(labels: Sequence[str]) -> Sequence[Label]:
 
     Examples
     --------
-    >>> from evergrow.data.samples import integers
+    >>> from evergrow.data.dataset import integers
     >>> integers(["10", "9"]), integers(["10", "nine"]), integers(["007"])
     ([10, 9], ['10', 'nine'], ['007'])
     """
@@ -389,7 +295,7 @@ def listed(names: Iterable[str], most: int = 5) -> str:
 
     Examples
     --------
-    >>> from evergrow.data.samples import listed
+    >>> from evergrow.data.dataset import listed
     >>> listed(["a", "b", "c"], most=2)
     "'a', 'b' and 1 more"
     """

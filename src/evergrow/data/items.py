@@ -1,16 +1,17 @@
-"""What a backbone can be shown: images and texts, as sequences that hand out parts of themselves.
+"""Samples, the one record of rows with labels; images and texts in it; and which file names are images.
 
-An item has a name for messages, and all items together have a stamp for caches. Nothing is decoded here.
+Nothing is decoded here. An item has a name for messages, and all items together have a stamp for caches.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError, LabelError
 
 Kind = Literal["image", "text"]
 
@@ -44,6 +45,16 @@ class Items(ABC):
     @abstractmethod
     def raw(self, row: int) -> Any:
         """Return one item as it is held: a path, the bytes of a file, an array, a PIL image or a text."""
+
+    def batch(self, rows: Iterable[int]) -> list[tuple[str, Any]]:
+        """Return name and content of these rows; the error stands in the place of an item that cannot be read."""
+        return [(self.name(row), self._raw_or_error(row)) for row in rows]
+
+    def _raw_or_error(self, row: int) -> Any:
+        try:
+            return self.raw(row)
+        except (ImageError, OSError) as error:
+            return error
 
     @abstractmethod
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Self:
@@ -94,7 +105,7 @@ class Images(Items):
     --------
     >>> from pathlib import Path
     >>> import numpy as np
-    >>> from evergrow.core.items import Images
+    >>> from evergrow.data.items import Images
     >>> Images(("cat/1.jpg", "dog/1.jpg"), root=Path("data")).take([1]).raw(0).as_posix()
     'data/dog/1.jpg'
     >>> len(Images(np.zeros((5, 32, 32, 3), dtype=np.uint8)).take([0, 4]))
@@ -230,7 +241,7 @@ class Texts(Items):
 
     Examples
     --------
-    >>> from evergrow.core.items import Texts
+    >>> from evergrow.data.items import Texts
     >>> Texts(("hello", "world")).take([1]).raw(0)
     'world'
     """
@@ -279,7 +290,7 @@ def concat_items(parts: Sequence[Items]) -> Items:
     Examples
     --------
     >>> from pathlib import Path
-    >>> from evergrow.core.items import Images, concat_items
+    >>> from evergrow.data.items import Images, concat_items
     >>> concat_items([Images(("1.jpg",), root=Path("a")), Images(("2.jpg",), root=Path("a/b"))]).names
     ('1.jpg', 'b/2.jpg')
     """
@@ -320,3 +331,184 @@ def _concat_files(parts: Sequence[Images]) -> Images:
         for name in part.values
     ]
     return Images(tuple(names), root=root)
+
+
+# -- samples -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples of one kind, with labels where they have some.
+
+    Parameters
+    ----------
+    kind : {"image", "text", "features"}
+        What they are.
+    items : Items or None
+        Images or texts.
+    features : ndarray of shape (n, d) or None
+        Feature vectors, their blocks joined.
+    labels : ndarray of str of shape (n,) or None
+        Class names.
+    lasting : bool
+        Whether they lie on disk, so that it pays to keep what was computed from them.
+    origin : mapping
+        What computed the features, as far as that is known.
+    widths : tuple of int
+        Columns of each block of the features, as far as that is known.
+    label_kind : {"name", "integer", "boolean"} or None
+        What the labels were before they became names; None for names out of a file.
+    weights : ndarray of shape (n,) or None
+        What each counts for; None where each counts as one.
+    columns : tuple of str
+        Names of the columns of the features, where they came in a data frame that has names.
+    row_names : tuple of str
+        Names of the samples for people, where they are not those of the items.
+    """
+
+    kind: str
+    items: Items | None = None
+    features: NDArray[Any] | None = None
+    labels: NDArray[np.str_] | None = None
+    lasting: bool = False
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    widths: tuple[int, ...] = ()
+    label_kind: str | None = None
+    weights: NDArray[np.float64] | None = None
+    columns: tuple[str, ...] = ()
+    row_names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.features) if self.features is not None else len(self.raw_items())
+
+    def raw_items(self) -> Items:
+        """Return the images or texts."""
+        if self.items is None:
+            raise InputError("samples must be images or texts, got feature vectors")
+        return self.items
+
+    def required_labels(self) -> NDArray[np.str_]:
+        """Return the labels, or raise :class:`LabelError` where there are none."""
+        if self.labels is None:
+            raise LabelError("data must have labels, got none")
+        return self.labels
+
+    def names(self) -> list[str]:
+        """Return a name of every sample for people."""
+        if self.row_names:
+            return list(self.row_names)
+        if self.items is None:
+            return [f"row {row}" for row in range(len(self))]
+        return [self.items.name(row) for row in range(len(self))]
+
+    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Samples:
+        """Return the samples of these rows."""
+        rows = np.asarray(rows, dtype=np.int64)
+        return replace(
+            self,
+            items=None if self.items is None else self.items.take(rows),
+            features=None if self.features is None else self.features[rows],
+            labels=None if self.labels is None else self.labels[rows],
+            weights=None if self.weights is None else self.weights[rows],
+            row_names=tuple(self.row_names[row] for row in rows) if self.row_names else (),
+        )
+
+
+def concat_samples(parts: Sequence[Samples]) -> Samples:
+    """Return samples of one kind one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    vectors = [part.features for part in parts if part.features is not None]
+    items = [part.items for part in parts if part.items is not None]
+    labels = [part.labels for part in parts if part.labels is not None]
+    return replace(
+        parts[0],
+        items=concat_items(items) if items else None,
+        features=np.concatenate(vectors) if vectors else None,
+        labels=np.concatenate(labels) if labels else None,
+        row_names=tuple(name for part in parts for name in part.row_names),
+    )
+
+
+# -- file names -----------------------------------------------------------------------------------------------
+
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+)
+"""Endings of images that are read without any plugin."""
+
+
+@dataclass(frozen=True)
+class PluginFormat:
+    """A kind of images that needs a plugin.
+
+    Parameters
+    ----------
+    title : str
+        What people call it.
+    suffixes : frozenset of str
+        Endings of such files, in lower case.
+    module : str
+        Module that reads it; empty where evergrow knows none.
+    extra : str
+        The extra of evergrow that brings the module.
+    """
+
+    title: str
+    suffixes: frozenset[str]
+    module: str = ""
+    extra: str = ""
+
+    @property
+    def installed(self) -> bool:
+        """Whether the module is there; nothing is imported."""
+        return bool(self.module) and _is_there(self.module)
+
+    @property
+    def remedy(self) -> str:
+        """How to have such images read."""
+        return f"pip install 'evergrow[{self.extra}]' reads them" if self.module else "save them as JPEG or PNG"
+
+
+HEIC = PluginFormat("HEIC", frozenset({".heic", ".heif", ".hif"}), "pillow_heif", "heic")
+RAW = PluginFormat(
+    "camera RAW",
+    frozenset({".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw"}),
+    "rawpy",
+    "raw",
+)
+OTHERS = PluginFormat("AVIF, JPEG XL, JPEG 2000, SVG or PSD", frozenset({".avif", ".jxl", ".jp2", ".svg", ".psd"}))
+PLUGIN_FORMATS = (HEIC, RAW, OTHERS)
+
+
+@cache
+def _is_there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def plugin_format(name: str) -> PluginFormat | None:
+    """Return the kind of images that a file name belongs to and that needs a plugin, or None.
+
+    Examples
+    --------
+    >>> from evergrow.data.items import plugin_format
+    >>> plugin_format("IMG_0001.HEIC").title, plugin_format("a.jpg")
+    ('HEIC', None)
+    """
+    suffix = os.path.splitext(name)[1].lower()
+    return next((entry for entry in PLUGIN_FORMATS if suffix in entry.suffixes), None)
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file name ends like that of an image that can be read here.
+
+    Examples
+    --------
+    >>> from evergrow.data.items import is_image
+    >>> is_image("a.JPEG"), is_image("labels.txt"), is_image("drawing.psd")
+    (True, False, False)
+    """
+    if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+        return True
+    kind = plugin_format(name)
+    return kind is not None and kind.installed

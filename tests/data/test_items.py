@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from evergrow.core.errors import DatasetNotFoundError, InputError
-from evergrow.core.items import Images, Texts, concat_items
+from evergrow.data.items import Images, Texts, concat_items
 
 
 def test_the_stamp_of_files_sees_names_sizes_and_times_but_not_the_folder(tmp_path: Path) -> None:
