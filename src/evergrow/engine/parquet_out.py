@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, InputError
-from evergrow.data.columnar import WIDTHS
+from evergrow.data.parquet import WIDTHS
 from evergrow.data.storage import write_file
 from evergrow.learner.answers import Answers
 

@@ -18,8 +18,7 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import InputError, MergeError, NotFittedError, ParameterError
 from evergrow.core.record import Extra, to_archive
-from evergrow.core.settings import check_keys
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_keys, check_number
 from evergrow.data.intake import check_columns, check_whole, is_pandas, item_chunks, labelled_chunks, read_unknown
 from evergrow.data.items import Samples
 from evergrow.features import Features
@@ -628,18 +627,7 @@ class Learner(Estimator):
         self._snapshot = now.after(Change.now("answering", 0, note=answering.summary()), answering=answering)
         return self
 
-    def note(self, text: str) -> Self:
-        """Add a line to the history; nothing is learned or forgotten by it.
-
-        Parameters
-        ----------
-        text : str
-            What people should know.
-        """
-        self._snapshot = self._state().after(Change.now("update", 0, note=text))
-        return self
-
-    def attach(self, name: str, part: Archive) -> Self:
+    def attach(self, name: str, part: Archive, *, note: str = "") -> Self:
         """Keep an archive of somebody else's in the model's file; it is copied and rolled back with the model.
 
         Parameters
@@ -648,6 +636,8 @@ class Learner(Estimator):
             A name that no part of a learner has.
         part : Archive
             Plain values and tensors.
+        note : str
+            Recorded in the history as a change of its own; empty where it goes with another change.
 
         Examples
         --------
@@ -659,7 +649,8 @@ class Learner(Estimator):
         """
         now = self._state()
         extra = Extra(now.extra.values, now.extra.tensors, {**now.extra.parts, name: part})
-        self._snapshot = dataclasses.replace(now, extra=extra)
+        now = dataclasses.replace(now, extra=extra)
+        self._snapshot = now.after(Change.now("update", 0, note=note)) if note else now
         return self
 
     def attached(self, name: str) -> Archive | None:

@@ -22,7 +22,7 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive
 from evergrow.core.errors import EvergrowError, FileFormatError, ParameterError
 from evergrow.core.record import NOTHING, UNKNOWN, Between, Extra, from_archive, record, require, to_archive, to_values
-from evergrow.core.settings import check_keys, from_mapping
+from evergrow.core.validation import check_keys, from_mapping
 from evergrow.data import DataOptions
 from evergrow.features.base import BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier
