@@ -16,7 +16,7 @@ from evergrow.core.errors import FileFormatError, InputError, MergeError, Parame
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.data import Dataset, FeatureSet, save_features
 from evergrow.features import create_backbone, encode
-from evergrow.features.featurize import featurize
+from evergrow.features.feature_sets import featurize
 from evergrow.head import Classifier
 from evergrow.lab.methods import create_method
 from evergrow.learner.learner import Learner

@@ -108,7 +108,7 @@ def features_command(
     if isinstance(loaded, FeatureSet):
         raise InputError(f"{data} holds features already; name images or texts.")
     from evergrow.features import EncodeConfig  # now that the data are known to be there
-    from evergrow.features.featurize import featurize
+    from evergrow.features.feature_sets import featurize
 
     model = created(loaded.train.raw_items().kind)
     config = EncodeConfig(

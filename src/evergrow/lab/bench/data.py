@@ -14,7 +14,7 @@ from evergrow.core.errors import ParameterError
 from evergrow.data import Dataset, FeatureSet
 from evergrow.data.items import Items
 from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
-from evergrow.features.featurize import describe_features, featurize
+from evergrow.features.feature_sets import describe_features, featurize
 from evergrow.lab.benchmarks import load_benchmark
 from evergrow.lab.methods.cost import inference_gflops
 
