@@ -15,7 +15,7 @@ from evergrow.head.base import HEADS
 from evergrow.lab.methods.fsa_classifier import create_fsa, fsa_methods, fsa_options
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
 
-_OF_THE_CALL = ("backbone", "cache", "checkpoint", "progress")
+_OF_THE_CALL = ("backbone", "cache", "progress")
 """Arguments of methods that learn from images that say nothing about the method."""
 
 
