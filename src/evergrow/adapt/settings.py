@@ -11,11 +11,17 @@ import torch
 from typing_extensions import Self
 
 from evergrow.adapt.tuners import TUNERS, adapting_tuners
-from evergrow.core.errors import (
-    ParameterError,
+from evergrow.core.errors import ParameterError
+from evergrow.core.validation import (
+    check_choice,
+    check_keys,
+    check_number,
+    field_names,
+    from_mapping,
+    lists_to_tuples,
+    to_plain,
+    with_changes,
 )
-from evergrow.core.settings import check_keys, field_names, from_mapping, lists_to_tuples, to_plain, with_changes
-from evergrow.core.validation import check_choice, check_number
 
 Groups = list[dict[str, Any]]
 
@@ -37,10 +43,6 @@ class OptimizerKind:
     make: Callable[[Groups, TrainConfig, bool], torch.optim.Optimizer]
     memory: tuple[str, ...]
     counts: bool = False
-
-    def names(self) -> tuple[str, ...]:
-        """Return the names of everything that is remembered of a parameter."""
-        return (*self.memory, *(("step",) if self.counts else ()))
 
 
 def _sgd(groups: Groups, config: TrainConfig, fused: bool) -> torch.optim.Optimizer:

@@ -38,7 +38,7 @@ from evergrow.core.record import (
     written_values,
 )
 from evergrow.core.registry import Registry, nearest
-from evergrow.core.settings import check_keys
+from evergrow.core.validation import check_keys
 from evergrow.head.labels import StoredLabels
 from evergrow.head.layers import Layer
 
