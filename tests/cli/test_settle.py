@@ -72,11 +72,11 @@ def test_next_update_is_the_same(shell, both, first, monkeypatch):
 def test_update_says_what_it_settled(shell, model, later, first, wide):
     values = shell.json("update", model, later, "--settle")
     assert values["settled"]["solved"] is True
-    assert values["settled"]["ridge"] == open_model(model).head_.solution().meta["alpha"] > 0
+    assert values["settled"]["ridge"] == open_model(model).head_.alpha_ > 0
     assert 0 <= values["settled"]["seconds"] <= values["seconds"]
     output = shell.run("update", model, first, "--settle", code=1).stdout
     assert "settled " in output
-    assert f"ridge ({open_model(model).head_.solution().meta['alpha']:.4g}) are in the file" in output
+    assert f"ridge ({open_model(model).head_.alpha_:.4g}) are in the file" in output
     shutil.copy(model, "n.evg")
     assert shell.json("update", "n.evg", first, code=1)["settled"] is None
 
