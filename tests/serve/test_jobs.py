@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.serve.running import until
-from tests.serve.samples import files, png, zipped
+from tests.serve.samples import png, zipped
 
 from evergrow.learner.modelfile import open_model
 from evergrow.serve.jobs import FILE_NAME, JobFile
@@ -163,9 +163,7 @@ def held(api: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_cancelled_job_leaves_the_model_as_it_was(api: Any, held: Any, folder: Path) -> None:
     held.set()
-    api.create("pics", "images", backbone="colours")
-    for hue in range(2):
-        api.post("teach", model="pics", data={"label": str(hue)}, files=files(hue, 2))
+    api.taught_images(2)
     before = (folder / "pics.evg").read_bytes()
     held.clear()
     place = api.post("jobs", model="pics", content=zipped(ENTRIES), headers=ZIP).headers["location"]

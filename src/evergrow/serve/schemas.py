@@ -367,6 +367,11 @@ class JobRecord(BaseModel):
         ChangeAnswer | None, Field(description="What it changed; null where nothing was, or after a restart.")
     ] = None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.state not in ("running", "writing")
+
 
 class JobList(BaseModel):
     """All jobs that are remembered."""
