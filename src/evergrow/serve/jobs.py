@@ -1,13 +1,12 @@
 """Jobs: a zip of thousands of images becomes one change. A job that is cancelled leaves the model as it was.
 
-Images that cannot be read are named, counted and left out. Jobs are remembered over a restart: the change that a job
-makes bears its id, so that it is known whether a job that was killed while writing had written.
+Images that cannot be read are named, counted and left out. Jobs end with the service: a caller that sends a zip again
+with the same idempotency key has it learned once, whether or not the first try was written before the end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import os
 import secrets
@@ -15,23 +14,20 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
 
-from evergrow.core.errors import EvergrowError, FileFormatError, ImageError, InputError
+from evergrow.core.errors import FileFormatError, ImageError, InputError
 from evergrow.core.escaping import one_line, printable
-from evergrow.core.files import atomic_path
 from evergrow.data.archives import Archive
 from evergrow.data.folders import is_hidden
 from evergrow.data.items import IMAGE_SUFFIXES
 from evergrow.data.storage import Tree
 from evergrow.features.base import Backbone
-from evergrow.learner.modelfile import history
 from evergrow.serve.backbones import Prepared, cores
 from evergrow.serve.config import Limits
 from evergrow.serve.models import UPLOAD
@@ -49,41 +45,11 @@ from evergrow.serve.requests import (
 from evergrow.serve.schemas import ClassNames, JobList, JobRecord, SkippedImage
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 
-FILE_NAME = ".jobs.json"
 _REMEMBERED = 100
 _NAMED = 100  # images that are left out by name
 _PAUSE = 0.2  # seconds between two tries at a full queue
 _POLL, _KEEP_ALIVE = 0.1, 15.0  # seconds between two looks at a job, and between two events of one that stands still
-_INTERRUPTED = "the service ended before the job did; nothing was changed"
 _ZIP_TYPES = ("application/zip", "application/x-zip-compressed", "application/octet-stream")
-
-
-class JobFile(BaseModel):
-    """The file in the folder of the models that remembers jobs."""
-
-    version: Literal[1] = 1
-    jobs: list[JobRecord]
-
-    @classmethod
-    def read(cls, folder: Path) -> list[JobRecord]:
-        """Return the jobs that are remembered, the oldest first; none if the file is missing or damaged."""
-        try:
-            return cls.model_validate_json((folder / FILE_NAME).read_bytes()).jobs[-_REMEMBERED:]
-        except FileNotFoundError:
-            return []
-        except (ValidationError, OSError) as error:
-            log("jobs are forgotten", problem=str(error))
-            return []
-
-    def write(self, folder: Path) -> None:
-        """Write the file in one step; if that fails, jobs are known until the service ends."""
-        # What a job changed is in the history of its model.
-        text = self.model_dump_json(exclude={"jobs": {"__all__": {"change"}}})
-        try:
-            with atomic_path(folder / FILE_NAME) as temporary:
-                temporary.write_text(text, encoding="utf-8")
-        except (EvergrowError, OSError) as error:
-            log("jobs are not written down", problem=str(error))
 
 
 LabelledImages = list[tuple[str, str]]
@@ -131,20 +97,6 @@ class Jobs:
         self._service = service
         self._records: dict[str, JobRecord] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._closing = False
-        for record in [] if service.config.read_only else JobFile.read(service.store.folder):
-            self._records[record.id] = record
-            if record.state == "writing" and self._was_written(record):
-                self._update(record.id, save=False, state="done")
-            elif not record.has_ended:
-                self._update(record.id, save=False, state="interrupted", error=_INTERRUPTED)
-
-    def _was_written(self, record: JobRecord) -> bool:
-        try:
-            model = self._service.store.model(record.model)
-            return any(change.extra.get("job") == record.id for change in history(model.path))
-        except EvergrowError:  # the model is gone, or damaged
-            return False
 
     def records(self) -> list[JobRecord]:
         """Return the jobs that are remembered, the oldest first."""
@@ -174,7 +126,6 @@ class Jobs:
             del self._records[self.records()[0].id]
         self._records[record.id] = record
         self._update(record.id)
-        request = dataclasses.replace(request, job=record.id)
         self._tasks[record.id] = task = asyncio.create_task(self._learn(record.id, model, archive, images, request))
         task.add_done_callback(lambda _: path.unlink(missing_ok=True))
         return record
@@ -189,18 +140,15 @@ class Jobs:
 
     async def close(self) -> None:
         """Cancel what runs, and wait for what is being written."""
-        self._closing = True
         for job_id, task in self._tasks.items():
             if self._records[job_id].state == "running":
                 task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _update(self, job_id: str, *, save: bool = True, **values: Any) -> JobRecord:
-        """Change the record of a job, here and on disk."""
+    def _update(self, job_id: str, **values: Any) -> JobRecord:
+        """Change the record of a job."""
         record = self._records[job_id] = self._records[job_id].model_copy(update=values)
-        if save:
-            self._service.metrics.jobs.set(sum(not record.has_ended for record in self.records()))
-            JobFile(jobs=self.records()).write(self._service.store.folder)
+        self._service.metrics.jobs.set(sum(not entry.has_ended for entry in self.records()))
         return record
 
     async def _learn(
@@ -215,10 +163,6 @@ class Jobs:
             result = await asyncio.shield(taught)
             self._service.metrics.samples.labels("teach").inc(len(rows))
             self._update(job_id, state="done", change=result.answer(model.name))
-        except asyncio.CancelledError:
-            if self._closing:
-                self._update(job_id, state="interrupted", error=_INTERRUPTED)
-            raise
         except Exception as error:
             problem = problem_of(error, str(self._service.store.folder))
             bug = error if problem.status_code == 500 else None
@@ -249,7 +193,6 @@ class Jobs:
             record = self._records[job_id]
             self._update(
                 job_id,
-                save=False,
                 done=start + len(some),
                 skipped=record.skipped + len(skipped),
                 failures=[*record.failures, *skipped][:_NAMED],

@@ -429,8 +429,6 @@ class ChangeRequest:
         A note for people, kept in the history.
     who : str, optional
         Author of the change; by default the user that the service runs as.
-    job : str
-        Id of the job that makes the change; empty for none.
     """
 
     if_match: str = ""
@@ -438,7 +436,6 @@ class ChangeRequest:
     content: str = ""
     note: str = ""
     who: str | None = None
-    job: str = ""
 
     def asking(self, *content: bytes, note: str = "") -> ChangeRequest:
         """Return the request with what it asks for.
@@ -460,7 +457,7 @@ class ChangeRequest:
         entries = [dict(entry) for entry in earlier]
         if self.key:
             entries.append({"key": self.key, "content": self.content})
-        return {**({_REQUESTS: entries} if entries else {}), **({"job": self.job} if self.job else {})}
+        return {_REQUESTS: entries} if entries else {}
 
     def find(self, changes: Iterable[Change]) -> Change | None:
         """Return the change that fulfilled the request before, or None.

@@ -73,7 +73,6 @@ async def list_backbones(service: ServiceDep) -> schemas.BackboneList:
 async def create_model(asked: schemas.NewModel, service: ServiceDep, response: Response) -> schemas.ModelRecord:
     """Make a model that knows nothing yet. It answers from the first class on."""
     made = await service.run(_create, service, asked)
-    service.begin_warm_up(asked.name)
     return await _made(asked.name, made, service, response)
 
 
