@@ -27,8 +27,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from evergrow.core import errors
 from evergrow.core.archive import parse_json
 from evergrow.core.escaping import one_line
-from evergrow.learner.changes import Change
 from evergrow.learner.modelfile import ModelNotFoundError, ModelWriteError
+from evergrow.learner.snapshot import Change
 from evergrow.serve.config import Limits
 from evergrow.serve.schemas import JsonSamples, LabelFields, ProblemDocument, SampleForm, reference
 
