@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer, plural, table
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.models import check_target
-from evergrow.cli.options import AS_FOUND, Device, Json, Reading
+from evergrow.cli.options import AS_FOUND, LAYOUTS, Device, Json, Reading
 from evergrow.cli.registry import command
 from evergrow.core.errors import DataWarning, ParameterError
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 _NO_FEATURES = "none"
 _SHOWN = 5
-LAYOUTS = registered_names("evergrow.data:list_readers")
 
 
 @command("data")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer
 from evergrow.cli.engine import EngineOptions, source_of
 from evergrow.cli.models import check_target, skipped_code
 from evergrow.cli.options import (
     AS_FOUND,
+    PRESETS,
     RECIPE_HELP,
     RUN_IMAGES,
     ImageOptions,
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from evergrow.engine.engines import Engine
     from evergrow.engine.stages import Tally
     from evergrow.features.base import Backbone
-
-PRESETS = registered_names("evergrow.features.preprocess:PRESETS")
 
 
 @dataclass(frozen=True)

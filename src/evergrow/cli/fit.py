@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer, percent, plural, warn_line
 from evergrow.cli.engine import HERE, EngineOptions, source_of
 from evergrow.cli.models import (
@@ -27,8 +26,10 @@ from evergrow.cli.models import (
 from evergrow.cli.options import (
     AS_FOUND,
     EACH_SECOND,
+    PRESETS,
     RECIPE_HELP,
     RUN_IMAGES,
+    TUNERS,
     Data,
     ImageOptions,
     Json,
@@ -48,10 +49,6 @@ if TYPE_CHECKING:
     from evergrow.data.items import Samples
     from evergrow.engine.stages import Tally
     from evergrow.learner.learner import Learner
-
-
-PRESETS = registered_names("evergrow.features.preprocess:PRESETS")
-TUNERS = registered_names("evergrow.adapt.tuners:adapting_tuners")
 
 
 @command("fit", panel="Learn")

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.choices import registered_names
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
     from evergrow.data.video import VideoSource
 
-WEIGHT_SOURCES = registered_names("evergrow.features.sources:WEIGHT_SOURCES")
+WEIGHT_SOURCES = "{evergrow.features.sources:WEIGHT_SOURCES}"
+PRESETS = "{evergrow.features.preprocess:PRESETS}"
+TUNERS = "{evergrow.adapt.tuners:adapting_tuners}"
+LAYOUTS = "{evergrow.data:list_readers}"
+"""Registries, or functions that list names, as a help text marks them; the names are filled in when it is shown."""
 
 
 class OnError(str, Enum):
