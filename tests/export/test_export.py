@@ -20,23 +20,30 @@ ort = pytest.importorskip("onnxruntime")
 from evergrow.adapt import FsaConfig  # noqa: E402
 from evergrow.adapt.tuners import adapting_tuners, tuners_of  # noqa: E402
 from evergrow.core.errors import ConstructionWarning, MissingExtraError, NotFittedError, ParameterError  # noqa: E402
-from evergrow.export import onnx_backbone, onnx_check  # noqa: E402
+from evergrow.export import onnx_backbone  # noqa: E402
 from evergrow.export import onnx_export as export_module  # noqa: E402
-from evergrow.export.folding import FoldError, fold, rms_norm, score_gap  # noqa: E402
-from evergrow.export.head_maps import Units, read_head  # noqa: E402
-from evergrow.export.onnx_export import ExportConfig, ExportError, export_learner, export_onnx  # noqa: E402
-from evergrow.export.onnx_graph import GraphBuilder, add_answers, add_scores  # noqa: E402
-from evergrow.export.straightening import (  # noqa: E402
+from evergrow.export.folding import (  # noqa: E402  # noqa: E402
+    FoldError,
     ball_bound,
     bend,
     best_lines,
+    fold,
     ordinary_bound,
     random_bend,
+    rms_norm,
+    score_gap,
+)
+from evergrow.export.onnx_export import ExportConfig, ExportError, export_learner, export_onnx  # noqa: E402
+from evergrow.export.onnx_graph import (  # noqa: E402
+    GraphBuilder,
+    add_answers,
+    add_scores,
+    read_head,
 )
 from evergrow.features import create_backbone  # noqa: E402
 from evergrow.features.images import decode_image  # noqa: E402
 from evergrow.head import HEADS, Classifier, IncrementalClassifier, SCLClassifier  # noqa: E402
-from evergrow.head.layers import ACTIVATIONS, GuidedLayer  # noqa: E402
+from evergrow.head.layers import ACTIVATIONS, GuidedLayer, Units  # noqa: E402
 from evergrow.head.linalg import LIKELIEST  # noqa: E402
 from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
 from evergrow.lab.methods import create_method  # noqa: E402
@@ -655,7 +662,7 @@ def test_real_features_through_onnx(shared: Path, tmp_path: Path) -> None:
     assert read_head(head)[0].shape is not None
     export_onnx(None, head, tmp_path / "m.onnx")
     answers, ours = outputs(tmp_path / "m.onnx", rest.astype(np.float32)), head.class_scores(rest)
-    assert np.abs(answers["scores"] - ours).max() <= onnx_check.AGREEMENT * np.ptp(ours, axis=1).max()
+    assert np.abs(answers["scores"] - ours).max() <= export_module.AGREEMENT * np.ptp(ours, axis=1).max()
     assert (head.classes_[answers["label_index"]] == head.predict(rest)).all()
 
 
@@ -670,6 +677,6 @@ def test_real_images_through_bundled_weights(shared: Path, tmp_path: Path) -> No
     assert report.check is not None
     answers = outputs(tmp_path / "birds.onnx", as_input(learner.backbone_(), files))
     ours = learner.decision_function(files)
-    assert np.abs(answers["scores"] - ours).max() <= onnx_check.AGREEMENT * np.ptp(ours, axis=1).max()
+    assert np.abs(answers["scores"] - ours).max() <= export_module.AGREEMENT * np.ptp(ours, axis=1).max()
     labels = np.array(json.loads(metadata(tmp_path / "birds.onnx")["evergrow.labels"]))
     assert (labels[answers["label_index"]] == learner.predict(files)).all()
