@@ -19,13 +19,12 @@ import numpy as np
 from benchmarks.timing import Row, seconds
 from evergrow import Learner
 from evergrow.data import read
-from evergrow.engine import Division, LocalEngine
-from evergrow.engine.fitting import FAN_IN
-from evergrow.engine.job import Job, begin_job
-from evergrow.engine.manifest import plan
-from evergrow.engine.reduction import Reduction
-from evergrow.engine.runners import LocalRunner, Outcome, Task
-from evergrow.engine.stages import Running, Tally
+from evergrow.engine import LocalEngine
+from evergrow.engine.job import Job, begin_job, plan
+from evergrow.engine.job_steps import JobReport, RunOptions
+from evergrow.engine.merge import FAN_IN, ShardMerge
+from evergrow.engine.runners import LocalRunner, Task, TaskResult, WorkerCheck
+from evergrow.engine.worker_tasks import perform
 
 SEED = 0
 BUNDLED = "tf_efficientnet_lite0"
@@ -38,7 +37,7 @@ def overhead(quick: bool) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         data = _images(Path(folder, "images"), n)
         shard = max(1, n // 20)
-        engine = LocalEngine(workers=2, division=Division(rows=shard))
+        engine = LocalEngine(workers=2, shard_rows=shard)
 
         def learn(**how: Any) -> None:
             settings = {"backbone": BUNDLED, "weights": "bundled", "device": "cpu", "cache": False}
@@ -79,11 +78,11 @@ def growth(quick: bool) -> Iterator[Row]:
         data = _vectors(Path(folder), n, 384, classes)
         spent = {}
         for shards in SHARDS:
-            division = Division(rows=-(-n // shards), size=1 << 40, first_rows=n // 64)
+            sizes = {"shard_rows": -(-n // shards), "shard_mib": 1 << 20, "first_rows": n // 64}
             options = {"n_units": units, "projection": "gaussian"}
 
-            def learn(division: Division = division, options: dict[str, Any] = options) -> None:
-                Learner(device="cpu", options=options).fit(str(data), engine=LocalEngine(division=division))
+            def learn(sizes: dict[str, int] = sizes, options: dict[str, Any] = options) -> None:
+                Learner(device="cpu", options=options).fit(str(data), engine=LocalEngine(**sizes))
 
             spent[shards] = seconds(learn, repeat=1)
     each = (spent[64] - spent[1]) / 63
@@ -146,15 +145,15 @@ def reduce(units: int, classes: int, shards: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         data = _vectors(folder, shards * classes, 64, classes)
-        manifest = plan(read(str(data)), Division(rows=classes, size=1 << 40))
+        manifest = plan(read(str(data)), shard_rows=classes, shard_mib=1 << 20)
         job = begin_job(Job(folder, manifest, "fit"))
         with np.load(data) as arrays:
             X, y = arrays["X"][: 2 * classes], arrays["y"][: 2 * classes]
         options = {"n_units": units, "projection": "gaussian"}
         Learner(device="cpu", options=options).fit((X, y)).spawn().save(job.template)
-        runner = _Timed(2)
+        runner = _Timed(perform, 2)
         started = time.perf_counter()
-        root = Reduction(job, Tally(), Running(runner, "cpu"), at_once=16).run(lambda done, note: None)
+        root = ShardMerge(job, JobReport(), RunOptions(runner, "cpu"), at_once=16).run(lambda done, note: None)
         spent, size = time.perf_counter() - started, root.stat().st_size
         runner.close()
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
@@ -166,11 +165,11 @@ class _Timed(LocalRunner):
 
     merging = largest = 0.0
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        for outcome in super().run(tasks):
+    def run(self, tasks: Sequence[Task], check: WorkerCheck | None = None) -> Iterator[TaskResult]:
+        for outcome in super().run(tasks, check):
             task = outcome.task
             if task.work == "merge":
-                self.merging += outcome.told.get("seconds", 0.0)
+                self.merging += outcome.report.get("seconds", 0.0)
             else:
                 parts = Path(task.about["folder"], "statistics").glob("*.evg")
                 self.largest = max(self.largest, *(float(part.stat().st_size) for part in parts))

@@ -21,7 +21,7 @@ import torch
 
 from evergrow import Learner
 from evergrow.core.archive import read_archive
-from evergrow.engine.works import part_of, write_part
+from evergrow.engine.worker_tasks import part_of, write_part
 from evergrow.learner.learning import Block
 from evergrow.learner.sharded_fit import complete_fit, learn_shard, merge_shards
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from evergrow.engine.tree import Tree
+from evergrow.engine.merge import Tree
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,8 @@ def test_tables_and_single_files_in_an_archive(tmp_path: Path) -> None:
     mail = write_zip(tmp_path / "mail.zip", {"mail.csv": b"text,label\n" + b"hi,ham\nbuy,spam\n" * 5})
     assert load_data(mail, test_size=0).kind == "text"
     (tmp_path / "bad.zip").write_bytes(mail.read_bytes())
-    with pytest.raises(InputError, match="must be unpacked to be read as 'arrow'"):
-        load_data(mail, layout="arrow")
+    with pytest.raises(InputError, match="must be unpacked to be read as 'parquet'"):
+        load_data(mail, layout="parquet")
 
 
 def test_images_of_an_archive_without_labels(tmp_path: Path) -> None:

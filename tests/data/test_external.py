@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,9 @@ from tests.data.conftest import PNG
 
 from evergrow.core.errors import (
     DatasetNotFoundError,
-    FileFormatError,
-    ImageError,
     InputError,
 )
 from evergrow.data import load_data
-from evergrow.data.items import Images, Texts, concat_items
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -34,33 +29,10 @@ def _images(count: int, names: list[str]) -> Any:
     )
 
 
-def test_saved_images(tmp_path: Path) -> None:
-    import datasets
-    from PIL import Image
-
-    content = datasets.DatasetDict({"train": _images(12, ["b", "a"]), "test": _images(4, ["b", "a"])})
-    content.save_to_disk(tmp_path / "saved")
-    data = load_data(tmp_path / "saved")
-    assert isinstance(data.train.items, Images)
-    assert data.layout == "arrow"
-    assert data.class_names == ("b", "a")
-    assert data.y_train.tolist() == [0, 1] * 6
-    assert data.train.items.raw(3) == PNG
-    assert Image.open(io.BytesIO(data.train.items.raw(3))).size == (1, 1)
-    assert data.fingerprint == load_data(f"hf:{tmp_path / 'saved'}").fingerprint
-    assert pickle.loads(pickle.dumps(data.test.items)).raw(0) == PNG
-    assert data.test.items.stamp() != data.train.items.stamp()
-
-
-def test_saved_texts_and_single_split(tmp_path: Path) -> None:
-    import datasets
-
-    rows = {"text": [f"t{row}" for row in range(20)], "label": ["ham", "spam"] * 10}
-    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "mail")
-    data = load_data(tmp_path / "mail")
-    assert isinstance(data.train.items, Texts)
-    assert data.class_names == ("ham", "spam")
-    assert data.test_counts.tolist() == [2, 2]
+def test_folders_of_save_to_disk_are_refused_with_the_cure(tmp_path: Path) -> None:
+    _images(12, ["b", "a"]).save_to_disk(tmp_path / "saved")
+    with pytest.raises(InputError, match=r"written by save_to_disk; write it by to_parquet"):
+        load_data(tmp_path / "saved")
 
 
 def test_local_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,54 +46,6 @@ def test_local_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     data = load_data(f"hf:{folder}")
     assert (data.class_names, len(data.train), len(data.test)) == (("b", "a"), 12, 4)
     assert data.train.items.raw(0) == PNG
-
-
-def test_test_split_without_labels_gives_way(tmp_path: Path) -> None:
-    import datasets
-
-    def part(labels: list[int]) -> Any:
-        return datasets.Dataset.from_dict({"sentence": [f"t{row}" for row in range(len(labels))], "label": labels})
-
-    content = datasets.DatasetDict({"train": part([0, 1] * 5), "validation": part([1, 0]), "test": part([-1, -1])})
-    content.save_to_disk(tmp_path / "glue")
-    assert load_data(tmp_path / "glue").y_test.tolist() == [1, 0]
-
-
-def test_columns_must_be_clear(tmp_path: Path) -> None:
-    import datasets
-
-    datasets.Dataset.from_dict({"q": ["a"] * 9, "a": ["b"] * 9, "label": [0] * 9}).save_to_disk(tmp_path / "two")
-    with pytest.raises(FileFormatError, match=r"'q', 'a', 'label'.*text_column"):
-        load_data(tmp_path / "two")
-    assert load_data(tmp_path / "two", text_column="q").train.items.raw(0) == "a"
-    datasets.Dataset.from_dict({"text": ["a"] * 9}).save_to_disk(tmp_path / "none")
-    with pytest.raises(InputError, match="must have labels"):
-        load_data(tmp_path / "none")
-    datasets.Dataset.from_dict({"text": ["a", " "], "label": [0, 0]}).save_to_disk(tmp_path / "empty")
-    with pytest.raises(InputError, match="must not be empty"):
-        load_data(tmp_path / "empty")
-
-
-def test_empty_cells_are_named(tmp_path: Path) -> None:
-    import datasets
-
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    cells = [{"bytes": PNG, "path": None}] * 8 + [None]
-    datasets.Dataset.from_dict({"image": cells, "label": [0] * 9}, features=features).save_to_disk(tmp_path / "set")
-    data = load_data(tmp_path / "set")
-    names = data.train.names() + data.test.names()
-    empty = names.index("data-00000-of-00001.arrow[8]")
-    images = concat_items([data.train.items, data.test.items])
-    with pytest.raises(ImageError, match=r"its bytes are not in the table: .*\[8\]"):
-        images.raw(empty)
-
-
-def test_damaged_saved_set(tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    (folder / "dataset_dict.json").write_text("{")
-    with pytest.raises(FileFormatError, match=r"dataset_dict\.json"):
-        load_data(folder)
 
 
 def test_hub_without_network(monkeypatch: pytest.MonkeyPatch) -> None:

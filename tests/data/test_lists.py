@@ -1,11 +1,10 @@
-"""Images named by lists: text and YAML, where their images are looked for, and what can be wrong with them."""
+"""Images named by lists: where their images are looked for, and what can be wrong with them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import yaml
 from tests.data.conftest import Tree
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError
@@ -22,12 +21,6 @@ def _rows(start: int, stop: int, prefix: str = "") -> list[tuple[str, int]]:
 
 def _text(path: Path, rows: list[tuple[str, object]], separator: str = " ") -> Path:
     path.write_text("".join(f"{name}{separator}{label}\n" for name, label in rows), encoding="utf-8")
-    return path
-
-
-def _yaml(path: Path, rows: list[tuple[str, object]]) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(yaml.safe_dump({"data": [name for name, _ in rows], "targets": [label for _, label in rows]}))
     return path
 
 
@@ -52,10 +45,11 @@ def test_a_list_finds_its_partner(tree: Tree) -> None:
     assert len(data.y_test) == 4
 
 
-def test_yaml_lists_written_from_elsewhere(tree: Tree) -> None:
+def test_lists_written_from_elsewhere(tree: Tree) -> None:
     root = tree({f"data/imagenet/{name}": count for name, count in COUNTS.items()})
-    train = _yaml(root / "splits" / "imagenet_train.yaml", _rows(0, 5, "data/imagenet/"))
-    _yaml(root / "splits" / "imagenet_test.yaml", _rows(5, 7, "data/imagenet/"))
+    (root / "splits").mkdir()
+    train = _text(root / "splits" / "imagenet_train.txt", _rows(0, 5, "data/imagenet/"))
+    _text(root / "splits" / "imagenet_test.txt", _rows(5, 7, "data/imagenet/"))
     data = load_data(train)
     assert data.class_names == ("n01", "n02")
     assert data.train.items.raw(0) == root / "data/imagenet/n01/000.png"
@@ -137,26 +131,6 @@ def test_test_label_without_training(tree: Tree) -> None:
 def test_bad_text_lists(body: bytes, match: str, tmp_path: Path) -> None:
     path = tmp_path / "all.txt"
     path.write_bytes(body)
-    with pytest.raises(FileFormatError, match=match):
-        load_data(path)
-
-
-@pytest.mark.parametrize(
-    ("body", "match"),
-    [
-        ("data: [a.png]\n", "'data' and 'targets', got .'data'"),
-        ("[1, 2]", "got list"),
-        ("data: [a.png, b.png]\ntargets: [0]\n", "one length, got 2, 1"),
-        ("data: [a.png]\ntargets: [1.5]\n", "entry 0"),
-        ("data: [a.png]\ntargets: [yes]\n", "entry 0"),
-        ("data: [3]\ntargets: [1]\n", "entry 0"),
-        ("data: [a.png\n", "must be YAML"),
-        ("data: !!python/object/apply:os.getcwd []\ntargets: [0]\n", "must be YAML of plain values"),
-    ],
-)
-def test_bad_yaml_lists(body: str, match: str, tmp_path: Path) -> None:
-    path = tmp_path / "all.yaml"
-    path.write_text(body)
     with pytest.raises(FileFormatError, match=match):
         load_data(path)
 

@@ -11,7 +11,7 @@ import pytest
 from tests.data.conftest import PNG
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError
-from evergrow.data import columnar, load_data
+from evergrow.data import load_data, parquet
 from evergrow.data.intake import read_items
 
 pa = pytest.importorskip("pyarrow")
@@ -32,13 +32,14 @@ def bodies(n: int) -> list[bytes]:
     return [PNG + bytes([row % 256, row // 256]) for row in range(n)]
 
 
-def test_texts_and_split_column(tmp_path: Path) -> None:
+def test_texts(tmp_path: Path) -> None:
     words = [f"message {row}" for row in range(12)]
-    parts = ["train"] * 8 + ["test"] * 4
-    path = write(tmp_path / "mail.parquet", {"text": words, "label": ["ham", "spam"] * 6, "split": parts})
-    data = load_data(path)
-    assert (data.layout, data.kind, len(data.train), len(data.test)) == ("parquet", "text", 8, 4)
-    assert data.train.items.raw(3) == "message 3"
+    columns = {"text": words, "label": ["ham", "spam"] * 6}
+    data = load_data(write(tmp_path / "mail.parquet", columns))
+    assert (data.layout, data.kind, len(data.train), len(data.test)) == ("parquet", "text", 10, 2)
+    assert data.train.items.raw(0) in words
+    with pytest.raises(FileFormatError, match=r"column 'split'; write the parts to files of their own"):
+        load_data(write(tmp_path / "both.parquet", {**columns, "split": ["train"] * 8 + ["test"] * 4}))
     other = write(tmp_path / "other.parquet", {"body": words, "species": pa.array(["a", "b"] * 6).dictionary_encode()})
     named = load_data(other, test_size=0, text_column="body", label_column="species")
     assert (named.class_names, len(named.train)) == (("a", "b"), 12)
@@ -120,7 +121,7 @@ def test_duplicate_columns_damage_and_lies(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(FileFormatError, match="every column once"):
         load_data(tmp_path / "twice.parquet")
     path = write(tmp_path / "x.parquet", {"text": ["a" * 1000] * 5000, "label": ["x", "y"] * 2500})
-    monkeypatch.setattr(columnar, "ROOM", 1000)
+    monkeypatch.setattr(parquet, "ROOM", 1000)
     with pytest.raises(FileFormatError, match="must unpack to at most 100 times"):
         load_data(path)
     body = path.read_bytes()

@@ -8,10 +8,10 @@ import numpy as np
 
 from evergrow import Learner
 from evergrow.core.files import PARTIAL
-from evergrow.engine import Division, LocalEngine
+from evergrow.engine import LocalEngine
 
 OPTIONS = {"n_units": 20}
-SMALL = Division(rows=40)
+SMALL = {"shard_rows": 40}
 
 
 def points(seed: int = 0, n: int = 300, classes: int = 6) -> tuple[np.ndarray, np.ndarray]:
@@ -41,7 +41,7 @@ def learner(**settings: object) -> Learner:
 
 
 def learned(data: Path, **engine: object) -> Learner:
-    return learner().fit(str(data), engine=LocalEngine(**{"division": SMALL, **engine}))
+    return learner().fit(str(data), engine=LocalEngine(**{**SMALL, **engine}))
 
 
 def scores(model: Learner) -> np.ndarray:

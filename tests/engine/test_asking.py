@@ -14,7 +14,7 @@ from evergrow import Learner
 from evergrow.core.errors import EngineError, ParameterError
 from evergrow.data import read
 from evergrow.data.items import Images
-from evergrow.engine import Division, LocalEngine
+from evergrow.engine import LocalEngine
 from evergrow.engine.parquet_out import write_answers
 from evergrow.engine.status import status
 from evergrow.features import create_backbone
@@ -49,7 +49,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_evaluation_by_shards_is_the_plain_one(model: Learner, tmp_path: Path) -> None:
     strange = write_points(tmp_path / "strange.npz", seed=5, n=160, classes=8)
     plain = model.evaluate(strange)
-    found, tally = LocalEngine(division=SMALL).evaluate(model, strange)
+    found, tally = LocalEngine(**SMALL).evaluate(model, strange)
     assert (found.confusion == plain.confusion).all()
     assert (found.accuracy, found.unknown_classes) == (plain.accuracy, plain.unknown_classes)
     assert found.unknown == plain.unknown
@@ -59,7 +59,7 @@ def test_an_evaluation_by_shards_is_the_plain_one(model: Learner, tmp_path: Path
 def test_answers_are_one_table(model: Learner, data: Path, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
-    engine = LocalEngine(division=SMALL, folder=tmp_path / "job")
+    engine = LocalEngine(**SMALL, folder=tmp_path / "job")
     tally = engine.predict(model, data, top=2, false_alarm=0.05)
     assert tally.to_values()["rows"] == 300
     table = pq.read_table(tmp_path / "job" / "predict").to_pydict()
@@ -71,7 +71,7 @@ def test_answers_are_one_table(model: Learner, data: Path, tmp_path: Path) -> No
 
 
 def test_a_table_that_was_damaged_is_written_again(model, data, tmp_path, monkeypatch) -> None:
-    engine = LocalEngine(division=SMALL, folder=tmp_path / "job")
+    engine = LocalEngine(**SMALL, folder=tmp_path / "job")
     engine.predict(model, data)
     files = sorted((tmp_path / "job" / "predict").iterdir())
     bodies = [path.read_bytes() for path in files]
@@ -83,7 +83,7 @@ def test_a_table_that_was_damaged_is_written_again(model, data, tmp_path, monkey
         written.append(file)
         return write_answers(place, file, **settings)
 
-    monkeypatch.setattr("evergrow.engine.tables.write_answers", write)
+    monkeypatch.setattr("evergrow.engine.worker_tasks.write_answers", write)
     engine.predict(model, data)
     assert written == [files[3].name, files[5].name]
     assert [path.read_bytes() for path in files] == bodies  # a retry overwrites with the same bytes
@@ -93,12 +93,12 @@ def test_features_are_those_of_the_backbone(images: Path, tmp_path: Path) -> Non
     import pyarrow.parquet as pq
 
     backbone = create_backbone("test_resnet", weights="random", device="cpu")
-    engine = LocalEngine(division=Division(rows=8), folder=tmp_path / "job")
+    engine = LocalEngine(shard_rows=8, folder=tmp_path / "job")
     with pytest.raises(EngineError, match=r"shard 1.* cannot be read: .*none\.png"):
         engine.features(backbone, images)
     shutil.rmtree(tmp_path / "job")
     tally = engine.features(backbone, images, on_error="skip")
-    assert tally.names_left_out() == ["ant/none.png"]
+    assert [name for name, _ in tally.samples_left_out()] == ["ant/none.png"]
     table = pq.read_table(tmp_path / "job" / "features").to_pydict()
     assert table["label"] == ["ant"] * 9 + ["bee"] * 9
     from evergrow.features import encode
@@ -115,12 +115,12 @@ def test_a_model_of_images_is_learned_by_shards(images: Path, tmp_path: Path) ->
     with pytest.warns(match="could not be read"):
         plain.fit(images)
     mine = Learner(**settings, extract={"on_error": "skip"})
-    tally = LocalEngine(division=Division(rows=8)).fit(mine, images)
-    assert tally.names_left_out() == ["ant/none.png"]
+    tally = LocalEngine(shard_rows=8).fit(mine, images)
+    assert [name for name, _ in tally.samples_left_out()] == ["ant/none.png"]
     assert mine.n_samples_ == plain.n_samples_ == {"ant": 9, "bee": 9}
     assert mine.spec_ == plain.spec_
     sampled = Learner(**settings, extract={"on_error": "skip"})  # some features come from the sample, some do not
-    assert LocalEngine(division=Division(rows=8, first_rows=10)).fit(sampled, images).n_left_out == 1
+    assert len(LocalEngine(shard_rows=8, first_rows=10).fit(sampled, images).samples_left_out()) == 1
     assert sampled.n_samples_ == plain.n_samples_
 
 
@@ -131,7 +131,7 @@ def test_a_class_without_a_readable_image_is_named(images: Path, tmp_path: Path)
     (folder / "cat" / "0.png").write_bytes(b"no image")
     mine = Learner("test_resnet", weights="random", device="cpu", options=OPTIONS, extract={"on_error": "skip"})
     with pytest.raises(ValueError, match="every class must keep a sample that can be read, got none of 'cat'"):
-        mine.fit(folder, engine=LocalEngine(division=Division(rows=30)))
+        mine.fit(folder, engine=LocalEngine(shard_rows=30))
 
 
 def test_what_cannot_be_asked_is_refused(model: Learner, data: Path, images: Path) -> None:

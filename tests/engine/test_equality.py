@@ -9,8 +9,9 @@ import pytest
 from tests.engine.clouds import leftovers
 
 from evergrow import Learner
-from evergrow.engine import Division, Engine, LocalEngine
+from evergrow.engine import Engine, LocalEngine
 from evergrow.engine.runners import LocalRunner
+from evergrow.engine.worker_tasks import perform
 
 OPTIONS = {"n_units": 300}
 EACH = 500
@@ -20,13 +21,13 @@ EACH = 500
 class Backwards(LocalRunner):
     """One process that does everything in the opposite order."""
 
-    def run(self, tasks):
-        return super().run(list(tasks)[::-1])
+    def run(self, tasks, check=None):
+        return super().run(list(tasks)[::-1], check)
 
 
 class BackwardsEngine(LocalEngine):
     def runner(self):
-        return Backwards()
+        return Backwards(perform)
 
 
 def features_of(engine: Engine, backbone, data: Path, folder: Path) -> dict[str, list]:
@@ -44,13 +45,13 @@ def test_real_features_give_one_model(shared: Path, tmp_path: Path, name: str) -
     X = np.load(data)["X_test"][:500]
     plain = Learner(options=OPTIONS).fit(data)
     expected = plain.head_.decision_function(X)
-    sevenths = Division(rows=-(-sum(plain.n_samples_.values()) // 7))
+    sevenths = {"shard_rows": -(-sum(plain.n_samples_.values()) // 7)}
     found = []
     for number, engine in enumerate(
         (
             LocalEngine(),
-            LocalEngine(workers=2, division=sevenths, folder=tmp_path / "two"),
-            BackwardsEngine(division=sevenths),
+            LocalEngine(workers=2, **sevenths, folder=tmp_path / "two"),
+            BackwardsEngine(**sevenths),
         )
     ):
         mine = Learner(options=OPTIONS).fit(data, engine=engine)
@@ -79,11 +80,11 @@ def test_generated_images_give_one_model(tmp_path: Path) -> None:
             pixels = (base + noise).clip(0, 255).astype(np.uint8).repeat(4, 0).repeat(4, 1)
             Image.fromarray(pixels).save(tmp_path / "images" / f"{label}" / f"{number}.png")
     backbone = create_backbone("tf_efficientnet_lite0", "bundled", device="cpu")
-    sevenths = Division(rows=-(-10 * EACH // 7), first_rows=4 * EACH)
+    sevenths = {"shard_rows": -(-10 * EACH // 7), "first_rows": 4 * EACH}
     engines = {
-        "one": LocalEngine(division=sevenths, folder=tmp_path / "one"),
-        "two": LocalEngine(workers=2, division=sevenths, folder=tmp_path / "two"),
-        "backwards": BackwardsEngine(division=sevenths, folder=tmp_path / "backwards"),
+        "one": LocalEngine(**sevenths, folder=tmp_path / "one"),
+        "two": LocalEngine(workers=2, **sevenths, folder=tmp_path / "two"),
+        "backwards": BackwardsEngine(**sevenths, folder=tmp_path / "backwards"),
     }
     tables = {
         name: features_of(engine, backbone, tmp_path / "images", tmp_path / name) for name, engine in engines.items()
@@ -94,7 +95,7 @@ def test_generated_images_give_one_model(tmp_path: Path) -> None:
     X = np.array(tables["one"]["feature"][::50], dtype=np.float32)
     for name, engine in engines.items():
         mine = Learner(options={"n_units": 300}).fit(
-            tmp_path / name / "features", engine=type(engine)(division=sevenths, workers=engine.workers)
+            tmp_path / name / "features", engine=type(engine)(**sevenths, workers=engine.workers)
         )
         scores[name] = mine.head_.decision_function(X)
     np.testing.assert_allclose(scores["two"], scores["one"], rtol=0, atol=1e-9)

@@ -15,9 +15,8 @@ from tests.engine.clouds import SMALL, learned, learner, leftovers, points, scor
 from evergrow import Learner
 from evergrow.core.errors import BusyError, EngineError, FileFormatError, InputError, ParameterError
 from evergrow.core.files import locked
-from evergrow.engine import Division, LocalEngine, works
-from evergrow.engine.job import ShardError
-from evergrow.engine.runners import Task, outcome_of
+from evergrow.engine import LocalEngine, merge, worker_tasks
+from evergrow.engine.runners import LocalRunner, ShardError, Task, task_result
 from evergrow.engine.status import status
 
 
@@ -35,7 +34,7 @@ def eight(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
 @pytest.fixture(scope="module")
 def fifteen(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """Return the scores of a model that learned the same in fifteen."""
-    return scores(learned(write_points(tmp_path_factory.mktemp("data") / "points.npz"), division=Division(rows=20)))
+    return scores(learned(write_points(tmp_path_factory.mktemp("data") / "points.npz"), shard_rows=20))
 
 
 @pytest.fixture
@@ -52,9 +51,9 @@ def test_a_fit_by_shards_is_the_plain_fit(data: Path) -> None:
 
 
 def test_more_rows_than_the_first_are_learned_by_the_layer_of_those(data: Path, tmp_path: Path) -> None:
-    division = Division(rows=40, first_rows=100)
+    sizes = {"shard_rows": 40, "first_rows": 100}
     options = {"n_units": 20, "alpha": 0.1, "readout": "ridge"}  # nothing is chosen from the data of a moment
-    mine = Learner(options=options).fit(data, engine=LocalEngine(division=division, folder=tmp_path / "job"))
+    mine = Learner(options=options).fit(data, engine=LocalEngine(**sizes, folder=tmp_path / "job"))
     first = json.loads((tmp_path / "job" / "manifest.json").read_text())["first"]
     X, y = points()
     names = np.array([f"class {code}" for code in y])
@@ -66,18 +65,14 @@ def test_more_rows_than_the_first_are_learned_by_the_layer_of_those(data: Path, 
 
 
 def test_the_result_is_the_same_to_the_last_bit_in_any_order(data, eight, monkeypatch) -> None:
-    from evergrow.engine.runners import LocalRunner
-
     run = LocalRunner.run
-    monkeypatch.setattr(LocalRunner, "run", lambda self, tasks: run(self, list(tasks)[::-1]))
+    monkeypatch.setattr(LocalRunner, "run", lambda self, tasks, check: run(self, list(tasks)[::-1], check))
     assert (scores(learned(data)) == eight).all()
 
 
 def test_rounds_leave_the_sum_as_it_is(data, fifteen, monkeypatch) -> None:
-    from evergrow.engine import reduction
-
-    monkeypatch.setattr(reduction.Reduction.__init__, "__defaults__", (4,))
-    assert (scores(learned(data, division=Division(rows=20))) == fifteen).all()
+    monkeypatch.setattr(merge.ShardMerge.__init__, "__defaults__", (4,))
+    assert (scores(learned(data, shard_rows=20)) == fifteen).all()
 
 
 def test_nothing_is_left_but_the_result(data: Path, tmp_path: Path) -> None:
@@ -85,7 +80,7 @@ def test_nothing_is_left_but_the_result(data: Path, tmp_path: Path) -> None:
     assert leftovers(tmp_path / "job") == []
     again = Learner.load(tmp_path / "job" / "model.evg")
     assert (scores(again) == scores(mine)).all()
-    engine, twice = LocalEngine(division=SMALL, folder=tmp_path / "job"), learner()
+    engine, twice = LocalEngine(**SMALL, folder=tmp_path / "job"), learner()
     assert engine.fit(twice, data).to_values() == {
         "rows": 300,
         "shards": 8,
@@ -102,7 +97,7 @@ def test_an_update_by_shards_is_the_plain_update(data: Path, tmp_path: Path) -> 
     more = write_points(tmp_path / "more.npz", seed=1, n=120, classes=8)
     plain, mine = learner().fit(data), learned(data)
     plain.partial_fit(more)
-    mine.partial_fit(more, engine=LocalEngine(division=SMALL))
+    mine.partial_fit(more, engine=LocalEngine(**SMALL))
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
     assert mine.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
     assert [change.what for change in mine.history_] == ["fit", "update"]
@@ -110,7 +105,7 @@ def test_an_update_by_shards_is_the_plain_update(data: Path, tmp_path: Path) -> 
 
 
 def test_an_update_that_is_done_is_not_done_again(data: Path, tmp_path: Path) -> None:
-    engine = LocalEngine(division=SMALL, folder=tmp_path / "job")
+    engine = LocalEngine(**SMALL, folder=tmp_path / "job")
     more = write_points(tmp_path / "more.npz", seed=1, n=80, classes=8)
     start = learner().fit(data)
     first = start.copy().partial_fit(more, engine=engine)
@@ -132,7 +127,7 @@ def test_a_first_partial_fit_is_a_fit(data: Path) -> None:
 
 def failing(monkeypatch: pytest.MonkeyPatch, work: str, after: int, error: Exception) -> list[int]:
     """Let a kind of work fail after some tasks, once; return the list of shards that it is asked for."""
-    original, asked = works.WORKS[work], []
+    original, asked = worker_tasks.TASKS[work], []
 
     def perform(job, about):
         asked.append(about["number"])
@@ -140,17 +135,17 @@ def failing(monkeypatch: pytest.MonkeyPatch, work: str, after: int, error: Excep
             raise error
         return original(job, about)
 
-    monkeypatch.setitem(works.WORKS, work, perform)
+    monkeypatch.setitem(worker_tasks.TASKS, work, perform)
     return asked
 
 
 @pytest.mark.parametrize("work", ["first", "statistics", "merge"])
 def test_a_job_goes_on_where_it_stopped(data, fifteen, tmp_path, monkeypatch, work) -> None:
-    division = Division(rows=20)  # 15 shards, two levels of sums
+    sizes = {"shard_rows": 20}  # 15 shards, two levels of sums
     asked = failing(monkeypatch, work, 1, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        learned(data, division=division, folder=tmp_path / "job")
-    mine = learned(data, division=division, folder=tmp_path / "job")
+        learned(data, **sizes, folder=tmp_path / "job")
+    mine = learned(data, **sizes, folder=tmp_path / "job")
     assert (scores(mine) == fifteen).all()
     assert asked[:2] == [0, 1]
     assert work == "merge" or 0 not in asked[2:]  # what was done is not done again
@@ -160,7 +155,7 @@ def test_a_job_goes_on_where_it_stopped(data, fifteen, tmp_path, monkeypatch, wo
 def test_a_full_disk_stops_the_job_and_loses_nothing(data, eight, tmp_path, monkeypatch) -> None:
     failing(monkeypatch, "statistics", 3, OSError(errno.ENOSPC, "No space left on device"))
     mine = learner(extract={"on_error": "skip"})  # a full disk is no reason to leave a shard out
-    engine = LocalEngine(division=SMALL, folder=tmp_path / "job")
+    engine = LocalEngine(**SMALL, folder=tmp_path / "job")
     with pytest.raises(EngineError, match=r"statistics of shard 3 failed: OSError.*No space left.*kept in"):
         mine.fit(data, engine=engine)
     assert status(tmp_path / "job").failed.keys() == {3}
@@ -195,11 +190,11 @@ def damaged_read(monkeypatch: pytest.MonkeyPatch, shard: int, error: Exception |
 
 
 def test_a_corrupt_shard_stops_the_job_unless_it_is_to_be_skipped(parts, tmp_path, monkeypatch) -> None:
-    division = Division(rows=50)
+    sizes = {"shard_rows": 50}
     damaged_read(monkeypatch, 2)
     with pytest.raises(EngineError, match=r"shard 2 \(part-2\.npz\) cannot be read: its bytes are damaged"):
-        learned(parts, division=division)
-    engine = LocalEngine(division=division, folder=tmp_path / "job")
+        learned(parts, **sizes)
+    engine = LocalEngine(**sizes, folder=tmp_path / "job")
     mine = learner(extract={"on_error": "skip"})
     tally = engine.fit(mine, parts)
     assert tally.failed.keys() == {2}
@@ -217,7 +212,7 @@ def test_a_file_that_is_cut_off_is_named_and_left_out(parts: Path, tmp_path: Pat
     with pytest.raises(FileFormatError, match=r"part-0\.npz must be a whole NPZ file"):
         learned(parts)
     mine = learner(extract={"on_error": "skip"})
-    tally = LocalEngine(division=Division(rows=50), folder=tmp_path / "job").fit(mine, parts)
+    tally = LocalEngine(shard_rows=50, folder=tmp_path / "job").fit(mine, parts)
     assert sum(mine.n_samples_.values()) == 250
     assert list(tally.unreadable) == ["part-0.npz"]
     assert "1 files could not be read and were left out" in tally.summary()[0]
@@ -243,7 +238,7 @@ def test_tars_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_was_skipped_is_tried_again(data, fifteen, tmp_path, monkeypatch) -> None:
-    engine = LocalEngine(division=Division(rows=20), folder=tmp_path / "job")
+    engine = LocalEngine(shard_rows=20, folder=tmp_path / "job")
     mine = learner(extract={"on_error": "skip"})
     with monkeypatch.context() as patch:
         failing(patch, "statistics", 11, ShardError("shard 11 cannot be read"))
@@ -284,15 +279,13 @@ def test_shards_of_the_same_content_all_count(tmp_path) -> None:
 def test_few_rows_of_wide_layers_keep_the_form_of_a_plain_fit(data: Path, units: int) -> None:
     plain, mine = (Learner(device="cpu", options={"n_units": units}) for _ in range(2))
     plain.fit(data)
-    mine.fit(str(data), engine=LocalEngine(division=SMALL))
+    mine.fit(str(data), engine=LocalEngine(**SMALL))
     assert mine.head_.diagnostics()["solver"] == plain.head_.diagnostics()["solver"] == "compact"
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9 * np.abs(scores(plain)).max())
 
 
 def test_a_shard_counted_twice_would_be_noticed(data, tmp_path, monkeypatch) -> None:
-    from evergrow.engine import reduction
-
-    monkeypatch.setattr(reduction.Tally, "see", lambda self, outcome: self.add(0, outcome.told))
+    monkeypatch.setattr(merge.JobReport, "see", lambda self, outcome: self.add(0, outcome.report))
     with pytest.raises(EngineError, match="every sample must be counted once"):
         learned(data, folder=tmp_path / "job")
 
@@ -306,9 +299,9 @@ def test_a_folder_of_another_job_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="must be the manifest of these data"):
         learned(other, folder=tmp_path / "job")
     with pytest.raises(EngineError, match="differs in options"):
-        Learner(options={"n_units": 30}).fit(data, engine=LocalEngine(division=SMALL, folder=tmp_path / "job"))
+        Learner(options={"n_units": 30}).fit(data, engine=LocalEngine(**SMALL, folder=tmp_path / "job"))
     with pytest.raises(EngineError, match="differs in work"):
-        LocalEngine(division=SMALL, folder=tmp_path / "job").evaluate(learner().fit(data), data)
+        LocalEngine(**SMALL, folder=tmp_path / "job").evaluate(learner().fit(data), data)
 
 
 def test_two_drivers_do_not_work_in_one_folder(data: Path, tmp_path: Path) -> None:
@@ -332,7 +325,7 @@ def test_what_an_engine_cannot_take_is_refused(data: Path) -> None:
 
 
 def test_other_versions_are_refused_before_any_work(data: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("evergrow.engine.stages.__version__", "0.0.1")
+    monkeypatch.setattr("evergrow.engine.job_steps.__version__", "0.0.1")
     with pytest.raises(EngineError, match=r"evergrow must be 0\.0\.1 as where the job was begun"):
         learned(data, folder=tmp_path / "job")
     assert not (tmp_path / "job" / "first").exists()
@@ -352,7 +345,7 @@ def test_shards_of_different_widths_are_one_line(parts: Path, monkeypatch) -> No
 
     monkeypatch.setattr(ArraySource, "read", read)
     with pytest.raises(EngineError, match="of one width, got 10 in shard 0 and 9 in shard 4"):
-        learned(parts, division=Division(rows=50))
+        learned(parts, shard_rows=50)
 
 
 # -- shares -----------------------------------------------------------------------------------------------------
@@ -362,7 +355,7 @@ def test_shares_of_the_work_add_up(data: Path, eight: np.ndarray, tmp_path: Path
     done = []
     for place in (0, 1, 0):  # the layer needs the first samples of all: who came first comes once more
         mine = learner()
-        assert LocalEngine(division=SMALL, folder=tmp_path / "job", share=(place, 2)).fit(mine, data) is None
+        assert LocalEngine(**SMALL, folder=tmp_path / "job", share=(place, 2)).fit(mine, data) is None
         assert not mine.__sklearn_is_fitted__()
         done.append(status(tmp_path / "job").done)
     assert done == [0, 4, 8]
@@ -370,6 +363,6 @@ def test_shares_of_the_work_add_up(data: Path, eight: np.ndarray, tmp_path: Path
 
 
 def test_a_work_that_nobody_knows_is_a_failure(data: Path, tmp_path: Path) -> None:
-    outcome = outcome_of(Task("dance", 0, {"folder": str(tmp_path), "key": ""}))
+    outcome = task_result(Task("dance", 0, {"folder": str(tmp_path), "key": ""}), worker_tasks.perform)
     assert outcome.state == "failed"
     assert "work must be one of" in outcome.error

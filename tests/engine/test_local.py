@@ -15,19 +15,18 @@ from pathlib import Path
 import pytest
 from tests.engine.clouds import SMALL, learned, learner, leftovers, scores, write_points
 from tests.engine.conftest import ROOT
-from tests.engine.toy_works import expected_bytes, tasks
+from tests.engine.toy_tasks import expected_bytes, perform, tasks
 
 from evergrow.core.errors import EngineError, ParameterError
 from evergrow.core.seeding import derive_seed
-from evergrow.engine import Division, LocalEngine
-from evergrow.engine.runners import TRIES, LocalRunner, Task
-
-TOY = "tests.engine.toy_works:perform"
+from evergrow.engine import LocalEngine
+from evergrow.engine.runners import TRIES, LocalRunner, Task, WorkerCheck
+from evergrow.engine.worker_tasks import differences
 
 
 @pytest.fixture
 def runner() -> Iterator[LocalRunner]:
-    runner = LocalRunner(2, perform=TOY)
+    runner = LocalRunner(perform, 2)
     yield runner
     runner.close()
 
@@ -42,7 +41,7 @@ def test_every_task_has_an_outcome_and_workers_are_kept(runner: LocalRunner, tmp
         found = list(runner.run(tasks(tmp_path, 9)))
         assert sorted(outcome.task.number for outcome in found) == list(range(9))
         assert {outcome.state for outcome in found} == {"done"}
-    assert {outcome.told["pid"] for outcome in found} <= set(runner.pids)
+    assert {outcome.report["pid"] for outcome in found} <= set(runner.pids)
     assert 1 <= len(runner.pids) <= 2
     assert (tmp_path / "3.bin").read_bytes() == expected_bytes(3)
 
@@ -89,8 +88,8 @@ def _lives(pid: int) -> bool:
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """Kill -9 of the driver leaves no process behind, also in the middle of a task."""
     code = (
-        "import sys; from evergrow.engine.runners import LocalRunner; from evergrow.engine.runners import Task\n"
-        f"runner, about = LocalRunner(2, perform={TOY!r}), {{'folder': {str(tmp_path)!r}}}\n"
+        "from evergrow.engine.runners import LocalRunner, Task; from tests.engine.toy_tasks import perform\n"
+        f"runner, about = LocalRunner(perform, 2), {{'folder': {str(tmp_path)!r}}}\n"
         "tasks = [Task('sums', n, {**about, 'seconds': 60 * n}) for n in range(3)]; outcomes = runner.run(tasks)\n"
         "next(outcomes); print(*runner.pids, flush=True); next(outcomes)"
     )
@@ -108,17 +107,18 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
 
 
 def test_one_process_takes_what_a_task_raises_as_its_outcome() -> None:
-    (outcome,) = LocalRunner().run([Task("nonsense", 0)])
+    (outcome,) = LocalRunner(perform).run([Task("nonsense", 0)])
     assert outcome.state == "failed"
 
 
-def test_a_folder_out_of_reach_is_said_before_any_work() -> None:
+def test_a_folder_out_of_reach_is_said_before_any_work(runner: LocalRunner, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="folder must be one that every worker can write to, got /nowhere"):
-        LocalRunner().check({"folder": "/nowhere"})
+        next(LocalRunner(perform).run(tasks(tmp_path, 1), WorkerCheck(differences, {"folder": "/nowhere"})))
     with pytest.raises(EngineError, match=r"torch must be 0\.1"):
-        LocalRunner(2).check({"torch": "0.1"})
+        next(runner.run(tasks(tmp_path, 1), WorkerCheck(differences, {"torch": "0.1"})))
+    assert not (tmp_path / "begun").exists()
     with pytest.raises(ParameterError, match="workers must be"):
-        LocalRunner(0)
+        LocalRunner(perform, 0)
 
 
 # -- real workers -----------------------------------------------------------------------------------------------
@@ -134,8 +134,8 @@ def test_two_processes_give_the_model_of_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("moment", range(5))
 def test_a_worker_killed_at_any_moment_changes_nothing(tmp_path: Path, monkeypatch, moment: int) -> None:
     data = write_points(tmp_path / "points.npz")
-    division = Division(rows=10, first_rows=150)  # 30 shards
-    expected = scores(learned(data, division=division))
+    sizes = {"shard_rows": 10, "first_rows": 150}  # 30 shards
+    expected = scores(learned(data, **sizes))
     runners: list[LocalRunner] = []
     original = LocalRunner.__init__
 
@@ -159,7 +159,7 @@ def test_a_worker_killed_at_any_moment_changes_nothing(tmp_path: Path, monkeypat
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        mine = learned(data, division=division, workers=2, folder=tmp_path / "job")
+        mine = learned(data, **sizes, workers=2, folder=tmp_path / "job")
     finally:
         over.set()
         thread.join()
@@ -198,7 +198,7 @@ def test_interrupting_ends_the_workers(tmp_path: Path, monkeypatch) -> None:
     def see(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("evergrow.engine.stages.Tally.see", see)
+    monkeypatch.setattr("evergrow.engine.job_steps.JobReport.see", see)
     with pytest.raises(KeyboardInterrupt):
-        learner().fit(data, engine=LocalEngine(workers=2, division=SMALL, folder=tmp_path / "job"))
+        learner().fit(data, engine=LocalEngine(workers=2, **SMALL, folder=tmp_path / "job"))
     assert runners[0].pids == []

@@ -11,7 +11,8 @@ from tests.engine.clouds import write_points
 
 from evergrow.core.errors import EngineError, FileFormatError, NewerSchemaError, ParameterError
 from evergrow.data import read
-from evergrow.engine.manifest import Division, check_same_data, plan, read_manifest
+from evergrow.engine import LocalEngine
+from evergrow.engine.job import check_same_data, plan, read_manifest
 
 
 @pytest.fixture
@@ -20,13 +21,13 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_shards_cover_all_rows_once(data: Path) -> None:
-    manifest = plan(read(data), Division(rows=70))
+    manifest = plan(read(data), shard_rows=70)
     assert [shard.rows for shard in manifest.shards] == [70, 70, 70, 70, 20]
     assert manifest.rows == 300
 
 
 def test_a_manifest_is_read_as_it_was_written(data: Path, tmp_path: Path) -> None:
-    manifest = plan(read(data), Division(rows=70, first_rows=50))
+    manifest = plan(read(data), shard_rows=70, first_rows=50)
     manifest.write(tmp_path / "manifest.json")
     again = read_manifest(tmp_path / "manifest.json")
     assert again == manifest
@@ -34,9 +35,9 @@ def test_a_manifest_is_read_as_it_was_written(data: Path, tmp_path: Path) -> Non
 
 
 def test_the_first_samples_are_drawn_once_and_for_all(data: Path) -> None:
-    division = Division(rows=70, first_rows=50)
-    manifest, same = (plan(read(data), division, seed=3) for _ in range(2))
-    other = plan(read(data), division, seed=4)
+    sizes = {"shard_rows": 70, "first_rows": 50}
+    manifest, same = (plan(read(data), **sizes, seed=3) for _ in range(2))
+    other = plan(read(data), **sizes, seed=4)
     assert manifest.first == same.first != other.first
     assert len(manifest.first) == 50
     assert list(manifest.first) == sorted(set(manifest.first))
@@ -46,7 +47,7 @@ def test_the_first_samples_are_drawn_once_and_for_all(data: Path) -> None:
 
 
 def test_few_rows_are_all_first(data: Path) -> None:
-    manifest = plan(read(data), Division(rows=70))
+    manifest = plan(read(data), shard_rows=70)
     assert manifest.first is None
     assert [len(manifest.first_of(shard)) for shard in manifest.shards] == [70, 70, 70, 70, 20]
 
@@ -55,19 +56,19 @@ def test_the_key_is_of_the_data_not_of_their_place(data: Path, tmp_path: Path) -
     (tmp_path / "elsewhere").mkdir()
     copy = tmp_path / "elsewhere" / "points.npz"
     copy.write_bytes(data.read_bytes())
-    mine, theirs = (plan(read(path), Division(rows=70)) for path in (data, copy))
+    mine, theirs = (plan(read(path), shard_rows=70) for path in (data, copy))
     assert mine.key == theirs.key
     assert mine.source != theirs.source
 
 
 def test_other_data_and_other_shards_are_refused(data: Path, tmp_path: Path) -> None:
-    manifest = plan(read(data), Division(rows=70))
-    other = plan(read(write_points(tmp_path / "more.npz", n=310)), Division(rows=70))
+    manifest = plan(read(data), shard_rows=70)
+    other = plan(read(write_points(tmp_path / "more.npz", n=310)), shard_rows=70)
     with pytest.raises(EngineError, match=r"must be the manifest of these data .*310 samples.* got that of others"):
         check_same_data(manifest, other, "manifest.json")
-    with pytest.raises(EngineError, match="as asked for, got rows 70"):
-        check_same_data(manifest, plan(read(data), Division(rows=80)), "manifest.json")
-    drawn = [plan(read(data), Division(rows=70, first_rows=20), seed) for seed in (0, 1)]
+    with pytest.raises(EngineError, match="as asked for, got shard_rows 70"):
+        check_same_data(manifest, plan(read(data), shard_rows=80), "manifest.json")
+    drawn = [plan(read(data), shard_rows=70, first_rows=20, seed=seed) for seed in (0, 1)]
     with pytest.raises(EngineError, match="another seed"):
         check_same_data(*drawn, "manifest.json")
 
@@ -81,13 +82,13 @@ def test_other_data_and_other_shards_are_refused(data: Path, tmp_path: Path) -> 
         ({"first": [100_000]}, "not ascending"),
         ({"kind": "sound"}, "'kind'"),
         ({"shards": [{"number": 0, "rows": -1, "size": 0}]}, "'rows'"),
-        ({"division": {"rows": 71}}, "hash is not that"),
+        ({"shard_rows": 71}, "hash is not that"),
         ({"schema": None}, "holds None"),
     ],
 )
 def test_a_manifest_from_a_stranger_is_checked(data: Path, tmp_path: Path, change: dict, message: str) -> None:
     path = tmp_path / "manifest.json"
-    plan(read(data), Division(rows=70)).write(path)
+    plan(read(data), shard_rows=70).write(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(FileFormatError, match=message):
         read_manifest(path)
@@ -95,12 +96,12 @@ def test_a_manifest_from_a_stranger_is_checked(data: Path, tmp_path: Path, chang
 
 def test_a_newer_manifest_says_what_it_needs(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
-    plan(read(data), Division()).write(path)
+    plan(read(data)).write(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99, "evergrow": "9.0"}))
     with pytest.raises(NewerSchemaError, match=r"newer evergrow \(9\.0\)"):
         read_manifest(path)
 
 
-def test_a_division_without_rows_is_refused() -> None:
-    with pytest.raises(ParameterError, match="rows must be"):
-        Division(rows=0)
+def test_shards_without_rows_are_refused() -> None:
+    with pytest.raises(ParameterError, match="shard_rows must be"):
+        LocalEngine(shard_rows=0)

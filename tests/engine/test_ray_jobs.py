@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from evergrow import Learner
 from evergrow.core.errors import EngineError
 from evergrow.core.files import PARTIAL
 from evergrow.core.seeding import generator
-from evergrow.engine import Division, Engine, LocalEngine, RayEngine
+from evergrow.engine import Engine, LocalEngine, RayEngine
 from evergrow.engine.runners import RayRunner
 from evergrow.engine.status import status
 from evergrow.features import create_backbone
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 KILLS = 10
 OPTIONS = {"n_units": 600}
-DIVISION = Division(rows=100, first_rows=400)
+SIZES = {"shard_rows": 100, "first_rows": 400}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def logits(data: Path) -> np.ndarray:
     """Return the answers of a model that one process learned, shard by shard."""
-    return answers(learned(data, LocalEngine(division=DIVISION)), data)
+    return answers(learned(data, LocalEngine(**SIZES)), data)
 
 
 def learned(data: Path, engine: Engine) -> Learner:
@@ -79,7 +80,7 @@ def workers_here() -> list[int]:
             except OSError:
                 continue
             parents[int(entry.name)] = int(parent)
-            if title.startswith(b"ray::_ray_outcome") and state != "Z":
+            if title.startswith(b"ray::task_result") and state != "Z":
                 workers.append(int(entry.name))
 
     def ours(pid: int) -> bool:
@@ -103,9 +104,9 @@ def wait_until(true: Callable[[], bool], seconds: float = 600) -> None:
 
 def test_a_model_of_a_cluster_is_that_of_one_process(cluster: Any, data: Path, logits: np.ndarray) -> None:
     for workers in (1, 3):
-        there = learned(data, RayEngine(address=cluster.address, workers=workers, division=DIVISION))
+        there = learned(data, RayEngine(address=cluster.address, workers=workers, **SIZES))
         np.testing.assert_array_equal(answers(there, data), logits)
-    two = learned(data, LocalEngine(workers=2, division=DIVISION))
+    two = learned(data, LocalEngine(workers=2, **SIZES))
     np.testing.assert_array_equal(answers(two, data), logits)
 
 
@@ -121,14 +122,14 @@ def test_real_features_give_the_same_model_in_any_order(
     def scores(engine: Engine) -> np.ndarray:
         return Learner(device="cpu", options=options).fit(str(data), engine=engine).decision_function(X)
 
-    some = Division(rows=1500, first_rows=3000)
-    here = scores(LocalEngine(division=some))
-    there = RayEngine(address=cluster.address, workers=2, division=some)
+    some = {"shard_rows": 1500, "first_rows": 3000}
+    here = scores(LocalEngine(**some))
+    there = RayEngine(address=cluster.address, workers=2, **some)
     np.testing.assert_array_equal(scores(there), here)
-    seven = Division(rows=-(-rows // 7), size=1 << 40, first_rows=3000)
+    seven = {"shard_rows": -(-rows // 7), "shard_mib": 1 << 20, "first_rows": 3000}
     run = RayRunner.run
-    monkeypatch.setattr(RayRunner, "run", lambda self, tasks: run(self, list(tasks)[::-1]))
-    backwards = scores(RayEngine(address=cluster.address, workers=2, division=seven))
+    monkeypatch.setattr(RayRunner, "run", lambda self, tasks, check: run(self, list(tasks)[::-1], check))
+    backwards = scores(RayEngine(address=cluster.address, workers=2, **seven))
     np.testing.assert_allclose(backwards, here, rtol=0, atol=1e-9)
 
 
@@ -142,13 +143,13 @@ def test_features_of_images_are_the_same_to_the_last_bit(cluster: Any, tmp_path:
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(place / f"{number}.png")
     backbone = create_backbone("tf_efficientnet_lite0", "bundled", device="cpu")
-    division = Division(rows=16)
+    sizes = {"shard_rows": 16}
     engines = {
-        "one": LocalEngine(folder=tmp_path / "one", division=division),
-        "two": LocalEngine(folder=tmp_path / "two", division=division, workers=2),
-        "ray": RayEngine(folder=tmp_path / "ray", division=division, address=cluster.address, workers=2),
+        "one": LocalEngine(folder=tmp_path / "one", **sizes),
+        "two": LocalEngine(folder=tmp_path / "two", **sizes, workers=2),
+        "ray": RayEngine(folder=tmp_path / "ray", **sizes, address=cluster.address, workers=2),
         "decoding": RayEngine(
-            folder=tmp_path / "decoding", division=division, address=cluster.address, workers=1, cpus_per_worker=2
+            folder=tmp_path / "decoding", **sizes, address=cluster.address, workers=1, cpus_per_worker=2
         ),
     }
     found = {}
@@ -166,8 +167,8 @@ def test_an_update_and_answers_of_a_cluster_are_those_of_one_process(cluster: An
     known.save(tmp_path / "known.evg")
     np.savez(tmp_path / "more.npz", X=X[y >= "class 06"], y=y[y >= "class 06"])
     engines = [
-        LocalEngine(division=DIVISION),
-        RayEngine(address=cluster.address, workers=2, division=DIVISION),
+        LocalEngine(**SIZES),
+        RayEngine(address=cluster.address, workers=2, **SIZES),
     ]
     told = []
     for engine in engines:
@@ -202,7 +203,7 @@ def test_workers_killed_at_random_moments_change_nothing(
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     try:
-        engine = RayEngine(folder=tmp_path, division=DIVISION, address=cluster.address, workers=2)
+        engine = RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=2)
         there = learned(data, engine)
     finally:
         over.set()
@@ -222,7 +223,7 @@ def test_a_lost_node_changes_nothing(cluster: Any, data: Path, logits: np.ndarra
 
     remover = threading.Thread(target=remove, daemon=True)
     remover.start()
-    engine = RayEngine(folder=tmp_path, division=DIVISION, address=cluster.address, workers=6)
+    engine = RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=6)
     there = learned(data, engine)
     remover.join(60)
     assert extra not in cluster.worker_nodes
@@ -233,9 +234,9 @@ def test_a_lost_node_changes_nothing(cluster: Any, data: Path, logits: np.ndarra
 DRIVER = """
 import sys
 from evergrow import Learner
-from evergrow.engine import Division, RayEngine
+from evergrow.engine import RayEngine
 data, folder, address = sys.argv[1:]
-engine = RayEngine(folder=folder, division=Division(rows=100, first_rows=400), address=address, workers=2)
+engine = RayEngine(folder=folder, shard_rows=100, first_rows=400, address=address, workers=2)
 Learner(device="cpu", options={"n_units": 600}).fit(data, engine=engine)
 """
 
@@ -254,7 +255,7 @@ def test_a_driver_that_was_killed_goes_on_from_there(
         assert not found.finished
         assert found.done + found.left == 30
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "statistics").glob("*.evg")}
-    there = learned(data, RayEngine(folder=tmp_path, division=DIVISION, address=cluster.address, workers=2))
+    there = learned(data, RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=2))
     assert before
     np.testing.assert_array_equal(answers(there, data), logits)
     check_left(tmp_path)
@@ -264,8 +265,12 @@ def test_a_driver_that_was_killed_goes_on_from_there(
 def test_another_version_on_a_node_is_said_before_any_work(
     cluster: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = RayRunner.check
-    monkeypatch.setattr(RayRunner, "check", lambda self, values: expected(self, {**values, "torch": "0.1"}))
+    run = RayRunner.run
+
+    def other(self, tasks, check):
+        return run(self, tasks, replace(check, expected={**check.expected, "torch": "0.1"}))
+
+    monkeypatch.setattr(RayRunner, "run", other)
     with pytest.raises(EngineError, match=r"^node \S+: torch must be 0.1 as where the job was begun, got "):
-        learned(data, RayEngine(folder=tmp_path, division=DIVISION, address=cluster.address, workers=2))
+        learned(data, RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=2))
     assert not list((tmp_path / "first").glob("*"))

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.conftest import ROOT, SMALL
-from tests.engine.toy_works import expected_bytes, tasks
+from tests.engine.toy_tasks import differences, expected_bytes, perform, tasks
 
 from evergrow.core import optional
 from evergrow.core.errors import EngineError, MissingExtraError, ParameterError
 from evergrow.core.seeding import generator
 from evergrow.engine import runners
-from evergrow.engine.runners import Outcome, RayRunner
+from evergrow.engine.runners import RayRunner, TaskResult, WorkerCheck
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -38,8 +38,7 @@ def runner_of(cluster: Any) -> Iterator[Callable[..., RayRunner]]:
     made = []
 
     def make(workers: int | None = 2, **options: Any) -> RayRunner:
-        toys = {"perform": "tests.engine.toy_works:perform", "differences": "tests.engine.toy_works:differences"}
-        made.append(RayRunner(cluster.address, workers, **toys, **options))
+        made.append(RayRunner(perform, cluster.address, workers, **options))
         return made[-1]
 
     yield make
@@ -47,7 +46,7 @@ def runner_of(cluster: Any) -> Iterator[Callable[..., RayRunner]]:
         runner.close()
 
 
-def check_files(folder: Path, n: int, outcomes: list[Outcome]) -> None:
+def check_files(folder: Path, n: int, outcomes: list[TaskResult]) -> None:
     """Assert that every task was told of once, is whole and right, and that there is nothing else."""
     assert Counter(outcome.task.number for outcome in outcomes) == Counter(range(n))
     assert [outcome.state for outcome in outcomes] == ["done"] * n
@@ -154,18 +153,16 @@ def test_the_tasks_of_a_lost_node_go_to_others(cluster: Any, runner_of, tmp_path
 )
 def test_a_worker_is_compared_before_its_first_task(runner_of, tmp_path: Path, expected, said: str) -> None:
     runner = runner_of()
-    runner.check({"weights": "abc"})
-    check_files(tmp_path, 2, list(runner.run(tasks(tmp_path, 2))))
+    check_files(tmp_path, 2, list(runner.run(tasks(tmp_path, 2), WorkerCheck(differences, {"weights": "abc"}))))
     (tmp_path / "begun").unlink()
-    runner.check(expected)
     with pytest.raises(EngineError, match=rf"^node \S+: {said}"):
-        list(runner.run(tasks(tmp_path, 1)))
+        list(runner.run(tasks(tmp_path, 1), WorkerCheck(differences, expected)))
     assert not begun(tmp_path)
 
 
 def test_images_are_decoded_in_processes_of_a_worker(runner_of, tmp_path: Path) -> None:
     (outcome,) = runner_of(1, cpus_per_worker=2).run(tasks(tmp_path, 1, "decode"))
-    assert outcome.told == {"shades": list(range(40)), "decoders": 1}
+    assert outcome.report == {"shades": list(range(40)), "decoders": 1}
 
 
 @reads_proc
@@ -183,17 +180,9 @@ def test_whoever_stops_early_leaves_nothing_running(cluster: Any, runner_of, tmp
     wait_until(lambda: not any(alive(pid) for _, pid in begun(tmp_path)))
 
 
-def test_work_that_cannot_be_imported_is_said_once(cluster: Any, tmp_path: Path) -> None:
-    runner = RayRunner(cluster.address, 1, perform="tests.engine.no_such_works:perform")
-    (outcome,) = runner.run(tasks(tmp_path, 1))
-    assert outcome.state == "failed"
-    assert "ModuleNotFoundError: No module named 'tests.engine.no_such_works'" in outcome.error
-    runner.close()
-
-
 def test_more_than_any_node_has_is_said_at_once(cluster: Any) -> None:
     with pytest.raises(EngineError, match=r"No node of the Ray at .* has 1 CPU and 1 GPU for a worker"):
-        RayRunner(cluster.address, gpus_per_worker=1)
+        RayRunner(perform, cluster.address, gpus_per_worker=1)
 
 
 def test_a_ray_of_the_user_stays(cluster: Any, tmp_path: Path) -> None:
@@ -201,12 +190,12 @@ def test_a_ray_of_the_user_stays(cluster: Any, tmp_path: Path) -> None:
 
     ray.init(address=cluster.address, log_to_driver=False)
     try:
-        runner = RayRunner(workers=1, perform="tests.engine.toy_works:perform")
+        runner = RayRunner(perform, workers=1)
         check_files(tmp_path, 2, list(runner.run(tasks(tmp_path, 2))))
         runner.close()
         assert ray.is_initialized()
         with pytest.raises(EngineError, match=r"This process is connected to the Ray at .* already, not to 10.0.0.1:1"):
-            RayRunner("10.0.0.1:1")
+            RayRunner(perform, "10.0.0.1:1")
     finally:
         ray.shutdown()
 
@@ -215,8 +204,8 @@ DRIVER = """
 import sys
 from pathlib import Path
 from evergrow.engine.runners import RayRunner
-from tests.engine.toy_works import tasks
-runner = RayRunner("local", 2, perform="tests.engine.toy_works:perform")
+from tests.engine.toy_tasks import perform, tasks
+runner = RayRunner(perform, "local", 2)
 try:
     for outcome in runner.run(tasks(Path(sys.argv[1]), 200, seconds=0.5)):
         pass
@@ -266,7 +255,7 @@ def test_an_address_that_nobody_answers_is_one_line(capfd: pytest.CaptureFixture
         port = int(probe.getsockname()[1])
     for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
         with pytest.raises(EngineError, match=rf"Nobody answers at {address}: ") as caught:
-            RayRunner(address)
+            RayRunner(perform, address)
         assert "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
 
@@ -274,12 +263,12 @@ def test_an_address_that_nobody_answers_is_one_line(capfd: pytest.CaptureFixture
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:port", "head:99999", "ray://", "http://head:80/x"])
 def test_what_is_no_address_is_said(address: str) -> None:
     with pytest.raises(ParameterError, match="address must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', got"):
-        RayRunner(address)
+        RayRunner(perform, address)
 
 
 def test_auto_without_a_cluster_starts_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    runner = RayRunner(workers=1, perform="tests.engine.toy_works:perform")
+    runner = RayRunner(perform, workers=1)
     check_files(tmp_path, 2, list(runner.run(tasks(tmp_path, 2))))
     runner.close()
 
@@ -296,7 +285,7 @@ def test_something_that_is_no_ray_is_one_line() -> None:
 
     threading.Thread(target=answer, daemon=True).start()
     with server, pytest.raises(EngineError, match="No Ray could be joined or started at") as caught:
-        RayRunner(f"127.0.0.1:{server.getsockname()[1]}")
+        RayRunner(perform, f"127.0.0.1:{server.getsockname()[1]}")
     assert "\n" not in str(caught.value)
 
 
@@ -306,4 +295,4 @@ def test_without_ray_the_pip_line_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(optional.importlib, "import_module", missing)
     with pytest.raises(MissingExtraError, match=r"pip install 'evergrow\[ray\]'"):
-        RayRunner()
+        RayRunner(perform)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evergrow import Learner
-from evergrow.engine.works import write_part
+from evergrow.engine.worker_tasks import write_part
 from evergrow.learner.learning import Block
 from evergrow.learner.sharded_fit import learn_shard
 

@@ -16,7 +16,7 @@ from evergrow.engine.status import status
 
 @pytest.fixture
 def engine(tmp_path: Path) -> LocalEngine:
-    return LocalEngine(division=SMALL, folder=tmp_path / "job")
+    return LocalEngine(**SMALL, folder=tmp_path / "job")
 
 
 @pytest.fixture

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from evergrow.engine.tree import Tree
+from evergrow.data import Shard
+from evergrow.engine.job import Job, Manifest
+from evergrow.engine.merge import Tree
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 64, 65, 1000])
@@ -19,7 +23,8 @@ def test_every_shard_is_added_once(n: int) -> None:
 
 
 def test_a_sum_without_a_shard_has_another_name() -> None:
+    job = Job(Path("job"), Manifest({}, "features", "", 1, 1, 2, (Shard(0, 1, 0),)), "fit")
     node = Tree(20).levels[1][0]
-    names = {node.name(), node.name({3}), node.name({4}), node.name({3, 4})}
-    assert len(names) == 4
-    assert node.name({19}) == node.name()  # which is not below it
+    files = {node.file(job, without) for without in (frozenset(), {3}, {4}, {3, 4})}
+    assert len(files) == 4
+    assert node.file(job, {19}) == node.file(job)  # which is not below it

@@ -117,12 +117,6 @@ def sentences(folder: Path) -> None:
     (folder / "sentences.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
 
 
-def list_of_images(folder: Path) -> None:
-    color_images(folder)
-    names = [f"images/{name}/{number}.png" for name in ("red", "blue") for number in range(6)]
-    (folder / "all.yaml").write_text(f"data: {names}\ntargets: {[0] * 6 + [1] * 6}\n")
-
-
 def heic_image(folder: Path) -> None:
     heif = pytest.importorskip("pillow_heif")
     heif.from_pillow(Image.new("RGB", (64, 64), (200, 30, 30))).save(folder / "photo.heic")
@@ -187,7 +181,6 @@ FRAMES = "from evergrow.data.video import VideoSource; assert len(list(VideoSour
 USES = {
     "bundled": Use(color_images, ("fit", "images", "-m", "colors.evg")),
     "text": Use(sentences, ("fit", "sentences.csv", "-m", "verbs.evg")),
-    "yaml": Use(list_of_images, ("data", "all.yaml")),
     "heic": Use(heic_image, decoding("photo.heic"), command=False),
     "raw": Use(raw_image, decoding("photo.dng"), command=False),
     "lab": Use(nothing, ("lab", "report", str(RUNS), "-o", "page")),

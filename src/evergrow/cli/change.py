@@ -46,7 +46,7 @@ from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
     from evergrow.engine.engines import Engine
-    from evergrow.engine.stages import Tally
+    from evergrow.engine.job_steps import JobReport
     from evergrow.learner.changes import Change
 
 
@@ -129,7 +129,7 @@ def _update_by_shards(
     """Update on an engine and write the model, or say how far a share of the work has come."""
     source = source_of(data, reading)
 
-    def job(engine: Engine) -> tuple[ModelChange, Tally] | None:
+    def job(engine: Engine) -> tuple[ModelChange, JobReport] | None:
         if spread.shard:  # leaves the model alone: others may do their share at the same time
             engine.partial_fit(load_model(model, run, quiet=quiet), source)
             return None
@@ -137,7 +137,7 @@ def _update_by_shards(
             report = engine.partial_fit(change.learner, source)
         return None if report is None else (change, report)
 
-    def answer(result: tuple[ModelChange, Tally]) -> Answer:
+    def answer(result: tuple[ModelChange, JobReport]) -> Answer:
         change, report = result
         values: dict[str, Any] = {"seconds": change.seconds, "settled": change.settled, "engine": report.to_values()}
         return change.answer([_learned(change)], report.summary(), **values)

@@ -109,12 +109,12 @@ class EngineOptions(OptionGroup):
 
     def _engine(self, folder: Path, quiet: bool) -> Engine:
         from evergrow.engine.engines import LocalEngine, RayEngine
-        from evergrow.engine.manifest import Division
 
-        division = Division(rows=self.shard_rows, size=self.shard_mib << 20, first_rows=self.first_rows)
         common: dict[str, Any] = {
             "folder": folder,
-            "division": division,
+            "shard_rows": self.shard_rows,
+            "shard_mib": self.shard_mib,
+            "first_rows": self.first_rows,
             "progress": not quiet and sys.stderr.isatty(),
             "share": _share(self.shard),
         }

@@ -16,7 +16,7 @@ from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.engine.engines import Engine
-    from evergrow.engine.stages import Tally
+    from evergrow.engine.job_steps import JobReport
     from evergrow.learner.evaluation import Evaluation
 
 _WORST = 10
@@ -68,13 +68,13 @@ def evaluate_command(
         spread.refuse(report=report, unknown=unknown)
         source = source_of(data, reading, part="test")
 
-        def answer(found: tuple[Evaluation, Tally]) -> Answer:
+        def answer(found: tuple[Evaluation, JobReport]) -> Answer:
             result, report = found
             values = {"model": str(model), "data": data, **result.to_dict(), "report": None}
             cautions = [*_cautions(result, min_accuracy), *report.summary()]
             return Answer({**values, "engine": report.to_values()}, evaluation_lines(result), cautions)
 
-        def job(engine: Engine) -> tuple[Evaluation, Tally] | None:
+        def job(engine: Engine) -> tuple[Evaluation, JobReport] | None:
             return engine.evaluate(learner, source, false_alarm=false_alarm)
 
         return spread.run(job, answer, model=model, quiet=as_json)

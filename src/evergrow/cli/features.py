@@ -29,7 +29,7 @@ from evergrow.core.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
     from evergrow.engine.engines import Engine
-    from evergrow.engine.stages import Tally
+    from evergrow.engine.job_steps import JobReport
     from evergrow.features.base import Backbone
 
 
@@ -149,11 +149,11 @@ def _by_shards(
         raise InputError(f"{data} holds features already; name images or texts.")
     model = created(source.kind)
 
-    def job(engine: Engine) -> Tally | None:
+    def job(engine: Engine) -> JobReport | None:
         settings = {"on_error": run.on_error.value, "batch_size": batch_size, "decode": run.decode.value}
         return engine.features(model, source, **settings)
 
-    def answer(report: Tally) -> Answer:
+    def answer(report: JobReport) -> Answer:
         found, seconds = report.to_values(), time.perf_counter() - started
         values = {"folder": str(out / "features"), "backbone": model.spec.name, "seconds": seconds, "engine": found}
         line = f"{out / 'features'}: {found['rows']:,} features of width {model.n_features} from {model.spec.name}"

@@ -47,7 +47,7 @@ from evergrow.core.errors import ParameterError
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
     from evergrow.data.items import Samples
-    from evergrow.engine.stages import Tally
+    from evergrow.engine.job_steps import JobReport
     from evergrow.learner.learner import Learner
 
 
@@ -138,7 +138,7 @@ def fit_command(
     if spread.engine is not None:
         source = source_of(data, reading)
 
-        def answer_of(report: Tally) -> Answer:
+        def answer_of(report: JobReport) -> Answer:
             commit(model, learner)
             answer = _answer(model, learner, None, None, time.perf_counter() - started)
             values = {**answer.values, "engine": report.to_values()}

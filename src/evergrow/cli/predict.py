@@ -33,7 +33,7 @@ from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
     from evergrow.engine.engines import Engine
-    from evergrow.engine.stages import Tally
+    from evergrow.engine.job_steps import JobReport
     from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
 
@@ -152,13 +152,13 @@ def _by_shards(
     source = source_of(items[0], reading, part="all", labelled=False)
     out = folder / "predict"
 
-    def answer(report: Tally) -> Answer:
+    def answer(report: JobReport) -> Answer:
         found = report.to_values()
         values = {"model": str(model), "answered": found["rows"], "left_out": dict(found["left_out"]), "out": str(out)}
         line = f"{plural(found['rows'], 'answer')} in {out}"
         return Answer({**values, "engine": found}, [line], report.summary(), done=f"{out} was written")
 
-    def job(engine: Engine) -> Tally | None:
+    def job(engine: Engine) -> JobReport | None:
         return engine.predict(learner, source, top=top, false_alarm=false_alarm)
 
     return spread.run(job, answer, folder=folder, quiet=quiet)

@@ -23,8 +23,7 @@ from evergrow.cli.console import Answer, answer_with
 from evergrow.cli.exits import CommandGroup
 from evergrow.cli.options import OptionGroup, Rare
 from evergrow.core.errors import ParameterError, UnknownNameError
-from evergrow.core.plugins import load_plugins
-from evergrow.core.registry import nearest
+from evergrow.core.registry import load_plugins, nearest
 
 ABOUT = "Classifiers that keep learning new classes, without old data and without forgetting."
 

@@ -30,7 +30,7 @@ from evergrow.core.record import NOTHING, Between, Extra, from_document, record,
 from evergrow.data.archives import sound
 from evergrow.data.dataset import Dataset, listed
 from evergrow.data.items import Images, Samples, concat_samples
-from evergrow.data.readers import DataOptions, register_reader
+from evergrow.data.readers import register_reader
 from evergrow.data.sources import Shard, Source, as_features, class_labels, where_of
 from evergrow.data.storage import RATIO, ROOM, Tree
 
@@ -496,13 +496,12 @@ class ArraySource(Source):
     format = "arrays"
     suffixes = SUFFIXES
 
-    def __init__(self, tree: Tree, pattern: str, options: DataOptions) -> None:
-        super().__init__(tree, pattern, options)
-        self._file = lru_cache(maxsize=256)(lambda name: ArrayFile(tree, name))
+    def _open_file(self, name: str) -> ArrayFile:
+        return ArrayFile(self.tree, name)
 
     def _look_for_kind(self) -> str:
         name = next(iter(self.files))
-        return "image" if self._file(name).arrays[self._keys(name)[0][0]].is_pixels else "features"
+        return "image" if self._open(name).arrays[self._keys(name)[0][0]].is_pixels else "features"
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -510,7 +509,7 @@ class ArraySource(Source):
         return self._widths(next(iter(self.files)))
 
     def _widths(self, name: str) -> tuple[int, ...]:
-        file = self._file(name)
+        file = self._open(name)
         array = file.arrays[self._keys(name)[0][0]]
         return () if array.is_pixels or STAMP not in file.texts else file.stated(array.shape[1])[1]
 
@@ -519,12 +518,12 @@ class ArraySource(Source):
         """Whether there is a test part beside the training part."""
         if len(self._every_file) > 1:
             return super().has_test
-        arrays = self._file(next(iter(self.files))).arrays
+        arrays = self._open(next(iter(self.files))).arrays
         return "X_test" in arrays and bool(arrays["X_test"].shape[0])
 
     def _keys(self, name: str) -> list[tuple[str, str]]:
         """Return the arrays of samples and of labels that the part is in; a label array may be missing."""
-        file = self._file(name)
+        file = self._open(name)
         wanted = ("train", "test") if self.options.part == "all" else (self.options.part,)
         chosen: list[tuple[str, str]] = []
         for part in wanted:
@@ -542,7 +541,7 @@ class ArraySource(Source):
     def _parts(self, rows: int, size: int) -> Iterator[Shard]:
         first: tuple[str, StoredArray, bool] | None = None
         for name in self.files:
-            arrays = self._file(name).arrays
+            arrays = self._open(name).arrays
             for x, y in self._keys(name):
                 array, labelled = arrays[x], y in arrays
                 first = first or (name, array, labelled)
@@ -568,7 +567,7 @@ class ArraySource(Source):
         """Return the rows of a shard."""
         where = where_of(shard, _ArrayRows)
         name, key, start, stop = where.file, where.array, where.start, where.stop
-        file = self._file(name)
+        file = self._open(name)
         if key not in file.arrays or stop > file.arrays[key].shape[0] or stop - start != shard.rows:
             raise FileFormatError(f"{file.title} must hold {stop} rows of {key}, as when the shards were made")
         values = file.rows(key, start, stop)
@@ -596,7 +595,7 @@ class ArraySource(Source):
         """Return features as they are stored, or labelled images."""
         if len(self._every_file) > 1:
             return super().dataset()
-        file = self._file(next(iter(self._every_file)))
+        file = self._open(next(iter(self._every_file)))
         arrays = {key: file.rows(key) for key in file.arrays}
         train = next((pair for pair in _KEYS["train"] if set(pair) <= arrays.keys()), REQUIRED[:2])
         pairs = [train, REQUIRED[2:]] if {"X_test", "y_test"} & arrays.keys() else [train]

@@ -1,4 +1,4 @@
-"""Images named by lists: ``path label`` per line, or YAML with ``data`` and ``targets``; and lines that are texts."""
+"""Images named by lists, ``path label`` per line, and lines that are texts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
-from evergrow.core.optional import require
 from evergrow.data.dataset import Dataset, Label, integers, listed, shown
 from evergrow.data.folders import partner_name, training_file
 from evergrow.data.items import Images, Texts, is_image
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.storage import Tree
 
-LIST_SUFFIXES = (".txt", ".yaml", ".yml")
+LIST_SUFFIXES = (".txt",)
 
 
 class ImageList(NamedTuple):
@@ -29,10 +28,14 @@ class ImageList(NamedTuple):
 
 
 @register_reader(
-    "lists", suffixes=LIST_SUFFIXES, fits=lambda tree: _training_list(tree) is not None, marks=LIST_SUFFIXES, rank=60
+    "lists",
+    suffixes=LIST_SUFFIXES,
+    fits=lambda tree: tree.on_disk and training_file(tree, LIST_SUFFIXES) is not None,
+    marks=LIST_SUFFIXES,
+    rank=60,
 )
 def read_lists(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read a training list on disk and, if there is one, the test list; without labels, the lines of a ``.txt``.
+    """Read a training list on disk and, if there is one, the test list; without labels, the lines are texts.
 
     Raises
     ------
@@ -43,12 +46,12 @@ def read_lists(tree: Tree, name: str, options: DataOptions) -> Dataset:
     DatasetNotFoundError
         If images are missing; the message says where they were looked for.
     """
-    train = name or _training_list(tree)
+    train = name or training_file(tree, LIST_SUFFIXES)
     if train is None:
         raise DatasetNotFoundError(
             f"{tree.place()} must hold a training and a test list, such as train.txt and test.txt"
         )
-    if not options.labelled and train.lower().endswith(".txt"):
+    if not options.labelled:
         texts = tuple(line.strip() for line in tree.text(train).split("\n") if line.strip())
         if not texts:
             raise FileFormatError(f"{tree.place(train)} must hold at least one text, got none")
@@ -56,36 +59,29 @@ def read_lists(tree: Tree, name: str, options: DataOptions) -> Dataset:
     if not tree.on_disk:
         raise InputError(f"{tree.place(train)} must be a table such as .csv in a storage or an archive, got a list")
     test = partner_name(tree, train)
-    return read_image_lists(tree.root / train, None if test is None else tree.root / test, options)
+    names = [train] if test is None else [train, test]
+    return read_image_lists([read_list(tree.root / each) for each in names], options)
 
 
-def _training_list(tree: Tree) -> str | None:
-    return training_file(tree, LIST_SUFFIXES) if tree.on_disk else None
-
-
-def read_image_lists(train: Path, test: Path | None, options: DataOptions) -> Dataset:
-    """Read a training list and, if there is one, a test list."""
-    lists = [read_list(path) for path in (train, test) if path is not None]
+def read_image_lists(lists: Sequence[ImageList], options: DataOptions) -> Dataset:
+    """Return the images of a training list and, if there is one, of a test list."""
     _check_unique(lists)
     root, drop = _find_root(lists[0], options)
     names = [_located(part, root, drop) for part in lists]
     items = [Images(tuple(part), root=root) for part in names]
     labels = [part.labels for part in lists]
     known = _names_from_folders(names, labels)
-    test_part = (items[1], labels[1]) if test is not None else (None, ())
-    return Dataset.of(items[0], labels[0], *test_part, names=known, layout="lists", notes=_notes(lists))
-
-
-def _notes(lists: Sequence[ImageList]) -> tuple[str, ...]:
-    return (f"lists: {', '.join(part.path.name for part in lists)}",)
+    test_part = (items[1], labels[1]) if len(lists) == 2 else (None, ())
+    notes = (f"lists: {', '.join(part.path.name for part in lists)}",)
+    return Dataset.of(items[0], labels[0], *test_part, names=known, layout="lists", notes=notes)
 
 
 def read_list(path: Path) -> ImageList:
-    r"""Read one list of either form.
+    r"""Read one list.
 
-    In a text file, each line is a path and a label parted by blanks or a tab; a line that ends with the name of an
-    image has no label and takes that of its folder. A path may be a pattern such as ``cats/*.jpg``. Lines that begin
-    with ``# `` are comments.
+    Each line is a path and a label parted by blanks or a tab; a line that ends with the name of an image has no label
+    and takes that of its folder. A path may be a pattern such as ``cats/*.jpg``. Lines that begin with ``# `` are
+    comments.
 
     Examples
     --------
@@ -97,8 +93,12 @@ def read_list(path: Path) -> ImageList:
     ...     read_list(file).labels
     [0, 1]
     """
-    text = Tree(path.parent).text(path.name)
-    names, labels = (_parse_yaml if path.suffix.lower() in (".yaml", ".yml") else _parse_text)(path, text)
+    names, labels = _parse_text(path, Tree(path.parent).text(path.name))
+    return image_list(path, names, labels)
+
+
+def image_list(path: Path, names: Sequence[str], labels: Sequence[Label]) -> ImageList:
+    """Return a list whose names have one spelling; it must not be empty."""
     if not names:
         raise FileFormatError(f"{path} must name at least one image, got none")
     return ImageList(path, [posixpath.normpath(name.replace("\\", "/")) for name in names], labels)
@@ -136,28 +136,6 @@ def _parse_line(text: str) -> tuple[str, str]:
         return text, PurePosixPath(text.replace("\\", "/")).parent.name
     name, _, label = text.rpartition("\t") if "\t" in text else text.rpartition(" ")
     return name.strip(), label.strip()
-
-
-def _parse_yaml(path: Path, body: str) -> tuple[list[str], Sequence[Label]]:
-    yaml = require("yaml", extra="yaml", purpose=f"reading {path.name}")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was compiled in
-    try:
-        content = yaml.load(body, Loader=loader)
-    except yaml.YAMLError as error:
-        raise FileFormatError(f"{path} must be YAML of plain values: {error}") from error
-    if not isinstance(content, dict) or not {"data", "targets"} <= set(content):
-        keys = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__
-        raise FileFormatError(f"{path} must hold the lists 'data' and 'targets', got {keys}")
-    names, labels = content["data"], content["targets"]
-    if not isinstance(names, list) or not isinstance(labels, list) or len(names) != len(labels):
-        sizes = [len(part) if isinstance(part, list) else type(part).__name__ for part in (names, labels)]
-        raise FileFormatError(f"{path} must hold lists 'data' and 'targets' of one length, got {sizes[0]}, {sizes[1]}")
-    for row, (name, label) in enumerate(zip(names, labels, strict=True)):
-        if not isinstance(name, str) or not name or isinstance(label, bool) or not isinstance(label, (int, str)):
-            raise FileFormatError(f"{path} entry {row} must be a path and a label, got {name!r} and {label!r}")
-    if all(isinstance(label, int) for label in labels):
-        return names, labels
-    return names, integers([str(label) for label in labels])
 
 
 # -- where the images are ---------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 WhereT = TypeVar("WhereT")
 
 _MOST_FILES = 1_000_000
-_SHARD_BYTES, _SHARDS_KEPT = 64 * 2**20, 4
+_SHARD_BYTES, _SHARDS_KEPT, _FILES_KEPT = 64 * 2**20, 4, 64
 _RANGE = re.compile(r"\{(\d{1,20})\.\.(\d{1,20})\}")
 _CHOICE = re.compile(r"\{([^{}\[\]]*,[^{}\[\]]*)\}")
 _SPLIT = re.compile(r"(?<![a-z])(train|training|test|testing|val|valid|validation)(?![a-z])")
@@ -91,6 +91,22 @@ class Source(ABC):
     def __init__(self, tree: Tree, pattern: str, options: DataOptions) -> None:
         self.tree, self.pattern, self.options = tree, pattern, options
         self.known_kind = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_opened"}
+
+    def _open(self, name: str) -> Any:
+        """Return what :meth:`_open_file` gives for a file; the last ones are kept."""
+        opened = self.__dict__.setdefault("_opened", {})
+        if name not in opened:
+            if len(opened) >= _FILES_KEPT:
+                opened.clear()
+            opened[name] = self._open_file(name)
+        return opened[name]
+
+    def _open_file(self, name: str) -> Any:
+        """Return what is known of a file before its rows are read."""
+        raise NotImplementedError
 
     @property
     def kind(self) -> str:

@@ -8,14 +8,12 @@ from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evergrow.engine.engines import Engine, LocalEngine, RayEngine
-    from evergrow.engine.manifest import Division
 
-__all__ = ["Division", "Engine", "LocalEngine", "RayEngine"]
+__all__ = ["Engine", "LocalEngine", "RayEngine"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Division": "evergrow.engine.manifest",
         "Engine": "evergrow.engine.engines",
         "LocalEngine": "evergrow.engine.engines",
         "RayEngine": "evergrow.engine.engines",

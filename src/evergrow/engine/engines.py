@@ -7,20 +7,22 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.validation import check_number
 from evergrow.data import Source
 from evergrow.engine.fitting import fit, update
-from evergrow.engine.job import extraction_settings
-from evergrow.engine.manifest import Division, Manifest, plan
-from evergrow.engine.runners import PERFORM, LocalRunner, RayRunner, Runner
-from evergrow.engine.stages import Running, Tally
+from evergrow.engine.job import SHARD_MIB, SHARD_ROWS, Manifest, extraction_settings, plan
+from evergrow.engine.job_steps import JobReport, RunOptions, evaluate, extract_features, predict
+from evergrow.engine.runners import LocalRunner, Perform, RayRunner, Runner
+from evergrow.engine.worker_tasks import perform as shard_task
 from evergrow.features.base import Backbone
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
+from evergrow.learner.learning import BLOCK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +34,10 @@ class Engine(ABC):
     folder : path-like, optional
         Where manifest and results are kept, so that the same call goes on after an interruption; every worker must
         reach it by this path. By default a temporary one, which is gone afterwards.
-    division : Division
-        How data are divided into shards, and how many samples the layer is grown on.
+    shard_rows, shard_mib : int
+        Most samples and MiB of a shard; the same numbers give the same shards.
+    first_rows : int
+        Most samples that the layer of a first fit is grown on, and that a model is calibrated on.
     decoders : int, "auto" or None
         Processes beside each worker that decode images; None suits the engine.
     progress : bool
@@ -43,12 +47,16 @@ class Engine(ABC):
     """
 
     folder: str | os.PathLike[str] | None = None
-    division: Division = field(default_factory=Division)
+    shard_rows: int = SHARD_ROWS
+    shard_mib: int = SHARD_MIB
+    first_rows: int = BLOCK
     decoders: Any = None
     progress: bool = False
     share: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
+        for name, low in (("shard_rows", 1), ("shard_mib", 1), ("first_rows", 2)):
+            check_number(name, getattr(self, name), low=low, integer=True)
         if self.share is not None:
             place, total = self.share
             if not 0 <= place < total:
@@ -57,11 +65,11 @@ class Engine(ABC):
                 raise ParameterError("folder must be given where a share of the shards is done")
 
     @abstractmethod
-    def runner(self, perform: str = PERFORM) -> Runner:
-        """Return what runs the tasks, each done by the function that ``"module:function"`` names."""
+    def runner(self, perform: Perform = shard_task) -> Runner:
+        """Return what runs the tasks, each done by ``perform``, which workers import by its module and name."""
 
     @contextmanager
-    def open(self, device: Any, weights: Any = None, *, lasting: bool = False) -> Iterator[tuple[Path, Running]]:
+    def open(self, device: Any, weights: Any = None, *, lasting: bool = False) -> Iterator[tuple[Path, RunOptions]]:
         """Yield a folder and running workers, which end with the block.
 
         Parameters
@@ -80,45 +88,39 @@ class Engine(ABC):
             runner = self.runner()
             try:
                 found = None if weights is None else os.fspath(weights)
-                yield folder, Running(runner, str(device), self.decoders, self.progress, self.share, found)
+                yield folder, RunOptions(runner, str(device), self.decoders, self.progress, self.share, found)
             finally:
                 runner.close()
 
-    def fit(self, learner: Learner, data: Any) -> Tally | None:
+    def fit(self, learner: Learner, data: Any) -> JobReport | None:
         """Let a learner forget everything and learn data; see :func:`evergrow.engine.fitting.fit`."""
         manifest = self.manifest(data, learner._seed(), skip=_skips(learner))
-        with self.open(learner.device) as (folder, running):
-            return fit(learner, manifest, folder, running)
+        with self.open(learner.device) as (folder, options):
+            return fit(learner, manifest, folder, options)
 
-    def partial_fit(self, learner: Learner, data: Any) -> Tally | None:
+    def partial_fit(self, learner: Learner, data: Any) -> JobReport | None:
         """Let a learner learn data beside what it knows; see :func:`evergrow.engine.fitting.update`."""
         manifest = self.manifest(data, skip=_skips(learner))
-        with self.open(learner.device, learner.weights) as (folder, running):
-            return update(learner, manifest, folder, running)
+        with self.open(learner.device, learner.weights) as (folder, options):
+            return update(learner, manifest, folder, options)
 
-    def evaluate(self, learner: Learner, data: Any, **settings: Any) -> tuple[Evaluation, Tally] | None:
-        """Compare a model's answers with labels; see :func:`evergrow.engine.asking.evaluate`."""
-        from evergrow.engine.asking import evaluate
-
+    def evaluate(self, learner: Learner, data: Any, **settings: Any) -> tuple[Evaluation, JobReport] | None:
+        """Compare a model's answers with labels; see :func:`evergrow.engine.job_steps.evaluate`."""
         manifest = self.manifest(data, skip=_skips(learner))
-        with self.open(learner.device, learner.weights) as (folder, running):
-            return evaluate(learner, manifest, folder, running, **settings)
+        with self.open(learner.device, learner.weights) as (folder, options):
+            return evaluate(learner, manifest, folder, options, **settings)
 
-    def predict(self, learner: Learner, data: Any, **settings: Any) -> Tally | None:
-        """Write a model's answers as Parquet, into the folder; see :func:`evergrow.engine.tables.predict`."""
-        from evergrow.engine.tables import predict
-
+    def predict(self, learner: Learner, data: Any, **settings: Any) -> JobReport | None:
+        """Write a model's answers as Parquet, into the folder; see :func:`evergrow.engine.job_steps.predict`."""
         manifest = self.manifest(data, skip=_skips(learner))
-        with self.open(learner.device, learner.weights, lasting=True) as (folder, running):
-            return predict(learner, manifest, folder, running, **settings)
+        with self.open(learner.device, learner.weights, lasting=True) as (folder, options):
+            return predict(learner, manifest, folder, options, **settings)
 
-    def features(self, backbone: Backbone, data: Any, **settings: Any) -> Tally | None:
-        """Write features as Parquet, into the folder; see :func:`evergrow.engine.tables.extract_features`."""
-        from evergrow.engine.tables import extract_features
-
+    def features(self, backbone: Backbone, data: Any, **settings: Any) -> JobReport | None:
+        """Write features as Parquet, into the folder; see :func:`evergrow.engine.job_steps.extract_features`."""
         manifest = self.manifest(data, skip=settings.get("on_error") == "skip")
-        with self.open(backbone.device, lasting=True) as (folder, running):
-            return extract_features(backbone.spec, manifest, folder, running, **settings)
+        with self.open(backbone.device, lasting=True) as (folder, options):
+            return extract_features(backbone.spec, manifest, folder, options, **settings)
 
     def manifest(self, data: Any, seed: int = 0, *, skip: bool = False) -> Manifest:
         """Return the manifest of data: an address, or a source.
@@ -132,7 +134,8 @@ class Engine(ABC):
         skip : bool
             Whether files that cannot be read are left out.
         """
-        return plan(_source(data), self.division, seed, skip=skip)
+        sizes = {"shard_rows": self.shard_rows, "shard_mib": self.shard_mib, "first_rows": self.first_rows}
+        return plan(_source(data), **sizes, seed=seed, skip=skip)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +154,9 @@ class LocalEngine(Engine):
 
     workers: int = 1
 
-    def runner(self, perform: str = PERFORM) -> Runner:
+    def runner(self, perform: Perform = shard_task) -> Runner:
         """Return the processes."""
-        return LocalRunner(self.workers, perform)
+        return LocalRunner(perform, self.workers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,14 +184,14 @@ class RayEngine(Engine):
     gpus_per_worker: float = 0.0
     cpus_per_worker: int = 1
 
-    def runner(self, perform: str = PERFORM) -> Runner:
+    def runner(self, perform: Perform = shard_task) -> Runner:
         """Return the cluster's workers."""
         return RayRunner(
+            perform,
             self.address,
             self.workers,
             gpus_per_worker=self.gpus_per_worker,
             cpus_per_worker=self.cpus_per_worker,
-            perform=perform,
         )
 
 

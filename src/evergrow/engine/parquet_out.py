@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import InputError
-from evergrow.data.columnar import WIDTHS
+from evergrow.core.archive import parse_json
+from evergrow.core.errors import FileFormatError, InputError
+from evergrow.data.parquet import WIDTHS
 from evergrow.data.storage import write_file
 from evergrow.learner.answers import Answers
 
+_REPORT = b"evergrow.report"
 _GROUP = 64 * 2**20
 """Bytes of features in a row group, so that a part of a file can be read without the rest."""
 
@@ -32,6 +35,7 @@ def write_features(
     features: NDArray[Any],
     labels: NDArray[np.str_] | None = None,
     widths: Sequence[int] = (),
+    report: dict[str, Any] | None = None,
 ) -> int:
     """Write feature vectors with their names and labels, in one step, and return the bytes of the file.
 
@@ -49,6 +53,8 @@ def write_features(
         Their classes.
     widths : sequence of int
         Columns of each block that the vectors were joined of, which the file then states.
+    report : dict, optional
+        What to say of the file, for :func:`read_report`.
 
     Raises
     ------
@@ -79,10 +85,8 @@ def write_features(
     rows = max(_GROUP // (4 * values.shape[1]), 1)
     # Features hardly compress; stored plainly a range of them costs no more than its bytes.
     packing = {"name": "zstd", "label": "zstd", "feature.list.element": "none"}
-    table = arrow.table(columns)
-    if len(widths) > 1:
-        table = table.replace_schema_metadata({WIDTHS: json.dumps(list(widths))})
-    return _write(folder, file, table, rows, packing)
+    stated = {WIDTHS: json.dumps(list(widths))} if len(widths) > 1 else {}
+    return _write(folder, file, arrow.table(columns), rows, packing, report, stated)
 
 
 def write_answers(
@@ -93,6 +97,7 @@ def write_answers(
     answers: Answers,
     labels: NDArray[np.str_] | None = None,
     top: int = 1,
+    report: dict[str, Any] | None = None,
 ) -> int:
     """Write answers about samples, in one step, and return the bytes of the file.
 
@@ -114,6 +119,8 @@ def write_answers(
         The classes that samples have, by the same rows as names.
     top : int
         How many classes to write of each.
+    report : dict, optional
+        What to say of the file, for :func:`read_report`.
     """
     import pyarrow as arrow
 
@@ -139,7 +146,7 @@ def write_answers(
     if top > 1:
         columns["top"] = _ranking(arrow, answers, ranked, values)
     columns |= _label_column(arrow, "true_label", None if labels is None else labels[answers.rows])
-    return _write(folder, file, arrow.table(columns), 1 << 16, "zstd")
+    return _write(folder, file, arrow.table(columns), 1 << 16, "zstd", report)
 
 
 def _ranking(arrow: Any, answers: Answers, ranked: NDArray[np.int64], values: NDArray[np.float64]) -> Any:
@@ -166,13 +173,50 @@ def _check_lengths(n: int, **columns: Any) -> None:
             raise InputError(f"{name} must be one per sample ({n}), got {len(column)}")
 
 
-def _write(folder: str | os.PathLike[str], file: str, table: Any, rows: int, packing: Any) -> int:
+def _write(
+    folder: str | os.PathLike[str],
+    file: str,
+    table: Any,
+    rows: int,
+    packing: Any,
+    report: dict[str, Any] | None,
+    stated: dict[Any, str] | None = None,
+) -> int:
     import pyarrow as arrow
     from pyarrow import parquet
 
+    metadata = {**(stated or {}), **({} if report is None else {_REPORT: json.dumps(report)})}
     stream = arrow.BufferOutputStream()
-    dictionaries = [name for name in ("label", "true_label") if name in table.column_names]
-    parquet.write_table(table, stream, row_group_size=rows, compression=packing, use_dictionary=dictionaries)
+    parquet.write_table(
+        table.replace_schema_metadata(metadata or None),
+        stream,
+        row_group_size=rows,
+        compression=packing,
+        use_dictionary=[name for name in ("label", "true_label") if name in table.column_names],
+        write_page_checksum=True,
+    )
     body = stream.getvalue().to_pybytes()
     write_file(folder, file, body)
     return len(body)
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Return what was reported of a file when it was written.
+
+    Raises
+    ------
+    FileFormatError
+        If it is not whole, or has no report.
+    """
+    from pyarrow import ArrowException, parquet
+
+    try:
+        table = parquet.read_table(path, page_checksum_verification=True)
+    except (ArrowException, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise FileFormatError(f"{path} is damaged: {error}") from error
+    report = (table.schema.metadata or {}).get(_REPORT)
+    if report is None:
+        raise FileFormatError(f"{path} has no report of what was left out")
+    return dict(parse_json(report, str(path)))

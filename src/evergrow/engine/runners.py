@@ -19,17 +19,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from evergrow.core.errors import EngineError, EvergrowError, ParameterError
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 
-PERFORM = "evergrow.engine.works:perform"
-"""What does a task unless a runner is told otherwise, as ``"module:function"``: a worker imports it for itself."""
-DIFFERENCES = "evergrow.engine.works:differences"
-"""What compares a worker with what a job expects of it."""
 TRIES = 4
 """How often a task may begin on a worker that then dies, before it counts as failed."""
 
@@ -41,7 +37,7 @@ class Task:
     Parameters
     ----------
     work : str
-        What is to be done, one of those that :mod:`evergrow.engine.works` knows: ``"statistics"``, ``"merge"``, ...
+        What is to be done, such as ``"statistics"`` or ``"merge"``.
     number : int
         Which one of them, in the order of the plan.
     about : dict
@@ -53,26 +49,50 @@ class Task:
     about: dict[str, Any] = field(default_factory=dict)
 
 
+Perform = Callable[[Task], dict[str, Any]]
+"""Does a task and returns its report; workers import it by its module and name."""
+
+
 @dataclass(frozen=True)
-class Outcome:
+class TaskResult:
     """How a task ended.
 
     Parameters
     ----------
     task : Task
         The task.
-    state : {"done", "failed", "unfit"}
-        Whether its file of results is there, or the worker is not fit for the job.
-    told : dict
-        What the work reports: rows, seconds, samples that were left out. Plain JSON values.
+    state : {"done", "failed", "unreadable", "unfit"}
+        Whether its file of results is there, its shard cannot be read, or the worker is not fit for the job.
+    report : dict
+        What the task reports: rows, seconds, samples that were left out. Plain JSON values.
     error : str
         Why it failed; empty where it did not.
     """
 
     task: Task
-    state: Literal["done", "failed", "unfit"]
-    told: dict[str, Any] = field(default_factory=dict)
+    state: Literal["done", "failed", "unreadable", "unfit"]
+    report: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+
+
+class ShardError(EngineError):
+    """A shard cannot be read; the message names it. A job may go on without it."""
+
+
+@dataclass(frozen=True)
+class WorkerCheck:
+    """What a worker must have before its first task.
+
+    Parameters
+    ----------
+    differences : callable
+        Returns in what a process differs from what is expected, a line each.
+    expected : dict of str to str
+        Versions, weights, a folder in reach.
+    """
+
+    differences: Callable[[dict[str, str]], list[str]]
+    expected: dict[str, str]
 
 
 class Runner(Protocol):
@@ -81,14 +101,12 @@ class Runner(Protocol):
     workers: int
     """How many tasks run at a time, at most."""
 
-    def check(self, expected: dict[str, str]) -> None:
-        """Raise :class:`EngineError` unless workers have these versions and weights, now or at their first task."""
-
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """Run tasks and yield outcomes as they come, in any order.
+    def run(self, tasks: Sequence[Task], check: WorkerCheck | None = None) -> Iterator[TaskResult]:
+        """Run tasks and yield results as they come, in any order.
 
         A task whose worker dies is run again, a few times, and then yielded as failed; a task that raises is yielded
-        as failed. Closing the iterator stops what still runs.
+        as failed. Closing the iterator stops what still runs. :class:`EngineError` is raised where a worker is not
+        what a job needs.
         """
 
     def close(self) -> None:
@@ -97,33 +115,48 @@ class Runner(Protocol):
 
 # -- in a worker ------------------------------------------------------------------------------------------------
 
+_CHECKED: set[str] = set()
+"""Jobs that this process was found fit for."""
 
-def outcome_of(task: Task, perform: str = PERFORM) -> Outcome:
+
+def task_result(task: Task, perform: Perform, check: WorkerCheck | None = None) -> TaskResult:
     """Do a task and return how it ended; whatever it raises becomes the reason of a failure, in one line.
 
     Parameters
     ----------
     task : Task
         The task.
-    perform : str
-        ``"module:function"`` of what does it.
+    perform : callable
+        Does it.
+    check : WorkerCheck, optional
+        What this process must have, compared before its first task.
     """
+    if check is not None and repr(check.expected) not in _CHECKED:
+        try:
+            differing = check.differences(check.expected)
+        except Exception as error:  # whatever it raises, this worker is not fit for the job
+            differing = [_reason(error)]
+        if differing:
+            return TaskResult(task, "unfit", error=f"node {socket.gethostname()}: {differing[0]}")
+        _CHECKED.add(repr(check.expected))
     try:
-        return Outcome(task, "done", _imported(perform)(task))
+        return TaskResult(task, "done", perform(task))
     except Exception as error:  # a worker must go on to its next task, and whoever gave this one decides
-        return Outcome(task, "failed", error=_reason(error))
-
-
-def _imported(path: str) -> Callable[..., Any]:
-    module, _, name = path.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
+        state: Literal["failed", "unreadable"] = "unreadable" if isinstance(error, ShardError) else "failed"
+        return TaskResult(task, state, error=_reason(error))
 
 
 def _reason(error: BaseException) -> str:
     """Return an error in one line; where it is none of ours, with its type, which often says more than its text."""
     text = " ".join(str(error).split())[:400]
     return text if isinstance(error, EvergrowError) else f"{type(error).__name__}: {text}"
+
+
+def _fit(result: TaskResult) -> TaskResult:
+    """Return the result of a worker that is fit for the job, or raise."""
+    if result.state == "unfit":
+        raise EngineError(result.error)
+    return result
 
 
 # -- processes of this machine ----------------------------------------------------------------------------------
@@ -134,19 +167,20 @@ class LocalRunner:
 
     Parameters
     ----------
+    perform : callable
+        Does a task.
     workers : int
         Processes; with 1 the tasks run in this one.
-    perform : str
-        ``"module:function"`` of what does a task.
 
     Examples
     --------
     >>> from evergrow.engine.runners import LocalRunner, Task
-    >>> [(outcome.state, outcome.error) for outcome in LocalRunner().run([Task("nonsense", 0)])]
+    >>> from evergrow.engine.worker_tasks import perform
+    >>> [(result.state, result.error) for result in LocalRunner(perform).run([Task("nonsense", 0)])]
     [('failed', "work must be one of ..., got 'nonsense'")]
     """
 
-    def __init__(self, workers: int = 1, perform: str = PERFORM) -> None:
+    def __init__(self, perform: Perform, workers: int = 1) -> None:
         check_number("workers", workers, low=1, integer=True)
         self.workers = workers
         self._perform = perform
@@ -157,20 +191,12 @@ class LocalRunner:
         """Process numbers of the workers."""
         return [] if self._pool is None else list(self._pool._processes)
 
-    def check(self, expected: dict[str, str]) -> None:
-        """Raise :class:`EngineError` unless this machine has these versions and weights; its processes share them."""
-        # Processes load the backbone for themselves: this one's copy serves only where it does the work.
-        here = {name: value for name, value in expected.items() if self.workers == 1 or name != "key"}
-        found = _imported(DIFFERENCES)(here)
-        if found:
-            raise EngineError(found[0])
-
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """Run tasks and yield their outcomes as they come; closing the iterator ends what still runs."""
+    def run(self, tasks: Sequence[Task], check: WorkerCheck | None = None) -> Iterator[TaskResult]:
+        """Run tasks and yield their results as they come; closing the iterator ends what still runs."""
         if self.workers == 1:
-            yield from (outcome_of(task, self._perform) for task in tasks)
+            yield from (_fit(task_result(task, self._perform, check)) for task in tasks)
             return
-        waiting, running = deque(tasks), dict[Future[Outcome], Task]()
+        waiting, running = deque(tasks), dict[Future[TaskResult], Task]()
         deaths: dict[tuple[str, int], int] = {}
         suspects: deque[Task] = deque()
         try:
@@ -182,11 +208,11 @@ class LocalRunner:
                 else:
                     ready = [waiting.popleft() for _ in range(min(self.workers - len(running), len(waiting)))]
                 for task in ready:
-                    running[self._started().submit(outcome_of, task, self._perform)] = task
+                    running[self._started().submit(task_result, task, self._perform, check)] = task
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     task = running.pop(future)
                     try:
-                        yield future.result()
+                        yield _fit(future.result())
                     except BrokenExecutor:
                         self._end(kill=True)
                         key = (task.work, task.number)
@@ -194,7 +220,7 @@ class LocalRunner:
                         if deaths[key] < TRIES:
                             suspects.append(task)
                         else:
-                            yield Outcome(task, "failed", error=f"its worker died {TRIES} times")
+                            yield TaskResult(task, "failed", error=f"its worker died {TRIES} times")
         finally:
             if running:
                 self._end(kill=True)
@@ -238,7 +264,7 @@ def _start_worker(driver: int) -> None:
 _SECONDS_TO_ANSWER = 5.0
 """How long a port may take to be opened."""
 _PATIENCE = 300.0
-"""Seconds without an outcome and without a node that could give one, after which there is no point in waiting."""
+"""Seconds without a result and without a node that could give one, after which there is no point in waiting."""
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SCHEDULER_EVENTS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _OBJECT_STORE = 80 * 1024 * 1024  # the least that Ray takes: results are files, and only small messages go through it
 
@@ -248,6 +274,8 @@ class RayRunner:
 
     Parameters
     ----------
+    perform : callable
+        Does a task.
     address : str
         ``"host:port"`` of a cluster's head, ``"ray://host:port"`` of its client server, or ``"local"`` for one that is
         started here. ``"auto"`` takes the cluster that this machine belongs to or ``RAY_ADDRESS`` names, and starts one
@@ -258,8 +286,6 @@ class RayRunner:
         GPUs of a worker; 0.5 lets two share one.
     cpus_per_worker : int
         Cores of a worker: one computes, the others decode images beside it.
-    perform, differences : str
-        ``"module:function"`` of what does a task, and of what compares a worker with what is expected of it.
 
     Raises
     ------
@@ -271,7 +297,8 @@ class RayRunner:
     Examples
     --------
     >>> from evergrow.engine.runners import RayRunner
-    >>> RayRunner(workers=0)
+    >>> from evergrow.engine.worker_tasks import perform
+    >>> RayRunner(perform, workers=0)
     Traceback (most recent call last):
         ...
     evergrow.core.errors.ParameterError: workers must be an integer >= 1, got 0
@@ -279,21 +306,19 @@ class RayRunner:
 
     def __init__(
         self,
+        perform: Perform,
         address: str = "auto",
         workers: int | None = None,
         *,
         gpus_per_worker: float = 0,
         cpus_per_worker: int = 1,
-        perform: str = PERFORM,
-        differences: str = DIFFERENCES,
     ) -> None:
         if workers is not None:
             check_number("workers", workers, low=1, integer=True)
         check_number("gpus_per_worker", gpus_per_worker, low=0)
         check_number("cpus_per_worker", cpus_per_worker, low=1, integer=True)
         self._needs = {"CPU": float(cpus_per_worker), "GPU": float(gpus_per_worker)}
-        self._perform, self._differences = perform, differences
-        self._expected: dict[str, str] = {}
+        self._perform = perform
         self._ray: Any = require("ray", extra="ray", purpose="work on a cluster")
         self._owned = not self._ray.is_initialized()
         if self._owned:
@@ -307,34 +332,30 @@ class RayRunner:
             raise EngineError(f"No node of the Ray at {address!r} has {needs} for a worker.")
         self.workers = workers or room
 
-    def check(self, expected: dict[str, str]) -> None:
-        """Remember what every worker must have; each is asked before its first task, whenever its node joins."""
-        self._expected = expected
-
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """Run tasks and yield outcomes as they come, in any order."""
+    def run(self, tasks: Sequence[Task], check: WorkerCheck | None = None) -> Iterator[TaskResult]:
+        """Run tasks and yield results as they come; each worker is checked before its first, whenever it joins."""
         remote = self._ray.remote(
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs["GPU"],
             max_retries=TRIES - 1,
             max_calls=0,  # a process is kept, and with it the backbone that it has loaded
             scheduling_strategy="SPREAD",
-        )(_ray_outcome)
+        )(task_result)
         waiting, running = deque(tasks), dict[Any, Task]()
         since = time.monotonic()
         try:
             while waiting or running:
                 while waiting and len(running) < 2 * self.workers:  # the next ones wait where Ray will start them
                     task = waiting.popleft()
-                    arguments = (self._perform, self._differences, self._expected, int(self._needs["CPU"]) - 1)
-                    running[remote.remote(task, *arguments)] = task
+                    beside = replace(task, about={"decoders": int(self._needs["CPU"]) - 1, **task.about})
+                    running[remote.remote(beside, self._perform, check)] = task
                 done, _ = self._ray.wait(list(running), num_returns=1, timeout=5.0)
                 if done or self._room():
                     since = time.monotonic()
                 elif time.monotonic() - since > _PATIENCE:
                     raise EngineError(f"Ray had no room for a worker for {_PATIENCE:.0f} s.")
                 for promise in done:
-                    yield self._outcome(promise, running.pop(promise))
+                    yield self._result(promise, running.pop(promise))
         finally:
             with suppress(Exception):  # Ctrl-C, an error, or nobody wants the rest; the whole cluster may be gone
                 for promise in running:
@@ -349,37 +370,17 @@ class RayRunner:
             with _quietly():
                 self._ray.shutdown()
 
-    def _outcome(self, promise: Any, task: Task) -> Outcome:
+    def _result(self, promise: Any, task: Task) -> TaskResult:
         try:
-            outcome: Outcome = self._ray.get(promise)
+            return _fit(self._ray.get(promise))
         except self._ray.exceptions.RayError as error:
-            return Outcome(task, "failed", error=f"its worker died {TRIES} times, at last: {_telling_line(error)}")
-        if outcome.state == "unfit":
-            raise EngineError(outcome.error)
-        return outcome
+            return TaskResult(task, "failed", error=f"its worker died {TRIES} times, at last: {_telling_line(error)}")
 
     def _room(self) -> int:
         """Return how many workers the nodes have room for."""
         needs = [(name, number) for name, number in self._needs.items() if number]
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         return sum(int(min(node.get(name, 0.0) // number for name, number in needs)) for node in nodes)
-
-
-_FIT: set[str] = set()
-"""Jobs that this process was found fit for."""
-
-
-def _ray_outcome(task: Task, perform: str, differences: str, expected: dict[str, str], decoders: int) -> Outcome:
-    """Do a task in a worker of Ray, which must have what the job expects."""
-    if repr(expected) not in _FIT:
-        try:
-            differing = _imported(differences)(expected)
-        except Exception as error:  # whatever it raises, this node is not fit for work
-            differing = [_reason(error)]
-        if differing:
-            return Outcome(task, "unfit", error=f"node {socket.gethostname()}: {differing[0]}")
-        _FIT.add(repr(expected))
-    return outcome_of(Task(task.work, task.number, {"decoders": decoders, **task.about}), perform)
 
 
 def _connect(ray: Any, address: str, *, cpus: int) -> None:

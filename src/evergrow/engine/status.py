@@ -9,7 +9,7 @@ from typing import Any
 from evergrow.core.archive import read_header
 from evergrow.core.errors import FileFormatError
 from evergrow.engine.job import Job, read_job
-from evergrow.engine.tree import Node, Tree
+from evergrow.engine.merge import Node, Tree
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def status(folder: str | os.PathLike[str]) -> Status:
         left_out = len(finished.get("left_out", []))
         return Status(job.work, True, shards, samples, shards - len(failed), failed, None, left_out, gone)
     done = _learned(job) if job.work in ("fit", "update") else _written(job)
-    failed = {shard: str(note.get("error", "")) for shard, note in job.failures().items() if shard not in done}
+    failed = {shard: why for shard, why in job.failures().items() if shard not in done}
     return Status(job.work, False, shards, samples, len(done), failed, _first(job), unreadable=gone)
 
 
@@ -94,29 +94,19 @@ def _first(job: Job) -> tuple[int, int] | None:
 
 def _written(job: Job) -> set[int]:
     """Return the shards that have a file of results."""
-    stage, suffix = ("evaluate", ".evg") if job.work == "evaluate" else ("told", ".json")
-    names = {path.name for path in (job.folder / stage).glob(f"{job.key}-*{suffix}")}
-    return {shard.number for shard in job.manifest.shards if job.result(stage, shard.number, suffix).name in names}
+    suffix = ".evg" if job.work == "evaluate" else ".parquet"
+    names = {path.name for path in (job.folder / job.work).glob(f"{job.key}-*{suffix}")}
+    return {shard.number for shard in job.manifest.shards if job.result(job.work, shard.number, suffix).name in names}
 
 
 def _learned(job: Job) -> set[int]:
     """Return the shards that are learned: those with a file of their own, and those in a sum."""
-    tree = Tree(len(job.manifest.shards))
-    done: set[int] = set()
-    wanted = [tree.root]
-    while wanted:
-        node = wanted.pop()
-        if _is_there(job, node):
-            done.update(node.leaves)
-        else:
-            wanted += tree.children(node)
-    return done
 
+    def is_there(node: Node) -> bool:
+        try:
+            read_header(node.file(job))
+        except (OSError, FileFormatError):
+            return False
+        return True
 
-def _is_there(job: Job, node: Node) -> bool:
-    path = job.result("merged", node.name()) if node.level else job.result("statistics", node.number)
-    try:
-        read_header(path)
-    except (OSError, FileFormatError):
-        return False
-    return True
+    return {shard for node in Tree(len(job.manifest.shards)).topmost(is_there) for shard in node.leaves}

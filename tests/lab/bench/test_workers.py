@@ -13,7 +13,7 @@ from tests.lab.bench.conftest import blobs
 
 from evergrow.core.errors import EngineError
 from evergrow.engine import LocalEngine, RayEngine
-from evergrow.engine.runners import Outcome, Task
+from evergrow.engine.runners import Task, TaskResult, WorkerCheck
 from evergrow.lab.bench import load_spec, run_grid
 from evergrow.lab.bench.workers import perform
 
@@ -90,11 +90,9 @@ class Failing:
     def __init__(self, state: Any) -> None:
         self._state = state
 
-    def check(self, expected: dict[str, str]) -> None:
-        assert set(expected) == {"evergrow", "torch"}
-
-    def run(self, tasks: list[Task]) -> Any:
-        yield from (Outcome(task, self._state, error="its worker died 3 times") for task in tasks)
+    def run(self, tasks: list[Task], check: WorkerCheck) -> Any:
+        assert set(check.expected) == {"evergrow", "torch"}
+        yield from (TaskResult(task, self._state, error="its worker died 3 times") for task in tasks)
 
     def close(self) -> None:
         pass

@@ -19,6 +19,7 @@ from evergrow.data import Dataset, FeatureSet
 from evergrow.data.items import Items, Texts
 from evergrow.lab.benchmarks import check_benchmark, list_benchmarks, load_benchmark
 from evergrow.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, Counts, expected_names, find_benchmark
+from evergrow.lab.benchmarks.load import read_yaml_list
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -383,3 +384,22 @@ def test_cifar_files_run_nothing(body: bytes, alone: Path) -> None:
     with pytest.raises(FileFormatError, match="train must"):
         load_benchmark(root)
     assert not (alone / "harmed").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        ("data: [a.png]\n", "'data' and 'targets' of one length"),
+        ("data: [a.png, b.png]\ntargets: [0]\n", "of one length"),
+        ("data: [3]\ntargets: [1]\n", "entry 0"),
+        ("data: [a.png]\ntargets: [yes]\n", "entry 0"),
+        ("data: [a.png\n", "must be YAML"),
+        ("data: !!python/object/apply:os.getcwd []\ntargets: [0]\n", "must be YAML of plain values"),
+        ("a: &a [x, x]\ndata: [*a, *a]\ntargets: [0, 0]\n", "no aliases"),
+    ],
+)
+def test_bad_yaml_lists(body: str, match: str, tmp_path: Path) -> None:
+    path = tmp_path / "all.yaml"
+    path.write_text(body)
+    with pytest.raises(FileFormatError, match=match):
+        read_yaml_list(path)

@@ -17,15 +17,14 @@ import torch
 from evergrow.core.errors import EngineError, FileFormatError
 from evergrow.core.version import __version__
 from evergrow.engine import Engine
-from evergrow.engine.runners import Outcome, Task
+from evergrow.engine.runners import Task, TaskResult, WorkerCheck
+from evergrow.engine.worker_tasks import differences
 from evergrow.lab.bench.data import DataSource
 from evergrow.lab.bench.execute import execute, failed_record
 from evergrow.lab.bench.grid import Step, compute_threads, expand, release_memory
 from evergrow.lab.bench.run import Run
 from evergrow.lab.bench.spec import Spec, load_spec
 from evergrow.lab.records import Record, read_record, remove_partial, write_record
-
-PERFORM = "evergrow.lab.bench.workers:perform"
 
 
 def run_on_engine(engine: Engine, spec: Spec, folder: Path, steps: Sequence[Step]) -> Iterator[Step]:
@@ -49,18 +48,18 @@ def run_on_engine(engine: Engine, spec: Spec, folder: Path, steps: Sequence[Step
     """
     if not steps:
         return  # a cluster need not be there for what is done
-    runner = engine.runner(PERFORM)
+    runner = engine.runner(perform)
     try:
-        runner.check({"evergrow": __version__, "torch": torch.__version__})
+        check = WorkerCheck(differences, {"evergrow": __version__, "torch": torch.__version__})
         about = {"spec": str(spec.path.absolute()), "folder": str(folder.absolute()), "device": spec.device}
         tasks = [
             Task("record", number, {**about, "run": step.run.run_id, "dataset": spec.datasets.index(step.run.data)})
             for number, step in enumerate(steps)
         ]
-        with closing(runner.run(tasks)) as outcomes:  # type: ignore[type-var]
-            for outcome in outcomes:
-                step = steps[outcome.task.number]
-                step.record = _record(folder / step.run.file_name, step.run, outcome)
+        with closing(runner.run(tasks, check)) as results:  # type: ignore[type-var]
+            for result in results:
+                step = steps[result.task.number]
+                step.record = _record(folder / step.run.file_name, step.run, result)
                 yield step
     finally:
         runner.close()
@@ -94,9 +93,9 @@ def _grid(path: str, device: str, dataset: int) -> tuple[Spec, DataSource, dict[
     return spec, datasets, {run.run_id: run for run in expand(spec, datasets)}
 
 
-def _record(path: Path, run: Run, outcome: Outcome) -> Record:
+def _record(path: Path, run: Run, result: TaskResult) -> Record:
     """Return the record that a task wrote; where its worker could not, one that says so is written."""
-    if outcome.state == "done":
+    if result.state == "done":
         try:
             return read_record(path)
         except (FileNotFoundError, FileFormatError) as error:
@@ -104,6 +103,6 @@ def _record(path: Path, run: Run, outcome: Outcome) -> Record:
                 f"a worker wrote {path.name}, but it is not in {path.parent}: every worker must reach that folder by "
                 "the same path"
             ) from error
-    record = failed_record(run, EngineError(outcome.error))
+    record = failed_record(run, EngineError(result.error))
     write_record(path, record)
     return record

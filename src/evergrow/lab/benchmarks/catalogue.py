@@ -11,8 +11,9 @@ from pathlib import Path
 from evergrow.core.errors import DatasetNotFoundError
 from evergrow.data import search_path
 from evergrow.data.folders import partner_name, unwrapped
-from evergrow.data.lists import LIST_SUFFIXES
 from evergrow.data.storage import Tree
+
+_LISTS = (".txt", ".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ def _find_lists(benchmark: Benchmark, base: Path, folder: Path) -> tuple[Path, P
             continue
         for file in sorted(place.iterdir()):
             stem = file.stem.lower()
-            if file.suffix.lower() not in LIST_SUFFIXES or not stem.endswith("train"):
+            if file.suffix.lower() not in _LISTS or not stem.endswith("train"):
                 continue
             named = _plain(stem[: -len("train")])
             if named in benchmark.names or (not named and place in (folder, folder / "splits")):
