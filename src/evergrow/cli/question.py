@@ -106,7 +106,8 @@ def _images(items: list[str], reading: Reading) -> Question:
     parts: list[Items] = []
     for item in items:
         body = _piped() if item == STDIN else b""
-        if b"\0" in body[:4096]:  # which an image has near its beginning, and a list of file names never
+        # File names hold no zero bytes, and images do; of a damaged one the beginning tells.
+        if b"\0" in body[:4096] or body.startswith((b"\xff\xd8\xff", b"\x89PNG")):
             names.append(STDIN)
             parts.append(Images((body,), (STDIN,)))
             continue
