@@ -122,7 +122,7 @@ def _update_by_shards(
 @command("forget", panel="Edit")
 def forget_command(
     model: options.ModelFile,
-    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to forget.", show_default=False)],
+    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to forget.")],
     settle: options.Settle = False,
     wait: options.Wait = False,
     as_json: options.Json = False,
@@ -238,9 +238,7 @@ def rename_command(
     model: options.ModelFile,
     names: Annotated[
         list[str],
-        typer.Argument(
-            metavar="OLD NEW...", help="A class and its new name; more pairs may follow.", show_default=False
-        ),
+        typer.Argument(metavar="OLD NEW...", help="A class and its new name; more pairs may follow."),
     ],
     wait: options.Wait = False,
     as_json: options.Json = False,
@@ -280,7 +278,7 @@ def _pairs(names: list[str]) -> dict[str, str]:
 @command("merge-classes", panel="Edit")
 def merge_classes_command(
     model: options.ModelFile,
-    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to merge.", show_default=False)],
+    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to merge.")],
     into: Annotated[
         str, typer.Option("--into", metavar="CLASS", help="Name of the one that they become; may be one of them.")
     ],

@@ -185,9 +185,7 @@ command_group("engine", "Look after work on several processes or machines.")
 def status_command(
     folder: Annotated[
         Path,
-        typer.Argument(
-            metavar="OUT", help="MODEL.engine, or the folder that --set out_dir=... named.", show_default=False
-        ),
+        typer.Argument(metavar="OUT", help="MODEL.engine, or the folder that --set out_dir=... named."),
     ],
     as_json: Json = False,
 ) -> Answer:

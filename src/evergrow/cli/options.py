@@ -50,7 +50,7 @@ class Rare:
     help: str
 
 
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="The model file.", show_default=False)]
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="The model file.")]
 
 Data = Annotated[
     str,
@@ -58,7 +58,6 @@ Data = Annotated[
         metavar="DATA",
         help="Folder with a subfolder per class, a .zip or .tar of one, 'photos/*/*.jpg' in quotes, a table of "
         "text,label or path,label (.csv, .jsonl, .parquet), a .json of COCO or Label Studio, .npz of features.",
-        show_default=False,
     ),
 ]
 

@@ -46,7 +46,6 @@ def predict_command(
             metavar="ITEMS",
             help="Images, folders or archives of images, .txt/.csv/.jsonl/.parquet files of texts, tables of images, "
             ".npy/.npz of features; - reads standard input: one image, or per line one file name or text.",
-            show_default=False,
         ),
     ] = None,
     text: Annotated[list[str] | None, typer.Option("--text", "-t", help="A text to ask about; repeatable.")] = None,

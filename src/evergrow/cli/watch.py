@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 @command("watch", panel="Learn")
 def watch_command(
     model: options.ModelFile,
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder with a subfolder per class, and inbox.", show_default=False)
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with a subfolder per class, and inbox.")],
     once: Annotated[bool, typer.Option("--once", help="Look once and end, as for cron, instead of going on.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between looks.")] = 2.0,
     quiet: Annotated[float, typer.Option(help="Seconds for which a file must not have changed to be taken.")] = 2.0,

@@ -20,8 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.host import tuners_of
-from evergrow.adapt.tuners.settings import UnmergeableError
+from evergrow.adapt.tuners.base import UnmergeableError, tuners_of
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.optional import require
 from evergrow.core.seeding import generator
